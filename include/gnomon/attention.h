@@ -1,0 +1,215 @@
+// The attention operator on plain views: no Torch, no allocation by the caller.
+//
+//   g_ij = x_i . y_j
+//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(j, i)
+//   p_ij = softmax_j(s_ij | mask)
+//   o_i  = sum_j p_ij v_j,   lse_i = log sum_j exp(s_ij)
+//
+// f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
+// bias read from a table (by offset unless a layout says otherwise). No array of Lq x Lk numbers is
+// ever allocated, in either direction. Results are bitwise the same from run to run and for any
+// number of workers.
+#ifndef GNOMON_ATTENTION_H_
+#define GNOMON_ATTENTION_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gnomon {
+
+// What kind of mistake an Error reports; the Torch layer maps it to ValueError, TypeError and
+// NotImplementedError.
+enum class ErrorKind { kValue, kType, kNotImplemented };
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  explicit Error(const std::string& message) : Error(ErrorKind::kValue, message) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// Where the operator's tasks run. Run() calls body(0) ... body(workers - 1), at the same time if it
+// can, and returns when all have ended; body does not throw.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual int max_workers() const = 0;
+  virtual void Run(int workers, const std::function<void(int)>& body) const = 0;
+};
+
+// All work on the calling thread.
+const Executor& SerialExecutor();
+
+// std::thread workers, started for each call.
+class ThreadExecutor final : public Executor {
+ public:
+  explicit ThreadExecutor(int workers) : workers_(workers < 1 ? 1 : workers) {}
+  int max_workers() const override { return workers_; }
+  void Run(int workers, const std::function<void(int)>& body) const override;
+
+ private:
+  int workers_;
+};
+
+// B batches; H query heads in groups of H / Hkv on one key head; D columns of x and y (0 where the
+// pair function reads no inner product); Dv columns of v.
+struct AttentionShape {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t key_heads = 0;
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t dim = 0;
+  int64_t value_dim = 0;
+};
+
+// A (batch, head, row, column) array whose columns are contiguous; strides in elements.
+template <class T>
+struct View {
+  T* data = nullptr;
+  std::array<int64_t, 3> stride = {0, 0, 0};
+  T* row(int64_t b, int64_t h, int64_t i) const {
+    return data + b * stride[0] + h * stride[1] + i * stride[2];
+  }
+};
+
+inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
+
+// Query i stands at position query_offset + i, key j at j. Query i sees key j iff
+// p_i - left <= j <= p_i + right and key_starts[b] <= j < key_lengths[b]. Causal is right = 0.
+struct Mask {
+  int64_t left = kUnbounded;
+  int64_t right = kUnbounded;
+  const int64_t* key_starts = nullptr;   // (B); null: 0
+  const int64_t* key_lengths = nullptr;  // (B); null: Lk
+};
+
+// How a bias table is read when its entries are not offsets. Entry(i, j) must lie in
+// [0, table_size), or be negative for a pair without a bias.
+class BiasLayout {
+ public:
+  virtual ~BiasLayout() = default;
+  virtual int64_t table_size() const = 0;
+  virtual int64_t Entry(int64_t query, int64_t key) const = 0;
+};
+
+// A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and
+// the table has Lq + Lk - 1 entries. -inf masks the pair.
+template <class T>
+struct Bias {
+  T* table = nullptr;                  // (1 or B, H, table_size), contiguous; null: no bias
+  int64_t batch_stride = 0;            // 0: shared by the batch
+  const BiasLayout* layout = nullptr;  // null: by offset
+};
+
+template <class T>
+struct AttentionInput {
+  AttentionShape shape;
+  View<const T> x;                    // (B, H, Lq, D)
+  View<const T> y;                    // (B, Hkv, Lk, D)
+  View<const T> v;                    // (B, Hkv, Lk, Dv)
+  const T* row_scalars = nullptr;     // a: (R, B, H, Lq), contiguous
+  const T* column_scalars = nullptr;  // b: (C, B, Hkv, Lk), contiguous
+  const T* head_scalars = nullptr;    // t: (S, H), contiguous
+  const T* factor = nullptr;          // c: (H)
+  Bias<const T> bias;
+  Mask mask;
+  int64_t query_offset = 0;
+};
+
+template <class T>
+struct AttentionOutput {
+  View<T> o;         // (B, H, Lq, Dv); 0 in a row that sees no key
+  T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf in a row that sees no key
+};
+
+// What the backward pass reads besides the input.
+template <class T>
+struct AttentionBackwardInput {
+  View<const T> o;
+  const T* lse = nullptr;    // (B, H, Lq), as the forward pass gave it
+  View<const T> d_o;         // (B, H, Lq, Dv)
+  const T* d_lse = nullptr;  // (B, H, Lq), contiguous; null: zero
+};
+
+// Gradients; a null pointer is not computed. All but the views are contiguous, in the shape of what
+// they belong to.
+template <class T>
+struct AttentionGradient {
+  View<T> x;
+  View<T> y;
+  View<T> v;
+  T* row_scalars = nullptr;
+  T* column_scalars = nullptr;
+  T* head_scalars = nullptr;
+  T* factor = nullptr;
+  Bias<T> bias;  // batch_stride and layout as in the input
+};
+
+// A pair function and its kernels. Those of the library come from FindPairFunction; another
+// definition compiled with src/cpu/kernel_template.cc has one of its own.
+struct PairFunction {
+  const char* name;
+  int row_scalars;
+  int column_scalars;
+  int head_scalars;
+  bool inner_product;
+  // fp32: fused kernels for the processor's instruction set.
+  void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
+  void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
+                   const AttentionGradient<float>&, const Executor&);
+  // fp64: plain loops, the oracle of the tests.
+  void (*reference_forward)(const AttentionInput<double>&, const AttentionOutput<double>&,
+                            const Executor&);
+  void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,
+                             const AttentionGradient<double>&, const Executor&);
+  // f for one pair in fp64, without the factor: a, b and t hold the row, column and head scalars.
+  double (*value)(double g, const double* a, const double* b, const double* t);
+};
+
+// The library's pair functions, in the order of the catalogue.
+const std::vector<const PairFunction*>& PairFunctions();
+
+// Throws Error naming the known ones if there is none of that name.
+const PairFunction& FindPairFunction(std::string_view name);
+
+// Checks the views against the shape (throws Error), then runs the kernels.
+void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
+                      const AttentionOutput<float>& output,
+                      const Executor& executor = SerialExecutor());
+void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
+                      const AttentionOutput<double>& output,
+                      const Executor& executor = SerialExecutor());
+void AttentionBackward(const PairFunction& function, const AttentionInput<float>& input,
+                       const AttentionBackwardInput<float>& saved,
+                       const AttentionGradient<float>& gradient,
+                       const Executor& executor = SerialExecutor());
+void AttentionBackward(const PairFunction& function, const AttentionInput<double>& input,
+                       const AttentionBackwardInput<double>& saved,
+                       const AttentionGradient<double>& gradient,
+                       const Executor& executor = SerialExecutor());
+
+// Instruction sets that this build has kernels for and this processor can run, best first (for
+// example "AVX3", "AVX2", "SSE4", "SCALAR"), and the choice of one of them for all later calls; the
+// best is chosen by default, or the one that the environment variable GNOMON_TARGET names.
+std::vector<std::string> Targets();
+void SetTarget(std::string_view name);
+std::string CurrentTarget();
+
+// Runs a loop of multiply-adds shaped like the fp32 GEMM of the kernels, with all operands in cache,
+// on every worker of the executor for about `seconds`; returns the rate of all workers together in
+// floating-point operations a second. The yardstick of `gnomon bench`.
+double MeasurePeakFlops(double seconds, const Executor& executor);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_ATTENTION_H_

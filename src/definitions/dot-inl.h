@@ -1,0 +1,18 @@
+// Dot product: f = g. c = 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
+struct Dot {
+  static constexpr int kRowScalars = 0;
+  static constexpr int kColumnScalars = 0;
+  static constexpr int kHeadScalars = 0;
+  static constexpr bool kInnerProduct = true;
+
+  template <class V>
+  static V Value(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/) {
+    return g;
+  }
+
+  template <class V, class D>
+  static V Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
+    d.g = Splat(g, 1.0f);
+    return g;
+  }
+};
