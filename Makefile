@@ -1,0 +1,130 @@
+# make help lists the targets. Each does the set-up that it needs, and nothing twice.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+BIN := .venv/bin
+CMAKE := $(BIN)/cmake
+NINJA := $(CURDIR)/$(BIN)/ninja
+JOBS ?= $(shell nproc)
+# PYTHON=/path/to/python: the interpreter that .venv is made from, and its PyTorch if it has one.
+PYTHON ?=
+export PYTHON
+# What the demo compares on; the source of Python's standard library by default.
+DATA ?=
+
+configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA)
+ctest = $(BIN)/ctest --output-on-failure --parallel $(JOBS)
+
+cc_files = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.cu' '*.cuh')
+cmake_files = $(shell git ls-files --cached --others --exclude-standard '*.cmake' '*CMakeLists.txt')
+core_files = $(shell git ls-files --cached --others --exclude-standard \
+	'src/core/*.cc' 'src/reference/*.cc')
+
+# Another interpreter than the one that .venv was made from sets it up again.
+ifneq ($(PYTHON),)
+ifneq ($(shell command -v $(PYTHON)),$(shell cat .venv/.python 2>/dev/null))
+.venv/.setup: FORCE
+endif
+endif
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  PYTHON=/path/to/python uses the PyTorch (2.11 or newer) of that interpreter'
+
+.PHONY: setup
+setup: .venv/.setup ## install what is missing: system packages, .venv, PyTorch
+
+.venv/.setup: scripts/setup requirements.txt
+	@scripts/setup base
+	@touch $@
+
+.venv/.setup-test: .venv/.setup requirements-test.txt
+	@scripts/setup test
+	@touch $@
+
+.venv/.setup-dev: .venv/.setup-test requirements-dev.txt
+	@scripts/setup dev
+	@touch $@
+
+build/build.ninja: .venv/.setup
+	$(configure) -B build
+	@touch $@
+
+.PHONY: build
+build: build/build.ninja ## build the library, the Python package and the command line
+	$(CMAKE) --build build --target application
+	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
+
+.PHONY: demo
+demo: build ## compare positions and similarities on text (DATA=file or folder); see runs/
+	@scripts/demo $(DATA)
+
+.PHONY: test
+test: .venv/.setup-test build ## build and run all tests
+	$(CMAKE) --build build
+	$(ctest) --test-dir build
+	$(BIN)/python -m pytest tests/python
+
+.PHONY: test-core
+test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
+	@test -e build-core/build.ninja || $(configure) -B build-core -DGNOMON_TORCH=OFF
+	$(CMAKE) --build build-core
+	$(ctest) --test-dir build-core
+
+.PHONY: bench
+bench: build ## measure against PyTorch's own attention
+	$(BIN)/gnomon bench
+
+.PHONY: format
+format: .venv/.setup-dev ## format all files
+	$(BIN)/clang-format -i $(cc_files)
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/gersemi --quiet --in-place $(cmake_files)
+
+.PHONY: check-format
+check-format: .venv/.setup-dev ## fail where a file is not formatted
+	$(BIN)/clang-format --dry-run -Werror $(cc_files)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/gersemi --check $(cmake_files)
+
+# A file that reads torch/torch.h takes clang-tidy most of a minute, so it sees the core alone, and
+# one instruction set of it.
+.PHONY: check
+check: check-format build/build.ninja ## formatting, types, clang-tidy on the core
+	$(BIN)/mypy
+	@printf '%s\n' $(core_files) | xargs -r -n 1 -P $(JOBS) \
+		$(BIN)/clang-tidy -p build --quiet --extra-arg=-DHWY_COMPILE_ONLY_STATIC
+
+# No Torch in either: both would report what it does.
+.PHONY: sanitize
+sanitize: sanitize-address sanitize-thread ## core tests under the sanitizers
+
+.PHONY: sanitize-address
+sanitize-address: .venv/.setup ## core tests: addresses and undefined behaviour
+	@test -e build-asan/build.ninja || $(configure) -B build-asan -DGNOMON_TORCH=OFF \
+		-DGNOMON_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
+	$(CMAKE) --build build-asan
+	$(ctest) --test-dir build-asan
+
+.PHONY: sanitize-thread
+sanitize-thread: .venv/.setup ## core tests that use threads: data races
+	@test -e build-tsan/build.ninja || $(configure) -B build-tsan -DGNOMON_TORCH=OFF \
+		-DGNOMON_SANITIZE=thread -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
+	$(CMAKE) --build build-tsan
+	$(ctest) --test-dir build-tsan -R Thread
+
+.PHONY: clean
+clean: ## remove what was built; .venv stays
+	rm -rf build build-* python/gnomon/_build.py
+
+.PHONY: distclean
+distclean: clean ## also remove .venv
+	rm -rf .venv
+
+.PHONY: FORCE
+FORCE:
