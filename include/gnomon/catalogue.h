@@ -1,0 +1,37 @@
+// The similarities and positions of the library, by name: what `gnomon list` prints and what the
+// specifications of modules and of the command line may say. No Torch.
+//
+//   similarity = component
+//   position   = component ("+" component)*          their sum
+//   component  = name (":" key "=" value | ":" flag)*     a flag is key=true
+//
+// for example "rope:layout=half+hype:mu=0.001:tau=learned".
+#ifndef GNOMON_CATALOGUE_H_
+#define GNOMON_CATALOGUE_H_
+
+#include <string>
+#include <vector>
+
+namespace gnomon {
+
+struct CatalogueParameter {
+  std::string name;
+  // The values a specification may give, as text: "number", "odd | abs | cosh".
+  std::string values;
+  std::string default_value;
+};
+
+struct CatalogueEntry {
+  std::string name;
+  std::string formula;
+  std::string citation;
+  std::vector<CatalogueParameter> parameters;
+};
+
+// Both in the order in which they are listed. Positions include "none".
+const std::vector<CatalogueEntry>& SimilarityCatalogue();
+const std::vector<CatalogueEntry>& PositionCatalogue();
+
+}  // namespace gnomon
+
+#endif  // GNOMON_CATALOGUE_H_

@@ -1,0 +1,164 @@
+// Attention on Torch tensors: any similarity, any position, exact gradients, memory linear in the
+// lengths. Works under autograd; not under torch.func transforms.
+//
+//   o = gnomon::attention(q, k, v, AttentionOptions()
+//                                      .similarity(similarity::Umbral(gamma))
+//                                      .position({position::RoPE(), position::ALiBi(slopes)})
+//                                      .causal(true));
+//
+// Query row i stands at p_i = query_offset + i, key column j at p_j = j, in every formula below.
+// Mistakes throw c10::ValueError (a shape or a value), c10::TypeError (a dtype or a device) or
+// c10::NotImplementedError (what this version does not offer), naming the argument.
+#ifndef GNOMON_TORCH_ATTENTION_H_
+#define GNOMON_TORCH_ATTENTION_H_
+
+#include <torch/arg.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace gnomon {
+
+// One number for all heads, or a tensor (H,) with one for each query head, which may require grad.
+// Its dtype is float32, or float64 exactly if q is float64.
+class HeadValue {
+ public:
+  HeadValue(double number) : number_(number) {}                        // NOLINT: implicit
+  HeadValue(torch::Tensor tensor) : number_(0), tensor_(std::move(tensor)) {}  // NOLINT: implicit
+  bool is_number() const { return !tensor_.defined(); }
+  double number() const { return number_; }
+  const torch::Tensor& tensor() const { return tensor_; }
+
+ private:
+  double number_;
+  torch::Tensor tensor_;
+};
+
+// A similarity or a position, lowered to what the operator reads: the specification in the grammar
+// of include/gnomon/catalogue.h, and the tensors of those of its parameters that the specification
+// gives no number for, in the order of the catalogue. Made by the functions below.
+struct Term {
+  std::string spec;
+  std::vector<torch::Tensor> tensors;
+};
+struct Similarity : Term {};
+struct Position : Term {};
+
+namespace similarity {
+
+// scale * q.k; scale is AttentionOptions::scale, by default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
+Similarity Dot();
+
+// -gamma |q - k|.
+Similarity Laplacian(HeadValue gamma);
+
+// -gamma |q - k|^2.
+Similarity Gaussian(HeadValue gamma);
+
+// -gamma h, h the height of the lowest common ancestor under umbral cones of balls of radius r
+// (Tseng et al. 2023). Needs D >= 2: the last coordinate z is the height's. map "psi": height e^z,
+// X = x e^z; "none": (X, height) = (x, z).
+Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi");
+
+// -gamma h (score "height") or -gamma h^2 ("height2"), h the height of the lowest common ancestor
+// under penumbral cones below the horosphere of height r (Tseng et al. 2023). Needs D >= 2. map
+// "xi": height r sigmoid(z), X = x r sigmoid(z); "none": (X, height) = (x, z), z clamped to [0, r].
+Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "xi",
+                     const std::string& score = "height");
+
+}  // namespace similarity
+
+namespace position {
+
+// -slopes_h |p_i - p_j|; slopes (H,) (Press et al. 2022).
+Position ALiBi(torch::Tensor slopes);
+
+// mode "odd": -tau_h sinh(mu_h (p_i - p_j)); "abs": -tau_h sinh(mu_h |p_i - p_j|); "cosh":
+// tau_h (1 - cosh(mu_h (p_i - p_j))) (Angelotti 2023). The argument of sinh and cosh is clamped to
+// +-80; beyond it mu has gradient zero.
+Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode = "odd");
+
+// table[bucket(p_j - p_i), h]; table (buckets, H) (Raffel et al. 2020).
+Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
+
+// kind "log": -r1_h log(1 + r2_h |p_i - p_j|); "power": -r1_h |p_i - p_j|^r2_h (Chi et al. 2022).
+Position Kerple(torch::Tensor r1, torch::Tensor r2, const std::string& kind = "log");
+
+// table (H, Lq + Lk - 1): entry n is added where column - row = n - (Lq - 1), whatever query_offset
+// is; -inf masks.
+Position OffsetBias(torch::Tensor table);
+
+// Rotates the first `dims` coordinates of q and k by their positions times base^(-2 i / dims), before
+// the map of the similarity (Su et al. 2021). layout "interleaved": pairs (2 i, 2 i + 1); "half":
+// pairs (i, i + dims / 2). By default dims is D, or the largest even number <= D - 1 where the last
+// coordinate is a height.
+Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
+              std::optional<int64_t> dims = std::nullopt);
+
+}  // namespace position
+
+struct AttentionOptions {
+  using Window = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
+
+  TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
+  // Their sum; at most one RoPE.
+  TORCH_ARG(std::vector<Position>, position);
+  // p_j <= p_i only.
+  TORCH_ARG(bool, causal) = false;
+  // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded.
+  TORCH_ARG(std::optional<Window>, window);
+  // (B,) integers: row b sees the columns [key_starts[b], key_lengths[b]) only. The columns outside
+  // may hold NaN. They shift no position.
+  TORCH_ARG(std::optional<torch::Tensor>, key_starts);
+  TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
+  // Any sign. nullopt is 0 where Lq = Lk; elsewhere, with causal, a window or a position, it is an
+  // error.
+  TORCH_ARG(std::optional<int64_t>, query_offset);
+  // Of the dot product, by default 1/sqrt(D); with another similarity it is an error.
+  TORCH_ARG(std::optional<double>, scale);
+};
+
+// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, float32 or float64 on
+// the CPU; returns o (B, H, Lq, Dv). A row that sees no key gives 0.
+torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                        const AttentionOptions& options = {});
+
+// Adds lse (B, H, Lq): the natural logarithm of sum_j exp(s_ij), s as documented, constants
+// included; differentiable. A row that sees no key gives -inf.
+std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
+                                                            const torch::Tensor& k,
+                                                            const torch::Tensor& v,
+                                                            const AttentionOptions& options = {});
+
+// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) for a power of two; else those of the power
+// of two below H, then every second one of the next (Press et al. 2022).
+torch::Tensor alibi_slopes(int64_t num_heads);
+
+// The buckets of T5 for integers p_j - p_i of any shape, int64 (Raffel et al. 2020).
+torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirectional,
+                        int64_t num_buckets = 32, int64_t max_distance = 128);
+
+// Sinusoids of positions (...): (..., dim), dim even; float64 for float64 positions, else float32.
+// layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017); "split": all
+// sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with
+// exponent -2 i / dim (Dai et al. 2019).
+torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
+                       const std::string& layout = "interleaved");
+
+// q and k with 2 * copies columns more, whose inner product is sqrt(D) times the odd HyPE bias, for
+// kernels that know no bias: keep their scale at 1/sqrt(D), D the head size before. tau and mu (H,);
+// k gets the H heads of q (Angelotti 2023).
+std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
+                                                      const torch::Tensor& k,
+                                                      const HeadValue& tau, const HeadValue& mu,
+                                                      int64_t copies = 1,
+                                                      int64_t query_offset = 0);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_TORCH_ATTENTION_H_
