@@ -20,14 +20,14 @@ endfunction()
 function(gnomon_add_definition_kernel target struct file)
   set(GNOMON_DEFINITION_STRUCT ${struct})
   set(GNOMON_DEFINITION_FILE ${file})
+  get_filename_component(GNOMON_DEFINITION_NAME ${file} NAME)
+  string(REGEX REPLACE "-inl\\.h$" "" GNOMON_DEFINITION_NAME ${GNOMON_DEFINITION_NAME})
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
     set(GNOMON_DEFINITION_FILE ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   endif()
   set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${struct}.cc)
   configure_file(${GNOMON_CMAKE_DIR}/definition_kernel.cc.in ${source} @ONLY)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/src/cpu/kernel_template.cc) # not yet written: configure all the same
-    target_sources(${target} PRIVATE ${source})
-  endif()
+  target_sources(${target} PRIVATE ${source})
 endfunction()
 
 # Writes definition_list.h and adds the kernels of all `names` to `target`.
