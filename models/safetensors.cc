@@ -1,0 +1,225 @@
+#include "models/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "models/files.h"
+#include "models/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+using nlohmann::json;
+
+static_assert(std::endian::native == std::endian::little, "tensors are stored little-endian");
+
+// The limit that the format's own reader sets.
+constexpr uint64_t kLongestHeader = 100'000'000;
+
+struct NamedType {
+  const char* name;
+  torch::ScalarType type;
+};
+
+constexpr std::array<NamedType, 10> kTypes = {{{"F64", torch::kDouble},
+                                               {"F32", torch::kFloat},
+                                               {"F16", torch::kHalf},
+                                               {"BF16", torch::kBFloat16},
+                                               {"I64", torch::kLong},
+                                               {"I32", torch::kInt},
+                                               {"I16", torch::kShort},
+                                               {"I8", torch::kChar},
+                                               {"U8", torch::kByte},
+                                               {"BOOL", torch::kBool}}};
+
+const char* TypeName(torch::ScalarType type) {
+  for (const NamedType& known : kTypes) {
+    if (known.type == type) return known.name;
+  }
+  throw Error(StrCat("safetensors: cannot store tensors of type ", c10::toString(type)));
+}
+
+std::string_view Bytes(const torch::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+// One file's bytes and the message that names it.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& path) : path_(path.string()) {
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) Fail("is a folder, not a file");
+    std::ifstream in(path, std::ios::binary);
+    if (!in) throw Error(StrCat("cannot read ", path_));
+    bytes_.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    if (in.bad()) throw Error(StrCat("cannot read ", path_));
+  }
+
+  SafeTensors Read() {
+    const json header = Header();
+    SafeTensors content;
+    std::vector<std::pair<uint64_t, uint64_t>> spans;
+    for (const auto& [name, entry] : header.items()) {
+      if (name == "__metadata__") {
+        content.metadata = Metadata(entry);
+      } else {
+        content.tensors[name] = Tensor(name, entry, &spans);
+      }
+    }
+    std::sort(spans.begin(), spans.end());
+    uint64_t end = 0;
+    for (const auto& [first, last] : spans) {
+      if (first < end) Fail("two tensors overlap");
+      if (first > end) Fail(StrCat("bytes ", end, " to ", first, " belong to no tensor"));
+      end = last;
+    }
+    if (end != DataSize()) {
+      Fail(StrCat("the tensors take ", end, " bytes but the file holds ", DataSize()));
+    }
+    return content;
+  }
+
+ private:
+  [[noreturn]] void Fail(const std::string& fault) const {
+    throw Error(StrCat(path_, " is not a valid safetensors file: ", fault));
+  }
+
+  uint64_t DataSize() const { return bytes_.size() - data_; }
+
+  json Header() {
+    if (bytes_.size() < 8) Fail(StrCat("it has ", bytes_.size(), " bytes"));
+    uint64_t length = 0;
+    std::memcpy(&length, bytes_.data(), 8);
+    if (length > kLongestHeader) Fail(StrCat("a header of ", length, " bytes is too long"));
+    if (length > bytes_.size() - 8) {
+      Fail(StrCat("a header of ", length, " bytes in a file of ", bytes_.size()));
+    }
+    data_ = 8 + length;
+    std::set<std::string> names;
+    std::string twice;
+    const auto note_names = [&](int depth, json::parse_event_t event, json& value) {
+      if (depth == 1 && event == json::parse_event_t::key) {
+        const auto& name = value.get_ref<const std::string&>();
+        if (!names.insert(name).second) twice = name;
+      }
+      return true;
+    };
+    json header = json::parse(bytes_.begin() + 8, bytes_.begin() + static_cast<int64_t>(data_),
+                              note_names, /*allow_exceptions=*/false);
+    if (!header.is_object()) Fail("its header is not a JSON object");
+    if (!twice.empty()) Fail(StrCat("the tensor '", twice, "' appears twice"));
+    return header;
+  }
+
+  std::map<std::string, std::string> Metadata(const json& entry) const {
+    std::map<std::string, std::string> metadata;
+    if (!entry.is_object()) Fail("its __metadata__ is not an object");
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string()) Fail(StrCat("the metadata '", key, "' is not a string"));
+      metadata[key] = value.get<std::string>();
+    }
+    return metadata;
+  }
+
+  torch::Tensor Tensor(const std::string& name, const json& entry,
+                       std::vector<std::pair<uint64_t, uint64_t>>* spans) const {
+    const auto fail = [&](const std::string& fault) {
+      Fail(StrCat("the tensor '", name, "' ", fault));
+    };
+    if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
+        !entry.contains("data_offsets")) {
+      fail("lacks dtype, shape or data_offsets");
+    }
+    const json& dtype = entry["dtype"];
+    const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const NamedType& known) {
+      return dtype.is_string() && dtype.get_ref<const std::string&>() == known.name;
+    });
+    if (type == kTypes.end()) fail(StrCat("has the unknown dtype ", Quote(dtype)));
+    const json& shape = entry["shape"];
+    const json& offsets = entry["data_offsets"];
+    if (!IsNaturals(shape)) fail("has a shape that is not a list of natural numbers");
+    if (!IsNaturals(offsets) || offsets.size() != 2) {
+      fail("has data_offsets that are not two natural numbers");
+    }
+    const auto begin = offsets[0].get<uint64_t>();
+    const auto end = offsets[1].get<uint64_t>();
+    if (begin > end || end > DataSize()) {
+      fail(StrCat("lies at bytes ", begin, " to ", end, " of ", DataSize()));
+    }
+    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+    std::vector<int64_t> sizes;
+    uint64_t extent = c10::elementSize(type->type);  // in bytes, zero sizes aside
+    bool empty = false;
+    for (const json& size : shape) {
+      const auto n = size.get<uint64_t>();
+      if (n > 0 && extent > kMost / n) fail("has a shape beyond 64 bits");
+      extent *= std::max<uint64_t>(n, 1);
+      empty = empty || n == 0;
+      sizes.push_back(static_cast<int64_t>(n));
+    }
+    const uint64_t bytes = empty ? 0 : extent;
+    if (bytes != end - begin) {
+      fail(StrCat("has ", end - begin, " bytes, but its shape ", shape.dump(), " takes ", bytes));
+    }
+    torch::Tensor tensor = torch::empty(sizes, type->type);
+    if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), bytes_.data() + data_ + begin, bytes);
+    spans->emplace_back(begin, end);
+    return tensor;
+  }
+
+  static bool IsNaturals(const json& list) {
+    return list.is_array() && std::all_of(list.begin(), list.end(), [](const json& number) {
+             return number.is_number_unsigned();
+           });
+  }
+
+  static std::string Quote(const json& value) {
+    return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 40);
+  }
+
+  std::string path_;
+  std::string bytes_;
+  uint64_t data_ = 0;
+};
+
+}  // namespace
+
+void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& content) {
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  for (const auto& [name, tensor] : content.tensors) {
+    tensors.emplace_back(name, tensor.detach().cpu().contiguous());
+  }
+  // Wide types first keep every tensor aligned to its own element.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return a.second.element_size() > b.second.element_size();
+  });
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!content.metadata.empty()) header["__metadata__"] = content.metadata;
+  uint64_t at = 0;
+  for (const auto& [name, tensor] : tensors) {
+    header[name] = {{"dtype", TypeName(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {at, at + tensor.nbytes()}}};
+    at += tensor.nbytes();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::vector<std::string_view> parts = {{reinterpret_cast<const char*>(&length), 8}, text};
+  for (const auto& [name, tensor] : tensors) parts.push_back(Bytes(tensor));
+  WriteFileAtomically(path, parts);
+}
+
+SafeTensors ReadSafeTensors(const std::filesystem::path& path) { return Reader(path).Read(); }
+
+}  // namespace gnomon::models

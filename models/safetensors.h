@@ -1,0 +1,29 @@
+// The safetensors file format: an 8-byte little-endian length, a JSON header of that length, and
+// the tensors' bytes (https://huggingface.co/docs/safetensors).
+#ifndef GNOMON_MODELS_SAFETENSORS_H_
+#define GNOMON_MODELS_SAFETENSORS_H_
+
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace gnomon::models {
+
+struct SafeTensors {
+  std::map<std::string, torch::Tensor> tensors;  // contiguous, on the CPU
+  std::map<std::string, std::string> metadata;
+};
+
+// Writes to a file beside `path` and renames it, so that `path` is never half written. Throws Error
+// where it cannot.
+void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& content);
+
+// Reads a file whole and checks every part of its header against the format's rules; throws Error
+// naming the file and the fault. No memory beyond the file's own size is taken on its word.
+SafeTensors ReadSafeTensors(const std::filesystem::path& path);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_SAFETENSORS_H_

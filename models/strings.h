@@ -1,0 +1,29 @@
+// Text for messages.
+#ifndef GNOMON_MODELS_STRINGS_H_
+#define GNOMON_MODELS_STRINGS_H_
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace gnomon::models {
+
+template <class... T>
+std::string StrCat(const T&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+inline std::string Join(const std::vector<std::string>& parts, const std::string& separator) {
+  std::string joined;
+  for (const std::string& part : parts) {
+    if (!joined.empty()) joined += separator;
+    joined += part;
+  }
+  return joined;
+}
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_STRINGS_H_

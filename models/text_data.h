@@ -1,0 +1,40 @@
+// Text as bytes: what `--data` takes, and which bytes a step or an evaluation reads.
+#ifndef GNOMON_MODELS_TEXT_DATA_H_
+#define GNOMON_MODELS_TEXT_DATA_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace gnomon::models {
+
+struct TextData {
+  std::string path;    // as it was given
+  int64_t files = 0;   // how many files were read
+  std::string train;   // bytes
+  std::string valid;   // bytes
+  std::string sha256;  // of the training bytes followed by the validation bytes
+};
+
+// Reads a file, or every text file below a folder in the order of their paths. Files whose name or
+// folder begins with a dot are left out, and so are files with a zero byte in their first 8,192.
+// The last tenth of the bytes is the validation part, unless the folder holds an entry called
+// train (a folder, or a file train.*) and one called valid, validation, val or dev: then those two
+// are the parts. Throws Error where nothing can be read, or a part is empty.
+TextData ReadText(const std::filesystem::path& path);
+
+// Where the windows of one training step begin: `batch` numbers in [0, bytes - length), each a
+// function of (seed, step, row) alone, so that every model sees the same data in the same order.
+std::vector<int64_t> TrainingStarts(int64_t bytes, int64_t length, uint64_t seed, int64_t step,
+                                    int64_t batch);
+
+// Where the evaluation windows of `length` begin. Stretches of `longest` bytes, `budget` bytes in
+// all (at least one stretch), stand evenly over the text, each cut into windows of `length`: every
+// length that divides the longest predicts exactly the same bytes.
+std::vector<int64_t> EvaluationStarts(int64_t bytes, int64_t length, int64_t longest,
+                                      int64_t budget);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_TEXT_DATA_H_

@@ -1,0 +1,376 @@
+#include "models/training.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "gnomon/attention.h"
+#include "models/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+using nlohmann::json;
+
+// The key of the configuration in a checkpoint's metadata, and the version of its layout.
+constexpr const char* kConfigKey = "gnomon";
+constexpr int64_t kCheckpointFormat = 1;
+constexpr const char* kModelPrefix = "model.";
+constexpr const char* kOptimizerPrefix = "optimizer.";
+constexpr const char* kFirstMoment = "exp_avg.";
+constexpr const char* kSecondMoment = "exp_avg_sq.";
+
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.95;
+constexpr double kEpsilon = 1e-8;
+
+// Evaluation batches hold about this many bytes, whatever their length.
+constexpr int64_t kEvaluationBatch = 8192;
+
+// Rows `starts` of `length` + 1 bytes, as int64.
+torch::Tensor Windows(std::string_view text, const int64_t* starts, int64_t count,
+                      int64_t length) {
+  torch::Tensor rows = torch::empty({count, length + 1}, torch::kLong);
+  auto* out = rows.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t n = 0; n <= length; ++n) {
+      *out++ = static_cast<unsigned char>(text[starts[row] + n]);
+    }
+  }
+  return rows;
+}
+
+// Losses (B, L) of predicting each window's bytes from those before.
+torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows) {
+  const int64_t length = windows.size(1) - 1;
+  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length));
+  const torch::Tensor targets = windows.narrow(1, 1, length).reshape({-1});
+  return torch::nn::functional::cross_entropy(
+             logits.reshape({-1, logits.size(2)}), targets,
+             torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone))
+      .view({-1, length});
+}
+
+template <class T>
+T Field(const json& object, const char* name) {
+  const auto found = object.is_object() ? object.find(name) : object.end();
+  if (!object.is_object() || found == object.end()) {
+    throw Error(StrCat("the field '", name, "' is missing"));
+  }
+  const bool right = std::is_same_v<T, std::string> ? found->is_string()
+                     : std::is_integral_v<T>        ? found->is_number_integer()
+                                                    : found->is_number();
+  if (!right) throw Error(StrCat("the field '", name, "' has the wrong type"));
+  return found->get<T>();
+}
+
+void CheckRange(const char* name, double value, double lowest, double highest) {
+  if (!(value >= lowest && value <= highest)) {
+    throw Error(StrCat("training: ", name, " is ", value, ", expected ", lowest, " to ", highest));
+  }
+}
+
+// A tensor that a checkpoint must hold.
+torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntArrayRef shape,
+                   torch::ScalarType type) {
+  const auto found = file.tensors.find(name);
+  if (found == file.tensors.end()) throw Error(StrCat("the tensor '", name, "' is missing"));
+  const torch::Tensor& tensor = found->second;
+  if (tensor.sizes() != shape || tensor.scalar_type() != type) {
+    throw Error(StrCat("the tensor '", name, "' is ", tensor.scalar_type(), " ", tensor.sizes(),
+                       ", expected ", type, " ", shape));
+  }
+  return tensor;
+}
+
+// Sizes are compared with tensors that the file does hold before a model of them is built.
+void CheckSizes(const SafeTensors& file, const LanguageModelOptions& options) {
+  Take(file, "model.embedding.weight", {kByteVocabulary, options.dim}, torch::kFloat);
+  Take(file, "model.blocks.0.mlp_in.weight", {options.mlp, options.dim}, torch::kFloat);
+  if (options.depth > static_cast<int64_t>(file.tensors.size())) {
+    throw Error(StrCat("it holds fewer tensors than ", options.depth, " layers"));
+  }
+}
+
+Checkpoint BuildCheckpoint(const SafeTensors& file) {
+  const auto config = file.metadata.find(kConfigKey);
+  if (config == file.metadata.end()) throw Error("it has no configuration of gnomon");
+  const json object = json::parse(config->second, nullptr, /*allow_exceptions=*/false);
+  if (object.is_discarded()) throw Error("its configuration is not JSON");
+  const auto format = Field<int64_t>(object, "format");
+  if (format != kCheckpointFormat) throw Error(StrCat("its format is ", format, ", expected 1"));
+  Checkpoint checkpoint;
+  checkpoint.step = Field<int64_t>(object, "step");
+  if (checkpoint.step < 0) throw Error("the field 'step' is negative");
+  checkpoint.training = TrainingFromJson(object.value("training", json()));
+  const LanguageModelOptions options = ModelFromJson(object.value("model", json()));
+  CheckSizes(file, options);
+  checkpoint.model = NewModel(options, checkpoint.training.seed);
+
+  const torch::NoGradGuard no_grad;
+  size_t used = 0;
+  const auto restore = [&](const std::string& name, torch::Tensor tensor) {
+    tensor.copy_(Take(file, kModelPrefix + name, tensor.sizes(), tensor.scalar_type()));
+    ++used;
+  };
+  for (const auto& entry : checkpoint.model->named_buffers()) restore(entry.key(), entry.value());
+  for (const auto& entry : checkpoint.model->named_parameters()) {
+    restore(entry.key(), entry.value());
+    for (const char* moment : {kFirstMoment, kSecondMoment}) {
+      const std::string name = moment + entry.key();
+      if (!file.tensors.contains(kOptimizerPrefix + name)) continue;
+      checkpoint.optimizer[name] = Take(file, kOptimizerPrefix + name, entry.value().sizes(),
+                                        entry.value().scalar_type());
+      ++used;
+    }
+  }
+  if (used != file.tensors.size()) {
+    throw Error(StrCat("it holds ", file.tensors.size(), " tensors, of which its model has ", used));
+  }
+  return checkpoint;
+}
+
+}  // namespace
+
+void CheckTrainingOptions(const TrainingOptions& options) {
+  constexpr double kMany = 1e12;
+  CheckRange("length", static_cast<double>(options.length), 1, kMany);
+  CheckRange("batch", static_cast<double>(options.batch), 1, kMany);
+  CheckRange("steps", static_cast<double>(options.steps), 1, kMany);
+  CheckRange("warmup", static_cast<double>(options.warmup), 0, kMany);
+  CheckRange("learning_rate", options.learning_rate, 0, 1e3);
+  CheckRange("final_fraction", options.final_fraction, 0, 1);
+  CheckRange("weight_decay", options.weight_decay, 0, 1e3);
+  CheckRange("clip", options.clip, 1e-12, kMany);
+  CheckRange("seed", static_cast<double>(options.seed), 0, 0x1p53);
+}
+
+double LearningRate(const TrainingOptions& options, int64_t step) {
+  if (step < options.warmup) {
+    return options.learning_rate * static_cast<double>(step + 1) /
+           static_cast<double>(options.warmup);
+  }
+  const auto rest = static_cast<double>(std::max<int64_t>(options.steps - options.warmup, 1));
+  const double done = std::min(static_cast<double>(step - options.warmup) / rest, 1.0);
+  const double cosine = (1 + std::cos(std::numbers::pi * done)) / 2;
+  return options.learning_rate *
+         (options.final_fraction + (1 - options.final_fraction) * cosine);
+}
+
+LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
+  torch::manual_seed(static_cast<uint64_t>(seed));
+  return LanguageModel(options);
+}
+
+bool Decays(std::string_view name, const torch::Tensor& parameter) {
+  return parameter.dim() >= 2 && name.ends_with(".weight");
+}
+
+Trainer::Trainer(LanguageModel model, std::string_view text, const TrainingOptions& options)
+    : model_(std::move(model)), text_(text), options_(options) {
+  CheckTrainingOptions(options_);
+  if (static_cast<int64_t>(text_.size()) <= options_.length) {
+    throw Error(StrCat("training: the text has ", text_.size(), " bytes, windows of ",
+                       options_.length, " need ", options_.length + 1));
+  }
+  std::vector<torch::Tensor> decayed;
+  std::vector<torch::Tensor> free;
+  for (const auto& entry : model_->named_parameters()) {
+    (Decays(entry.key(), entry.value()) ? decayed : free).push_back(entry.value());
+  }
+  const auto with_decay = [&](double decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(options_.learning_rate)
+            .betas({kBeta1, kBeta2})
+            .eps(kEpsilon)
+            .weight_decay(decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(decayed, with_decay(options_.weight_decay));
+  groups.emplace_back(free, with_decay(0));
+  optimizer_ = std::make_unique<torch::optim::AdamW>(groups);
+}
+
+double Trainer::Step() {
+  model_->train();
+  // Dropout's own stream for each step, so that a resumed run draws what the whole one drew.
+  torch::manual_seed(static_cast<uint64_t>(options_.seed) * 0x9e3779b97f4a7c15 +
+                     static_cast<uint64_t>(step_));
+  const std::vector<int64_t> starts =
+      TrainingStarts(static_cast<int64_t>(text_.size()), options_.length,
+                     static_cast<uint64_t>(options_.seed), step_, options_.batch);
+  const torch::Tensor loss =
+      Losses(model_, Windows(text_, starts.data(), options_.batch, options_.length)).mean();
+  const double value = loss.item<double>();
+  if (!std::isfinite(value)) return value;
+  optimizer_->zero_grad();
+  loss.backward();
+  const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip);
+  if (!std::isfinite(norm)) return norm;
+  for (auto& group : optimizer_->param_groups()) {
+    group.options().set_lr(LearningRate(options_, step_));
+  }
+  optimizer_->step();
+  ++step_;
+  return value;
+}
+
+std::map<std::string, torch::Tensor> Trainer::OptimizerState() const {
+  std::map<std::string, torch::Tensor> state;
+  for (const auto& entry : model_->named_parameters()) {
+    const auto found = optimizer_->state().find(entry.value().unsafeGetTensorImpl());
+    if (found == optimizer_->state().end()) continue;
+    const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*found->second);
+    state[kFirstMoment + entry.key()] = moments.exp_avg();
+    state[kSecondMoment + entry.key()] = moments.exp_avg_sq();
+  }
+  return state;
+}
+
+void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t step) {
+  const auto take = [&](const std::string& name, const torch::Tensor& parameter) {
+    const auto found = state.find(name);
+    if (found == state.end()) {
+      throw Error(StrCat("the optimizer's tensor '", name, "' is missing"));
+    }
+    if (found->second.sizes() != parameter.sizes()) {
+      throw Error(StrCat("the optimizer's tensor '", name, "' is ", found->second.sizes(),
+                         ", expected ", parameter.sizes()));
+    }
+    return found->second.clone();
+  };
+  if (step > 0) {
+    for (const auto& entry : model_->named_parameters()) {
+      auto moments = std::make_unique<torch::optim::AdamWParamState>();
+      moments->step(step);
+      moments->exp_avg(take(kFirstMoment + entry.key(), entry.value()));
+      moments->exp_avg_sq(take(kSecondMoment + entry.key(), entry.value()));
+      optimizer_->state()[entry.value().unsafeGetTensorImpl()] = std::move(moments);
+    }
+  }
+  step_ = step;
+}
+
+std::vector<LengthLoss> Evaluate(LanguageModel& model, std::string_view text,
+                                 const std::vector<int64_t>& lengths, int64_t budget,
+                                 const std::function<bool()>& proceed) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const auto bytes = static_cast<int64_t>(text.size());
+  if (bytes <= longest) {
+    throw Error(StrCat("evaluation: the text has ", bytes, " bytes, windows of ", longest,
+                       " need ", longest + 1));
+  }
+  std::vector<LengthLoss> results;
+  for (const int64_t length : lengths) {
+    LengthLoss result;
+    result.length = length;
+    results.push_back(result);
+    if (model->max_length() && *model->max_length() < length) continue;
+    const std::vector<int64_t> starts = EvaluationStarts(bytes, length, longest, budget);
+    const auto windows = static_cast<int64_t>(starts.size());
+    const int64_t tail = std::min(length, kLastBytes);
+    double sum = 0;
+    double last = 0;
+    const int64_t batch = std::max<int64_t>(kEvaluationBatch / length, 1);
+    for (int64_t at = 0; at < windows; at += batch) {
+      if (proceed != nullptr && !proceed()) return {};
+      const int64_t count = std::min(batch, windows - at);
+      const torch::Tensor losses =
+          Losses(model, Windows(text, &starts[at], count, length)).to(torch::kDouble);
+      sum += losses.sum().item<double>();
+      last += losses.narrow(1, length - tail, tail).sum().item<double>();
+    }
+    results.back().windows = windows;
+    results.back().loss = sum / static_cast<double>(windows * length);
+    results.back().last = last / static_cast<double>(windows * tail);
+  }
+  return results;
+}
+
+json ToJson(const LanguageModelOptions& options) {
+  return {{"dim", options.dim},
+          {"depth", options.depth},
+          {"heads", options.heads},
+          {"mlp", options.mlp},
+          {"similarity", options.similarity},
+          {"position", options.position},
+          {"dropout", options.dropout},
+          {"max_length", options.max_length}};
+}
+
+json ToJson(const TrainingOptions& options) {
+  return {{"length", options.length},
+          {"batch", options.batch},
+          {"steps", options.steps},
+          {"warmup", options.warmup},
+          {"learning_rate", options.learning_rate},
+          {"final_fraction", options.final_fraction},
+          {"weight_decay", options.weight_decay},
+          {"clip", options.clip},
+          {"seed", options.seed}};
+}
+
+LanguageModelOptions ModelFromJson(const json& object) {
+  LanguageModelOptions options;
+  options.dim = Field<int64_t>(object, "dim");
+  options.depth = Field<int64_t>(object, "depth");
+  options.heads = Field<int64_t>(object, "heads");
+  options.mlp = Field<int64_t>(object, "mlp");
+  options.similarity = Field<std::string>(object, "similarity");
+  options.position = Field<std::string>(object, "position");
+  options.dropout = Field<double>(object, "dropout");
+  options.max_length = Field<int64_t>(object, "max_length");
+  return options;
+}
+
+TrainingOptions TrainingFromJson(const json& object) {
+  TrainingOptions options;
+  options.length = Field<int64_t>(object, "length");
+  options.batch = Field<int64_t>(object, "batch");
+  options.steps = Field<int64_t>(object, "steps");
+  options.warmup = Field<int64_t>(object, "warmup");
+  options.learning_rate = Field<double>(object, "learning_rate");
+  options.final_fraction = Field<double>(object, "final_fraction");
+  options.weight_decay = Field<double>(object, "weight_decay");
+  options.clip = Field<double>(object, "clip");
+  options.seed = Field<int64_t>(object, "seed");
+  CheckTrainingOptions(options);
+  return options;
+}
+
+void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer) {
+  SafeTensors file;
+  for (const auto& entry : trainer.model()->named_parameters()) {
+    file.tensors[kModelPrefix + entry.key()] = entry.value();
+  }
+  for (const auto& entry : trainer.model()->named_buffers()) {
+    file.tensors[kModelPrefix + entry.key()] = entry.value();
+  }
+  for (const auto& [name, tensor] : trainer.OptimizerState()) {
+    file.tensors[kOptimizerPrefix + name] = tensor;
+  }
+  file.metadata["format"] = "pt";
+  file.metadata[kConfigKey] = json{{"format", kCheckpointFormat},
+                                   {"step", trainer.step()},
+                                   {"model", ToJson(trainer.model()->options())},
+                                   {"training", ToJson(trainer.options())}}
+                                  .dump();
+  WriteSafeTensors(path, file);
+}
+
+Checkpoint LoadCheckpoint(const std::filesystem::path& path) {
+  const SafeTensors file = ReadSafeTensors(path);
+  try {
+    return BuildCheckpoint(file);
+  } catch (const Error& error) {
+    throw Error(StrCat(path.string(), " is not a valid checkpoint: ", error.what()));
+  } catch (const c10::Error& error) {
+    throw Error(
+        StrCat(path.string(), " is not a valid checkpoint: ", error.what_without_backtrace()));
+  }
+}
+
+}  // namespace gnomon::models
