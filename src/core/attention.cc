@@ -1,0 +1,103 @@
+// The public entry points: checks, then kernels.
+#include <string>
+
+#include "core/targets.h"
+#include "gnomon/attention.h"
+
+namespace gnomon {
+namespace {
+
+void Require(bool condition, const char* name, const std::string& problem) {
+  if (!condition) throw Error("attention: " + std::string(name) + ": " + problem);
+}
+
+template <class T>
+void RequireView(const View<T>& view, const char* name, int64_t size) {
+  Require(view.data != nullptr || size == 0, name, "is null");
+}
+
+template <class T>
+void Check(const PairFunction& f, const AttentionInput<T>& in) {
+  const AttentionShape& n = in.shape;
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"batch", n.batch}, {"heads", n.heads}, {"key_heads", n.key_heads},
+      {"queries", n.queries}, {"keys", n.keys}, {"dim", n.dim}, {"value_dim", n.value_dim}};
+  for (const auto& [name, size] : sizes) {
+    Require(size >= 0, name, "is " + std::to_string(size) + ", expected at least 0");
+  }
+  Require(n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
+          std::to_string(n.heads) + " is not a multiple of key_heads " +
+              std::to_string(n.key_heads));
+  constexpr int64_t kMost = int64_t{1} << 30;
+  Require(n.queries < kMost && n.keys < kMost, "queries, keys", "more than 2^30");
+  const int64_t rows = n.batch * n.heads * n.queries;
+  const int64_t columns = n.batch * n.key_heads * n.keys;
+  if (f.inner_product) {
+    RequireView(in.x, "x", rows * n.dim);
+    RequireView(in.y, "y", columns * n.dim);
+  }
+  RequireView(in.v, "v", columns * n.value_dim);
+  Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
+  const std::string needs = std::string(" is null; ") + f.name + " needs ";
+  Require(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars",
+          needs + std::to_string(f.row_scalars));
+  Require(f.column_scalars == 0 || in.column_scalars != nullptr || columns == 0, "column_scalars",
+          needs + std::to_string(f.column_scalars));
+  Require(f.head_scalars == 0 || in.head_scalars != nullptr || n.heads == 0, "head_scalars",
+          needs + std::to_string(f.head_scalars));
+}
+
+template <class T>
+void CheckForward(const PairFunction& f, const AttentionInput<T>& in,
+                  const AttentionOutput<T>& out) {
+  Check(f, in);
+  const int64_t rows = in.shape.batch * in.shape.heads * in.shape.queries;
+  RequireView(out.o, "o", rows * in.shape.value_dim);
+  Require(out.lse != nullptr || rows == 0, "lse", "is null");
+}
+
+template <class T>
+void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
+                   const AttentionBackwardInput<T>& saved, const AttentionGradient<T>& grad) {
+  Check(f, in);
+  const int64_t rows = in.shape.batch * in.shape.heads * in.shape.queries;
+  RequireView(saved.o, "o", rows * in.shape.value_dim);
+  RequireView(saved.d_o, "d_o", rows * in.shape.value_dim);
+  Require(saved.lse != nullptr || rows == 0, "lse", "is null");
+  Require(grad.bias.table == nullptr || in.bias.table != nullptr, "d_bias",
+          "a gradient of a bias that is not there");
+  Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
+          "its batch_stride differs from the bias's");
+}
+
+}  // namespace
+
+void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
+                      const AttentionOutput<float>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  ChooseTargetOnce();
+  function.forward(input, output, executor);
+}
+
+void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
+                      const AttentionOutput<double>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  function.reference_forward(input, output, executor);
+}
+
+void AttentionBackward(const PairFunction& function, const AttentionInput<float>& input,
+                       const AttentionBackwardInput<float>& saved,
+                       const AttentionGradient<float>& gradient, const Executor& executor) {
+  CheckBackward(function, input, saved, gradient);
+  ChooseTargetOnce();
+  function.backward(input, saved, gradient, executor);
+}
+
+void AttentionBackward(const PairFunction& function, const AttentionInput<double>& input,
+                       const AttentionBackwardInput<double>& saved,
+                       const AttentionGradient<double>& gradient, const Executor& executor) {
+  CheckBackward(function, input, saved, gradient);
+  function.reference_backward(input, saved, gradient, executor);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,44 @@
+// Which keys a query sees: one interval for each row.
+#ifndef GNOMON_SRC_CORE_VISIBLE_KEYS_H_
+#define GNOMON_SRC_CORE_VISIBLE_KEYS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// Keys [begin, end); empty where end <= begin.
+struct KeyRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool empty() const { return end <= begin; }
+};
+
+// Keys of batch b that any query may see: key_starts and key_lengths alone.
+inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
+  KeyRange range{0, keys};
+  if (mask.key_starts != nullptr) {
+    range.begin = std::clamp<int64_t>(mask.key_starts[b], 0, keys);
+  }
+  if (mask.key_lengths != nullptr) {
+    range.end = std::clamp<int64_t>(mask.key_lengths[b], 0, keys);
+  }
+  return range;
+}
+
+// Keys that the query at position p sees, given its batch's range. Both ends grow with p.
+inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
+  // Positions and widths beyond this cannot differ from unbounded, and their sums do not overflow.
+  constexpr int64_t kFar = int64_t{1} << 61;
+  p = std::clamp(p, -kFar, kFar);
+  KeyRange range = batch;
+  if (mask.left < kFar) range.begin = std::max(batch.begin, p - std::max(mask.left, -kFar));
+  if (mask.right < kFar) range.end = std::min(batch.end, p + std::max(mask.right, -kFar) + 1);
+  return range;
+}
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CORE_VISIBLE_KEYS_H_

@@ -1,0 +1,1029 @@
+// The fused operator, forward and backward, for one pair function and one instruction set.
+//
+// Keys are packed once for each head as transposed panels of kPanel columns, so that one microkernel
+// serves every product. A tile is a block of query rows by a block of keys: its scores are made by
+// one product, turned into weights while they are in cache, and used up by the next products.
+// Queries are independent tasks forward; backward, keys are, and what they add to queries goes to
+// one partial sum for each chunk of keys. Tasks are cut by shape alone and sums over tasks run in
+// fixed order: results do not depend on the number of workers.
+#if defined(GNOMON_SRC_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_ATTENTION_INL_H_
+#undef GNOMON_SRC_CPU_ATTENTION_INL_H_
+#else
+#define GNOMON_SRC_CPU_ATTENTION_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/visible_keys.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kRowBlock = 48;
+constexpr int64_t kForwardColumns = 256;
+constexpr int64_t kBackwardColumns = 192;
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// f's derivatives; arrays of one where the definition has none.
+template <class Definition>
+struct VectorDerivative {
+  VF g;
+  VF a[Definition::kRowScalars + 1];
+  VF b[Definition::kColumnScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+};
+
+// The rows of a matrix as a right operand of the product: whole vectors may be read from each.
+struct Rows {
+  const float* data = nullptr;
+  int64_t stride = 0;
+  const float* row(int64_t i) const { return data + i * stride; }
+};
+
+// A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are not.
+class PaddedRows {
+ public:
+  // Copies nothing yet; Fill copies rows [begin, end) of one head.
+  PaddedRows(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+      : view_(view), heads_(heads), rows_(rows), columns_(columns), padded_(Padded(columns)) {
+    if (padded_ != columns) copy_.Reset(batch * heads * rows * padded_);
+  }
+
+  static int64_t Padded(int64_t columns) {
+    return RoundUp(columns, static_cast<int64_t>(kLanes));
+  }
+  bool copies() const { return static_cast<bool>(copy_); }
+
+  void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+    if (!copies()) return;
+    for (int64_t i = begin; i < end; ++i) {
+      float* to = copy_.data() + ((b * heads_ + h) * rows_ + i) * padded_;
+      std::copy_n(view_.row(b, h, i), columns_, to);
+      std::fill(to + columns_, to + padded_, 0.0f);
+    }
+  }
+
+  Rows Head(int64_t b, int64_t h) const {
+    if (copies()) return {copy_.data() + (b * heads_ + h) * rows_ * padded_, padded_};
+    return {view_.row(b, h, 0), view_.stride[2]};
+  }
+
+ private:
+  View<const float> view_;
+  int64_t heads_;
+  int64_t rows_;
+  int64_t columns_;
+  int64_t padded_;
+  Buffer copy_;
+};
+
+// Rows of each key head packed as transposed panels: column j of row d at
+// panel(j / kPanel)[d * kPanel + j % kPanel]. Columns outside the batch's keys are 0.
+class Panels {
+ public:
+  Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+      : view_(view),
+        heads_(heads),
+        columns_(columns),
+        panels_(DivideUp(rows, static_cast<int64_t>(kPanel))),
+        data_(batch * heads * panels_ * columns * static_cast<int64_t>(kPanel)) {}
+
+  int64_t count() const { return panels_; }
+
+  const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
+
+  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
+    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+    float* HWY_RESTRICT to = At(b, h, p);
+    const int64_t begin = std::clamp<int64_t>(keys.begin - p * kWidth, 0, kWidth);
+    const int64_t end = std::clamp<int64_t>(keys.end - p * kWidth, begin, kWidth);
+    if (begin > 0 || end < kWidth) std::fill_n(to, columns_ * kWidth, 0.0f);
+    // Eight rows at a time: each store touches another cache line, each load the same few.
+    constexpr int64_t kRows = 8;
+    int64_t j = begin;
+    for (; j + kRows <= end; j += kRows) {
+      const float* from[kRows];
+      for (int64_t n = 0; n < kRows; ++n) from[n] = view_.row(b, h, p * kWidth + j + n);
+      for (int64_t d = 0; d < columns_; ++d) {
+        for (int64_t n = 0; n < kRows; ++n) to[d * kWidth + j + n] = from[n][d];
+      }
+    }
+    for (; j < end; ++j) {
+      const float* from = view_.row(b, h, p * kWidth + j);
+      for (int64_t d = 0; d < columns_; ++d) to[d * kWidth + j] = from[d];
+    }
+  }
+
+ private:
+  float* At(int64_t b, int64_t h, int64_t p) const {
+    return data_.data() +
+           ((b * heads_ + h) * panels_ + p) * columns_ * static_cast<int64_t>(kPanel);
+  }
+
+  View<const float> view_;
+  int64_t heads_;
+  int64_t columns_;
+  int64_t panels_;
+  Buffer data_;
+};
+
+// The bias in units of log2, with room to read whole panels; or its gradient's rows.
+class BiasTable {
+ public:
+  explicit BiasTable(const AttentionInput<float>& in)
+      : bias_(in.bias), heads_(in.shape.heads), queries_(in.shape.queries) {
+    if (!exists()) return;
+    size_ = bias_.layout != nullptr ? bias_.layout->table_size()
+                                    : in.shape.queries + in.shape.keys - 1;
+    // Rows are read in whole panels: up to one past the last key.
+    stride_ = size_ + static_cast<int64_t>(kPanel);
+    tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
+    scaled_.Reset(tables_ * heads_ * stride_);
+    masks_.assign(static_cast<size_t>(tables_ * heads_), 0);
+  }
+
+  bool exists() const { return bias_.table != nullptr; }
+  bool by_layout() const { return bias_.layout != nullptr; }
+  int64_t size() const { return size_; }
+  int64_t stride() const { return stride_; }
+  int64_t tables() const { return exists() ? tables_ * heads_ : 0; }
+
+  // Table n of tables().
+  void Fill(int64_t n) {
+    const float* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
+    float* to = scaled_.data() + n * stride_;
+    std::fill_n(to + size_, stride_ - size_, 0.0f);
+    bool masks = false;
+    for (int64_t e = 0; e < size_; ++e) {
+      to[e] = from[e] * kLog2E;
+      masks = masks || from[e] == -kInfinity;
+    }
+    masks_[static_cast<size_t>(n)] = masks ? 1 : 0;
+  }
+
+  // Whether the table of a head masks anything by -inf.
+  bool masks(int64_t b, int64_t h) const {
+    return exists() && masks_[static_cast<size_t>(Index(b, h))] != 0;
+  }
+
+  // Biases of row i for columns [begin, begin + count); scratch has room for count.
+  const float* Row(int64_t b, int64_t h, int64_t i, int64_t begin, int64_t count, int64_t keys,
+                   float* scratch) const {
+    const float* table = scaled_.data() + Index(b, h) * stride_;
+    if (!by_layout()) return table + queries_ - 1 + begin - i;
+    for (int64_t n = 0; n < count; ++n) {
+      const int64_t entry = begin + n < keys ? bias_.layout->Entry(i, begin + n) : -1;
+      scratch[n] = entry < 0 ? 0.0f : table[entry];
+    }
+    return scratch;
+  }
+
+  // Where the gradient of row i, columns from begin on, is added up: in `table` (a gradient of
+  // stride() floats) itself, or in zeroed scratch that Scatter empties.
+  float* GradientRow(float* table, int64_t i, int64_t begin, int64_t count, float* scratch) const {
+    if (!by_layout()) return table + queries_ - 1 + begin - i;
+    std::fill_n(scratch, count, 0.0f);
+    return scratch;
+  }
+  void Scatter(float* table, int64_t i, int64_t begin, int64_t count, int64_t keys,
+               const float* scratch) const {
+    if (!by_layout()) return;
+    for (int64_t n = 0; n < std::min(count, keys - begin); ++n) {
+      const int64_t entry = bias_.layout->Entry(i, begin + n);
+      if (entry >= 0) table[entry] += scratch[n];
+    }
+  }
+
+ private:
+  int64_t Index(int64_t b, int64_t h) const {
+    return (bias_.batch_stride == 0 ? 0 : b * heads_) + h;
+  }
+
+  Bias<const float> bias_;
+  int64_t heads_;
+  int64_t queries_;
+  int64_t size_ = 0;
+  int64_t stride_ = 0;
+  int64_t tables_ = 0;
+  Buffer scaled_;
+  std::vector<char> masks_;
+};
+
+// The column scalars of each key head, padded to whole panels with zeros outside the batch's keys.
+template <class Definition>
+class ColumnScalars {
+ public:
+  explicit ColumnScalars(const AttentionInput<float>& in)
+      : in_(in), padded_(RoundUp(in.shape.keys, static_cast<int64_t>(kPanel))) {
+    if (kCount > 0) data_.Reset(kCount * in.shape.batch * in.shape.key_heads * padded_);
+  }
+
+  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
+    const int64_t head = b * in_.shape.key_heads + h;
+    const int64_t begin = p * static_cast<int64_t>(kPanel);
+    for (int s = 0; s < kCount; ++s) {
+      const float* from =
+          in_.column_scalars + (s * in_.shape.batch * in_.shape.key_heads + head) * in_.shape.keys;
+      float* to = data_.data() + (head * kCount + s) * padded_;
+      for (int64_t j = begin; j < begin + static_cast<int64_t>(kPanel); ++j) {
+        to[j] = j >= keys.begin && j < keys.end ? from[j] : 0.0f;
+      }
+    }
+  }
+
+  // Scalar s of keys from `begin` on.
+  std::array<const float*, Definition::kColumnScalars + 1> At(int64_t b, int64_t h,
+                                                              int64_t begin) const {
+    std::array<const float*, Definition::kColumnScalars + 1> at{};
+    for (int s = 0; s < kCount; ++s) {
+      at[s] = data_.data() + ((b * in_.shape.key_heads + h) * kCount + s) * padded_ + begin;
+    }
+    return at;
+  }
+
+ private:
+  static constexpr int kCount = Definition::kColumnScalars;
+  const AttentionInput<float>& in_;
+  int64_t padded_;
+  Buffer data_;
+};
+
+// The visible part of one row of a tile, relative to the tile's first column.
+struct RowSpan {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// One tile's mask: every row's span, and the columns that any row sees.
+struct TileMask {
+  RowSpan rows[kRowBlock];
+  int64_t begin = 0;  // first column that a row sees
+  int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
+  bool partial = false;
+
+  // Spans of `count` rows from query i on, for columns [first, first + width).
+  void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
+           int64_t width) {
+    begin = width;
+    end = 0;
+    for (int64_t r = 0; r < count; ++r) {
+      const KeyRange keys = VisibleKeys(mask, batch, position + r);
+      rows[r].begin = std::clamp<int64_t>(keys.begin - first, 0, width);
+      rows[r].end = std::clamp<int64_t>(keys.end - first, rows[r].begin, width);
+      if (rows[r].begin == rows[r].end) continue;
+      begin = std::min(begin, rows[r].begin);
+      end = std::max(end, rows[r].end);
+    }
+    partial = false;
+    for (int64_t r = 0; r < count; ++r) {
+      partial = partial || rows[r].begin != begin || rows[r].end != end;
+    }
+  }
+};
+
+// Scalars of one row, as vectors.
+template <class Definition>
+struct RowVectors {
+  VF a[Definition::kRowScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+};
+
+template <class Definition>
+HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64_t b, int64_t h,
+                                          int64_t i) {
+  const DF d;
+  const AttentionShape& n = in.shape;
+  RowVectors<Definition> row;
+  for (int s = 0; s < Definition::kRowScalars; ++s) {
+    row.a[s] = hn::Set(d, in.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i]);
+  }
+  for (int s = 0; s < Definition::kHeadScalars; ++s) {
+    row.t[s] = hn::Set(d, in.head_scalars[s * n.heads + h]);
+  }
+  return row;
+}
+
+// Lanes of columns [j, j + kLanes) within the span.
+HWY_INLINE auto InSpan(RowSpan span, int64_t j) {
+  const DI di;
+  const VI lane = hn::Iota(di, static_cast<int32_t>(j));
+  return hn::And(lane > hn::Set(di, static_cast<int32_t>(span.begin - 1)),
+                 lane < hn::Set(di, static_cast<int32_t>(span.end)));
+}
+
+HWY_INLINE VF Masked(VF value, VF hidden, RowSpan span, int64_t j) {
+  const DF d;
+  return hn::IfThenElse(hn::RebindMask(d, InSpan(span, j)), value, hidden);
+}
+
+// Inner products -> scores in units of log2, in place; returns the largest. `columns` is a multiple
+// of the vector length.
+template <class Definition, bool kBias, bool kMasked>
+HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t columns,
+                           const RowVectors<Definition>& row, const float* const* column_scalars,
+                           float factor, const float* HWY_RESTRICT bias, RowSpan span) {
+  const DF d;
+  const VF c = hn::Set(d, factor);
+  const VF hidden = hn::Set(d, -kInfinity);
+  VF largest = hidden;
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = hn::LoadU(d, column_scalars[s] + j);
+    }
+    const VF g = Definition::kInnerProduct ? hn::Load(d, tile + j) : hn::Zero(d);
+    const VF f = Definition::Value(g, row.a, b, row.t);
+    VF score;
+    if constexpr (kBias) {
+      const VF beta = hn::LoadU(d, bias + j);
+      score = hn::MulAdd(f, c, beta);
+      // A bias of -inf hides whatever f is, NaN included.
+      if constexpr (kMasked) score = hn::IfThenElse(beta == hidden, hidden, score);
+    } else {
+      score = f * c;
+    }
+    if constexpr (kMasked) score = Masked(score, hidden, span, j);
+    largest = hn::Max(largest, score);
+    hn::Store(score, d, tile + j);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// Scores -> weights 2^(score - largest), in place; returns their sum.
+HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float largest) {
+  const DF d;
+  const VF shift = hn::Set(d, largest);
+  VF sum = hn::Zero(d);
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const VF weight = Exp2(hn::Load(d, tile + j) - shift);
+    sum = sum + weight;
+    hn::Store(weight, d, tile + j);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  for (int64_t j = 0; j < columns; j += kLanes) hn::StoreU(hn::LoadU(d, row + j) * f, d, row + j);
+}
+
+// Whether some number of rows [begin, end) of one head is not finite.
+inline bool HasNonFinite(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+                         int64_t columns) {
+  float sum = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const float* row = view.row(b, h, i);
+    // 0 for finite numbers; lanes of their own let the loop run in vectors.
+    float part[16] = {};
+    int64_t d = 0;
+    for (; d + 16 <= columns; d += 16) {
+      for (int64_t n = 0; n < 16; ++n) part[n] += row[d + n] * 0.0f;
+    }
+    for (; d < columns; ++d) part[0] += row[d] * 0.0f;
+    for (const float p : part) sum += p;
+  }
+  return sum != 0.0f;
+}
+
+template <class Definition>
+class ForwardPass {
+ public:
+  ForwardPass(const AttentionInput<float>& in, const AttentionOutput<float>& out,
+              const Executor& executor)
+      : in_(in),
+        out_(out),
+        executor_(executor),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        value_columns_(PaddedRows::Padded(n_.value_dim)),
+        keys_(in.y, n_.batch, n_.key_heads, Definition::kInnerProduct ? n_.keys : 0, n_.dim),
+        values_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
+        scalars_(in),
+        bias_(in) {}
+
+  void Run() {
+    Pack();
+    const int64_t blocks = DivideUp(n_.queries, kRowBlock);
+    const int64_t tasks = n_.batch * n_.heads * blocks;
+    const int64_t scratch = kRowBlock * (kForwardColumns + value_columns_) + kForwardColumns;
+    const Buffer memory(scratch * WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      const int64_t head = task / blocks;
+      // The last rows first: under a causal mask they see most.
+      RowBlock(head / n_.heads, head % n_.heads, (blocks - 1 - task % blocks) * kRowBlock,
+               memory.data() + worker * scratch);
+    });
+  }
+
+ private:
+  void Pack() {
+    const int64_t panels = DivideUp(n_.keys, static_cast<int64_t>(kPanel));
+    // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
+    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
+                       bias_.exists();
+    if (hides) {
+      non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
+    }
+    const int64_t tasks = n_.batch * n_.key_heads * panels;
+    ParallelTasks(executor_, tasks + bias_.tables(), [&](int64_t task, int) {
+      if (task >= tasks) return bias_.Fill(task - tasks);
+      const int64_t p = task % panels;
+      const int64_t h = task / panels % n_.key_heads;
+      const int64_t b = task / panels / n_.key_heads;
+      const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+      const int64_t begin = std::max(keys.begin, p * static_cast<int64_t>(kPanel));
+      const int64_t end = std::min(keys.end, (p + 1) * static_cast<int64_t>(kPanel));
+      if (Definition::kInnerProduct) keys_.Fill(b, h, p, keys);
+      scalars_.Fill(b, h, p, keys);
+      values_.Fill(b, h, begin, end);
+      if (hides) {
+        non_finite_[static_cast<size_t>(task)] =
+            HasNonFinite(in_.v, b, h, begin, end, n_.value_dim) ? 1 : 0;
+      }
+    });
+  }
+
+  void RowBlock(int64_t b, int64_t h, int64_t first_row, float* scratch) {
+    float* HWY_RESTRICT tile = scratch;
+    float* HWY_RESTRICT sum = tile + kRowBlock * kForwardColumns;
+    float* HWY_RESTRICT bias_scratch = sum + kRowBlock * value_columns_;
+    const int64_t key_head = h / group_;
+    const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    const int64_t position = in_.query_offset + first_row;
+    const Rows values = values_.Head(b, key_head);
+    const bool bias_masks = bias_.masks(b, h);
+    float largest[kRowBlock];
+    float weight[kRowBlock];
+    std::fill_n(largest, rows, -kInfinity);
+    std::fill_n(weight, rows, 0.0f);
+    std::fill_n(sum, rows * value_columns_, 0.0f);
+
+    KeyRange seen{n_.keys, 0};
+    for (int64_t r = 0; r < rows; ++r) {
+      const KeyRange keys = VisibleKeys(in_.mask, batch, position + r);
+      if (keys.empty()) continue;
+      seen.begin = std::min(seen.begin, keys.begin);
+      seen.end = std::max(seen.end, keys.end);
+    }
+    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+    for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
+         first += kForwardColumns) {
+      const int64_t columns = std::min(kForwardColumns, RoundUp(seen.end - first, kWidth));
+      TileMask mask;
+      mask.Set(in_.mask, batch, position, rows, first, columns);
+      if (mask.end <= mask.begin) continue;
+      if (Definition::kInnerProduct) {
+        for (int64_t c = 0; c < columns; c += kWidth) {
+          Multiply(static_cast<size_t>(rows), kMicroVectors, static_cast<size_t>(n_.dim),
+                   {in_.x.row(b, h, first_row), static_cast<size_t>(in_.x.stride[2]), 1},
+                   keys_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
+                   kForwardColumns);
+        }
+      }
+      const auto scalars = scalars_.At(b, key_head, first);
+      const bool masked =
+          mask.partial || mask.begin > 0 || mask.end < columns || bias_masks;
+      for (int64_t r = 0; r < rows; ++r) {
+        float* scores = tile + r * kForwardColumns;
+        const RowVectors<Definition> row = LoadRow<Definition>(in_, b, h, first_row + r);
+        const float factor = in_.factor[h] * kLog2E;
+        const float* bias = bias_.exists() ? bias_.Row(b, h, first_row + r, first, columns,
+                                                       n_.keys, bias_scratch)
+                                           : nullptr;
+        const float top =
+            bias != nullptr
+                ? (masked ? RowScores<Definition, true, true>(scores, columns, row, scalars.data(),
+                                                              factor, bias, mask.rows[r])
+                          : RowScores<Definition, true, false>(scores, columns, row,
+                                                               scalars.data(), factor, bias, {}))
+                : (masked ? RowScores<Definition, false, true>(scores, columns, row,
+                                                               scalars.data(), factor, nullptr,
+                                                               mask.rows[r])
+                          : RowScores<Definition, false, false>(scores, columns, row,
+                                                                scalars.data(), factor, nullptr,
+                                                                {}));
+        if (top > largest[r]) {
+          // The first time the sums are 0, and 2^-inf is 0 as well.
+          const float shrink = std::exp2(largest[r] - top);
+          weight[r] *= shrink;
+          ScaleRow(sum + r * value_columns_, value_columns_, shrink);
+          largest[r] = top;
+        }
+        // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+        const float shift = largest[r] == -kInfinity ? 0.0f : largest[r];
+        weight[r] += RowWeights(scores, columns, shift);
+      }
+      if (masked && AnyNonFinite(b, key_head, first, columns)) {
+        AddVisibleValues(b, h, first_row, rows, first, mask, tile, sum, bias_scratch);
+      } else {
+        MultiplyAdd(static_cast<size_t>(rows), static_cast<size_t>(value_columns_) / kLanes,
+                    static_cast<size_t>(mask.end - mask.begin),
+                    {tile + mask.begin, static_cast<size_t>(kForwardColumns), 1},
+                    values.row(first + mask.begin), static_cast<size_t>(values.stride), sum,
+                    static_cast<size_t>(value_columns_));
+      }
+    }
+
+    for (int64_t r = 0; r < rows; ++r) {
+      float* o = out_.o.row(b, h, first_row + r);
+      const float scale = weight[r] == 0.0f ? 0.0f : 1.0f / weight[r];
+      for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[r * value_columns_ + e] * scale;
+      out_.lse[(b * n_.heads + h) * n_.queries + first_row + r] =
+          weight[r] == 0.0f ? -kInfinity : (largest[r] + std::log2(weight[r])) * kLn2;
+    }
+  }
+
+  bool AnyNonFinite(int64_t b, int64_t key_head, int64_t first, int64_t columns) const {
+    if (non_finite_.empty()) return false;
+    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+    const char* flags = non_finite_.data() +
+                        (b * n_.key_heads + key_head) * DivideUp(n_.keys, kWidth) + first / kWidth;
+    return std::any_of(flags, flags + columns / kWidth, [](char flag) { return flag != 0; });
+  }
+
+  // sum += weights times values, over the pairs that are visible alone.
+  void AddVisibleValues(int64_t b, int64_t h, int64_t first_row, int64_t rows, int64_t first,
+                        const TileMask& mask, const float* tile, float* sum,
+                        float* bias_scratch) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      const RowSpan span = mask.rows[r];
+      const float* bias =
+          bias_.exists() ? bias_.Row(b, h, first_row + r, first, span.end, n_.keys, bias_scratch)
+                         : nullptr;
+      for (int64_t j = span.begin; j < span.end; ++j) {
+        if (bias != nullptr && bias[j] == -kInfinity) continue;
+        const float* v = in_.v.row(b, h / group_, first + j);
+        for (int64_t e = 0; e < n_.value_dim; ++e) {
+          sum[r * value_columns_ + e] += tile[r * kForwardColumns + j] * v[e];
+        }
+      }
+    }
+  }
+
+  const AttentionInput<float>& in_;
+  const AttentionOutput<float>& out_;
+  const Executor& executor_;
+  const AttentionShape& n_;
+  int64_t group_;
+  int64_t value_columns_;
+  Panels keys_;
+  PaddedRows values_;
+  ColumnScalars<Definition> scalars_;
+  BiasTable bias_;
+  std::vector<char> non_finite_;  // for each panel of values
+};
+
+// What the backward pass adds up over one row of a tile, besides the tiles themselves.
+template <class Definition>
+struct RowSums {
+  float factor = 0;
+  float a[Definition::kRowScalars + 1] = {};
+  float t[Definition::kHeadScalars + 1] = {};
+};
+
+// One row of the backward pass. In: inner products g in `tile`, dP in `gradient`. Out: weights p in
+// `tile`, dg in `gradient`; db is added to `d_columns`, dS to `d_bias` where it is not null.
+template <class Definition, bool kBias, bool kMasked>
+HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+                                           int64_t columns, const RowVectors<Definition>& row,
+                                           const float* const* column_scalars,
+                                           float* const* d_columns, float factor,
+                                           const float* HWY_RESTRICT bias, float* d_bias,
+                                           float lse, float delta, RowSpan span) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const VF c = hn::Set(d, factor);
+  const VF c2 = hn::Set(d, factor * kLog2E);
+  const VF shift = hn::Set(d, lse);
+  const VF mean = hn::Set(d, delta);
+  VF sum_factor = zero;
+  VF sum_a[Definition::kRowScalars + 1];
+  VF sum_t[Definition::kHeadScalars + 1];
+  for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
+  for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = zero;
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = hn::LoadU(d, column_scalars[s] + j);
+    }
+    const VF g = Definition::kInnerProduct ? hn::Load(d, tile + j) : zero;
+    VectorDerivative<Definition> slope;
+    const VF f = Definition::Gradient(g, row.a, b, row.t, slope);
+    VF exponent = hn::MulSub(f, c2, shift);
+    if constexpr (kBias) exponent = exponent + hn::LoadU(d, bias + j);
+    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), span, j);
+    const VF p = Exp2(exponent);
+    const VF ds = p * (hn::Load(d, gradient + j) - mean);
+    hn::Store(p, d, tile + j);
+    if constexpr (kBias) {
+      if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
+    }
+    sum_factor = hn::MulAdd(ds, f, sum_factor);
+    const VF df = c * ds;
+    hn::Store(df * slope.g, d, gradient + j);
+    for (int s = 0; s < Definition::kRowScalars; ++s) {
+      sum_a[s] = hn::MulAdd(df, slope.a[s], sum_a[s]);
+    }
+    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+      sum_t[s] = hn::MulAdd(df, slope.t[s], sum_t[s]);
+    }
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      float* to = d_columns[s] + j;
+      hn::StoreU(hn::MulAdd(df, slope.b[s], hn::LoadU(d, to)), d, to);
+    }
+  }
+  RowSums<Definition> sums;
+  sums.factor = hn::GetLane(hn::SumOfLanes(d, sum_factor));
+  for (int s = 0; s < Definition::kRowScalars; ++s) {
+    sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
+  }
+  for (int s = 0; s < Definition::kHeadScalars; ++s) {
+    sums.t[s] = hn::GetLane(hn::SumOfLanes(d, sum_t[s]));
+  }
+  return sums;
+}
+
+template <class Definition>
+class BackwardPass {
+ public:
+  BackwardPass(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
+               const AttentionGradient<float>& grad, const Executor& executor)
+      : in_(in),
+        saved_(saved),
+        grad_(grad),
+        executor_(executor),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        dim_(Definition::kInnerProduct ? n_.dim : 0),
+        padded_dim_(PaddedRows::Padded(dim_)),
+        padded_value_dim_(PaddedRows::Padded(n_.value_dim)),
+        blocks_(DivideUp(n_.keys, kBackwardColumns)),
+        chunks_(Chunks(n_, blocks_)),
+        head_rows_(n_.batch * n_.heads * n_.queries),
+        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
+        value_panels_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
+        keys_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
+        queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
+        d_o_(saved.d_o, n_.batch, n_.heads, n_.queries, n_.value_dim),
+        scalars_(in),
+        bias_(in),
+        lse_(head_rows_),
+        delta_(head_rows_),
+        d_head_(static_cast<size_t>(n_.batch * n_.heads * chunks_)) {
+    if (grad.x.data != nullptr && dim_ > 0) d_queries_.Reset(chunks_ * head_rows_ * padded_dim_);
+    if (Definition::kRowScalars > 0 && grad.row_scalars != nullptr) {
+      d_rows_.Reset(chunks_ * Definition::kRowScalars * head_rows_);
+    }
+    if (grad.bias.table != nullptr) {
+      d_bias_.Reset(n_.batch * n_.heads * chunks_ * bias_.stride());
+    }
+  }
+
+  void Run() {
+    Prepare();
+    const int64_t tasks = n_.batch * n_.key_heads * chunks_;
+    const int64_t scratch = kBackwardColumns * (padded_dim_ + padded_value_dim_ +
+                                                Definition::kColumnScalars + 2 * kRowBlock + 2);
+    const Buffer memory(scratch * WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      const int64_t head = task / chunks_;
+      Chunk(head / n_.key_heads, head % n_.key_heads, task % chunks_,
+            memory.data() + worker * scratch);
+    });
+    Merge();
+  }
+
+ private:
+  // Enough tasks to share out, few enough that the partial sums stay small beside the inputs.
+  static int64_t Chunks(const AttentionShape& n, int64_t blocks) {
+    constexpr int64_t kTasks = 16;
+    const int64_t heads = std::max<int64_t>(1, n.batch * n.key_heads);
+    return std::clamp<int64_t>(DivideUp(kTasks, heads), 1, std::max<int64_t>(1, blocks));
+  }
+
+  // Packs keys and values, scales the bias, and makes each row's lse and delta.
+  void Prepare() {
+    const int64_t panels = DivideUp(n_.keys, static_cast<int64_t>(kPanel));
+    const int64_t row_blocks = DivideUp(n_.queries, kRowBlock);
+    const int64_t key_tasks = n_.batch * n_.key_heads * panels;
+    const int64_t row_tasks = n_.batch * n_.heads * row_blocks;
+    ParallelTasks(executor_, key_tasks + row_tasks + bias_.tables(), [&](int64_t task, int) {
+      if (task < key_tasks) {
+        const int64_t p = task % panels;
+        PrepareKeys(task / panels / n_.key_heads, task / panels % n_.key_heads, p);
+      } else if (task < key_tasks + row_tasks) {
+        const int64_t head = (task - key_tasks) / row_blocks;
+        const int64_t first = (task - key_tasks) % row_blocks * kRowBlock;
+        PrepareRows(head / n_.heads, head % n_.heads, first,
+                    std::min(first + kRowBlock, n_.queries));
+      } else {
+        bias_.Fill(task - key_tasks - row_tasks);
+      }
+    });
+  }
+
+  void PrepareKeys(int64_t b, int64_t h, int64_t p) const {
+    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+    const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+    value_panels_.Fill(b, h, p, keys);
+    scalars_.Fill(b, h, p, keys);
+    if (dim_ == 0) return;
+    key_panels_.Fill(b, h, p, keys);
+    keys_.Fill(b, h, std::max(keys.begin, p * kWidth), std::min(keys.end, (p + 1) * kWidth));
+  }
+
+  void PrepareRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+    d_o_.Fill(b, h, begin, end);
+    if (dim_ > 0) queries_.Fill(b, h, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      if (saved_.lse[row] == -kInfinity) {
+        // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
+        lse_.data()[row] = kInfinity;
+        delta_.data()[row] = 0;
+        continue;
+      }
+      const float* o = saved_.o.row(b, h, i);
+      const float* d_o = saved_.d_o.row(b, h, i);
+      float part[16] = {};
+      int64_t e = 0;
+      for (; e + 16 <= n_.value_dim; e += 16) {
+        for (int64_t k = 0; k < 16; ++k) part[k] += o[e + k] * d_o[e + k];
+      }
+      for (; e < n_.value_dim; ++e) part[0] += o[e] * d_o[e];
+      float sum = 0;
+      for (const float q : part) sum += q;
+      lse_.data()[row] = saved_.lse[row] * kLog2E;
+      delta_.data()[row] = sum - (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+    }
+  }
+
+  // Every chunk-th block of keys of one key head, against all queries of its group.
+  void Chunk(int64_t b, int64_t key_head, int64_t chunk, float* scratch) {
+    for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+      const int64_t head = b * n_.heads + h;
+      d_head_[static_cast<size_t>(head * chunks_ + chunk)] = {};
+      if (d_queries_) {
+        std::fill_n(QueryGradient(chunk, head, 0), n_.queries * padded_dim_, 0.0f);
+      }
+      for (int s = 0; d_rows_ && s < Definition::kRowScalars; ++s) {
+        std::fill_n(RowScalarGradient(chunk, s, head), n_.queries, 0.0f);
+      }
+      if (d_bias_) std::fill_n(BiasGradient(chunk, head), bias_.stride(), 0.0f);
+    }
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    for (int64_t block = chunk; block < blocks_; block += chunks_) {
+      KeyBlock(b, key_head, chunk, block * kBackwardColumns, batch, scratch);
+    }
+  }
+
+  void KeyBlock(int64_t b, int64_t key_head, int64_t chunk, int64_t first, KeyRange batch,
+                float* scratch) {
+    const int64_t columns = std::min(kBackwardColumns, n_.keys - first);
+    float* HWY_RESTRICT tile = scratch;
+    float* HWY_RESTRICT gradient = tile + kRowBlock * kBackwardColumns;
+    float* HWY_RESTRICT d_keys = gradient + kRowBlock * kBackwardColumns;
+    float* HWY_RESTRICT d_values = d_keys + kBackwardColumns * padded_dim_;
+    float* HWY_RESTRICT d_columns = d_values + kBackwardColumns * padded_value_dim_;
+    float* HWY_RESTRICT bias_scratch = d_columns + kBackwardColumns * Definition::kColumnScalars;
+    std::fill_n(d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ +
+                                            Definition::kColumnScalars),
+                0.0f);
+    for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+      for (int64_t row = 0; row < n_.queries; row += kRowBlock) {
+        Tile(b, h, chunk, first, row, batch, tile, gradient, d_keys, d_values, d_columns,
+             bias_scratch);
+      }
+    }
+    for (int64_t j = 0; j < columns; ++j) {
+      if (grad_.y.data != nullptr && dim_ > 0) {
+        std::copy_n(d_keys + j * padded_dim_, dim_, grad_.y.row(b, key_head, first + j));
+      }
+      if (grad_.v.data != nullptr) {
+        std::copy_n(d_values + j * padded_value_dim_, n_.value_dim,
+                    grad_.v.row(b, key_head, first + j));
+      }
+    }
+    for (int s = 0; grad_.column_scalars != nullptr && s < Definition::kColumnScalars; ++s) {
+      std::copy_n(d_columns + s * kBackwardColumns, columns,
+                  grad_.column_scalars +
+                      ((s * n_.batch + b) * n_.key_heads + key_head) * n_.keys + first);
+    }
+  }
+
+  void Tile(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row, KeyRange batch,
+            float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, float* d_keys, float* d_values,
+            float* d_columns, float* bias_scratch) {
+    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+    const int64_t key_head = h / group_;
+    const int64_t head = b * n_.heads + h;
+    const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
+    const int64_t columns = RoundUp(std::min(kBackwardColumns, n_.keys - first), kWidth);
+    TileMask mask;
+    mask.Set(in_.mask, batch, in_.query_offset + first_row, rows, first, columns);
+    if (mask.end <= mask.begin) return;
+    // Whole panels that some row sees.
+    const int64_t begin = mask.begin / kWidth * kWidth;
+    const int64_t end = RoundUp(mask.end, kWidth);
+    const Rows d_o = d_o_.Head(b, h);
+    for (int64_t c = begin; c < end; c += kWidth) {
+      if (dim_ > 0) {
+        Multiply(Size(rows), kMicroVectors, Size(dim_),
+                 {in_.x.row(b, h, first_row), Size(in_.x.stride[2]), 1},
+                 key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
+                 kBackwardColumns);
+      }
+      Multiply(Size(rows), kMicroVectors, Size(n_.value_dim),
+               {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1},
+               value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
+               kBackwardColumns);
+    }
+    const bool masked = mask.partial || mask.begin > begin || mask.end < end;
+    RowGradients(b, h, chunk, first, first_row, rows, begin, end, mask, masked, tile, gradient,
+                 d_columns, bias_scratch);
+    const size_t seen = Size(mask.end - mask.begin);
+    if (grad_.v.data != nullptr) {
+      MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, Size(rows),
+                  {tile + mask.begin, 1, Size(kBackwardColumns)}, d_o.row(first_row),
+                  Size(d_o.stride), d_values + mask.begin * padded_value_dim_,
+                  Size(padded_value_dim_));
+    }
+    if (dim_ == 0) return;
+    if (grad_.y.data != nullptr) {
+      const Rows queries = queries_.Head(b, h);
+      MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
+                  {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
+                  Size(queries.stride), d_keys + mask.begin * padded_dim_, Size(padded_dim_));
+    }
+    if (d_queries_) {
+      const Rows keys = keys_.Head(b, key_head);
+      MultiplyAdd(Size(rows), Size(padded_dim_) / kLanes, seen,
+                  {gradient + mask.begin, Size(kBackwardColumns), 1},
+                  keys.row(first + mask.begin), Size(keys.stride),
+                  QueryGradient(chunk, head, first_row), Size(padded_dim_));
+    }
+  }
+
+  // Turns the columns [begin, end) of a tile's products into weights and gradients of the scores.
+  void RowGradients(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row,
+                    int64_t rows, int64_t begin, int64_t end, const TileMask& mask, bool masked,
+                    float* tile, float* gradient, float* d_columns, float* bias_scratch) {
+    const int64_t head = b * n_.heads + h;
+    const auto scalars = scalars_.At(b, h / group_, first + begin);
+    std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      d_scalars[s] = d_columns + s * kBackwardColumns + begin;
+    }
+    RowSums<Definition>& totals = d_head_[static_cast<size_t>(head * chunks_ + chunk)];
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t i = first_row + r;
+      const RowVectors<Definition> row = LoadRow<Definition>(in_, b, h, i);
+      const RowSpan span{mask.rows[r].begin - begin, mask.rows[r].end - begin};
+      float* const weights = tile + r * kBackwardColumns + begin;
+      float* const d_scores = gradient + r * kBackwardColumns + begin;
+      const float lse = lse_.data()[head * n_.queries + i];
+      const float delta = delta_.data()[head * n_.queries + i];
+      const float factor = in_.factor[h];
+      const int64_t width = end - begin;
+      RowSums<Definition> sums;
+      if (bias_.exists()) {
+        const float* bias = bias_.Row(b, h, i, first + begin, width, n_.keys, bias_scratch);
+        float* d_table = d_bias_ ? BiasGradient(chunk, head) : nullptr;
+        float* d_bias = d_bias_ ? bias_.GradientRow(d_table, i, first + begin, width,
+                                                    bias_scratch + kBackwardColumns)
+                                : nullptr;
+        sums = masked ? RowGradient<Definition, true, true>(
+                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
+                            bias, d_bias, lse, delta, span)
+                      : RowGradient<Definition, true, false>(
+                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
+                            bias, d_bias, lse, delta, span);
+        if (d_bias_) bias_.Scatter(d_table, i, first + begin, width, n_.keys, d_bias);
+      } else {
+        sums = masked ? RowGradient<Definition, false, true>(
+                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
+                            nullptr, nullptr, lse, delta, span)
+                      : RowGradient<Definition, false, false>(
+                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
+                            nullptr, nullptr, lse, delta, span);
+      }
+      totals.factor += sums.factor;
+      for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
+      for (int s = 0; d_rows_ && s < Definition::kRowScalars; ++s) {
+        RowScalarGradient(chunk, s, head)[i] += sums.a[s];
+      }
+    }
+  }
+
+  // Adds up what the chunks gave, in order.
+  void Merge() {
+    const int64_t row_tasks = d_queries_ ? n_.batch * n_.heads : 0;
+    ParallelTasks(executor_, row_tasks, [&](int64_t head, int) {
+      for (int64_t i = 0; i < n_.queries; ++i) {
+        float* to = grad_.x.row(head / n_.heads, head % n_.heads, i);
+        std::copy_n(QueryGradient(0, head, i), dim_, to);
+        for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
+          const float* from = QueryGradient(chunk, head, i);
+          for (int64_t e = 0; e < dim_; ++e) to[e] += from[e];
+        }
+      }
+    });
+    if (d_rows_) {
+      const int64_t size = Definition::kRowScalars * head_rows_;
+      std::copy_n(d_rows_.data(), size, grad_.row_scalars);
+      for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
+        const float* from = d_rows_.data() + chunk * size;
+        for (int64_t e = 0; e < size; ++e) grad_.row_scalars[e] += from[e];
+      }
+    }
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      RowSums<Definition> sums;
+      for (int64_t b = 0; b < n_.batch; ++b) {
+        for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+          const RowSums<Definition>& part =
+              d_head_[static_cast<size_t>((b * n_.heads + h) * chunks_ + chunk)];
+          sums.factor += part.factor;
+          for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += part.t[s];
+        }
+      }
+      if (grad_.factor != nullptr) grad_.factor[h] = sums.factor;
+      for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
+        grad_.head_scalars[s * n_.heads + h] = sums.t[s];
+      }
+    }
+    if (!d_bias_) return;
+    ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
+      for (int64_t b = 0; b < n_.batch; ++b) {
+        float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias_.size();
+        const bool fresh = b == 0 || grad_.bias.batch_stride != 0;
+        if (fresh) std::fill_n(to, bias_.size(), 0.0f);
+        for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+          const float* from = BiasGradient(chunk, b * n_.heads + h);
+          for (int64_t e = 0; e < bias_.size(); ++e) to[e] += from[e];
+        }
+      }
+    });
+  }
+
+  static size_t Size(int64_t n) { return static_cast<size_t>(n); }
+  float* QueryGradient(int64_t chunk, int64_t head, int64_t i) const {
+    return d_queries_.data() + (chunk * head_rows_ + head * n_.queries + i) * padded_dim_;
+  }
+  float* RowScalarGradient(int64_t chunk, int s, int64_t head) const {
+    return d_rows_.data() + (chunk * Definition::kRowScalars + s) * head_rows_ +
+           head * n_.queries;
+  }
+  float* BiasGradient(int64_t chunk, int64_t head) const {
+    return d_bias_.data() + (head * chunks_ + chunk) * bias_.stride();
+  }
+
+  const AttentionInput<float>& in_;
+  const AttentionBackwardInput<float>& saved_;
+  const AttentionGradient<float>& grad_;
+  const Executor& executor_;
+  const AttentionShape& n_;
+  int64_t group_;
+  int64_t dim_;
+  int64_t padded_dim_;
+  int64_t padded_value_dim_;
+  int64_t blocks_;
+  int64_t chunks_;
+  int64_t head_rows_;
+  Panels key_panels_;
+  Panels value_panels_;
+  PaddedRows keys_;
+  PaddedRows queries_;
+  PaddedRows d_o_;
+  ColumnScalars<Definition> scalars_;
+  BiasTable bias_;
+  Buffer lse_;    // in units of log2
+  Buffer delta_;  // sum_j p_ij dP_ij - dlse_i
+  std::vector<RowSums<Definition>> d_head_;
+  Buffer d_queries_;
+  Buffer d_rows_;
+  Buffer d_bias_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,44 @@
+// The matrix product of the kernels, declared for each instruction set; compiled once, in gemm.cc.
+#if defined(GNOMON_SRC_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_GEMM_INL_H_
+#undef GNOMON_SRC_CPU_GEMM_INL_H_
+#else
+#define GNOMON_SRC_CPU_GEMM_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// A microkernel holds kMicroRows x kMicroVectors accumulators: 24 of 32 registers, or 12 of 16.
+constexpr size_t kMicroRows = 6;
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+constexpr size_t kMicroVectors = 4;
+#else
+constexpr size_t kMicroVectors = 2;
+#endif
+// Columns of a packed panel.
+constexpr size_t kPanel = kMicroVectors * HWY_LANES(float);
+
+// A matrix read through strides: element (i, j) at data[i * row + j * column].
+struct Strided {
+  const float* data;
+  size_t row;
+  size_t column;
+};
+
+// C (m x n) = A (m x k) B (k x n), or C += A B. n counts whole vectors; B's and C's columns are
+// contiguous, their rows ldb and ldc floats apart.
+void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb, float* c,
+              size_t ldc);
+void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,
+                 float* c, size_t ldc);
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

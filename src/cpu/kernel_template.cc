@@ -1,0 +1,89 @@
+// The kernels of one definition for every instruction set. The including file defines
+//   GNOMON_DEFINITION       the struct's name
+//   GNOMON_DEFINITION_FILE  the file that has it
+//   GNOMON_DEFINITION_NAME  the pair function's name
+// and gets `const PairFunction& gnomon::PairFunctionOf<name>()`.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/kernel_template.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "cpu/attention-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+namespace {
+
+#include GNOMON_DEFINITION_FILE
+
+void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
+             const Executor& executor) {
+  ForwardPass<GNOMON_DEFINITION>(in, out, executor).Run();
+}
+
+void Backward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
+              const AttentionGradient<float>& gradient, const Executor& executor) {
+  BackwardPass<GNOMON_DEFINITION>(in, saved, gradient, executor).Run();
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "core/pair_function.h"
+#include "reference/attention-inl.h"
+#include "reference/vocabulary.h"
+
+namespace gnomon {
+namespace reference {
+namespace {
+
+#include GNOMON_DEFINITION_FILE
+
+double Value(double g, const double* a, const double* b, const double* t) {
+  return GNOMON_DEFINITION::Value(g, a, b, t);
+}
+
+}  // namespace
+}  // namespace reference
+
+namespace {
+
+HWY_EXPORT(Forward);
+HWY_EXPORT(Backward);
+
+void DispatchForward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
+                     const Executor& executor) {
+  HWY_DYNAMIC_DISPATCH(Forward)(in, out, executor);
+}
+
+void DispatchBackward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
+                      const AttentionGradient<float>& gradient, const Executor& executor) {
+  HWY_DYNAMIC_DISPATCH(Backward)(in, saved, gradient, executor);
+}
+
+}  // namespace
+
+const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
+  using Definition = reference::GNOMON_DEFINITION;
+  static constexpr PairFunction kFunction = {
+      GNOMON_DEFINITION_NAME,
+      Definition::kRowScalars,
+      Definition::kColumnScalars,
+      Definition::kHeadScalars,
+      Definition::kInnerProduct,
+      DispatchForward,
+      DispatchBackward,
+      reference::Forward<Definition>,
+      reference::Backward<Definition>,
+      reference::Value,
+  };
+  return kFunction;
+}
+
+}  // namespace gnomon
+#endif

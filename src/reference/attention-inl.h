@@ -1,0 +1,239 @@
+// The operator in double by plain loops: the oracle of the tests, and what fp64 tensors run on. It
+// shares nothing with the fused kernels but the definitions and the mask's interval.
+//
+// Included once for each definition, after its namespace has defined the vocabulary.
+#ifndef GNOMON_SRC_REFERENCE_ATTENTION_INL_H_
+#define GNOMON_SRC_REFERENCE_ATTENTION_INL_H_
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/visible_keys.h"
+#include "gnomon/attention.h"
+
+namespace gnomon::reference {
+
+// Scalars of one pair, and the derivatives of f; one entry where there would be none.
+struct PairScalars {
+  double a[3];
+  double b[3];
+  double t[3];
+};
+struct PairDerivative {
+  double g = 0;
+  double a[3] = {0, 0, 0};
+  double b[3] = {0, 0, 0};
+  double t[3] = {0, 0, 0};
+};
+
+// Index arithmetic that both directions share.
+template <class Definition>
+class Problem {
+ public:
+  explicit Problem(const AttentionInput<double>& in)
+      : in_(in), n_(in.shape), group_(n_.key_heads == 0 ? 1 : n_.heads / n_.key_heads) {}
+
+  int64_t group() const { return group_; }
+  int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * n_.heads + h) * n_.queries + i; }
+  int64_t column(int64_t b, int64_t h, int64_t j) const {
+    return (b * n_.key_heads + h / group_) * n_.keys + j;
+  }
+
+  PairScalars Scalars(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    PairScalars s{};
+    for (int n = 0; n < Definition::kRowScalars; ++n) {
+      s.a[n] = in_.row_scalars[n * n_.batch * n_.heads * n_.queries + row(b, h, i)];
+    }
+    for (int n = 0; n < Definition::kColumnScalars; ++n) {
+      s.b[n] = in_.column_scalars[n * n_.batch * n_.key_heads * n_.keys + column(b, h, j)];
+    }
+    for (int n = 0; n < Definition::kHeadScalars; ++n) s.t[n] = in_.head_scalars[n * n_.heads + h];
+    return s;
+  }
+
+  double InnerProduct(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!Definition::kInnerProduct) return 0;
+    return Dot(in_.x.row(b, h, i), in_.y.row(b, h / group_, j), n_.dim);
+  }
+
+  // Entry of the bias table, or -1.
+  int64_t BiasEntry(int64_t i, int64_t j) const {
+    if (in_.bias.table == nullptr) return -1;
+    if (in_.bias.layout != nullptr) return in_.bias.layout->Entry(i, j);
+    return n_.queries - 1 + j - i;
+  }
+
+  int64_t BiasSize() const {
+    if (in_.bias.table == nullptr) return 0;
+    return in_.bias.layout != nullptr ? in_.bias.layout->table_size() : n_.queries + n_.keys - 1;
+  }
+
+  // s_ij for a value of f. A bias of -inf masks whatever f is, NaN included.
+  double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
+    const int64_t entry = BiasEntry(i, j);
+    const double score = in_.factor[h] * f;
+    if (entry < 0) return score;
+    const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
+    return bias == -std::numeric_limits<double>::infinity() ? bias : score + bias;
+  }
+
+  KeyRange Keys(int64_t b, int64_t i) const {
+    return VisibleKeys(in_.mask, BatchKeys(in_.mask, n_.keys, b), in_.query_offset + i);
+  }
+
+  static double Dot(const double* x, const double* y, int64_t n) {
+    double sum = 0;
+    for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
+    return sum;
+  }
+
+ private:
+  const AttentionInput<double>& in_;
+  const AttentionShape& n_;
+  int64_t group_;
+};
+
+template <class Definition>
+void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& out,
+             const Executor& executor) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const AttentionShape& n = in.shape;
+  const Problem<Definition> problem(in);
+  ParallelTasks(executor, n.batch * n.heads, [&](int64_t task, int) {
+    const int64_t b = task / n.heads;
+    const int64_t h = task % n.heads;
+    std::vector<double> score(static_cast<size_t>(n.keys));
+    for (int64_t i = 0; i < n.queries; ++i) {
+      double* o = out.o.row(b, h, i);
+      std::fill(o, o + n.value_dim, 0.0);
+      const KeyRange keys = problem.Keys(b, i);
+      double largest = -kInfinity;
+      for (int64_t j = keys.begin; j < keys.end; ++j) {
+        const PairScalars p = problem.Scalars(b, h, i, j);
+        const double f = Definition::Value(problem.InnerProduct(b, h, i, j), p.a, p.b, p.t);
+        score[j] = problem.Score(b, h, i, j, f);
+        largest = std::max(largest, score[j]);
+      }
+      if (largest == -kInfinity) largest = 0;
+      double sum = 0;
+      for (int64_t j = keys.begin; j < keys.end; ++j) {
+        if (score[j] == -kInfinity) continue;
+        const double weight = std::exp(score[j] - largest);
+        sum += weight;
+        const double* v = in.v.row(b, h / problem.group(), j);
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += weight * v[d];
+      }
+      if (sum != 0) {
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
+      }
+      out.lse[problem.row(b, h, i)] = sum == 0 ? -kInfinity : largest + std::log(sum);
+    }
+  });
+}
+
+template <class Definition>
+void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<double>& saved,
+              const AttentionGradient<double>& grad, const Executor& executor) {
+  const AttentionShape& n = in.shape;
+  const Problem<Definition> problem(in);
+  const int64_t group = problem.group();
+  const int64_t bias_size = problem.BiasSize();
+  const int64_t rows = n.batch * n.heads * n.queries;
+  const int64_t columns = n.batch * n.key_heads * n.keys;
+  // Sums over the batch: a part for each element of it, added up in order at the end.
+  std::vector<double> d_factor(static_cast<size_t>(n.batch * n.heads));
+  std::vector<double> d_head(static_cast<size_t>(n.batch * n.heads * 3));
+  std::vector<double> d_bias(static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));
+
+  ParallelTasks(executor, n.batch * n.key_heads, [&](int64_t task, int) {
+    const int64_t b = task / n.key_heads;
+    const int64_t key_head = task % n.key_heads;
+    for (int64_t j = 0; j < n.keys; ++j) {
+      if (grad.y.data) std::fill_n(grad.y.row(b, key_head, j), n.dim, 0.0);
+      if (grad.v.data) std::fill_n(grad.v.row(b, key_head, j), n.value_dim, 0.0);
+      for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+        grad.column_scalars[s * columns + task * n.keys + j] = 0;
+      }
+    }
+    for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
+      const int64_t head = b * n.heads + h;
+      for (int64_t i = 0; i < n.queries; ++i) {
+        const int64_t row = problem.row(b, h, i);
+        if (grad.x.data) std::fill_n(grad.x.row(b, h, i), n.dim, 0.0);
+        for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+          grad.row_scalars[s * rows + row] = 0;
+        }
+        if (saved.lse[row] == -std::numeric_limits<double>::infinity()) continue;
+        const double* d_o = saved.d_o.row(b, h, i);
+        const double delta = problem.Dot(d_o, saved.o.row(b, h, i), n.value_dim) -
+                             (saved.d_lse ? saved.d_lse[row] : 0);
+        const KeyRange keys = problem.Keys(b, i);
+        for (int64_t j = keys.begin; j < keys.end; ++j) {
+          const PairScalars p = problem.Scalars(b, h, i, j);
+          PairDerivative d;
+          const double f = Definition::Gradient(problem.InnerProduct(b, h, i, j), p.a, p.b, p.t, d);
+          const double score = problem.Score(b, h, i, j, f);
+          if (score == -std::numeric_limits<double>::infinity()) continue;
+          const double weight = std::exp(score - saved.lse[row]);
+          const double* v = in.v.row(b, key_head, j);
+          const double d_score = weight * (problem.Dot(d_o, v, n.value_dim) - delta);
+          const double d_f = in.factor[h] * d_score;
+          if (grad.v.data) {
+            double* d_v = grad.v.row(b, key_head, j);
+            for (int64_t e = 0; e < n.value_dim; ++e) d_v[e] += weight * d_o[e];
+          }
+          if (Definition::kInnerProduct && grad.x.data) {
+            double* d_x = grad.x.row(b, h, i);
+            const double* y = in.y.row(b, key_head, j);
+            for (int64_t e = 0; e < n.dim; ++e) d_x[e] += d_f * d.g * y[e];
+          }
+          if (Definition::kInnerProduct && grad.y.data) {
+            double* d_y = grad.y.row(b, key_head, j);
+            const double* x = in.x.row(b, h, i);
+            for (int64_t e = 0; e < n.dim; ++e) d_y[e] += d_f * d.g * x[e];
+          }
+          for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+            grad.row_scalars[s * rows + row] += d_f * d.a[s];
+          }
+          for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+            grad.column_scalars[s * columns + task * n.keys + j] += d_f * d.b[s];
+          }
+          for (int s = 0; s < Definition::kHeadScalars; ++s) d_head[head * 3 + s] += d_f * d.t[s];
+          d_factor[head] += d_score * f;
+          const int64_t entry = problem.BiasEntry(i, j);
+          if (grad.bias.table && entry >= 0) d_bias[head * bias_size + entry] += d_score;
+        }
+      }
+    }
+  });
+
+  for (int64_t h = 0; h < n.heads; ++h) {
+    if (grad.factor) grad.factor[h] = 0;
+    for (int s = 0; grad.head_scalars && s < Definition::kHeadScalars; ++s) {
+      grad.head_scalars[s * n.heads + h] = 0;
+    }
+    for (int64_t b = 0; b < n.batch; ++b) {
+      if (grad.factor) grad.factor[h] += d_factor[b * n.heads + h];
+      for (int s = 0; grad.head_scalars && s < Definition::kHeadScalars; ++s) {
+        grad.head_scalars[s * n.heads + h] += d_head[(b * n.heads + h) * 3 + s];
+      }
+    }
+  }
+  if (grad.bias.table) {
+    const int64_t tables = grad.bias.batch_stride == 0 ? 1 : n.batch;
+    std::fill_n(grad.bias.table, tables * n.heads * bias_size, 0.0);
+    for (int64_t b = 0; b < n.batch; ++b) {
+      double* table = grad.bias.table + b * grad.bias.batch_stride;
+      for (int64_t e = 0; e < n.heads * bias_size; ++e) {
+        table[e] += d_bias[b * n.heads * bias_size + e];
+      }
+    }
+  }
+}
+
+}  // namespace gnomon::reference
+
+#endif  // GNOMON_SRC_REFERENCE_ATTENTION_INL_H_

@@ -1,0 +1,20 @@
+// The definitions' vocabulary for double (src/definitions/README.md).
+#ifndef GNOMON_SRC_REFERENCE_VOCABULARY_H_
+#define GNOMON_SRC_REFERENCE_VOCABULARY_H_
+
+#include <cmath>
+
+namespace gnomon::reference {
+
+inline double Splat(double /*like*/, double value) { return value; }
+// NaN in either operand gives NaN.
+inline double Max(double a, double b) { return a > b || a != a ? a : b; }
+inline double Min(double a, double b) { return a < b || a != a ? a : b; }
+inline double Abs(double a) { return std::fabs(a); }
+inline double Sqrt(double a) { return std::sqrt(a); }
+inline double Rsqrt(double a) { return 1.0 / std::sqrt(a); }
+inline double Select(bool mask, double yes, double no) { return mask ? yes : no; }
+
+}  // namespace gnomon::reference
+
+#endif  // GNOMON_SRC_REFERENCE_VOCABULARY_H_
