@@ -1,0 +1,28 @@
+// The commands of the program, one file each.
+#ifndef GNOMON_CLI_COMMANDS_H_
+#define GNOMON_CLI_COMMANDS_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace gnomon::cli {
+
+// Exit codes besides 0. Wrong input is what throws gnomon::Error.
+inline constexpr int kInternalFailure = 1;
+inline constexpr int kWrongInput = 2;
+inline constexpr int kInterrupted = 130;
+
+// What the command line asks for; returns an exit code.
+using Action = std::function<int()>;
+
+// Each adds a subcommand that sets *action when it is chosen.
+void AddTrain(CLI::App& app, Action* action);
+void AddEval(CLI::App& app, Action* action);
+void AddGenerate(CLI::App& app, Action* action);
+void AddCompare(CLI::App& app, Action* action);
+void AddList(CLI::App& app, Action* action);
+void AddBench(CLI::App& app, Action* action);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_COMMANDS_H_

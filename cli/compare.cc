@@ -1,0 +1,374 @@
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/results.h"
+#include "gnomon/attention.h"
+#include "models/files.h"
+#include "models/strings.h"
+#include "models/training.h"
+
+namespace gnomon::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using models::StrCat;
+using nlohmann::json;
+
+constexpr int64_t kResultsFormat = 1;
+constexpr const char* kResultsName = "results.json";
+constexpr const char* kTableName = "table.md";
+// Points of a training curve.
+constexpr int64_t kCurvePoints = 100;
+
+struct CompareFlags {
+  std::string data;
+  std::vector<std::string> positions = {"none", "sinusoidal",       "rope",
+                                        "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
+  std::vector<std::string> similarities = {"dot"};
+  std::vector<std::string> runs;
+  std::vector<int64_t> lengths = {128, 256, 512};
+  int64_t seeds = 1;
+  int64_t first_seed = 0;
+  int64_t evaluation_bytes = 65536;
+  models::LanguageModelOptions model;
+  models::TrainingOptions training;
+  std::string out;
+  std::string resume;
+  int64_t threads = 0;
+};
+
+// A comparison under way: what is to be done, and the record of what is done.
+struct Comparison {
+  CompareSettings settings;
+  models::TextData data;
+  fs::path folder;
+  json record;
+};
+
+void Save(Comparison* work, const char* status) {
+  json& record = work->record;
+  record["status"] = status;
+  record["updated"] = Now();
+  record["summary"] = Summarize(work->settings, record["runs"]);
+  models::WriteFileAtomically(work->folder / kResultsName, {record.dump(1) + "\n"});
+  models::WriteFileAtomically(work->folder / kTableName,
+                              {FormatTable(work->settings, record["summary"])});
+}
+
+// The cross product of positions and similarities unless only single runs were asked for, then
+// those, each combination once.
+std::vector<Combination> Combinations(const CompareFlags& flags, bool product) {
+  std::vector<Combination> all;
+  const auto add = [&](Combination combination) {
+    if (std::find(all.begin(), all.end(), combination) == all.end()) {
+      all.push_back(std::move(combination));
+    }
+  };
+  if (product) {
+    for (const std::string& similarity : flags.similarities) {
+      for (const std::string& position : flags.positions) add({similarity, position});
+    }
+  }
+  for (const std::string& run : flags.runs) {
+    const size_t slash = run.find('/');
+    if (slash == std::string::npos || slash == 0 || slash + 1 == run.size()) {
+      throw Error(StrCat("--run: '", run, "' is not SIMILARITY/POSITION"));
+    }
+    add({run.substr(0, slash), run.substr(slash + 1)});
+  }
+  return all;
+}
+
+models::LanguageModelOptions ModelOptions(const CompareSettings& settings,
+                                          const Combination& combination) {
+  models::LanguageModelOptions options = settings.model;
+  options.similarity = combination.similarity;
+  options.position = combination.position;
+  options.max_length = settings.lengths[0];
+  return options;
+}
+
+// Everything that can be wrong is found here, before the first combination is trained.
+void Check(const CompareSettings& settings) {
+  models::CheckTrainingOptions(settings.training);
+  CheckLengths(settings.lengths);
+  for (const Combination& combination : settings.combinations) {
+    BuildModel(ModelOptions(settings, combination), settings.seeds[0]);
+  }
+}
+
+void CheckData(const Comparison& work) {
+  const std::vector<int64_t>& lengths = work.settings.lengths;
+  CheckTextHolds(work.data, lengths[0], *std::max_element(lengths.begin(), lengths.end()));
+}
+
+json DescribeSession() {
+  return {{"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine()}};
+}
+
+Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
+  if (flags.data.empty()) throw Error("compare: --data is required");
+  const bool named = command.count("--position") > 0 || command.count("--similarity") > 0;
+  Comparison work;
+  CompareSettings& settings = work.settings;
+  settings.combinations = Combinations(flags, named || flags.runs.empty());
+  settings.lengths = flags.lengths;
+  for (int64_t n = 0; n < flags.seeds; ++n) settings.seeds.push_back(flags.first_seed + n);
+  settings.evaluation_bytes = flags.evaluation_bytes;
+  settings.model = flags.model;
+  settings.training = flags.training;
+  settings.training.length = flags.lengths[0];
+  settings.training.seed = flags.first_seed;
+  Check(settings);
+  work.data = models::ReadText(flags.data);
+  CheckData(work);
+  work.folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+  work.record = {{"format", kResultsFormat},
+                 {"name", work.folder.filename().string()},
+                 {"started", Now()},
+                 {"sessions", json::array({DescribeSession()})},
+                 {"versions", DescribeVersions()},
+                 {"data", DescribeData(work.data)},
+                 {"settings", ToJson(settings)},
+                 {"runs", json::array()}};
+  return work;
+}
+
+json ReadRecord(const fs::path& file) {
+  std::ifstream in(file);
+  if (!in) throw Error(StrCat("--resume: cannot read ", file.string()));
+  json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const bool sound = record.is_object() && record.value("format", json()) == kResultsFormat &&
+                     record.value("settings", json()).is_object() &&
+                     record.value("data", json()).is_object() &&
+                     record.value("sessions", json()).is_array() &&
+                     record.value("runs", json()).is_array();
+  if (!sound) throw Error(StrCat(file.string(), " is not the record of a comparison"));
+  return record;
+}
+
+Comparison ResumedComparison(const std::string& folder) {
+  Comparison work;
+  work.folder = folder;
+  const fs::path file = work.folder / kResultsName;
+  work.record = ReadRecord(file);
+  try {
+    work.settings = CompareFromJson(work.record["settings"]);
+    Summarize(work.settings, work.record["runs"]);
+    const json& data = work.record["data"];
+    work.data = models::ReadText(data.at("path").get<std::string>());
+    if (work.data.sha256 != data.at("sha256").get<std::string>()) {
+      throw Error(StrCat("the text at ", work.data.path, " is not what the run began with"));
+    }
+  } catch (const json::exception& error) {
+    throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
+  } catch (const Error& error) {
+    throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
+  }
+  Check(work.settings);
+  CheckData(work);
+  work.record["sessions"].push_back(DescribeSession());
+  return work;
+}
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Time left of a session, judged by the steps that it has done.
+class Schedule {
+ public:
+  explicit Schedule(int64_t total) : total_(total) {}
+  void Done(int64_t steps) { done_ += steps; }
+  std::string Left() const {
+    return TimeLeft(clock_.seconds(), static_cast<double>(done_), static_cast<double>(total_));
+  }
+
+ private:
+  int64_t total_;
+  int64_t done_ = 0;
+  Stopwatch clock_;
+};
+
+// Trains and evaluates one combination with one seed. Nothing comes back if Ctrl-C came first.
+std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int64_t seed,
+                                const std::string& title, Schedule* schedule,
+                                Progress* progress) {
+  const CompareSettings& settings = work.settings;
+  const Stopwatch clock;
+  models::TrainingOptions training = settings.training;
+  training.seed = seed;
+  const models::LanguageModelOptions options =
+      ModelOptions(settings, settings.combinations[combination]);
+  models::Trainer trainer(BuildModel(options, seed), work.data.train, training);
+  RunResult result;
+  result.combination = combination;
+  result.seed = seed;
+  result.parameters = trainer.model()->CountParameters();
+  std::vector<double> milliseconds;
+  const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
+  double sum = 0;
+  int64_t summed = 0;
+  while (trainer.step() < training.steps) {
+    if (Interrupted()) return std::nullopt;
+    const Stopwatch step_clock;
+    const double loss = trainer.Step();
+    milliseconds.push_back(step_clock.seconds() * 1e3);
+    if (!std::isfinite(loss)) {
+      result.diverged = true;
+      break;
+    }
+    schedule->Done(1);
+    sum += loss;
+    ++summed;
+    if (trainer.step() % stride == 0 || trainer.step() == training.steps) {
+      result.curve_steps.push_back(trainer.step());
+      result.curve_losses.push_back(sum / static_cast<double>(summed));
+      sum = 0;
+      summed = 0;
+    }
+    const double shown = summed > 0 ? sum / static_cast<double>(summed)
+                                    : result.curve_losses.back();
+    progress->Update(StrCat(title, ", step ", trainer.step(), " of ", training.steps, ", loss ",
+                            FormatLoss(shown), ", ", schedule->Left()));
+  }
+  result.ms_per_step = Median(milliseconds);
+  if (result.diverged) {
+    schedule->Done(training.steps - trainer.step());
+  } else {
+    progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
+    result.losses = models::Evaluate(trainer.model(), work.data.valid, settings.lengths,
+                                     settings.evaluation_bytes, [] { return !Interrupted(); });
+    if (result.losses.empty()) return std::nullopt;
+  }
+  result.seconds = clock.seconds();
+  return result;
+}
+
+bool IsDone(const json& runs, int64_t combination, int64_t seed) {
+  return std::any_of(runs.begin(), runs.end(), [&](const json& run) {
+    return run["combination"] == combination && run["seed"] == seed;
+  });
+}
+
+int RunAll(Comparison* work) {
+  const CompareSettings& settings = work->settings;
+  json& runs = work->record["runs"];
+  std::vector<std::pair<int64_t, int64_t>> todo;
+  for (const int64_t seed : settings.seeds) {
+    for (size_t c = 0; c < settings.combinations.size(); ++c) {
+      const auto combination = static_cast<int64_t>(c);
+      if (!IsDone(runs, combination, seed)) todo.emplace_back(combination, seed);
+    }
+  }
+  const size_t total = settings.combinations.size() * settings.seeds.size();
+  Save(work, "running");
+  CatchInterrupts();
+  Progress progress;
+  progress.Note(StrCat(todo.size(), " runs of ", settings.training.steps, " steps on ",
+                       work->data.train.size(), " bytes of ", work->data.path, ", into ",
+                       work->folder.string()));
+  Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
+  for (const auto& [combination, seed] : todo) {
+    const std::string title =
+        StrCat("run ", runs.size() + 1, " of ", total, ": ",
+               settings.combinations[combination].label(), ", seed ", seed);
+    const std::optional<RunResult> result =
+        RunOne(*work, combination, seed, title, &schedule, &progress);
+    if (!result) {
+      Save(work, "interrupted");
+      progress.Note(StrCat("stopped: ", runs.size(), " of ", total,
+                           " runs are finished; go on with: gnomon compare --resume ",
+                           work->folder.string()));
+      return kInterrupted;
+    }
+    runs.push_back(ToJson(*result));
+    Save(work, "running");
+    std::string outcome = result->diverged ? " diverged" : "";
+    for (const models::LengthLoss& at : result->losses) {
+      outcome += StrCat(" ", FormatLoss(at.loss), " at ", at.length, ",");
+    }
+    progress.Note(StrCat(title, ":", outcome, " ", Duration(result->seconds)));
+  }
+  Save(work, "finished");
+  const std::string missing = DrawReport(work->folder);
+  if (!missing.empty()) progress.Note(missing);
+  std::cout << FormatTable(settings, work->record["summary"]) << "\n"
+            << (work->folder / (missing.empty() ? "report.html" : kTableName)).string()
+            << std::endl;
+  return 0;
+}
+
+int Run(const CLI::App& command, const CompareFlags& flags) {
+  SetThreads(flags.threads);
+  if (!flags.resume.empty()) CheckStandsAlone(command, "--resume", {"--threads"});
+  Comparison work =
+      flags.resume.empty() ? NewComparison(command, flags) : ResumedComparison(flags.resume);
+  return RunAll(&work);
+}
+
+}  // namespace
+
+void AddCompare(CLI::App& app, Action* action) {
+  CLI::App* command = app.add_subcommand(
+      "compare",
+      "Train a small language model with each combination of similarity and position on the same "
+      "data, order and budget, and evaluate each at several lengths. Leaves results.json, table.md "
+      "and report.html in a folder.");
+  auto flags = std::make_shared<CompareFlags>();
+  flags->training.steps = 700;
+  command->add_option("--data", flags->data,
+                      "A text file, or a folder of text files; the last tenth is for validation "
+                      "unless the folder has parts called train and valid");
+  command->add_option("--position", flags->positions,
+                      "Position specifications joined by commas, see `gnomon list`")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--similarity", flags->similarities,
+                      "Similarity specifications joined by commas; each is combined with each "
+                      "position")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--run", flags->runs,
+                      "SIMILARITY/POSITION: one combination more, repeatable; without --position "
+                      "and --similarity these are all");
+  command->add_option("--lengths", flags->lengths,
+                      "Bytes a window, joined by commas: the first to train at, all to evaluate "
+                      "at")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--seeds", flags->seeds, "How many seeds; several give mean and spread")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--seed", flags->first_seed, "The first seed")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--evaluation-bytes", flags->evaluation_bytes,
+                      "Bytes of validation text that each length is measured on")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--out", flags->out,
+                      "Folder for the results; default runs/<date>-<time>-<name of the data>");
+  command->add_option("--resume", flags->resume,
+                      "Go on with the comparison in this folder: finished runs are kept, an "
+                      "unfinished one starts again; excludes the options that began it");
+  AddThreadsFlag(command, &flags->threads);
+  AddModelFlags(command, &flags->model);
+  AddTrainingFlags(command, &flags->training);
+  command->callback(
+      [action, command, flags] { *action = [command, flags] { return Run(*command, *flags); }; });
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,90 @@
+// What every command shares: interrupts, progress, the run's folder, and a record of the machine.
+#ifndef GNOMON_CLI_CONSOLE_H_
+#define GNOMON_CLI_CONSOLE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/text_data.h"
+
+namespace gnomon::cli {
+
+// The words of the command line, for the record of a run.
+void RememberCommand(int argc, char** argv);
+const std::vector<std::string>& CommandWords();
+
+// From now on a first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills.
+void CatchInterrupts();
+bool Interrupted();
+
+// A message without line breaks, shortened to what a line of a log holds.
+std::string OneLine(const std::string& message);
+
+// "42 s", "6 min", "1 h 05 min".
+std::string Duration(double seconds);
+
+// "2026-01-31T12:00:00Z".
+std::string Now();
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// One line about the work under way on the standard error: rewritten on a terminal, printed every
+// ten seconds elsewhere.
+class Progress {
+ public:
+  Progress();
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Update(const std::string& line);
+  // Prints a line that stays.
+  void Note(const std::string& line);
+
+ private:
+  bool terminal_;
+  bool open_ = false;  // an unfinished line stands on the terminal
+  double printed_ = -1e9;
+  Stopwatch clock_;
+};
+
+// "x s" of work left when `done` of `total` parts took `seconds`.
+std::string TimeLeft(double seconds, double done, double total);
+
+// Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>; throws Error if
+// it cannot be written or holds something already.
+std::filesystem::path CreateRunFolder(const std::string& out, const std::string& name);
+
+// The name of a run on this data: the last part of its path.
+std::string NameOfData(const std::string& path);
+
+// Throws Error unless both parts of the text can hold a window of the length they are used at.
+void CheckTextHolds(const models::TextData& data, int64_t training_length, int64_t longest);
+
+// 0 leaves Torch's own choice, the number of cores.
+void SetThreads(int64_t threads);
+
+nlohmann::json DescribeMachine();
+nlohmann::json DescribeVersions();
+nlohmann::json DescribeData(const models::TextData& data);
+
+// Draws report.html by `python -m gnomon.report FOLDER`. The interpreter is that of the environment
+// variable GNOMON_PYTHON, else the one beside the program, else the one that the program was built
+// with, else python3. Returns an empty string, or one line that says why there is no report.
+std::string DrawReport(const std::filesystem::path& folder);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_CONSOLE_H_

@@ -1,0 +1,120 @@
+#include "cli/flags.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "gnomon/attention.h"
+#include "models/strings.h"
+
+namespace gnomon::cli {
+
+using models::StrCat;
+
+void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options) {
+  const std::string group = "Model";
+  command->add_option("--dim", options->dim, "Width of the model")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--depth", options->depth, "Layers")->capture_default_str()->group(group);
+  command->add_option("--heads", options->heads, "Attention heads a layer; divides --dim")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--mlp", options->mlp, "Hidden units of each layer's MLP")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--dropout", options->dropout, "Of each residual branch, 0 to 1")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options) {
+  const std::string group = "Training";
+  command->add_option("--steps", options->steps, "Steps of the optimizer")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--batch", options->batch, "Windows of text a step")
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--learning-rate", options->learning_rate,
+                   "The highest; it falls to a tenth along a cosine")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--warmup", options->warmup, "Steps of linear growth of the learning rate")
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--weight-decay", options->weight_decay,
+                   "AdamW's decoupled decay of weight matrices and embeddings")
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--clip", options->clip, "Largest norm of the gradient")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddThreadsFlag(CLI::App* command, int64_t* threads) {
+  command->add_option("--threads", *threads, "Threads; 0: one for each core")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+}
+
+void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
+                      const std::vector<std::string>& allowed) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() > 0 && name != chosen &&
+        std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+      throw Error(StrCat(chosen, " takes its settings from the run and excludes ", name));
+    }
+  }
+}
+
+models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed) {
+  const auto name = [&] {
+    return StrCat("similarity '", options.similarity, "', position '", options.position, "': ");
+  };
+  try {
+    models::LanguageModel model = models::NewModel(options, seed);
+    const torch::NoGradGuard no_grad;
+    model->forward(torch::zeros({1, std::min<int64_t>(2, options.max_length)}, torch::kLong));
+    return model;
+  } catch (const c10::ValueError& error) {
+    throw Error(name() + error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    throw Error(name() + error.what_without_backtrace());
+  } catch (const c10::NotImplementedError& error) {
+    throw Error(name() + error.what_without_backtrace());
+  }
+}
+
+std::filesystem::path CheckpointFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    throw Error(StrCat("no such checkpoint file or run folder: ", path));
+  }
+  if (!std::filesystem::is_directory(path, error)) return path;
+  const std::filesystem::path file = std::filesystem::path(path) / kCheckpointName;
+  if (!std::filesystem::exists(file, error)) {
+    throw Error(StrCat("the folder ", path, " holds no ", kCheckpointName));
+  }
+  return file;
+}
+
+void CheckLengths(const std::vector<int64_t>& lengths) {
+  std::set<int64_t> seen;
+  for (const int64_t length : lengths) {
+    if (length < 1) throw Error(StrCat("--lengths: ", length, " is not a length of at least 1"));
+    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " comes twice"));
+  }
+}
+
+std::string FormatLoss(const std::optional<double>& loss) {
+  if (!loss) return "–";
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3f", *loss);
+  return text;
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,44 @@
+// Options that several commands take.
+#ifndef GNOMON_CLI_FLAGS_H_
+#define GNOMON_CLI_FLAGS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "models/training.h"
+
+namespace gnomon::cli {
+
+// --dim, --depth, --heads, --mlp, --dropout.
+void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options);
+
+// --steps, --batch, --learning-rate, --warmup, --weight-decay, --clip.
+void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options);
+
+// --threads.
+void AddThreadsFlag(CLI::App* command, int64_t* threads);
+
+// Throws Error if any option but `allowed` was given beside `chosen`.
+void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
+                      const std::vector<std::string>& allowed);
+
+// Builds the model and runs it on two bytes, so that a wrong option or specification is known
+// before any work; throws Error with the operator's own words.
+models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed);
+
+// The checkpoint at `path`, which is the file itself or the folder of a run.
+std::filesystem::path CheckpointFile(const std::string& path);
+inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
+
+// Throws Error unless every length is at least 1 and none comes twice.
+void CheckLengths(const std::vector<int64_t>& lengths);
+
+// "1.234", or a dash for no number.
+std::string FormatLoss(const std::optional<double>& loss);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_FLAGS_H_

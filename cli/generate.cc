@@ -1,0 +1,80 @@
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "gnomon/attention.h"
+#include "models/language_model.h"
+#include "models/strings.h"
+#include "models/training.h"
+
+namespace gnomon::cli {
+namespace {
+
+using models::StrCat;
+
+struct GenerateFlags {
+  std::string model;
+  std::string prompt = "\n";
+  models::GenerationOptions options;
+  bool no_cache = false;
+  int64_t threads = 0;
+};
+
+int Run(GenerateFlags flags) {
+  SetThreads(flags.threads);
+  if (flags.prompt.empty()) throw Error("generate: --prompt is empty");
+  if (flags.options.temperature == 0 && flags.options.top_k != 0) {
+    throw Error("generate: --temperature 0 takes the likeliest byte and excludes --top-k");
+  }
+  models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model));
+  // The last byte is never read.
+  const int64_t needed = static_cast<int64_t>(flags.prompt.size()) + flags.options.tokens - 1;
+  const std::optional<int64_t> longest = checkpoint.model->max_length();
+  if (longest && needed > *longest) {
+    throw Error(StrCat("generate: the position '", checkpoint.model->options().position,
+                       "' is defined for ", *longest, " bytes, --prompt and --tokens need ",
+                       needed));
+  }
+  flags.options.use_cache = !flags.no_cache;
+  CatchInterrupts();
+  std::cout << flags.prompt << std::flush;
+  models::Generate(checkpoint.model, flags.prompt, flags.options, [](char byte) {
+    std::cout << byte << std::flush;
+    return !Interrupted();
+  });
+  std::cout << std::endl;
+  return Interrupted() ? kInterrupted : 0;
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App& app, Action* action) {
+  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  auto flags = std::make_shared<GenerateFlags>();
+  flags->options.tokens = 512;
+  flags->options.temperature = 0.8;
+  command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
+      ->required();
+  command->add_option("--prompt", flags->prompt, "Text to continue; default: a line break");
+  command->add_option("--tokens", flags->options.tokens, "Bytes to add")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  command->add_option("--temperature", flags->options.temperature,
+                      "Of the softmax that bytes are drawn from; 0: the likeliest byte each time")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->add_option("--top-k", flags->options.top_k,
+                      "Draw from this many likeliest bytes; 0: from all")
+      ->check(CLI::Range(0, 256))
+      ->capture_default_str();
+  command->add_option("--seed", flags->options.seed, "Of the draws")->capture_default_str();
+  command->add_flag("--no-cache", flags->no_cache,
+                    "Read the whole text again for each byte instead of keeping keys and values");
+  AddThreadsFlag(command, &flags->threads);
+  command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
+}
+
+}  // namespace gnomon::cli

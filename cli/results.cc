@@ -1,0 +1,170 @@
+#include "cli/results.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "gnomon/attention.h"
+#include "models/strings.h"
+
+namespace gnomon::cli {
+namespace {
+
+using models::StrCat;
+using nlohmann::json;
+
+json OrNull(const std::optional<double>& value) { return value ? json(*value) : json(); }
+
+json MeanAndSpread(const std::vector<double>& values) {
+  if (values.empty()) return {{"mean", nullptr}, {"spread", nullptr}};
+  double sum = 0;
+  for (const double value : values) sum += value;
+  const double mean = sum / static_cast<double>(values.size());
+  if (values.size() == 1) return {{"mean", mean}, {"spread", nullptr}};
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return {{"mean", mean},
+          {"spread", std::sqrt(squares / static_cast<double>(values.size() - 1))}};
+}
+
+std::string FormatNumber(const json& value, const char* format) {
+  if (!value.is_number()) return "–";
+  char text[32];
+  std::snprintf(text, sizeof(text), format, value.get<double>());
+  return text;
+}
+
+std::string FormatCell(const json& cell) {
+  std::string text = FormatNumber(cell["mean"], "%.3f");
+  if (cell["spread"].is_number()) text += " ± " + FormatNumber(cell["spread"], "%.3f");
+  return text;
+}
+
+}  // namespace
+
+json ToJson(const CompareSettings& settings) {
+  json combinations = json::array();
+  for (const Combination& combination : settings.combinations) {
+    combinations.push_back({{"similarity", combination.similarity},
+                            {"position", combination.position},
+                            {"label", combination.label()}});
+  }
+  return {{"combinations", combinations},
+          {"lengths", settings.lengths},
+          {"seeds", settings.seeds},
+          {"evaluation_bytes", settings.evaluation_bytes},
+          {"model", models::ToJson(settings.model)},
+          {"training", models::ToJson(settings.training)}};
+}
+
+CompareSettings CompareFromJson(const json& object) {
+  CompareSettings settings;
+  try {
+    for (const json& combination : object.at("combinations")) {
+      settings.combinations.push_back({combination.at("similarity").get<std::string>(),
+                                       combination.at("position").get<std::string>()});
+    }
+    settings.lengths = object.at("lengths").get<std::vector<int64_t>>();
+    settings.seeds = object.at("seeds").get<std::vector<int64_t>>();
+    settings.evaluation_bytes = object.at("evaluation_bytes").get<int64_t>();
+    settings.model = models::ModelFromJson(object.at("model"));
+    settings.training = models::TrainingFromJson(object.at("training"));
+  } catch (const json::exception& error) {
+    throw Error(StrCat("its settings: ", error.what()));
+  }
+  if (settings.combinations.empty() || settings.lengths.empty() || settings.seeds.empty()) {
+    throw Error("its settings name no combination, length or seed");
+  }
+  return settings;
+}
+
+json ToJson(const RunResult& run) {
+  json losses = json::array();
+  for (const models::LengthLoss& at : run.losses) {
+    losses.push_back({{"length", at.length},
+                      {"loss", OrNull(at.loss)},
+                      {"last", OrNull(at.last)},
+                      {"windows", at.windows}});
+  }
+  return {{"combination", run.combination},
+          {"seed", run.seed},
+          {"status", run.diverged ? "diverged" : "done"},
+          {"parameters", run.parameters},
+          {"ms_per_step", run.ms_per_step},
+          {"seconds", run.seconds},
+          {"curve", {{"step", run.curve_steps}, {"loss", run.curve_losses}}},
+          {"losses", losses}};
+}
+
+json Summarize(const CompareSettings& settings, const json& runs) {
+  json summary = json::array();
+  for (size_t c = 0; c < settings.combinations.size(); ++c) {
+    int64_t finished = 0;
+    int64_t diverged = 0;
+    json parameters;
+    std::vector<double> milliseconds;
+    const size_t lengths = settings.lengths.size();
+    std::vector<std::vector<double>> loss(lengths);
+    std::vector<std::vector<double>> last(lengths);
+    for (const json& run : runs) {
+      if (run["combination"] != c) continue;
+      ++finished;
+      diverged += run["status"] == "diverged" ? 1 : 0;
+      parameters = run["parameters"];
+      milliseconds.push_back(run["ms_per_step"]);
+      for (size_t n = 0; n < run["losses"].size(); ++n) {
+        const json& at = run["losses"][n];
+        if (at["loss"].is_number()) loss[n].push_back(at["loss"]);
+        if (at["last"].is_number()) last[n].push_back(at["last"]);
+      }
+    }
+    json losses = json::array();
+    for (size_t n = 0; n < lengths; ++n) {
+      losses.push_back({{"length", settings.lengths[n]},
+                        {"loss", MeanAndSpread(loss[n])},
+                        {"last", MeanAndSpread(last[n])}});
+    }
+    summary.push_back({{"combination", c},
+                       {"label", settings.combinations[c].label()},
+                       {"runs", finished},
+                       {"diverged", diverged},
+                       {"parameters", parameters},
+                       {"ms_per_step", MeanAndSpread(milliseconds)},
+                       {"losses", losses}});
+  }
+  return summary;
+}
+
+std::string FormatTable(const CompareSettings& settings, const json& summary) {
+  std::string table = "| similarity/position | parameters | ms a step |";
+  std::string rule = "|:--|--:|--:|";
+  for (const char* kind : {"loss at ", "last 32 at "}) {
+    for (const int64_t length : settings.lengths) {
+      table += StrCat(" ", kind, length, " |");
+      rule += "--:|";
+    }
+  }
+  table += "\n" + rule + "\n";
+  bool any_diverged = false;
+  for (const json& row : summary) {
+    const bool diverged = row["diverged"] > 0;
+    any_diverged = any_diverged || diverged;
+    table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "", " | ",
+                    FormatNumber(row["parameters"], "%.0f"), " | ",
+                    FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
+    for (const char* kind : {"loss", "last"}) {
+      for (const json& at : row["losses"]) table += " " + FormatCell(at[kind]) + " |";
+    }
+    table += "\n";
+  }
+  table += StrCat("\nNats a byte, mean", settings.seeds.size() > 1 ? " ± standard deviation" : "",
+                  " over ", settings.seeds.size(), " seed",
+                  settings.seeds.size() > 1 ? "s" : "", ", trained at length ",
+                  settings.lengths[0], " for ", settings.training.steps, " steps of ",
+                  settings.training.batch * settings.lengths[0],
+                  " bytes; \"last 32\": over the last 32 bytes of each window. A dash: not "
+                  "defined at that length, or not finished.\n");
+  if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
+  return table;
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,59 @@
+// The record of a comparison: results.json (docs/results.md) and table.md.
+#ifndef GNOMON_CLI_RESULTS_H_
+#define GNOMON_CLI_RESULTS_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/training.h"
+
+namespace gnomon::cli {
+
+struct Combination {
+  std::string similarity;
+  std::string position;
+  std::string label() const { return similarity + "/" + position; }
+  bool operator==(const Combination&) const = default;
+};
+
+struct CompareSettings {
+  std::vector<Combination> combinations;
+  std::vector<int64_t> lengths;  // the first is the training length
+  std::vector<int64_t> seeds;
+  int64_t evaluation_bytes = 65536;
+  models::LanguageModelOptions model;  // similarity and position come from the combination
+  models::TrainingOptions training;    // length and seed come from above
+};
+
+nlohmann::json ToJson(const CompareSettings& settings);
+// Throws Error where a field is missing or wrong.
+CompareSettings CompareFromJson(const nlohmann::json& object);
+
+// The outcome of one combination with one seed.
+struct RunResult {
+  int64_t combination = 0;
+  int64_t seed = 0;
+  bool diverged = false;  // the loss became infinite or NaN; there are no losses then
+  int64_t parameters = 0;
+  double ms_per_step = 0;  // median
+  double seconds = 0;      // training and evaluation together
+  std::vector<int64_t> curve_steps;
+  std::vector<double> curve_losses;  // mean training loss since the step before
+  std::vector<models::LengthLoss> losses;
+};
+
+nlohmann::json ToJson(const RunResult& run);
+
+// Mean and sample standard deviation over the seeds at hand, for each combination.
+nlohmann::json Summarize(const CompareSettings& settings, const nlohmann::json& runs);
+
+// A Markdown table of a summary.
+std::string FormatTable(const CompareSettings& settings, const nlohmann::json& summary);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_RESULTS_H_

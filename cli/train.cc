@@ -1,0 +1,155 @@
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "gnomon/attention.h"
+#include "models/strings.h"
+#include "models/training.h"
+
+namespace gnomon::cli {
+namespace {
+
+using models::StrCat;
+
+struct TrainFlags {
+  std::string data;
+  std::string out;
+  std::string resume;
+  models::LanguageModelOptions model;
+  models::TrainingOptions training;
+  int64_t checkpoint_every = 500;
+  int64_t evaluation_bytes = 131072;
+  int64_t threads = 0;
+};
+
+struct Work {
+  std::unique_ptr<models::Trainer> trainer;
+  models::TextData data;
+  std::filesystem::path checkpoint;
+};
+
+// Everything that can be wrong is found here, before the first step.
+Work NewWork(TrainFlags flags) {
+  if (flags.data.empty()) throw Error("train: --data is required");
+  flags.model.max_length = flags.training.length;
+  models::CheckTrainingOptions(flags.training);
+  models::LanguageModel model = BuildModel(flags.model, flags.training.seed);
+  Work work;
+  work.data = models::ReadText(flags.data);
+  CheckTextHolds(work.data, flags.training.length, flags.training.length);
+  work.checkpoint = CreateRunFolder(flags.out, NameOfData(flags.data)) / kCheckpointName;
+  work.trainer = std::make_unique<models::Trainer>(model, work.data.train, flags.training);
+  return work;
+}
+
+Work ResumedWork(const TrainFlags& flags) {
+  Work work;
+  work.checkpoint = CheckpointFile(flags.resume);
+  models::Checkpoint checkpoint = models::LoadCheckpoint(work.checkpoint);
+  work.data = models::ReadText(checkpoint.data_path);
+  if (work.data.sha256 != checkpoint.data_sha256) {
+    throw Error(StrCat("the text at ", checkpoint.data_path, " is not what the run began with"));
+  }
+  CheckTextHolds(work.data, checkpoint.training.length, checkpoint.training.length);
+  work.trainer = std::make_unique<models::Trainer>(checkpoint.model, work.data.train,
+                                                   checkpoint.training);
+  work.trainer->Restore(checkpoint.optimizer, checkpoint.step);
+  return work;
+}
+
+int Run(const CLI::App& command, const TrainFlags& flags) {
+  if (!flags.resume.empty()) {
+    CheckStandsAlone(command, "--resume",
+                     {"--threads", "--checkpoint-every", "--evaluation-bytes"});
+  }
+  SetThreads(flags.threads);
+  Work work = flags.resume.empty() ? NewWork(flags) : ResumedWork(flags);
+  models::Trainer& trainer = *work.trainer;
+  const auto save = [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data); };
+  save();
+  CatchInterrupts();
+  Progress progress;
+  const int64_t steps = trainer.options().steps;
+  const int64_t first = trainer.step();
+  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
+                       work.data.train.size(), " bytes to train on, steps ", first, " to ",
+                       steps));
+  const Stopwatch clock;
+  double smooth = 0;
+  while (trainer.step() < steps && !Interrupted()) {
+    const double loss = trainer.Step();
+    if (!std::isfinite(loss)) {
+      throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(),
+                                      "; ", work.checkpoint.string(),
+                                      " is from before (a lower --learning-rate may help)"));
+    }
+    const int64_t done = trainer.step() - first;
+    smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
+    progress.Update(StrCat("step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth),
+                           " nats a byte, ",
+                           TimeLeft(clock.seconds(), static_cast<double>(done),
+                                    static_cast<double>(steps - first))));
+    if (trainer.step() % flags.checkpoint_every == 0) save();
+  }
+  save();
+  if (trainer.step() < steps) {
+    progress.Note(StrCat("stopped after step ", trainer.step(), " of ", steps,
+                         "; go on with: gnomon train --resume ",
+                         work.checkpoint.parent_path().string()));
+    return kInterrupted;
+  }
+  const std::vector<models::LengthLoss> losses =
+      models::Evaluate(trainer.model(), work.data.valid, {trainer.options().length},
+                       flags.evaluation_bytes, [] { return !Interrupted(); });
+  if (losses.empty()) return kInterrupted;
+  progress.Note(StrCat("saved ", work.checkpoint.string()));
+  std::cout << "validation loss at length " << losses[0].length << ": "
+            << FormatLoss(losses[0].loss) << " nats a byte\n";
+  return 0;
+}
+
+}  // namespace
+
+void AddTrain(CLI::App& app, Action* action) {
+  CLI::App* command =
+      app.add_subcommand("train", "Train a language model over bytes and save it");
+  auto flags = std::make_shared<TrainFlags>();
+  flags->training.length = 256;
+  command->add_option("--data", flags->data,
+                      "A text file, or a folder of text files; the last tenth is for validation "
+                      "unless the folder has parts called train and valid");
+  command->add_option("--position", flags->model.position,
+                      "Position specification, see `gnomon list`")
+      ->capture_default_str();
+  command->add_option("--similarity", flags->model.similarity,
+                      "Similarity specification, see `gnomon list`")
+      ->capture_default_str();
+  command->add_option("--length", flags->training.length, "Bytes a window")
+      ->capture_default_str();
+  command->add_option("--seed", flags->training.seed,
+                      "Of the weights, the order of the data and dropout")
+      ->capture_default_str();
+  command->add_option("--out", flags->out,
+                      "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
+  command->add_option("--resume", flags->resume,
+                      "Go on with the run in this folder; excludes the options that began it");
+  command->add_option("--checkpoint-every", flags->checkpoint_every,
+                      "Steps between two checkpoints")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--evaluation-bytes", flags->evaluation_bytes,
+                      "Bytes of validation text that the final loss is measured on")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  AddThreadsFlag(command, &flags->threads);
+  AddModelFlags(command, &flags->model);
+  AddTrainingFlags(command, &flags->training);
+  command->callback(
+      [action, command, flags] { *action = [command, flags] { return Run(*command, *flags); }; });
+}
+
+}  // namespace gnomon::cli
