@@ -35,9 +35,18 @@ namespace HWY_NAMESPACE {
 constexpr int64_t kRowBlock = 48;
 constexpr int64_t kForwardColumns = 256;
 constexpr int64_t kBackwardColumns = 192;
+constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
+constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
+
+// Vectors of a panel that hold its first `columns` columns.
+HWY_INLINE size_t Vectors(int64_t columns) {
+  return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
+}
 
 // f's derivatives; arrays of one where the definition has none.
 template <class Definition>
@@ -65,7 +74,7 @@ class PaddedRows {
   }
 
   static int64_t Padded(int64_t columns) {
-    return RoundUp(columns, static_cast<int64_t>(kLanes));
+    return RoundUp(columns, kLaneCount);
   }
   bool copies() const { return static_cast<bool>(copy_); }
 
@@ -100,15 +109,14 @@ class Panels {
       : view_(view),
         heads_(heads),
         columns_(columns),
-        panels_(DivideUp(rows, static_cast<int64_t>(kPanel))),
-        data_(batch * heads * panels_ * columns * static_cast<int64_t>(kPanel)) {}
+        panels_(DivideUp(rows, kWidth)),
+        data_(batch * heads * panels_ * columns * kWidth) {}
 
   int64_t count() const { return panels_; }
 
   const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
     float* HWY_RESTRICT to = At(b, h, p);
     const int64_t begin = std::clamp<int64_t>(keys.begin - p * kWidth, 0, kWidth);
     const int64_t end = std::clamp<int64_t>(keys.end - p * kWidth, begin, kWidth);
@@ -132,7 +140,7 @@ class Panels {
  private:
   float* At(int64_t b, int64_t h, int64_t p) const {
     return data_.data() +
-           ((b * heads_ + h) * panels_ + p) * columns_ * static_cast<int64_t>(kPanel);
+           ((b * heads_ + h) * panels_ + p) * columns_ * kWidth;
   }
 
   View<const float> view_;
@@ -151,7 +159,7 @@ class BiasTable {
     size_ = bias_.layout != nullptr ? bias_.layout->table_size()
                                     : in.shape.queries + in.shape.keys - 1;
     // Rows are read in whole panels: up to one past the last key.
-    stride_ = size_ + static_cast<int64_t>(kPanel);
+    stride_ = size_ + kWidth;
     tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
     scaled_.Reset(tables_ * heads_ * stride_);
     masks_.assign(static_cast<size_t>(tables_ * heads_), 0);
@@ -229,18 +237,18 @@ template <class Definition>
 class ColumnScalars {
  public:
   explicit ColumnScalars(const AttentionInput<float>& in)
-      : in_(in), padded_(RoundUp(in.shape.keys, static_cast<int64_t>(kPanel))) {
+      : in_(in), padded_(RoundUp(in.shape.keys, kWidth)) {
     if (kCount > 0) data_.Reset(kCount * in.shape.batch * in.shape.key_heads * padded_);
   }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     const int64_t head = b * in_.shape.key_heads + h;
-    const int64_t begin = p * static_cast<int64_t>(kPanel);
+    const int64_t begin = p * kWidth;
     for (int s = 0; s < kCount; ++s) {
       const float* from =
           in_.column_scalars + (s * in_.shape.batch * in_.shape.key_heads + head) * in_.shape.keys;
       float* to = data_.data() + (head * kCount + s) * padded_;
-      for (int64_t j = begin; j < begin + static_cast<int64_t>(kPanel); ++j) {
+      for (int64_t j = begin; j < begin + kWidth; ++j) {
         to[j] = j >= keys.begin && j < keys.end ? from[j] : 0.0f;
       }
     }
@@ -289,10 +297,25 @@ struct TileMask {
       begin = std::min(begin, rows[r].begin);
       end = std::max(end, rows[r].end);
     }
-    partial = false;
-    for (int64_t r = 0; r < count; ++r) {
-      partial = partial || rows[r].begin != begin || rows[r].end != end;
+    partial = HidesWithin({begin, end}, 0, count);
+  }
+
+  // What any of rows [first_row, last_row) sees.
+  RowSpan Seen(int64_t first_row, int64_t last_row) const {
+    RowSpan seen{end, begin};
+    for (int64_t r = first_row; r < last_row; ++r) {
+      if (rows[r].begin == rows[r].end) continue;
+      seen.begin = std::min(seen.begin, rows[r].begin);
+      seen.end = std::max(seen.end, rows[r].end);
     }
+    return seen;
+  }
+
+  // Whether one of rows [first_row, last_row) does not see all of the span.
+  bool HidesWithin(RowSpan span, int64_t first_row, int64_t last_row) const {
+    return std::any_of(rows + first_row, rows + last_row, [span](RowSpan row) {
+      return row.begin > span.begin || row.end < span.end;
+    });
   }
 };
 
@@ -426,14 +449,14 @@ class ForwardPass {
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       const int64_t head = task / blocks;
       // The last rows first: under a causal mask they see most.
-      RowBlock(head / n_.heads, head % n_.heads, (blocks - 1 - task % blocks) * kRowBlock,
-               memory.data() + worker * scratch);
+      QueryBlock(head / n_.heads, head % n_.heads, (blocks - 1 - task % blocks) * kRowBlock,
+                 memory.data() + worker * scratch);
     });
   }
 
  private:
   void Pack() {
-    const int64_t panels = DivideUp(n_.keys, static_cast<int64_t>(kPanel));
+    const int64_t panels = DivideUp(n_.keys, kWidth);
     // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
                        bias_.exists();
@@ -447,8 +470,8 @@ class ForwardPass {
       const int64_t h = task / panels % n_.key_heads;
       const int64_t b = task / panels / n_.key_heads;
       const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
-      const int64_t begin = std::max(keys.begin, p * static_cast<int64_t>(kPanel));
-      const int64_t end = std::min(keys.end, (p + 1) * static_cast<int64_t>(kPanel));
+      const int64_t begin = std::max(keys.begin, p * kWidth);
+      const int64_t end = std::min(keys.end, (p + 1) * kWidth);
       if (Definition::kInnerProduct) keys_.Fill(b, h, p, keys);
       scalars_.Fill(b, h, p, keys);
       values_.Fill(b, h, begin, end);
@@ -459,120 +482,159 @@ class ForwardPass {
     });
   }
 
-  void RowBlock(int64_t b, int64_t h, int64_t first_row, float* scratch) {
-    float* HWY_RESTRICT tile = scratch;
-    float* HWY_RESTRICT sum = tile + kRowBlock * kForwardColumns;
-    float* HWY_RESTRICT bias_scratch = sum + kRowBlock * value_columns_;
-    const int64_t key_head = h / group_;
-    const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
+  // A block of queries and what its rows have added up so far.
+  struct Block {
+    int64_t b;
+    int64_t h;
+    int64_t first_row;
+    int64_t rows;
+    float* tile;          // kRowBlock x kForwardColumns
+    float* sum;           // kRowBlock x value_columns_: weights times values
+    float* bias;          // scratch of one row
+    float largest[kRowBlock];  // score, in units of log2
+    float weight[kRowBlock];   // sum of 2^(score - largest)
+  };
+
+  void QueryBlock(int64_t b, int64_t h, int64_t first_row, float* scratch) const {
+    Block block{};
+    block.b = b;
+    block.h = h;
+    block.first_row = first_row;
+    block.rows = std::min(kRowBlock, n_.queries - first_row);
+    block.tile = scratch;
+    block.sum = block.tile + kRowBlock * kForwardColumns;
+    block.bias = block.sum + kRowBlock * value_columns_;
+    std::fill_n(block.largest, block.rows, -kInfinity);
+    std::fill_n(block.sum, block.rows * value_columns_, 0.0f);
+
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     const int64_t position = in_.query_offset + first_row;
-    const Rows values = values_.Head(b, key_head);
-    const bool bias_masks = bias_.masks(b, h);
-    float largest[kRowBlock];
-    float weight[kRowBlock];
-    std::fill_n(largest, rows, -kInfinity);
-    std::fill_n(weight, rows, 0.0f);
-    std::fill_n(sum, rows * value_columns_, 0.0f);
-
     KeyRange seen{n_.keys, 0};
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < block.rows; ++r) {
       const KeyRange keys = VisibleKeys(in_.mask, batch, position + r);
       if (keys.empty()) continue;
       seen.begin = std::min(seen.begin, keys.begin);
       seen.end = std::max(seen.end, keys.end);
     }
-    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
     for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
          first += kForwardColumns) {
-      const int64_t columns = std::min(kForwardColumns, RoundUp(seen.end - first, kWidth));
       TileMask mask;
-      mask.Set(in_.mask, batch, position, rows, first, columns);
-      if (mask.end <= mask.begin) continue;
-      if (Definition::kInnerProduct) {
-        for (int64_t c = 0; c < columns; c += kWidth) {
-          Multiply(static_cast<size_t>(rows), kMicroVectors, static_cast<size_t>(n_.dim),
-                   {in_.x.row(b, h, first_row), static_cast<size_t>(in_.x.stride[2]), 1},
-                   keys_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
-                   kForwardColumns);
-        }
-      }
-      const auto scalars = scalars_.At(b, key_head, first);
-      const bool masked =
-          mask.partial || mask.begin > 0 || mask.end < columns || bias_masks;
-      for (int64_t r = 0; r < rows; ++r) {
-        float* scores = tile + r * kForwardColumns;
-        const RowVectors<Definition> row = LoadRow<Definition>(in_, b, h, first_row + r);
-        const float factor = in_.factor[h] * kLog2E;
-        const float* bias = bias_.exists() ? bias_.Row(b, h, first_row + r, first, columns,
-                                                       n_.keys, bias_scratch)
-                                           : nullptr;
-        const float top =
-            bias != nullptr
-                ? (masked ? RowScores<Definition, true, true>(scores, columns, row, scalars.data(),
-                                                              factor, bias, mask.rows[r])
-                          : RowScores<Definition, true, false>(scores, columns, row,
-                                                               scalars.data(), factor, bias, {}))
-                : (masked ? RowScores<Definition, false, true>(scores, columns, row,
-                                                               scalars.data(), factor, nullptr,
-                                                               mask.rows[r])
-                          : RowScores<Definition, false, false>(scores, columns, row,
-                                                                scalars.data(), factor, nullptr,
-                                                                {}));
-        if (top > largest[r]) {
-          // The first time the sums are 0, and 2^-inf is 0 as well.
-          const float shrink = std::exp2(largest[r] - top);
-          weight[r] *= shrink;
-          ScaleRow(sum + r * value_columns_, value_columns_, shrink);
-          largest[r] = top;
-        }
-        // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
-        const float shift = largest[r] == -kInfinity ? 0.0f : largest[r];
-        weight[r] += RowWeights(scores, columns, shift);
-      }
-      if (masked && AnyNonFinite(b, key_head, first, columns)) {
-        AddVisibleValues(b, h, first_row, rows, first, mask, tile, sum, bias_scratch);
-      } else {
-        MultiplyAdd(static_cast<size_t>(rows), static_cast<size_t>(value_columns_) / kLanes,
-                    static_cast<size_t>(mask.end - mask.begin),
-                    {tile + mask.begin, static_cast<size_t>(kForwardColumns), 1},
-                    values.row(first + mask.begin), static_cast<size_t>(values.stride), sum,
-                    static_cast<size_t>(value_columns_));
+      mask.Set(in_.mask, batch, position, block.rows, first,
+               std::min(kForwardColumns, n_.keys - first));
+      // Rows that see different keys go in small groups, each as far as it sees.
+      const int64_t step = mask.partial ? static_cast<int64_t>(kMicroRows) : block.rows;
+      for (int64_t r = 0; r < block.rows; r += step) {
+        AddKeys(block, mask, r, std::min(r + step, block.rows), first);
       }
     }
+    Finish(block);
+  }
 
-    for (int64_t r = 0; r < rows; ++r) {
-      float* o = out_.o.row(b, h, first_row + r);
-      const float scale = weight[r] == 0.0f ? 0.0f : 1.0f / weight[r];
-      for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[r * value_columns_ + e] * scale;
-      out_.lse[(b * n_.heads + h) * n_.queries + first_row + r] =
-          weight[r] == 0.0f ? -kInfinity : (largest[r] + std::log2(weight[r])) * kLn2;
+  // Adds a tile's keys, from `first` on, to rows [first_row, last_row) of a block.
+  void AddKeys(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
+               int64_t first) const {
+    const RowSpan seen = mask.Seen(first_row, last_row);
+    if (seen.end <= seen.begin) return;
+    const int64_t key_head = block.h / group_;
+    const int64_t query = block.first_row + first_row;
+    const size_t rows = Size(last_row - first_row);
+    float* tile = block.tile + first_row * kForwardColumns;
+    float* sum = block.sum + first_row * value_columns_;
+    if (Definition::kInnerProduct) {
+      for (int64_t c = seen.begin / kWidth * kWidth; c < seen.end; c += kWidth) {
+        Multiply(rows, Vectors(seen.end - c), Size(n_.dim),
+                 {in_.x.row(block.b, block.h, query), Size(in_.x.stride[2]), 1},
+                 keys_.panel(block.b, key_head, (first + c) / kWidth), kPanel, tile + c,
+                 Size(kForwardColumns));
+      }
+    }
+    // Whole vectors.
+    const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
+    const bool masked =
+        mask.HidesWithin(span, first_row, last_row) || bias_.masks(block.b, block.h);
+    for (int64_t r = first_row; r < last_row; ++r) {
+      AddWeights(block, r, first, span, masked, mask.rows[r]);
+    }
+    if (masked && AnyNonFinite(block.b, key_head, first + seen.begin, first + seen.end)) {
+      return AddVisibleValues(block, mask, first_row, last_row, first);
+    }
+    const Rows values = values_.Head(block.b, key_head);
+    MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
+                {tile + seen.begin, Size(kForwardColumns), 1}, values.row(first + seen.begin),
+                Size(values.stride), sum, Size(value_columns_));
+  }
+
+  // Row r of a block: its inner products within the span become weights.
+  void AddWeights(Block& block, int64_t r, int64_t first, RowSpan span, bool masked,
+                  RowSpan visible) const {
+    const int64_t query = block.first_row + r;
+    const int64_t columns = span.end - span.begin;
+    float* tile = block.tile + r * kForwardColumns + span.begin;
+    const RowVectors<Definition> row = LoadRow<Definition>(in_, block.b, block.h, query);
+    const auto scalars = scalars_.At(block.b, block.h / group_, first + span.begin);
+    const float factor = in_.factor[block.h] * kLog2E;
+    const RowSpan in_tile{visible.begin - span.begin, visible.end - span.begin};
+    float top;
+    if (bias_.exists()) {
+      const float* bias = bias_.Row(block.b, block.h, query, first + span.begin, columns, n_.keys,
+                                    block.bias);
+      top = masked ? RowScores<Definition, true, true>(tile, columns, row, scalars.data(), factor,
+                                                       bias, in_tile)
+                   : RowScores<Definition, true, false>(tile, columns, row, scalars.data(), factor,
+                                                        bias, in_tile);
+    } else {
+      top = masked ? RowScores<Definition, false, true>(tile, columns, row, scalars.data(), factor,
+                                                        nullptr, in_tile)
+                   : RowScores<Definition, false, false>(tile, columns, row, scalars.data(), factor,
+                                                         nullptr, in_tile);
+    }
+    if (top > block.largest[r]) {
+      // The first time the sums are 0, and 2^-inf is 0 as well.
+      const float shrink = std::exp2(block.largest[r] - top);
+      block.weight[r] *= shrink;
+      ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
+      block.largest[r] = top;
+    }
+    // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+    const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
+    block.weight[r] += RowWeights(tile, columns, shift);
+  }
+
+  void Finish(const Block& block) const {
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const float weight = block.weight[r];
+      const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
+      const float* sum = block.sum + r * value_columns_;
+      float* o = out_.o.row(block.b, block.h, block.first_row + r);
+      for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[e] * scale;
+      out_.lse[(block.b * n_.heads + block.h) * n_.queries + block.first_row + r] =
+          weight == 0.0f ? -kInfinity : (block.largest[r] + std::log2(weight)) * kLn2;
     }
   }
 
-  bool AnyNonFinite(int64_t b, int64_t key_head, int64_t first, int64_t columns) const {
+  // Whether a panel of values with one of keys [begin, end) has a number that is not finite.
+  bool AnyNonFinite(int64_t b, int64_t key_head, int64_t begin, int64_t end) const {
     if (non_finite_.empty()) return false;
-    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
-    const char* flags = non_finite_.data() +
-                        (b * n_.key_heads + key_head) * DivideUp(n_.keys, kWidth) + first / kWidth;
-    return std::any_of(flags, flags + columns / kWidth, [](char flag) { return flag != 0; });
+    const char* flags =
+        non_finite_.data() + (b * n_.key_heads + key_head) * DivideUp(n_.keys, kWidth);
+    return std::any_of(flags + begin / kWidth, flags + DivideUp(end, kWidth),
+                       [](char flag) { return flag != 0; });
   }
 
-  // sum += weights times values, over the pairs that are visible alone.
-  void AddVisibleValues(int64_t b, int64_t h, int64_t first_row, int64_t rows, int64_t first,
-                        const TileMask& mask, const float* tile, float* sum,
-                        float* bias_scratch) const {
-    for (int64_t r = 0; r < rows; ++r) {
+  // Weights times values over the pairs that are visible alone.
+  void AddVisibleValues(const Block& block, const TileMask& mask, int64_t first_row,
+                        int64_t last_row, int64_t first) const {
+    for (int64_t r = first_row; r < last_row; ++r) {
       const RowSpan span = mask.rows[r];
-      const float* bias =
-          bias_.exists() ? bias_.Row(b, h, first_row + r, first, span.end, n_.keys, bias_scratch)
-                         : nullptr;
+      const float* weights = block.tile + r * kForwardColumns;
+      float* sum = block.sum + r * value_columns_;
+      const float* bias = bias_.exists() ? bias_.Row(block.b, block.h, block.first_row + r, first,
+                                                     span.end, n_.keys, block.bias)
+                                         : nullptr;
       for (int64_t j = span.begin; j < span.end; ++j) {
         if (bias != nullptr && bias[j] == -kInfinity) continue;
-        const float* v = in_.v.row(b, h / group_, first + j);
-        for (int64_t e = 0; e < n_.value_dim; ++e) {
-          sum[r * value_columns_ + e] += tile[r * kForwardColumns + j] * v[e];
-        }
+        const float* v = in_.v.row(block.b, block.h / group_, first + j);
+        for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weights[j] * v[e];
       }
     }
   }
@@ -720,7 +782,7 @@ class BackwardPass {
 
   // Packs keys and values, scales the bias, and makes each row's lse and delta.
   void Prepare() {
-    const int64_t panels = DivideUp(n_.keys, static_cast<int64_t>(kPanel));
+    const int64_t panels = DivideUp(n_.keys, kWidth);
     const int64_t row_blocks = DivideUp(n_.queries, kRowBlock);
     const int64_t key_tasks = n_.batch * n_.key_heads * panels;
     const int64_t row_tasks = n_.batch * n_.heads * row_blocks;
@@ -740,7 +802,6 @@ class BackwardPass {
   }
 
   void PrepareKeys(int64_t b, int64_t h, int64_t p) const {
-    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
     const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
     value_panels_.Fill(b, h, p, keys);
     scalars_.Fill(b, h, p, keys);
@@ -831,33 +892,28 @@ class BackwardPass {
   void Tile(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row, KeyRange batch,
             float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, float* d_keys, float* d_values,
             float* d_columns, float* bias_scratch) {
-    constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
     const int64_t key_head = h / group_;
     const int64_t head = b * n_.heads + h;
     const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
-    const int64_t columns = RoundUp(std::min(kBackwardColumns, n_.keys - first), kWidth);
     TileMask mask;
-    mask.Set(in_.mask, batch, in_.query_offset + first_row, rows, first, columns);
+    mask.Set(in_.mask, batch, in_.query_offset + first_row, rows, first,
+             std::min(kBackwardColumns, n_.keys - first));
     if (mask.end <= mask.begin) return;
-    // Whole panels that some row sees.
-    const int64_t begin = mask.begin / kWidth * kWidth;
-    const int64_t end = RoundUp(mask.end, kWidth);
     const Rows d_o = d_o_.Head(b, h);
-    for (int64_t c = begin; c < end; c += kWidth) {
+    for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
       if (dim_ > 0) {
-        Multiply(Size(rows), kMicroVectors, Size(dim_),
+        Multiply(Size(rows), Vectors(mask.end - c), Size(dim_),
                  {in_.x.row(b, h, first_row), Size(in_.x.stride[2]), 1},
                  key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
                  kBackwardColumns);
       }
-      Multiply(Size(rows), kMicroVectors, Size(n_.value_dim),
+      Multiply(Size(rows), Vectors(mask.end - c), Size(n_.value_dim),
                {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1},
                value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
                kBackwardColumns);
     }
-    const bool masked = mask.partial || mask.begin > begin || mask.end < end;
-    RowGradients(b, h, chunk, first, first_row, rows, begin, end, mask, masked, tile, gradient,
-                 d_columns, bias_scratch);
+    RowGradients(b, h, chunk, first, first_row, rows, mask, tile, gradient, d_columns,
+                 bias_scratch);
     const size_t seen = Size(mask.end - mask.begin);
     if (grad_.v.data != nullptr) {
       MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, Size(rows),
@@ -881,11 +937,15 @@ class BackwardPass {
     }
   }
 
-  // Turns the columns [begin, end) of a tile's products into weights and gradients of the scores.
+  // Turns a tile's products into weights and gradients of the scores.
   void RowGradients(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row,
-                    int64_t rows, int64_t begin, int64_t end, const TileMask& mask, bool masked,
-                    float* tile, float* gradient, float* d_columns, float* bias_scratch) {
+                    int64_t rows, const TileMask& mask, float* tile, float* gradient,
+                    float* d_columns, float* bias_scratch) {
     const int64_t head = b * n_.heads + h;
+    // Whole vectors that some row sees.
+    const int64_t begin = mask.begin / kLaneCount * kLaneCount;
+    const int64_t end = RoundUp(mask.end, kLaneCount);
+    const bool masked = mask.HidesWithin({begin, end}, 0, rows);
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
@@ -982,7 +1042,6 @@ class BackwardPass {
     });
   }
 
-  static size_t Size(int64_t n) { return static_cast<size_t>(n); }
   float* QueryGradient(int64_t chunk, int64_t head, int64_t i) const {
     return d_queries_.data() + (chunk * head_rows_ + head * n_.queries + i) * padded_dim_;
   }
