@@ -196,8 +196,12 @@ void Progress::Update(const std::string& line) {
 }
 
 void Progress::Note(const std::string& line) {
-  if (open_) std::cerr << "\r\x1b[K";
+  Clear();
   std::cerr << line << std::endl;
+}
+
+void Progress::Clear() {
+  if (open_) std::cerr << "\r\x1b[K" << std::flush;
   open_ = false;
 }
 

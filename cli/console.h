@@ -52,6 +52,8 @@ class Progress {
   void Update(const std::string& line);
   // Prints a line that stays.
   void Note(const std::string& line);
+  // Removes the unfinished line from a terminal.
+  void Clear();
 
  private:
   bool terminal_;

@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   using namespace gnomon::cli;
   CLI::App app("gnomon: exact attention with any similarity, any position and any mask.");
   app.name("gnomon");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(GNOMON_VERSION));
   app.footer(
       "Exit codes: 0 done, 1 internal failure, 2 wrong input, 130 stopped by Ctrl-C (what is done "
@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   try {
     RememberCommand(argc, argv);
     app.parse(argc, argv);
+    if (action == nullptr) throw gnomon::Error("which command? (--help lists what there is)");
     return action();
   } catch (const CLI::Success& asked) {
     return app.exit(asked);

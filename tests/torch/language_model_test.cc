@@ -1,0 +1,200 @@
+#include "models/language_model.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "gnomon/catalogue.h"
+#include "models/training.h"
+
+namespace gnomon::models {
+namespace {
+
+LanguageModelOptions Small(const std::string& similarity, const std::string& position) {
+  LanguageModelOptions options;
+  options.dim = 32;
+  options.depth = 2;
+  options.heads = 2;
+  options.mlp = 48;
+  options.max_length = 80;
+  options.similarity = similarity;
+  options.position = position;
+  return options;
+}
+
+struct Spec {
+  std::string similarity;
+  std::string position;
+};
+
+// Every similarity and every position of the catalogue, and some compositions.
+std::vector<Spec> Specs() {
+  std::vector<Spec> specs;
+  for (const CatalogueEntry& similarity : SimilarityCatalogue()) {
+    specs.push_back({similarity.name, "none"});
+  }
+  for (const CatalogueEntry& position : PositionCatalogue()) {
+    // Its table is as long as the text: it is an argument of the operator, not of a module.
+    if (position.name != "offset_bias") specs.push_back({"dot", position.name});
+  }
+  for (const char* position : {"rope+hype:tau=learned", "rope:layout=half+alibi:slopes=learned",
+                               "hype:mode=abs:tau=learned:mu=learned", "kerple:kind=power",
+                               "sinusoidal:layout=split+t5", "learned+rope:dims=8"}) {
+    specs.push_back({"dot", position});
+    specs.push_back({"penumbral", position});
+  }
+  specs.push_back({"penumbral:score=height2", "rope"});
+  return specs;
+}
+
+class EverySpec : public testing::TestWithParam<Spec> {};
+
+TEST_P(EverySpec, LogitsDoNotSeeLaterBytes) {
+  const torch::NoGradGuard no_grad;
+  LanguageModel model = NewModel(Small(GetParam().similarity, GetParam().position), 1);
+  model->eval();
+  const torch::Tensor tokens = torch::randint(256, {2, 70}, torch::kLong);
+  const torch::Tensor logits = model->forward(tokens);
+  EXPECT_TRUE(logits.isfinite().all().item<bool>());
+  for (const int64_t t : {1, 33, 69}) {
+    torch::Tensor changed = tokens.clone();
+    changed.select(1, t).add_(1).remainder_(256);
+    const torch::Tensor after = model->forward(changed);
+    EXPECT_TRUE(torch::equal(after.narrow(1, 0, t), logits.narrow(1, 0, t))) << t;
+    EXPECT_FALSE(torch::equal(after.select(1, t), logits.select(1, t))) << t;
+  }
+}
+
+TEST_P(EverySpec, CachedLogitsAreThoseOfTheWholeText) {
+  const torch::NoGradGuard no_grad;
+  LanguageModel model = NewModel(Small(GetParam().similarity, GetParam().position), 1);
+  model->eval();
+  const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
+  const torch::Tensor whole = model->forward(tokens);
+  std::vector<nn::KVCache> caches(2);
+  std::vector<torch::Tensor> parts;
+  for (const auto& [begin, length] : {std::pair(0, 17), {17, 1}, {18, 20}, {38, 1}, {39, 1}}) {
+    parts.push_back(model->forward(tokens.narrow(1, begin, length), &caches));
+  }
+  EXPECT_LT((torch::cat(parts, 1) - whole).abs().max().item<double>(), 2e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalogue, EverySpec, testing::ValuesIn(Specs()),
+                         [](const testing::TestParamInfo<Spec>& info) {
+                           std::string name = info.param.similarity + "_" + info.param.position;
+                           for (char& c : name) {
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           }
+                           return name;
+                         });
+
+TEST(LanguageModelTest, PositionsAreSeen) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::arange(20, torch::kLong).unsqueeze(0);
+  const torch::Tensor swapped = tokens.index_select(1, torch::tensor({1, 0, 2, 3, 4, 5, 6, 7}));
+  const auto last = [&](const std::string& position, const torch::Tensor& input) {
+    LanguageModelOptions options = Small("dot", position);
+    options.depth = 1;  // one layer without positions sees a set
+    LanguageModel model = NewModel(options, 1);
+    model->eval();
+    return model->forward(input.narrow(1, 0, 8)).select(1, 7);
+  };
+  EXPECT_LT((last("none", tokens) - last("none", swapped)).abs().max().item<double>(), 1e-5);
+  for (const char* position : {"sinusoidal", "rope", "alibi", "hype", "kerple"}) {
+    EXPECT_GT((last(position, tokens) - last(position, swapped)).abs().max().item<double>(), 1e-3)
+        << position;
+  }
+}
+
+TEST(LanguageModelTest, EverythingSharedBeginsEqual) {
+  const auto plain = NewModel(Small("dot", "none"), 5)->named_parameters();
+  for (const char* position : {"learned", "rope+hype:tau=learned", "t5"}) {
+    const auto other = NewModel(Small("dot", position), 5)->named_parameters();
+    for (const auto& entry : plain) {
+      EXPECT_TRUE(torch::equal(entry.value(), other[entry.key()])) << position << entry.key();
+    }
+  }
+  EXPECT_FALSE(torch::equal(NewModel(Small("dot", "none"), 6)->parameters()[0],
+                            NewModel(Small("dot", "none"), 5)->parameters()[0]));
+}
+
+TEST(LanguageModelTest, LogitsBeginWithUnitSpread) {
+  const torch::NoGradGuard no_grad;
+  LanguageModelOptions options = Small("dot", "rope");
+  options.dim = 128;
+  LanguageModel model = NewModel(options, 3);
+  model->eval();
+  const torch::Tensor logits = model->forward(torch::randint(256, {2, 64}, torch::kLong));
+  EXPECT_GT(logits.std().item<double>(), 0.5);
+  EXPECT_LT(logits.std().item<double>(), 2.0);
+}
+
+TEST(LanguageModelTest, LearnedPositionsEndWithTheirTable) {
+  EXPECT_EQ(NewModel(Small("dot", "learned"), 1)->max_length(), 80);
+  EXPECT_EQ(NewModel(Small("dot", "rope"), 1)->max_length(), std::nullopt);
+}
+
+TEST(LanguageModelTest, WrongOptionsAreErrors) {
+  LanguageModelOptions options = Small("dot", "none");
+  options.heads = 3;
+  EXPECT_THROW(LanguageModel{options}, Error);
+  options = Small("dot", "none");
+  options.dropout = 1;
+  EXPECT_THROW(LanguageModel{options}, Error);
+  EXPECT_THROW(LanguageModel{Small("dot", "ropee")}, c10::ValueError);
+  EXPECT_THROW(LanguageModel{Small("dots", "none")}, c10::ValueError);
+}
+
+TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
+  LanguageModelOptions options = Small("dot", "none");
+  options.dropout = 0.5;
+  LanguageModel model = NewModel(options, 1);
+  const torch::Tensor tokens = torch::randint(256, {1, 8}, torch::kLong);
+  model->train();
+  EXPECT_FALSE(torch::equal(model->forward(tokens), model->forward(tokens)));
+  model->eval();
+  EXPECT_TRUE(torch::equal(model->forward(tokens), model->forward(tokens)));
+}
+
+TEST(GenerateTest, GreedyWithTheCacheIsGreedyWithoutIt) {
+  for (const char* position : {"none", "sinusoidal", "learned", "rope+hype:tau=learned", "t5"}) {
+    for (const char* similarity : {"dot", "penumbral"}) {
+      LanguageModel model = NewModel(Small(similarity, position), 2);
+      GenerationOptions options;
+      options.tokens = 40;
+      options.temperature = 0;
+      const std::string cached = Generate(model, "prompt", options);
+      options.use_cache = false;
+      EXPECT_EQ(Generate(model, "prompt", options), cached) << position;
+      EXPECT_EQ(cached.size(), 40u);
+    }
+  }
+}
+
+TEST(GenerateTest, SamplesBySeed) {
+  LanguageModel model = NewModel(Small("dot", "rope"), 2);
+  GenerationOptions options;
+  options.tokens = 30;
+  options.seed = 7;
+  const std::string first = Generate(model, "a", options);
+  EXPECT_EQ(Generate(model, "a", options), first);
+  options.seed = 8;
+  EXPECT_NE(Generate(model, "a", options), first);
+  options.top_k = 1;
+  const std::string only = Generate(model, "a", options);
+  options.temperature = 0;
+  options.top_k = 0;
+  EXPECT_EQ(Generate(model, "a", options), only);
+}
+
+TEST(GenerateTest, StopsWhenToldTo) {
+  LanguageModel model = NewModel(Small("dot", "rope"), 2);
+  int seen = 0;
+  EXPECT_EQ(Generate(model, "a", {}, [&](char) { return ++seen < 3; }).size(), 3u);
+  EXPECT_THROW(Generate(model, "", {}), Error);
+}
+
+}  // namespace
+}  // namespace gnomon::models

@@ -1,0 +1,315 @@
+#include "models/training.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "gnomon/catalogue.h"
+#include "models/safetensors.h"
+
+namespace gnomon::models {
+namespace {
+
+LanguageModelOptions Small(const std::string& similarity = "dot",
+                           const std::string& position = "rope") {
+  LanguageModelOptions options;
+  options.dim = 16;
+  options.depth = 1;
+  options.heads = 2;
+  options.mlp = 32;
+  options.max_length = 32;
+  options.similarity = similarity;
+  options.position = position;
+  return options;
+}
+
+TrainingOptions Short() {
+  TrainingOptions options;
+  options.length = 32;
+  options.batch = 4;
+  options.steps = 60;
+  options.warmup = 5;
+  options.learning_rate = 1e-2;
+  options.seed = 3;
+  return options;
+}
+
+std::string Text() {
+  std::string text;
+  for (int n = 0; n < 400; ++n) text += "the cat sat on mat " + std::to_string(n % 10) + ".\n";
+  return text;
+}
+
+TextData Data() {
+  TextData data;
+  data.path = "text.txt";
+  data.train = Text();
+  data.sha256 = "00";
+  return data;
+}
+
+std::vector<torch::Tensor> Values(Trainer& trainer) {
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : trainer.model()->parameters()) {
+    values.push_back(parameter.detach().clone());
+  }
+  return values;
+}
+
+bool Equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return torch::equal(x, y);
+  });
+}
+
+TEST(LearningRateTest, WarmsUpAndDecays) {
+  TrainingOptions options;
+  options.steps = 110;
+  options.warmup = 10;
+  options.learning_rate = 1;
+  options.final_fraction = 0.1;
+  EXPECT_DOUBLE_EQ(LearningRate(options, 0), 0.1);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 9), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 10), 1.0);
+  EXPECT_NEAR(LearningRate(options, 60), 0.55, 1e-12);
+  EXPECT_NEAR(LearningRate(options, 110), 0.1, 1e-12);
+  EXPECT_NEAR(LearningRate(options, 500), 0.1, 1e-12);
+  options.warmup = 0;
+  EXPECT_DOUBLE_EQ(LearningRate(options, 0), 1.0);
+}
+
+TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
+  const std::string text = Text();
+  TrainingOptions options = Short();
+  options.steps = 2;
+  const auto train = [&](const std::string& similarity, const std::string& position) {
+    Trainer trainer(NewModel(Small(similarity, position), 1), text, options);
+    const std::vector<torch::Tensor> before = Values(trainer);
+    for (int step = 0; step < 2; ++step) {
+      const double loss = trainer.Step();
+      EXPECT_TRUE(std::isfinite(loss)) << similarity << " " << position;
+      EXPECT_LT(loss, 2 * std::log(256.0)) << similarity << " " << position;
+    }
+    const auto names = trainer.model()->named_parameters().keys();
+    const std::vector<torch::Tensor> after = Values(trainer);
+    for (size_t n = 0; n < names.size(); ++n) {
+      // A common shift of all keys changes no softmax of dot products.
+      if (names[n].ends_with("k_proj.bias")) continue;
+      EXPECT_FALSE(torch::equal(before[n], after[n]))
+          << similarity << " " << position << " " << names[n];
+    }
+  };
+  for (const CatalogueEntry& entry : SimilarityCatalogue()) train(entry.name, "none");
+  for (const CatalogueEntry& entry : PositionCatalogue()) {
+    if (entry.name != "offset_bias") train("dot", entry.name);
+  }
+  train("penumbral", "rope+hype:mu=learned:tau=learned");
+}
+
+TEST(TrainerTest, LossFalls) {
+  const std::string text = Text();
+  Trainer trainer(NewModel(Small(), 1), text, Short());
+  std::vector<double> losses;
+  while (trainer.step() < trainer.options().steps) losses.push_back(trainer.Step());
+  const auto mean = [&](size_t from) {
+    return std::accumulate(losses.begin() + from, losses.begin() + from + 5, 0.0) / 5;
+  };
+  EXPECT_LT(mean(losses.size() - 5), mean(0) - 2);
+}
+
+TEST(TrainerTest, OneSeedIsOneResultBitwise) {
+  const std::string text = Text();
+  const auto train = [&](int64_t seed) {
+    TrainingOptions options = Short();
+    options.seed = seed;
+    LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
+    model.dropout = 0.1;
+    Trainer trainer(NewModel(model, seed), text, options);
+    for (int step = 0; step < 5; ++step) trainer.Step();
+    return Values(trainer);
+  };
+  EXPECT_TRUE(Equal(train(1), train(1)));
+  EXPECT_FALSE(Equal(train(1), train(2)));
+}
+
+TEST(TrainerTest, DecaySparesBiasesNormsAndEncodings) {
+  LanguageModel model = NewModel(Small("penumbral", "rope+hype:tau=learned+t5"), 1);
+  int decayed = 0;
+  for (const auto& entry : model->named_parameters()) {
+    const std::string& name = entry.key();
+    const bool matrix = name.ends_with("_proj.weight") || name.ends_with("mlp_in.weight") ||
+                        name.ends_with("mlp_out.weight") || name == "embedding.weight";
+    EXPECT_EQ(Decays(name, entry.value()), matrix) << name;
+    decayed += matrix ? 1 : 0;
+  }
+  EXPECT_EQ(decayed, 7);
+}
+
+TEST(TrainerTest, DivergenceLeavesTheParametersAlone) {
+  const std::string text = Text();
+  LanguageModel model = NewModel(Small(), 1);
+  {
+    const torch::NoGradGuard no_grad;
+    model->named_parameters()["embedding.weight"].fill_(std::nanf(""));
+  }
+  Trainer trainer(model, text, Short());
+  const torch::Tensor before = model->named_parameters()["norm.weight"].detach().clone();
+  EXPECT_FALSE(std::isfinite(trainer.Step()));
+  EXPECT_TRUE(torch::equal(model->named_parameters()["norm.weight"], before));
+  EXPECT_EQ(trainer.step(), 0);
+}
+
+TEST(TrainerTest, TextsThatAreTooShortAndWrongOptionsAreErrors) {
+  const std::string text(32, 'a');
+  EXPECT_THROW(Trainer(NewModel(Small(), 1), text, Short()), Error);
+  TrainingOptions options = Short();
+  options.steps = 0;
+  EXPECT_THROW(CheckTrainingOptions(options), Error);
+  options = Short();
+  options.learning_rate = std::nan("");
+  EXPECT_THROW(CheckTrainingOptions(options), Error);
+}
+
+TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
+  const std::string text = Text().substr(0, 200);
+  LanguageModel model = NewModel(Small("dot", "learned"), 1);
+  const std::vector<LengthLoss> losses = Evaluate(model, text, {16, 32, 64}, 128);
+  ASSERT_EQ(losses.size(), 3u);
+  EXPECT_FALSE(losses[2].loss);
+  EXPECT_FALSE(losses[2].last);
+  EXPECT_EQ(losses[0].windows, 8);
+  // Windows of 16 and 32 are no longer than their last bytes.
+  EXPECT_DOUBLE_EQ(*losses[0].loss, *losses[0].last);
+
+  // The plain way: one window at a time, one byte at a time.
+  const torch::NoGradGuard no_grad;
+  double sum = 0;
+  for (const int64_t start : EvaluationStarts(200, 32, 64, 128)) {
+    std::vector<int64_t> bytes;
+    for (int64_t n = 0; n <= 32; ++n) bytes.push_back(text[start + n]);
+    const torch::Tensor tokens = torch::tensor(bytes).unsqueeze(0);
+    const torch::Tensor logs =
+        torch::log_softmax(model->forward(tokens.narrow(1, 0, 32)).to(torch::kDouble), 2);
+    for (int64_t n = 0; n < 32; ++n) sum -= logs[0][n][bytes[n + 1]].item<double>();
+  }
+  EXPECT_NEAR(*losses[1].loss, sum / (4 * 32), 1e-5);
+}
+
+TEST(EvaluateTest, StopsWhenToldTo) {
+  LanguageModel model = NewModel(Small(), 1);
+  EXPECT_TRUE(Evaluate(model, Text(), {16}, 64, [] { return false; }).empty());
+  EXPECT_THROW(Evaluate(model, "short", {16}, 64), Error);
+}
+
+class CheckpointTest : public testing::Test {
+ protected:
+  CheckpointTest()
+      : path_(std::filesystem::path(testing::TempDir()) /
+              (std::string("gnomon_") +
+               testing::UnitTest::GetInstance()->current_test_info()->name())) {}
+  ~CheckpointTest() override { std::filesystem::remove(path_); }
+
+  std::string ErrorOf(const SafeTensors& file) {
+    WriteSafeTensors(path_, file);
+    try {
+      LoadCheckpoint(path_);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  std::filesystem::path path_;
+};
+
+TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
+  const TextData data = Data();
+  LanguageModelOptions model = Small("umbral", "rope+hype:tau=learned");
+  model.dropout = 0.1;
+  Trainer whole(NewModel(model, 3), data.train, Short());
+  for (int step = 0; step < 12; ++step) whole.Step();
+
+  Trainer half(NewModel(model, 3), data.train, Short());
+  for (int step = 0; step < 7; ++step) half.Step();
+  SaveCheckpoint(path_, half, data);
+  Checkpoint checkpoint = LoadCheckpoint(path_);
+  EXPECT_EQ(checkpoint.step, 7);
+  EXPECT_EQ(checkpoint.data_sha256, "00");
+  EXPECT_EQ(ToJson(checkpoint.training), ToJson(half.options()));
+  EXPECT_EQ(ToJson(checkpoint.model->options()), ToJson(model));
+  Trainer resumed(checkpoint.model, data.train, checkpoint.training);
+  resumed.Restore(checkpoint.optimizer, checkpoint.step);
+  for (int step = 7; step < 12; ++step) resumed.Step();
+  EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
+}
+
+TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
+  const TextData data = Data();
+  Trainer trainer(NewModel(Small(), 3), data.train, Short());
+  trainer.Step();
+  SaveCheckpoint(path_, trainer, data);
+  const SafeTensors sound = ReadSafeTensors(path_);
+  EXPECT_EQ(ErrorOf(sound), "no error");
+
+  const auto expect = [&](const SafeTensors& file, const std::string& part) {
+    const std::string message = ErrorOf(file);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_NE(message.find(path_.string()), std::string::npos) << message;
+  };
+  SafeTensors file = sound;
+  file.metadata.erase("gnomon");
+  expect(file, "no configuration");
+  file.metadata["gnomon"] = "{";
+  expect(file, "not JSON");
+  file.metadata["gnomon"] = "[]";
+  expect(file, "'format' is missing");
+
+  const auto with = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json config = nlohmann::json::parse(sound.metadata.at("gnomon"));
+    config[nlohmann::json::json_pointer(pointer)] = value;
+    SafeTensors changed = sound;
+    changed.metadata["gnomon"] = config.dump();
+    return changed;
+  };
+  expect(with("/format", 99), "its format is 99");
+  expect(with("/step", -1), "'step' is negative");
+  expect(with("/step", "1"), "'step' has the wrong type");
+  expect(with("/model/dim", int64_t{1} << 40), "model.embedding.weight");
+  expect(with("/model/mlp", int64_t{1} << 40), "mlp_in.weight");
+  expect(with("/model/depth", int64_t{1} << 40), "layers");
+  expect(with("/model/heads", 3), "not a multiple of heads");
+  expect(with("/model/position", "bogus"), "bogus");
+  expect(with("/model/position", "learned"), "is missing");
+  expect(with("/training/steps", 0), "steps is 0");
+  expect(with("/training/batch", 1.5), "'batch' has the wrong type");
+
+  file = sound;
+  file.tensors.erase("model.norm.weight");
+  expect(file, "'model.norm.weight' is missing");
+  file = sound;
+  file.tensors["model.norm.weight"] = torch::zeros({17});
+  expect(file, "'model.norm.weight' is Float [17], expected Float [16]");
+  file = sound;
+  file.tensors["model.norm.weight"] = torch::zeros({16}, torch::kDouble);
+  expect(file, "is Double [16]");
+  file = sound;
+  file.tensors["more"] = torch::zeros({1});
+  expect(file, "of which its model has");
+}
+
+TEST_F(CheckpointTest, MissingMomentsAreAnError) {
+  const TextData data = Data();
+  Trainer trainer(NewModel(Small(), 3), data.train, Short());
+  trainer.Step();
+  std::map<std::string, torch::Tensor> state = trainer.OptimizerState();
+  state.erase("exp_avg.norm.weight");
+  EXPECT_THROW(trainer.Restore(state, 1), Error);
+}
+
+}  // namespace
+}  // namespace gnomon::models
