@@ -1,0 +1,190 @@
+"""The attention operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, overload
+
+from torch import Tensor
+
+from gnomon._library import ops
+from gnomon.position import Position
+from gnomon.similarity import Similarity
+
+Window = tuple[int | None, int | None]
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = ...,
+    position: Position | Sequence[Position] | None = ...,
+    causal: bool = ...,
+    window: Window | None = ...,
+    key_lengths: Tensor | None = ...,
+    key_starts: Tensor | None = ...,
+    query_segments: Tensor | None = ...,
+    key_segments: Tensor | None = ...,
+    query_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = ...,
+    position: Position | Sequence[Position] | None = ...,
+    causal: bool = ...,
+    window: Window | None = ...,
+    key_lengths: Tensor | None = ...,
+    key_starts: Tensor | None = ...,
+    query_segments: Tensor | None = ...,
+    key_segments: Tensor | None = ...,
+    query_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = None,
+    position: Position | Sequence[Position] | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    key_starts: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    query_offset: int | Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
+
+    Query row i stands at p_i = query_offset + i, key column j at p_j = j.
+
+    Args:
+        q: (B, H, Lq, D), float32 or float64, on the CPU.
+        k: (B, Hkv, Lk, D), H a multiple of Hkv.
+        v: (B, Hkv, Lk, Dv).
+        similarity: of gnomon.similarity; None is Dot().
+        position: of gnomon.position, or several of them for their sum.
+        causal: p_j <= p_i only.
+        window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded.
+        key_lengths: (B,) integers: batch b sees the columns before key_lengths[b] only.
+        key_starts: (B,) integers: batch b sees the columns from key_starts[b] on only. Columns
+            outside may hold NaN; they shift no position.
+        query_segments: not in this version.
+        key_segments: not in this version.
+        query_offset: of any sign. None is 0 where Lq = Lk; elsewhere, with causal, a window or a
+            position, it is an error.
+        scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
+        dropout: of the weights; only 0 in this version.
+        seed: of the dropout; not in this version.
+        return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
+            documented, constants included; differentiable.
+
+    Returns:
+        o (B, H, Lq, Dv), or (o, lse). A row that sees no key gives 0, and lse = -inf.
+
+    Raises:
+        ValueError: a shape or a value.
+        TypeError: a dtype or a device.
+        NotImplementedError: an argument that this version does not offer.
+    """
+    _refuse_later(
+        dropout=dropout != 0,
+        seed=seed is not None,
+        query_segments=query_segments is not None,
+        key_segments=key_segments is not None,
+    )
+    if isinstance(query_offset, Tensor):
+        raise NotImplementedError(
+            "gnomon.attention: query_offset as a tensor is not implemented in this version"
+        )
+    similarity_spec, similarity_tensors = "dot", []
+    if similarity is not None:
+        if not isinstance(similarity, Similarity):
+            raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
+        similarity_spec, similarity_tensors = similarity._lower()
+    position_specs: list[str] = []
+    position_tensors: list[Tensor] = []
+    for term in _as_list(position):
+        if not isinstance(term, Position):
+            raise _wrong_type("position", term, "one of gnomon.position, or a list of them")
+        spec, tensors = term._lower()
+        position_specs.append(spec)
+        position_tensors += tensors
+    left, right = _window(window)
+    o, lse = ops.attention(
+        q,
+        k,
+        v,
+        similarity_spec,
+        similarity_tensors,
+        position_specs,
+        position_tensors,
+        causal,
+        left,
+        right,
+        key_starts,
+        key_lengths,
+        query_offset,
+        scale,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _refuse_later(**arguments: bool) -> None:
+    for name, is_given in arguments.items():
+        if is_given:
+            raise NotImplementedError(
+                f"gnomon.attention: {name} is not implemented in this version"
+            )
+
+
+def _wrong_type(argument: str, value: object, expected: str) -> TypeError:
+    return TypeError(
+        f"gnomon.attention: {argument} is a {type(value).__name__}; expected {expected}"
+    )
+
+
+def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
+    if position is None:
+        return ()
+    return position if isinstance(position, (list, tuple)) else [position]
+
+
+def _window(window: Window | None) -> Window:
+    if window is None:
+        return None, None
+    if not isinstance(window, (list, tuple)) or len(window) != 2:
+        raise ValueError(
+            f"gnomon.attention: window is {window!r}; expected (left, right), None for unbounded"
+        )
+    left, right = window
+    return left, right
+
+
+def linear_attention(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """Linear attention; not in this version."""
+    raise NotImplementedError("gnomon.linear_attention is not implemented in this version")
+
+
+def graph_attention(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """Attention over the edges of a graph; not in this version."""
+    raise NotImplementedError("gnomon.graph_attention is not implemented in this version")

@@ -1,0 +1,71 @@
+"""Tables and columns that stand on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon._library import ops
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The slopes (H,) of ALiBi, in the default dtype.
+
+    2^(-8 (h + 1) / H) for a power of two; else those of the power of two below H, then every second
+    one of the next (Press et al. 2022).
+    """
+    slopes: Tensor = ops.alibi_slopes(num_heads)
+    return slopes.to(torch.get_default_dtype())
+
+
+def t5_bucket(
+    relative_position: Tensor,
+    bidirectional: bool,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+) -> Tensor:
+    """The buckets, int64, of integers p_j - p_i of any shape (Raffel et al. 2020)."""
+    bucket: Tensor = ops.t5_bucket(relative_position, bidirectional, num_buckets, max_distance)
+    return bucket
+
+
+def sinusoid(positions: Tensor, dim: int, *, layout: str = "interleaved") -> Tensor:
+    """Sinusoids (..., dim) of positions (...), dim even.
+
+    float64 for float64 positions, else float32. layout "interleaved": (sin, cos) pairs of
+    p 10000^(-2 i / dim) (Vaswani et al. 2017); "split": all sines, then all cosines, exponent
+    -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with -2 i / dim (Dai et al. 2019).
+    """
+    table: Tensor = ops.sinusoid(positions, dim, layout)
+    return table
+
+
+def hype_augment(
+    q: Tensor,
+    k: Tensor,
+    tau: float | Tensor,
+    mu: float | Tensor,
+    copies: int = 1,
+    axes: Sequence[Tensor] | None = None,
+    query_offset: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """q and k with 2 * copies columns more, for kernels that know no bias.
+
+    The inner product of the new columns is sqrt(D) times the odd HyPE bias: keep the kernel's scale
+    at 1/sqrt(D), D the head size before. tau and mu are numbers or (H,); with a tensor mu, k gets the
+    H heads of q. axes is not in this version (Angelotti 2023).
+    """
+    if axes is not None:
+        raise NotImplementedError("gnomon.hype_augment: axes is not implemented in this version")
+    numbers = {"dtype": torch.float64, "device": q.device}
+    augmented: tuple[Tensor, Tensor] = ops.hype_augment(
+        q,
+        k,
+        tau if isinstance(tau, Tensor) else torch.tensor(tau, **numbers),
+        mu if isinstance(mu, Tensor) else torch.tensor(mu, **numbers),
+        copies,
+        query_offset,
+    )
+    return augmented

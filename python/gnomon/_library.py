@@ -1,0 +1,20 @@
+"""Loads the library of operators, built for one version of PyTorch."""
+
+import torch
+
+from gnomon import _build
+
+
+def _load() -> None:
+    if torch.__version__ != _build.TORCH_VERSION:
+        raise ImportError(
+            f"gnomon was built for PyTorch {_build.TORCH_VERSION} and this is {torch.__version__}; "
+            "run `make build` with this interpreter"
+        )
+    torch.ops.load_library(_build.LIBRARY)
+
+
+_load()
+
+ops = torch.ops.gnomon
+VERSION: str = _build.VERSION

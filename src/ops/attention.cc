@@ -1,0 +1,232 @@
+// gnomon::attention: from specifications and their tensors to the composition.
+#include <gnomon/torch/attention.h>
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <utility>
+
+#include "ops/attention.h"
+#include "ops/compose.h"
+
+namespace gnomon {
+namespace {
+
+// The shortest text that reads back as the same number.
+std::string NumberText(double number) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+// Hands out the tensors of a list, each checked to go with q.
+class TensorReader {
+ public:
+  TensorReader(at::TensorList tensors, const at::Tensor& q) : tensors_(tensors), q_(q) {}
+
+  at::Tensor Next(const std::string& component, const std::string& name) {
+    const std::string what = name + " of " + component;
+    TORCH_CHECK_VALUE(next_ < tensors_.size(), "gnomon.attention: ", what, " is missing");
+    const at::Tensor& tensor = tensors_[next_++];
+    TORCH_CHECK_TYPE(tensor.scalar_type() == q_.scalar_type(), "gnomon.attention: ", what,
+                     " has dtype ", tensor.scalar_type(), " and q ", q_.scalar_type(),
+                     "; expected float64 exactly if q is float64, else float32");
+    TORCH_CHECK_TYPE(tensor.device() == q_.device(), "gnomon.attention: ", what, " is on ",
+                     tensor.device(), " and q on ", q_.device(), "; expected the same");
+    return tensor;
+  }
+
+  at::Tensor NextHeads(const std::string& component, const std::string& name) {
+    at::Tensor tensor = Next(component, name);
+    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1),
+                      "gnomon.attention: ", name, " of ", component, " has shape ",
+                      tensor.sym_sizes(), "; expected (H,) = (", q_.sym_size(1), ",)");
+    return tensor;
+  }
+
+  void CheckDone(const char* argument) const {
+    TORCH_CHECK_VALUE(next_ == tensors_.size(), "gnomon.attention: ", argument, " has ",
+                      tensors_.size(), " tensors; expected ", next_);
+  }
+
+ private:
+  at::TensorList tensors_;
+  const at::Tensor& q_;
+  size_t next_ = 0;
+};
+
+// A component of name, with an option and perhaps a tensor for each (key, value).
+class TermBuilder {
+ public:
+  explicit TermBuilder(const char* name) { term_.spec = name; }
+
+  TermBuilder& Option(const char* key, const std::string& value) {
+    TORCH_CHECK_VALUE(value.find_first_of(":+=") == std::string::npos, "gnomon: ", term_.spec,
+                      " has ", key, " = \"", value, "\"");
+    term_.spec += std::string(":") + key + "=" + value;
+    return *this;
+  }
+  TermBuilder& Option(const char* key, const HeadValue& value) {
+    if (value.is_number()) {
+      term_.spec += std::string(":") + key + "=" + NumberText(value.number());
+    } else {
+      term_.tensors.push_back(value.tensor());
+    }
+    return *this;
+  }
+
+  template <class Kind>
+  Kind Build() {
+    return Kind{std::move(term_)};
+  }
+
+ private:
+  Term term_;
+};
+
+}  // namespace
+
+namespace similarity {
+
+Similarity Dot() { return TermBuilder("dot").Build<Similarity>(); }
+
+Similarity Laplacian(HeadValue gamma) {
+  return TermBuilder("laplacian").Option("gamma", gamma).Build<Similarity>();
+}
+
+Similarity Gaussian(HeadValue gamma) {
+  return TermBuilder("gaussian").Option("gamma", gamma).Build<Similarity>();
+}
+
+Similarity Umbral(HeadValue gamma, double r, const std::string& map) {
+  return TermBuilder("umbral")
+      .Option("gamma", gamma)
+      .Option("r", HeadValue(r))
+      .Option("map", map)
+      .Build<Similarity>();
+}
+
+Similarity Penumbral(HeadValue gamma, double r, const std::string& map, const std::string& score) {
+  return TermBuilder("penumbral")
+      .Option("gamma", gamma)
+      .Option("r", HeadValue(r))
+      .Option("map", map)
+      .Option("score", score)
+      .Build<Similarity>();
+}
+
+}  // namespace similarity
+
+namespace position {
+
+Position ALiBi(torch::Tensor slopes) {
+  return TermBuilder("alibi").Option("slopes", HeadValue(std::move(slopes))).Build<Position>();
+}
+
+Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode) {
+  return TermBuilder("hype")
+      .Option("tau", tau)
+      .Option("mu", mu)
+      .Option("mode", mode)
+      .Build<Position>();
+}
+
+Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance) {
+  return TermBuilder("t5")
+      .Option("table", HeadValue(std::move(table)))
+      .Option("bidirectional", std::string(bidirectional ? "true" : "false"))
+      .Option("max_distance", std::to_string(max_distance))
+      .Build<Position>();
+}
+
+Position Kerple(torch::Tensor r1, torch::Tensor r2, const std::string& kind) {
+  return TermBuilder("kerple")
+      .Option("r1", HeadValue(std::move(r1)))
+      .Option("r2", HeadValue(std::move(r2)))
+      .Option("kind", kind)
+      .Build<Position>();
+}
+
+Position OffsetBias(torch::Tensor table) {
+  return TermBuilder("offset_bias").Option("table", HeadValue(std::move(table))).Build<Position>();
+}
+
+Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims) {
+  TermBuilder builder("rope");
+  builder.Option("base", HeadValue(base)).Option("layout", layout);
+  if (dims) builder.Option("dims", std::to_string(*dims));
+  return builder.Build<Position>();
+}
+
+}  // namespace position
+
+std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
+    at::TensorList similarity_tensors, const std::vector<std::string>& positions,
+    at::TensorList position_tensors, const CallArguments& arguments) {
+  CheckTokens(q, k, v);
+  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
+  const Component& component = resolved_similarity.component;
+  resolved_similarity.entry = &FindSimilarity(component);
+  TensorReader similarity_reader(similarity_tensors, q);
+  if (resolved_similarity.entry->has_gamma) {
+    const std::optional<double> gamma = component.FindNumber("gamma");
+    resolved_similarity.gamma = gamma ? HeadNumber(q, *gamma)
+                                      : similarity_reader.NextHeads(component.name(), "gamma");
+  }
+  similarity_reader.CheckDone("similarity_tensors");
+
+  std::vector<ResolvedPosition> resolved;
+  TensorReader reader(position_tensors, q);
+  for (const std::string& spec : positions) {
+    ResolvedPosition position{nullptr, Component::Parse(spec), {}};
+    position.entry = &FindPosition(position.component);
+    const std::string& name = position.component.name();
+    TORCH_CHECK_VALUE(position.entry->role != PositionEntry::Role::kEmbedding,
+                      "gnomon.attention: position ", name, " is added to the embeddings");
+    for (const TensorParameter& parameter : position.entry->tensors) {
+      if (parameter.kind == TensorParameter::Kind::kTable) {
+        position.tensors.push_back(reader.Next(name, parameter.name));
+      } else if (const auto number = position.component.FindNumber(parameter.name)) {
+        position.tensors.push_back(HeadNumber(q, *number));
+      } else {
+        position.tensors.push_back(reader.NextHeads(name, parameter.name));
+      }
+    }
+    resolved.push_back(std::move(position));
+  }
+  reader.CheckDone("position_tensors");
+  return Compose(q, k, v, resolved_similarity, resolved, arguments);
+}
+
+std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
+                                                            const torch::Tensor& k,
+                                                            const torch::Tensor& v,
+                                                            const AttentionOptions& options) {
+  std::vector<std::string> specs;
+  std::vector<at::Tensor> tensors;
+  for (const Position& position : options.position()) {
+    specs.push_back(position.spec);
+    tensors.insert(tensors.end(), position.tensors.begin(), position.tensors.end());
+  }
+  const AttentionOptions::Window window = options.window().value_or(AttentionOptions::Window());
+  CallArguments arguments;
+  arguments.causal = options.causal();
+  arguments.left = window.first;
+  arguments.right = window.second;
+  arguments.key_starts = options.key_starts();
+  arguments.key_lengths = options.key_lengths();
+  arguments.query_offset = options.query_offset();
+  arguments.scale = options.scale();
+  return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
+                          tensors, arguments);
+}
+
+torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                        const AttentionOptions& options) {
+  return std::get<0>(attention_with_lse(q, k, v, options));
+}
+
+}  // namespace gnomon

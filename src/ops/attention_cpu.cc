@@ -1,0 +1,264 @@
+// The CPU and Meta kernels of attention_forward and attention_backward.
+#include <ATen/ATen.h>
+#include <gnomon/attention.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "ops/executor.h"
+#include "ops/operators.h"
+
+namespace gnomon {
+namespace {
+
+// The core's errors, as those that Python knows by their types.
+template <class Body>
+void Translate(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    TORCH_CHECK_TYPE(error.kind() != ErrorKind::kType, error.what());
+    TORCH_CHECK_NOT_IMPLEMENTED(error.kind() != ErrorKind::kNotImplemented, error.what());
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+// The operator's arguments with the last axis of each made contiguous, which keeps the tensors alive
+// that the views of Input() point into.
+struct Arguments {
+  Arguments(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& v_in,
+            const OptionalTensor& row_scalars_in, const OptionalTensor& column_scalars_in,
+            const OptionalTensor& head_scalars_in, const at::Tensor& factor_in,
+            const OptionalTensor& bias_in, const OptionalTensor& key_starts_in,
+            const OptionalTensor& key_lengths_in, std::string_view function_name,
+            c10::SymInt query_offset_in, OptionalSymInt left, OptionalSymInt right)
+      : x(WithRows(x_in)),
+        y(WithRows(y_in)),
+        v(WithRows(v_in)),
+        row_scalars(Contiguous(row_scalars_in)),
+        column_scalars(Contiguous(column_scalars_in)),
+        head_scalars(Contiguous(head_scalars_in)),
+        factor(factor_in.contiguous()),
+        bias(Contiguous(bias_in)),
+        key_starts(KeyBounds("key_starts", key_starts_in)),
+        key_lengths(KeyBounds("key_lengths", key_lengths_in)),
+        query_offset(query_offset_in.guard_int(__FILE__, __LINE__)) {
+    Translate([&] { function = &FindPairFunction(function_name); });
+    shape = {x.size(0), x.size(1), y.size(1), x.size(2), y.size(2), x.size(3), v.size(3)};
+    if (left) mask.left = left->guard_int(__FILE__, __LINE__);
+    if (right) mask.right = right->guard_int(__FILE__, __LINE__);
+    if (key_starts.defined()) mask.key_starts = key_starts.const_data_ptr<int64_t>();
+    if (key_lengths.defined()) mask.key_lengths = key_lengths.const_data_ptr<int64_t>();
+  }
+
+  static at::Tensor WithRows(const at::Tensor& tensor) {
+    return tensor.stride(3) == 1 || tensor.size(3) == 1 ? tensor : tensor.contiguous();
+  }
+
+  static at::Tensor Contiguous(const OptionalTensor& tensor) {
+    return tensor ? tensor->contiguous() : at::Tensor();
+  }
+
+  at::Tensor KeyBounds(const char* name, const OptionalTensor& bounds) const {
+    if (!bounds) return {};
+    const at::Tensor contiguous = bounds->contiguous();
+    const int64_t* values = contiguous.const_data_ptr<int64_t>();
+    for (int64_t b = 0; b < contiguous.numel(); ++b) {
+      TORCH_CHECK_VALUE(values[b] >= 0 && values[b] <= y.size(2), "gnomon.attention: ", name, "[",
+                        b, "] is ", values[b], "; expected 0 to Lk = ", y.size(2));
+    }
+    return contiguous;
+  }
+
+  template <class T>
+  static View<const T> Rows(const at::Tensor& tensor) {
+    return {tensor.const_data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+  }
+
+  template <class T>
+  static const T* Data(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+  }
+
+  template <class T>
+  AttentionInput<T> Input() const {
+    AttentionInput<T> input;
+    input.shape = shape;
+    input.x = Rows<T>(x);
+    input.y = Rows<T>(y);
+    input.v = Rows<T>(v);
+    input.row_scalars = Data<T>(row_scalars);
+    input.column_scalars = Data<T>(column_scalars);
+    input.head_scalars = Data<T>(head_scalars);
+    input.factor = Data<T>(factor);
+    input.bias.table = Data<T>(bias);
+    input.bias.batch_stride = BiasBatchStride();
+    input.mask = mask;
+    input.query_offset = query_offset;
+    return input;
+  }
+
+  int64_t BiasBatchStride() const {
+    return bias.defined() && bias.size(0) > 1 ? bias.size(1) * bias.size(2) : 0;
+  }
+
+  bool empty() const { return x.numel() == 0 || y.numel() == 0; }
+
+  at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts,
+      key_lengths;
+  const PairFunction* function = nullptr;
+  AttentionShape shape;
+  Mask mask;
+  int64_t query_offset;
+};
+
+template <class T>
+View<T> MutableRows(at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  return {tensor.data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+}
+
+template <class T>
+T* MutableData(at::Tensor& tensor) {
+  return tensor.numel() == 0 ? nullptr : tensor.data_ptr<T>();
+}
+
+template <class T>
+void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse) {
+  const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse)};
+  Translate([&] {
+    AttentionForward(*arguments.function, arguments.Input<T>(), output, TorchExecutor());
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor> ForwardCpu(
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
+    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
+    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
+    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right) {
+  const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
+                            key_starts, key_lengths, function, std::move(query_offset),
+                            std::move(left), std::move(right));
+  const AttentionShape& n = arguments.shape;
+  at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, x.options());
+  at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, x.options());
+  if (arguments.empty()) {
+    o.zero_();
+    lse.fill_(-std::numeric_limits<double>::infinity());
+  } else if (x.scalar_type() == at::kDouble) {
+    RunForward<double>(arguments, o, lse);
+  } else {
+    RunForward<float>(arguments, o, lse);
+  }
+  return {o, lse};
+}
+
+// Empty gradients for those not needed, the others by `make` in the shape of what they belong to.
+template <class Make>
+std::vector<at::Tensor> MakeGradients(const std::array<OptionalTensor, kGradients>& of,
+                                      const std::array<bool, kGradients>& needed,
+                                      const Make& make) {
+  std::vector<at::Tensor> gradients;
+  for (size_t n = 0; n < kGradients; ++n) {
+    gradients.push_back(needed[n] ? make(*of[n]) : at::empty({0}, of[0]->options()));
+  }
+  return gradients;
+}
+
+Gradients AsTuple(const std::vector<at::Tensor>& g) {
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]};
+}
+
+template <class T>
+void RunBackward(const Arguments& arguments, const at::Tensor& d_o, const at::Tensor& d_lse,
+                 const at::Tensor& o, const at::Tensor& lse, std::vector<at::Tensor>& gradients) {
+  const AttentionBackwardInput<T> saved{Arguments::Rows<T>(o), lse.const_data_ptr<T>(),
+                                        Arguments::Rows<T>(d_o), Arguments::Data<T>(d_lse)};
+  AttentionGradient<T> gradient;
+  gradient.x = MutableRows<T>(gradients[0]);
+  gradient.y = MutableRows<T>(gradients[1]);
+  gradient.v = MutableRows<T>(gradients[2]);
+  gradient.row_scalars = MutableData<T>(gradients[3]);
+  gradient.column_scalars = MutableData<T>(gradients[4]);
+  gradient.head_scalars = MutableData<T>(gradients[5]);
+  gradient.factor = MutableData<T>(gradients[6]);
+  gradient.bias.table = MutableData<T>(gradients[7]);
+  gradient.bias.batch_stride = arguments.BiasBatchStride();
+  Translate([&] {
+    AttentionBackward(*arguments.function, arguments.Input<T>(), saved, gradient, TorchExecutor());
+  });
+}
+
+Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o,
+                      const at::Tensor& lse, const at::Tensor& x, const at::Tensor& y,
+                      const at::Tensor& v, const OptionalTensor& row_scalars,
+                      const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
+                      const at::Tensor& factor, const OptionalTensor& bias,
+                      const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+                      std::string_view function, c10::SymInt query_offset, OptionalSymInt left,
+                      OptionalSymInt right, std::array<bool, kGradients> needed) {
+  const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
+                            key_starts, key_lengths, function, std::move(query_offset),
+                            std::move(left), std::move(right));
+  const bool empty = arguments.empty();
+  std::vector<at::Tensor> gradients = MakeGradients(
+      {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
+      [&](const at::Tensor& of) {
+        return empty ? at::zeros(of.sizes(), of.options()) : at::empty(of.sizes(), of.options());
+      });
+  if (!empty) {
+    const at::Tensor d_o_rows = Arguments::WithRows(d_o);
+    const at::Tensor d_lse_rows = Arguments::Contiguous(d_lse);
+    if (x.scalar_type() == at::kDouble) {
+      RunBackward<double>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o),
+                          lse.contiguous(), gradients);
+    } else {
+      RunBackward<float>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o), lse.contiguous(),
+                         gradients);
+    }
+  }
+  return AsTuple(gradients);
+}
+
+std::tuple<at::Tensor, at::Tensor> ForwardMeta(
+    const at::Tensor& x, const at::Tensor& /*y*/, const at::Tensor& v,
+    const OptionalTensor& /*row_scalars*/, const OptionalTensor& /*column_scalars*/,
+    const OptionalTensor& /*head_scalars*/, const at::Tensor& /*factor*/,
+    const OptionalTensor& /*bias*/, const OptionalTensor& /*key_starts*/,
+    const OptionalTensor& /*key_lengths*/, std::string_view /*function*/,
+    c10::SymInt /*query_offset*/, OptionalSymInt /*left*/, OptionalSymInt /*right*/) {
+  return {at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), v.sym_size(3)},
+                           x.options()),
+          at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2)}, x.options())};
+}
+
+Gradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*/,
+                       const at::Tensor& /*o*/, const at::Tensor& /*lse*/, const at::Tensor& x,
+                       const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
+                       const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
+                       const at::Tensor& factor, const OptionalTensor& bias,
+                       const OptionalTensor& /*key_starts*/, const OptionalTensor& /*key_lengths*/,
+                       std::string_view /*function*/, c10::SymInt /*query_offset*/,
+                       OptionalSymInt /*left*/, OptionalSymInt /*right*/,
+                       std::array<bool, kGradients> needed) {
+  return AsTuple(MakeGradients(
+      {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
+      [](const at::Tensor& of) { return at::empty_symint(of.sym_sizes(), of.options()); }));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
+  m.impl("attention_forward", ForwardCpu);
+  m.impl("attention_backward", BackwardCpu);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
+  m.impl("attention_forward", ForwardMeta);
+  m.impl("attention_backward", BackwardMeta);
+}
+
+}  // namespace gnomon

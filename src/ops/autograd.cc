@@ -1,0 +1,107 @@
+// Autograd of attention_forward. The backward pass goes through the operator attention_backward, not
+// its kernel: otherwise torch.compile would not see it.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/operators.h"
+
+namespace gnomon {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y,
+                               const at::Tensor& v, const OptionalTensor& row_scalars,
+                               const OptionalTensor& column_scalars,
+                               const OptionalTensor& head_scalars, const at::Tensor& factor,
+                               const OptionalTensor& bias, const OptionalTensor& key_starts,
+                               const OptionalTensor& key_lengths, std::string function,
+                               c10::SymInt query_offset, OptionalSymInt left,
+                               OptionalSymInt right, std::array<bool, kGradients> needed) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [o, lse] =
+        CallAttentionForward(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
+                             key_starts, key_lengths, function, query_offset, left, right);
+    const auto or_undefined = [](const OptionalTensor& tensor) {
+      return tensor.value_or(at::Tensor());
+    };
+    context->save_for_backward({o, lse, x, y, v, or_undefined(row_scalars),
+                                or_undefined(column_scalars), or_undefined(head_scalars), factor,
+                                or_undefined(bias), or_undefined(key_starts),
+                                or_undefined(key_lengths)});
+    context->saved_data["function"] = std::move(function);
+    context->saved_data["query_offset"] = std::move(query_offset);
+    context->saved_data["left"] = std::move(left);
+    context->saved_data["right"] = std::move(right);
+    context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
+    context->set_materialize_grads(false);
+    return {o, lse};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
+    const variable_list saved = context->get_saved_variables();
+    const auto optional = [](const at::Tensor& tensor) {
+      return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+    };
+    const auto symint = [&](const char* name) -> OptionalSymInt {
+      const c10::IValue& value = context->saved_data[name];
+      if (value.isNone()) return std::nullopt;
+      return value.toSymInt();
+    };
+    std::array<bool, kGradients> needed;
+    const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
+    for (size_t n = 0; n < kGradients; ++n) needed[n] = flags[n];
+    const at::Tensor& o = saved[0];
+    const at::Tensor& d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
+    const auto [d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias] =
+        CallAttentionBackward(d_o, optional(d_outputs[1]), o, saved[1], saved[2], saved[3],
+                              saved[4], optional(saved[5]), optional(saved[6]), optional(saved[7]),
+                              saved[8], optional(saved[9]), optional(saved[10]),
+                              optional(saved[11]),
+                              context->saved_data["function"].toStringRef(), *symint("query_offset"),
+                              symint("left"), symint("right"), needed);
+    variable_list gradients = {d_x,      d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars,
+                               d_factor, d_bias};
+    for (size_t n = 0; n < kGradients; ++n) {
+      if (!needed[n]) gradients[n] = at::Tensor();
+    }
+    gradients.resize(kForwardArguments);
+    return gradients;
+  }
+
+ private:
+  static constexpr size_t kForwardArguments = 15;
+};
+
+std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
+    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
+    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
+    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right) {
+  const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
+  const std::array<bool, kGradients> needed = {
+      needs(x),           needs(y),      needs(v),   needs(row_scalars), needs(column_scalars),
+      needs(head_scalars), needs(factor), needs(bias)};
+  variable_list outputs = AttentionFunction::apply(
+      x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
+      std::string(function), std::move(query_offset), std::move(left), std::move(right), needed);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
+  m.impl("attention_forward", ForwardAutograd);
+  m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace gnomon

@@ -1,0 +1,159 @@
+#include "ops/component.h"
+
+#include <c10/util/Exception.h>
+#include <gnomon/catalogue.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+namespace gnomon {
+namespace {
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string Join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+// Levenshtein's distance.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t substitute = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({substitute, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+Component Component::Parse(std::string_view text) {
+  Component component;
+  const std::vector<std::string_view> parts = Split(text, ':');
+  component.name_ = parts.front();
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t equals = parts[i].find('=');
+    const std::string key(parts[i].substr(0, equals));
+    TORCH_CHECK_VALUE(!key.empty(), "gnomon: \"", text, "\" has an empty option; expected ",
+                      "name:key=value");
+    TORCH_CHECK_VALUE(!component.Find(key), "gnomon: \"", text, "\" gives ", key, " twice");
+    component.options_.emplace_back(
+        key, equals == std::string_view::npos ? "true" : std::string(parts[i].substr(equals + 1)));
+  }
+  return component;
+}
+
+std::optional<std::string> Component::Find(std::string_view key) const {
+  for (const auto& [name, value] : options_) {
+    if (name == key) return value;
+  }
+  return std::nullopt;
+}
+
+void Component::Fail(std::string_view key, std::string_view value,
+                     const std::string& expected) const {
+  TORCH_CHECK_VALUE(false, "gnomon: ", name_, ":", key, "=", value, "; expected ", expected);
+}
+
+std::optional<double> Component::FindNumber(std::string_view key) const {
+  const std::optional<std::string> value = Find(key);
+  if (!value) return std::nullopt;
+  const std::optional<double> number = ParseNumber(*value);
+  if (!number) Fail(key, *value, "a number");
+  return number;
+}
+
+double Component::Number(std::string_view key, double default_value) const {
+  return FindNumber(key).value_or(default_value);
+}
+
+int64_t Component::Integer(std::string_view key, int64_t default_value) const {
+  const std::optional<std::string> value = Find(key);
+  if (!value) return default_value;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
+  if (error != std::errc() || end != value->data() + value->size()) {
+    Fail(key, *value, "an integer");
+  }
+  return number;
+}
+
+std::optional<bool> Component::FindFlag(std::string_view key) const {
+  const std::optional<std::string> value = Find(key);
+  if (!value) return std::nullopt;
+  if (*value != "true" && *value != "false") Fail(key, *value, "true or false");
+  return *value == "true";
+}
+
+std::string Component::Choice(std::string_view key,
+                              std::initializer_list<const char*> choices) const {
+  const std::string value = Find(key).value_or(*choices.begin());
+  if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+    Fail(key, value, "one of " + Join({choices.begin(), choices.end()}));
+  }
+  return value;
+}
+
+void Component::SetDefault(std::string_view key, std::string_view value) {
+  if (!Find(key)) options_.emplace_back(key, value);
+}
+
+void Component::CheckKeys(const CatalogueEntry& entry) const {
+  std::vector<std::string> known;
+  for (const CatalogueParameter& parameter : entry.parameters) known.push_back(parameter.name);
+  for (const auto& [key, value] : options_) {
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), key) != known.end(), "gnomon: ", name_,
+                      " has no option \"", key, "\"; it has ",
+                      known.empty() ? "none" : Join(known));
+  }
+}
+
+std::optional<double> ParseNumber(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || std::isnan(number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+std::vector<Component> ParseSum(std::string_view text) {
+  std::vector<Component> components;
+  for (const std::string_view part : Split(text, '+')) components.push_back(Component::Parse(part));
+  return components;
+}
+
+std::string UnknownName(std::string_view kind, std::string_view name,
+                        const std::vector<std::string>& known) {
+  std::vector<std::pair<size_t, std::string>> near;
+  for (const std::string& candidate : known) {
+    const size_t distance = EditDistance(name, candidate);
+    if (distance <= std::max<size_t>(1, candidate.size() / 2)) near.emplace_back(distance, candidate);
+  }
+  std::stable_sort(near.begin(), near.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> nearest;
+  for (size_t i = 0; i < std::min<size_t>(near.size(), 3); ++i) nearest.push_back(near[i].second);
+  return "gnomon: unknown " + std::string(kind) + " \"" + std::string(name) + "\"" +
+         (nearest.empty() ? "" : "; nearest: " + Join(nearest)) + "; known: " + Join(known);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,160 @@
+#include "ops/compose.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "ops/rope.h"
+
+namespace gnomon {
+namespace {
+
+int64_t Concrete(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
+
+void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), "gnomon.attention: ", name,
+                              " is on ", tensor.device(), "; this version runs on the CPU only");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype != at::kBFloat16 && dtype != at::kHalf, "gnomon.attention: ",
+                              name, " has dtype ", dtype,
+                              "; this version takes float32 and float64");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, "gnomon.attention: ", name,
+                   " has dtype ", dtype, "; expected float32 or float64");
+  TORCH_CHECK_TYPE(dtype == q.scalar_type(), "gnomon.attention: ", name, " has dtype ", dtype,
+                   " and q ", q.scalar_type(), "; expected the same");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), "gnomon.attention: ", name, " is on ",
+                   tensor.device(), " and q on ", q.device(), "; expected the same");
+  TORCH_CHECK_VALUE(tensor.dim() == 4, "gnomon.attention: ", name, " has shape ",
+                    tensor.sym_sizes(), "; expected four axes, (batch, heads, length, columns)");
+  TORCH_CHECK_VALUE(tensor.sym_size(3) >= 1, "gnomon.attention: ", name, " has shape ",
+                    tensor.sym_sizes(), "; expected at least one column");
+}
+
+OptionalTensor CheckKeyBounds(const char* name, const OptionalTensor& bounds, const at::Tensor& q) {
+  if (!bounds) return std::nullopt;
+  TORCH_CHECK_TYPE(bounds->scalar_type() == at::kLong || bounds->scalar_type() == at::kInt,
+                   "gnomon.attention: ", name, " has dtype ", bounds->scalar_type(),
+                   "; expected int64 or int32");
+  TORCH_CHECK_TYPE(bounds->device() == q.device(), "gnomon.attention: ", name, " is on ",
+                   bounds->device(), " and q on ", q.device(), "; expected the same");
+  TORCH_CHECK_VALUE(bounds->dim() == 1 && bounds->sym_size(0) == q.sym_size(0),
+                    "gnomon.attention: ", name, " has shape ", bounds->sym_sizes(),
+                    "; expected (B,) = (", q.sym_size(0), ",)");
+  return bounds->to(at::kLong);
+}
+
+c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
+                        const CallArguments& arguments) {
+  if (arguments.query_offset) return *arguments.query_offset;
+  if (q.sym_size(2) != k.sym_size(2)) {
+    const char* needs_it = has_position           ? "a position"
+                           : arguments.left || arguments.right ? "a window"
+                           : arguments.causal                  ? "causal"
+                                                               : nullptr;
+    TORCH_CHECK_VALUE(needs_it == nullptr, "gnomon.attention: query_offset is None, Lq = ",
+                      q.sym_size(2), " and Lk = ", k.sym_size(2), "; ", needs_it ? needs_it : "",
+                      " needs query_offset, the position of the first query");
+  }
+  return 0;
+}
+
+// k with zeros where no query may look: NaN there would come back in the gradient of a token map.
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths) {
+  if (!key_starts && !key_lengths) return k;
+  const at::Tensor columns =
+      at::arange(k.sym_size(2), k.options().dtype(at::kLong)).unsqueeze(0);
+  at::Tensor visible = columns >= 0;
+  if (key_starts) visible = visible.logical_and(columns >= key_starts->unsqueeze(1));
+  if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));
+  return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
+}
+
+}  // namespace
+
+void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  CheckTensor("q", q, q);
+  CheckTensor("k", k, q);
+  CheckTensor("v", v, q);
+  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
+                    "gnomon.attention: k has shape ", k.sym_sizes(), "; expected (B, Hkv, Lk, D) ",
+                    "with B = ", q.sym_size(0), " and D = ", q.sym_size(3), " as in q ",
+                    q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1) &&
+                        v.sym_size(2) == k.sym_size(2),
+                    "gnomon.attention: v has shape ", v.sym_sizes(), "; expected (B, Hkv, Lk, Dv) ",
+                    "as in k ", k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0,
+                    "gnomon.attention: q has ", q.sym_size(1), " heads and k ", k.sym_size(1),
+                    "; expected a multiple");
+}
+
+at::Tensor HeadNumber(const at::Tensor& q, double number) {
+  return at::full_symint({q.sym_size(1)}, number, q.options());
+}
+
+std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v,
+                                           const ResolvedSimilarity& similarity,
+                                           const std::vector<ResolvedPosition>& positions,
+                                           const CallArguments& arguments) {
+  const SimilarityEntry& entry = *similarity.entry;
+  TORCH_CHECK_VALUE(!entry.has_height || q.sym_size(3) >= 2, "gnomon.attention: q has one column; ",
+                    entry.catalogue.name, " needs two, the last of them the height");
+  TORCH_CHECK_VALUE(!arguments.scale || !entry.has_gamma, "gnomon.attention: scale goes with dot; ",
+                    entry.catalogue.name, " has gamma");
+  for (const auto& [name, side] :
+       {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
+    TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
+                      "; expected at least 0, or None for unbounded");
+  }
+  const OptionalTensor key_starts = CheckKeyBounds("key_starts", arguments.key_starts, q);
+  const OptionalTensor key_lengths = CheckKeyBounds("key_lengths", arguments.key_lengths, q);
+
+  bool has_position = false;
+  const ResolvedPosition* rotation = nullptr;
+  for (const ResolvedPosition& position : positions) {
+    has_position |= position.entry->role != PositionEntry::Role::kNone;
+    if (position.entry->role != PositionEntry::Role::kRotation) continue;
+    TORCH_CHECK_VALUE(rotation == nullptr, "gnomon.attention: position has two RoPE; expected one");
+    rotation = &position;
+  }
+  const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
+
+  at::Tensor query = q;
+  at::Tensor key = k;
+  OptionalTensor bias;
+  const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1))};
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->role != PositionEntry::Role::kBias) continue;
+    const at::Tensor term = position.entry->bias(position.component, position.tensors, range);
+    bias = bias ? *bias + term : term;
+  }
+  if (bias) bias = bias->unsqueeze(0);
+  if (rotation) {
+    query = Rotate(rotation->component, query, query_offset, entry.has_height);
+    key = Rotate(rotation->component, key, 0, entry.has_height);
+  }
+
+  MappedTokens tokens;
+  if (entry.has_gamma) {
+    tokens = entry.map(similarity.component, query, WithoutHidden(key, key_starts, key_lengths),
+                       similarity.gamma);
+  } else {
+    const double head_dim = static_cast<double>(Concrete(q.sym_size(3)));
+    tokens = entry.map(similarity.component, query, key,
+                       HeadNumber(q, arguments.scale.value_or(1.0 / std::sqrt(head_dim))));
+  }
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+  };
+  auto [o, lse] = CallAttentionForward(
+      tokens.x, tokens.y, v, optional(tokens.row_scalars), optional(tokens.column_scalars),
+      std::nullopt, tokens.factor, bias, key_starts, key_lengths, tokens.function, query_offset,
+      arguments.left, arguments.causal ? c10::SymInt(0) : arguments.right);
+  if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
+  return {o, lse};
+}
+
+}  // namespace gnomon

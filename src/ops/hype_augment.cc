@@ -1,0 +1,68 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <cmath>
+
+#include "ops/hype_augment.h"
+
+namespace gnomon {
+
+// Angelotti 2023, section 3: sinh as a difference of exponentials, each a product over tokens.
+std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
+                                               const at::Tensor& tau, const at::Tensor& mu,
+                                               int64_t copies, const c10::SymInt& query_offset) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4, "gnomon.hype_augment: q has shape ",
+                    q.sym_sizes(), " and k ", k.sym_sizes(),
+                    "; expected four axes, (batch, heads, length, columns)");
+  TORCH_CHECK_TYPE(q.is_floating_point() && k.scalar_type() == q.scalar_type(),
+                   "gnomon.hype_augment: q has dtype ", q.scalar_type(), " and k ",
+                   k.scalar_type(), "; expected the same floating-point type");
+  TORCH_CHECK_VALUE(copies >= 1, "gnomon.hype_augment: copies is ", copies,
+                    "; expected at least 1");
+  const c10::SymInt heads = q.sym_size(1);
+  const c10::SymInt key_heads = k.sym_size(1);
+  TORCH_CHECK_VALUE(key_heads >= 1 && heads % key_heads == 0, "gnomon.hype_augment: q has ", heads,
+                    " heads and k ", key_heads, "; expected a multiple");
+  for (const auto& [name, value] : {std::pair("tau", &tau), std::pair("mu", &mu)}) {
+    TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
+                      "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),
+                      "; expected a number or (H,) = (", heads, ",)");
+  }
+  const at::ScalarType dtype = q.scalar_type();
+  const double head_dim = static_cast<double>(q.sym_size(3).guard_int(__FILE__, __LINE__));
+  const auto over_tokens = [](const at::Tensor& heads_value) {
+    return heads_value.to(at::kDouble).reshape({-1, 1});
+  };
+  const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
+    return over_tokens(mu) * at::arange(first, first + tokens.sym_size(2),
+                                        tokens.options().dtype(at::kDouble));
+  };
+  const auto with_columns = [&](const at::Tensor& tokens, const at::Tensor& columns) {
+    const at::Tensor repeated = columns.repeat({1, 1, copies}).to(dtype).unsqueeze(0);
+    return at::cat({tokens, repeated.expand_symint({tokens.sym_size(0), tokens.sym_size(1), -1, -1})},
+                   3);
+  };
+  const at::Tensor query_angles = angles(query_offset, q);
+  const at::Tensor factor =
+      over_tokens(tau) * (std::sqrt(head_dim) / (2 * static_cast<double>(copies)));
+  const at::Tensor query_columns =
+      at::stack({-factor * query_angles.exp(), factor * (-query_angles).exp()}, 2);
+  const at::Tensor key_angles = angles(0, k);
+  const at::Tensor key_columns = at::stack({(-key_angles).exp(), key_angles.exp()}, 2);
+  const at::Tensor keys =
+      mu.dim() == 0 ? k : k.repeat_interleave_symint(heads / key_heads, 1);
+  return {with_columns(q, query_columns), with_columns(keys, key_columns)};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
+                                                      const torch::Tensor& k,
+                                                      const HeadValue& tau, const HeadValue& mu,
+                                                      int64_t copies, int64_t query_offset) {
+  const auto as_tensor = [&](const HeadValue& value) {
+    return value.is_number() ? at::scalar_tensor(value.number(), q.options().dtype(at::kDouble))
+                             : value.tensor();
+  };
+  return HypeAugment(q, k, as_tensor(tau), as_tensor(mu), copies, query_offset);
+}
+
+}  // namespace gnomon

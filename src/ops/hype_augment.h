@@ -1,0 +1,19 @@
+#ifndef GNOMON_OPS_HYPE_AUGMENT_H_
+#define GNOMON_OPS_HYPE_AUGMENT_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <cstdint>
+#include <tuple>
+
+namespace gnomon {
+
+// gnomon::hype_augment with tau and mu as tensors, () or (H,). With mu () k keeps its heads.
+std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
+                                               const at::Tensor& tau, const at::Tensor& mu,
+                                               int64_t copies, const c10::SymInt& query_offset);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_HYPE_AUGMENT_H_

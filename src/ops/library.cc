@@ -1,0 +1,114 @@
+// The Torch operators of the namespace gnomon. Python, compiled graphs and C++ come through here.
+#include <gnomon/torch/attention.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ops/attention.h"
+#include "ops/hype_augment.h"
+#include "ops/module_terms.h"
+
+namespace gnomon {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> Attention(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
+    at::TensorList similarity_tensors, std::vector<std::string> position,
+    at::TensorList position_tensors, bool causal, OptionalSymInt left, OptionalSymInt right,
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+    OptionalSymInt query_offset, std::optional<double> scale) {
+  return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
+                          {causal, std::move(left), std::move(right), key_starts, key_lengths,
+                           std::move(query_offset), scale});
+}
+
+at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::string& similarity, const std::string& position,
+                             at::TensorList tensors, bool causal, OptionalSymInt left,
+                             OptionalSymInt right, const OptionalTensor& key_lengths,
+                             OptionalSymInt query_offset) {
+  return ModuleAttention(q, k, v, similarity, position, tensors,
+                         {causal, std::move(left), std::move(right), std::nullopt, key_lengths,
+                          std::move(query_offset), std::nullopt});
+}
+
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
+    const std::string& similarity, const std::string& position, int64_t num_heads,
+    int64_t head_dim) {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> starts;
+  c10::List<bool> learned;
+  for (ModuleTensor& tensor : ModuleTensors(similarity, position, num_heads, head_dim)) {
+    names.push_back(std::move(tensor.name));
+    starts.push_back(std::move(tensor.start));
+    learned.push_back(tensor.learned);
+  }
+  return {names, starts, learned};
+}
+
+std::tuple<std::vector<std::string>, std::vector<int64_t>> EncodingsOfTokens(
+    const std::string& position, int64_t max_length) {
+  std::vector<std::string> layouts;
+  std::vector<int64_t> lengths;
+  for (const TokenEncoding& encoding : TokenEncodings(position, max_length)) {
+    layouts.push_back(encoding.learned ? "learned" : encoding.layout);
+    lengths.push_back(encoding.length);
+  }
+  return {layouts, lengths};
+}
+
+std::tuple<at::Tensor, at::Tensor> HypeAugmentOp(const at::Tensor& q, const at::Tensor& k,
+                                                 const at::Tensor& tau, const at::Tensor& mu,
+                                                 int64_t copies, c10::SymInt query_offset) {
+  return HypeAugment(q, k, tau, mu, copies, query_offset);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(gnomon, m) {
+  // What the kernels compute (gnomon/attention.h); autograd's pair.
+  m.def(
+      "attention_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, "
+      "Tensor? column_scalars, Tensor? head_scalars, Tensor factor, Tensor? bias, "
+      "Tensor? key_starts, Tensor? key_lengths, str function, SymInt query_offset, SymInt? left, "
+      "SymInt? right) -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
+      "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
+      "Tensor? bias, Tensor? key_starts, Tensor? key_lengths, str function, SymInt query_offset, "
+      "SymInt? left, SymInt? right, bool[8] needed) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Compositions of these with Torch's operators.
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
+      "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
+      "Tensor? key_starts, Tensor? key_lengths, SymInt? query_offset, float? scale) -> "
+      "(Tensor, Tensor)",
+      Attention);
+  m.def(
+      "module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
+      "Tensor[] tensors, bool causal, SymInt? left, SymInt? right, Tensor? key_lengths, "
+      "SymInt? query_offset) -> Tensor",
+      AttentionOfModule);
+  m.def(
+      "module_tensors(str similarity, str position, int num_heads, int head_dim) -> "
+      "(str[], Tensor[], bool[])",
+      TensorsOfModule);
+  m.def("token_encodings(str position, int max_length) -> (str[], int[])", EncodingsOfTokens);
+  m.def("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
+  m.def(
+      "t5_bucket(Tensor relative_position, bool bidirectional, int num_buckets, "
+      "int max_distance) -> Tensor",
+      t5_bucket);
+  m.def("sinusoid(Tensor positions, int dim, str layout) -> Tensor", sinusoid);
+  m.def(
+      "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, SymInt query_offset) -> "
+      "(Tensor, Tensor)",
+      HypeAugmentOp);
+}
+
+}  // namespace gnomon

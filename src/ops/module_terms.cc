@@ -1,0 +1,197 @@
+#include "ops/module_terms.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gnomon/attention.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+namespace gnomon {
+namespace {
+
+// How a specification sets a parameter that has one value a head.
+enum class Setting { kNumber, kFixed, kLearned };
+
+Setting SettingOf(const Component& component, const std::string& name, bool learned) {
+  const std::optional<std::string> value = component.Find(name);
+  if (!value) return learned ? Setting::kLearned : Setting::kFixed;
+  if (*value == "learned") return Setting::kLearned;
+  if (*value == "fixed") return Setting::kFixed;
+  TORCH_CHECK_VALUE(ParseNumber(*value), "gnomon: ", component.name(), ":", name, "=", *value,
+                    "; expected learned, fixed or a number");
+  return Setting::kNumber;
+}
+
+// How far the logits of one query lie apart, gamma = 1, for N(0, 1) tokens: the root of the mean over
+// queries of the variance over keys. Measured through the pair function, so that it holds for any
+// similarity.
+double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
+  constexpr int64_t kTokens = 256;
+  constexpr uint64_t kSeed = 20230906;
+  const at::Generator generator = at::detail::createCPUGenerator(kSeed);
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor q = at::randn({1, 1, kTokens, head_dim}, generator, options);
+  const at::Tensor k = at::randn({1, 1, kTokens, head_dim}, generator, options);
+  const MappedTokens tokens = entry.map(component, q, k, at::ones({1}, options));
+  const PairFunction& function = FindPairFunction(tokens.function);
+
+  const at::Tensor inner = at::matmul(tokens.x, tokens.y.transpose(2, 3)).contiguous();
+  const double* g = inner.const_data_ptr<double>();
+  const auto read = [](const at::Tensor& scalars, int64_t token) {
+    std::array<double, 3> values{};
+    for (int64_t n = 0; scalars.defined() && n < scalars.size(0); ++n) {
+      values[n] = scalars.const_data_ptr<double>()[n * kTokens + token];
+    }
+    return values;
+  };
+  double variance = 0;
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const std::array<double, 3> a = read(tokens.row_scalars, i);
+    double sum = 0;
+    double squares = 0;
+    for (int64_t j = 0; j < kTokens; ++j) {
+      const std::array<double, 3> b = read(tokens.column_scalars, j);
+      const double value = function.value(g[i * kTokens + j], a.data(), b.data(), nullptr);
+      sum += value;
+      squares += value * value;
+    }
+    variance += squares / kTokens - (sum / kTokens) * (sum / kTokens);
+  }
+  return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
+}
+
+// What a module's tensors are named: a second component of a name is told apart by its number.
+class Namer {
+ public:
+  std::string Name(const std::string& component, const std::string& parameter) {
+    std::string name = component + "_" + parameter;
+    int count = 1;
+    for (const std::string& used : used_) count += used == name;
+    used_.push_back(name);
+    return count == 1 ? name : component + std::to_string(count) + "_" + parameter;
+  }
+
+ private:
+  std::vector<std::string> used_;
+};
+
+// AdamW moves every parameter by about its step size: the exponent gives a large tau the same
+// relative step as a small slope.
+at::Tensor LearnedValue(const at::Tensor& start, const at::Tensor& theta) {
+  return start * (theta * 5).exp();
+}
+
+}  // namespace
+
+std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
+                                        int64_t num_heads, int64_t head_dim) {
+  std::vector<ModuleTensor> tensors;
+  const at::Tensor theta = at::zeros({num_heads}, at::TensorOptions().dtype(at::kDouble));
+  const Component component = Component::Parse(similarity);
+  const SimilarityEntry& entry = FindSimilarity(component);
+  TORCH_CHECK_VALUE(!entry.has_height || head_dim >= 2, "gnomon.nn.MultiheadAttention: qk_dim is ",
+                    head_dim, "; ", entry.catalogue.name,
+                    " needs two columns, the last of them the height");
+  if (entry.has_gamma) {
+    const Setting setting = SettingOf(component, "gamma", /*learned=*/true);
+    if (setting != Setting::kNumber) {
+      const double spread = LogitSpread(entry, component, head_dim);
+      tensors.push_back({"gamma_start", at::scalar_tensor(1.0 / spread, theta.options()),
+                         /*learned=*/false});
+    }
+    if (setting == Setting::kLearned) tensors.push_back({"gamma_theta", theta, /*learned=*/true});
+  }
+  Namer namer;
+  for (const Component& term : ParseSum(position)) {
+    for (const TensorParameter& parameter : FindPosition(term).tensors) {
+      TORCH_CHECK_VALUE(parameter.start != nullptr, "gnomon.nn.MultiheadAttention: position ",
+                        term.name(), " is an argument of attention() only");
+      const std::string name = namer.Name(term.name(), parameter.name);
+      const at::Tensor start = parameter.start(term, num_heads);
+      if (parameter.kind == TensorParameter::Kind::kTable) {
+        tensors.push_back({name, start, /*learned=*/true});
+      } else if (SettingOf(term, parameter.name, parameter.learned) == Setting::kLearned) {
+        tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
+      }
+    }
+  }
+  return tensors;
+}
+
+at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const std::string& similarity, const std::string& position,
+                           at::TensorList tensors, const CallArguments& arguments) {
+  CheckTokens(q, k, v);
+  size_t next = 0;
+  const auto take = [&] {
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
+                      "\" and \"", position, "\"");
+    const at::Tensor& tensor = tensors[next++];
+    TORCH_CHECK_TYPE(tensor.scalar_type() == q.scalar_type(), "gnomon.nn: a parameter has dtype ",
+                     tensor.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
+    return tensor;
+  };
+  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
+  const Component& component = resolved_similarity.component;
+  resolved_similarity.entry = &FindSimilarity(component);
+  if (resolved_similarity.entry->has_gamma) {
+    switch (SettingOf(component, "gamma", /*learned=*/true)) {
+      case Setting::kNumber:
+        resolved_similarity.gamma = HeadNumber(q, component.Number("gamma", 1));
+        break;
+      case Setting::kFixed:
+        resolved_similarity.gamma = HeadNumber(q, 1) * take();
+        break;
+      case Setting::kLearned: {
+        const at::Tensor start = take();
+        resolved_similarity.gamma = LearnedValue(start, take());
+        break;
+      }
+    }
+  }
+  const int64_t num_heads = q.sym_size(1).guard_int(__FILE__, __LINE__);
+  std::vector<ResolvedPosition> resolved;
+  for (Component& term : ParseSum(position)) {
+    const PositionEntry& entry = FindPosition(term);
+    if (entry.role == PositionEntry::Role::kNone || entry.role == PositionEntry::Role::kEmbedding) {
+      continue;
+    }
+    std::vector<at::Tensor> values;
+    for (const TensorParameter& parameter : entry.tensors) {
+      if (parameter.kind == TensorParameter::Kind::kTable) {
+        values.push_back(take());
+        continue;
+      }
+      const Setting setting = SettingOf(term, parameter.name, parameter.learned);
+      if (setting == Setting::kNumber) {
+        values.push_back(HeadNumber(q, term.Number(parameter.name, 0)));
+        continue;
+      }
+      const at::Tensor start = parameter.start(term, num_heads).to(q.options());
+      values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
+    }
+    if (!arguments.causal) term.SetDefault("bidirectional", "true");
+    term.SetDefault("bidirectional", "false");
+    resolved.push_back({&entry, std::move(term), std::move(values)});
+  }
+  return std::get<0>(Compose(q, k, v, resolved_similarity, resolved, arguments));
+}
+
+std::vector<TokenEncoding> TokenEncodings(const std::string& position, int64_t max_length) {
+  std::vector<TokenEncoding> encodings;
+  for (const Component& component : ParseSum(position)) {
+    if (FindPosition(component).role != PositionEntry::Role::kEmbedding) continue;
+    const bool learned = component.name() == "learned";
+    const std::string layout =
+        learned ? "" : component.Choice("layout", {"interleaved", "split", "split_xl"});
+    const int64_t length = component.Integer("length", max_length);
+    TORCH_CHECK_VALUE(!learned || length >= 1, "gnomon.nn.TokenPosition: learned has length ",
+                      length, "; expected at least 1");
+    encodings.push_back({learned, layout, length});
+  }
+  return encodings;
+}
+
+}  // namespace gnomon

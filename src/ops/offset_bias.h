@@ -1,0 +1,47 @@
+// Biases that depend on the offset of a pair alone: (H, Lq + Lk - 1), entry n for
+// column - row = n - (Lq - 1).
+#ifndef GNOMON_OPS_OFFSET_BIAS_H_
+#define GNOMON_OPS_OFFSET_BIAS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <vector>
+
+#include "ops/component.h"
+
+namespace gnomon {
+
+struct OffsetRange {
+  c10::SymInt queries;
+  c10::SymInt keys;
+  c10::SymInt query_offset;
+  int64_t heads;
+
+  c10::SymInt size() const;
+  // p_i - p_j of every entry, int64.
+  at::Tensor Distances(const at::TensorOptions& options) const;
+};
+
+// tensors: those of the entry in its order, (H,) or a table, in the dtype of the bias.
+using OffsetBiasFunction = at::Tensor (*)(const Component& component,
+                                          const std::vector<at::Tensor>& tensors,
+                                          const OffsetRange& range);
+
+at::Tensor AlibiBias(const Component& component, const std::vector<at::Tensor>& tensors,
+                     const OffsetRange& range);
+at::Tensor HypeBias(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const OffsetRange& range);
+at::Tensor T5Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                  const OffsetRange& range);
+at::Tensor KerpleBias(const Component& component, const std::vector<at::Tensor>& tensors,
+                      const OffsetRange& range);
+at::Tensor RawBias(const Component& component, const std::vector<at::Tensor>& tensors,
+                   const OffsetRange& range);
+
+// tau sinh and its relatives: mu * distance, clamped to +-80 (float32 ends at sinh(89)).
+at::Tensor HypeAngle(const at::Tensor& mu, const at::Tensor& distance);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_OFFSET_BIAS_H_

@@ -1,0 +1,214 @@
+#include "ops/registry.h"
+
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <string>
+
+namespace gnomon {
+namespace {
+
+using Kind = TensorParameter::Kind;
+using Role = PositionEntry::Role;
+
+constexpr const char* kLearnable = "learned | fixed | number";
+constexpr const char* kTseng = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention";
+
+at::Tensor SameForAll(int64_t heads, double value) {
+  return at::full({heads}, value, at::TensorOptions().dtype(at::kDouble));
+}
+
+at::Tensor AlibiStart(const Component&, int64_t heads) { return alibi_slopes(heads); }
+
+at::Tensor HypeMuStart(const Component& component, int64_t heads) {
+  const double mu = ParseNumber(component.Find("mu").value_or("")).value_or(0.001);
+  TORCH_CHECK_VALUE(mu > 0, "gnomon: hype:mu=", mu, "; expected a positive number");
+  return SameForAll(heads, mu);
+}
+
+// ALiBi's slopes where mu (p_i - p_j) is small.
+at::Tensor HypeTauStart(const Component& component, int64_t heads) {
+  return alibi_slopes(heads) / HypeMuStart(component, heads);
+}
+
+// Power starts as ALiBi; log at the quantiles of the uniform distributions, on (0, 2) and (0, 1),
+// that the paper's code draws from.
+at::Tensor KerpleR1Start(const Component& component, int64_t heads) {
+  if (component.Choice("kind", {"log", "power"}) == "power") return alibi_slopes(heads);
+  return (at::arange(heads, at::TensorOptions().dtype(at::kDouble)) + 0.5) *
+         (2.0 / static_cast<double>(heads));
+}
+
+at::Tensor KerpleR2Start(const Component& component, int64_t heads) {
+  return SameForAll(heads, component.Choice("kind", {"log", "power"}) == "power" ? 1.0 : 0.5);
+}
+
+at::Tensor T5TableStart(const Component& component, int64_t heads) {
+  return at::zeros({component.Integer("buckets", 32), heads},
+                   at::TensorOptions().dtype(at::kDouble));
+}
+
+template <class Entry>
+const Entry& Find(const char* kind, const std::vector<Entry>& entries,
+                  const Component& component) {
+  std::vector<std::string> known;
+  for (const Entry& entry : entries) {
+    if (entry.catalogue.name == component.name()) {
+      component.CheckKeys(entry.catalogue);
+      return entry;
+    }
+    known.push_back(entry.catalogue.name);
+  }
+  TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known));
+}
+
+template <class Entry>
+std::vector<CatalogueEntry> Catalogue(const std::vector<Entry>& entries) {
+  std::vector<CatalogueEntry> catalogue;
+  for (const Entry& entry : entries) catalogue.push_back(entry.catalogue);
+  return catalogue;
+}
+
+}  // namespace
+
+const std::vector<SimilarityEntry>& SimilarityEntries() {
+  static const std::vector<SimilarityEntry> entries = {
+      {{"dot", "q.k / sqrt(D)", "Vaswani et al. 2017, Attention Is All You Need", {}},
+       /*has_gamma=*/false,
+       /*has_height=*/false,
+       MapDot},
+      {{"laplacian", "-gamma |q - k|", kTseng, {{"gamma", kLearnable, "learned"}}},
+       /*has_gamma=*/true,
+       /*has_height=*/false,
+       MapLaplacian},
+      {{"gaussian",
+        "-gamma |q - k|^2",
+        "Chen et al. 2021, Skyformer",
+        {{"gamma", kLearnable, "learned"}}},
+       /*has_gamma=*/true,
+       /*has_height=*/false,
+       MapGaussian},
+      {{"umbral",
+        "-gamma h, h the height of the lowest common ancestor of umbral cones of radius r",
+        kTseng,
+        {{"gamma", kLearnable, "learned"},
+         {"r", "number", "0.1"},
+         {"map", "psi | none", "psi"},
+         {"score", "height", "height"}}},
+       /*has_gamma=*/true,
+       /*has_height=*/true,
+       MapUmbral},
+      {{"penumbral",
+        "-gamma h or -gamma h^2, h the height of the lowest common ancestor of penumbral cones "
+        "below the horosphere of height r",
+        kTseng,
+        {{"gamma", kLearnable, "learned"},
+         {"r", "number", "1"},
+         {"map", "xi | none", "xi"},
+         {"score", "height | height2", "height"}}},
+       /*has_gamma=*/true,
+       /*has_height=*/true,
+       MapPenumbral},
+  };
+  return entries;
+}
+
+const std::vector<PositionEntry>& PositionEntries() {
+  static const std::vector<PositionEntry> entries = {
+      {{"none",
+        "nothing: a causal mask or a convolution tells positions apart",
+        "Haviv et al. 2022, Transformer Language Models without Positional Encodings Still Learn "
+        "Positional Information",
+        {}},
+       Role::kNone,
+       {},
+       nullptr},
+      {{"sinusoidal",
+        "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns)",
+        "Vaswani et al. 2017, Attention Is All You Need",
+        {{"layout", "interleaved | split | split_xl", "interleaved"}}},
+       Role::kEmbedding,
+       {},
+       nullptr},
+      {{"learned",
+        "a learned table, added to the embeddings",
+        "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
+        {{"length", "integer", "the model's"}}},
+       Role::kEmbedding,
+       {},
+       nullptr},
+      {{"rope",
+        "q and k rotated by p base^(-2 i / dims)",
+        "Su et al. 2021, RoFormer",
+        {{"base", "number", "10000"},
+         {"layout", "interleaved | half", "interleaved"},
+         {"dims", "integer", "all (all but the height)"}}},
+       Role::kRotation,
+       {},
+       nullptr},
+      {{"alibi",
+        "-slopes_h |p_i - p_j|",
+        "Press et al. 2022, Train Short, Test Long",
+        {{"slopes", kLearnable, "fixed"}}},
+       Role::kBias,
+       {{"slopes", Kind::kHeads, /*learned=*/false, AlibiStart}},
+       AlibiBias},
+      {{"hype",
+        "-tau_h sinh(mu_h (p_i - p_j)); abs: of |p_i - p_j|; cosh: tau_h (1 - cosh(...))",
+        "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding",
+        {{"tau", kLearnable, "fixed, ALiBi's slopes / mu"},
+         {"mu", kLearnable, "0.001"},
+         {"mode", "odd | abs | cosh", "odd"}}},
+       Role::kBias,
+       {{"tau", Kind::kHeads, /*learned=*/false, HypeTauStart},
+        {"mu", Kind::kHeads, /*learned=*/false, HypeMuStart}},
+       HypeBias},
+      {{"t5",
+        "table[bucket(p_j - p_i), h]",
+        "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
+        {{"buckets", "integer", "32"},
+         {"max_distance", "integer", "128"},
+         {"bidirectional", "true | false", "unless causal"}}},
+       Role::kBias,
+       {{"table", Kind::kTable, /*learned=*/true, T5TableStart}},
+       T5Bias},
+      {{"kerple",
+        "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
+        "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
+        {{"r1", kLearnable, "learned"},
+         {"r2", kLearnable, "learned"},
+         {"kind", "log | power", "log"}}},
+       Role::kBias,
+       {{"r1", Kind::kHeads, /*learned=*/true, KerpleR1Start},
+        {"r2", Kind::kHeads, /*learned=*/true, KerpleR2Start}},
+       KerpleBias},
+      {{"offset_bias",
+        "table[h, j - i + Lq - 1]; an argument of attention() only, since it ends at a length",
+        "Shaw et al. 2018, Self-Attention with Relative Position Representations",
+        {}},
+       Role::kBias,
+       {{"table", Kind::kTable, /*learned=*/true, nullptr}},
+       RawBias},
+  };
+  return entries;
+}
+
+const SimilarityEntry& FindSimilarity(const Component& component) {
+  return Find("similarity", SimilarityEntries(), component);
+}
+
+const PositionEntry& FindPosition(const Component& component) {
+  return Find("position", PositionEntries(), component);
+}
+
+const std::vector<CatalogueEntry>& SimilarityCatalogue() {
+  static const std::vector<CatalogueEntry> catalogue = Catalogue(SimilarityEntries());
+  return catalogue;
+}
+
+const std::vector<CatalogueEntry>& PositionCatalogue() {
+  static const std::vector<CatalogueEntry> catalogue = Catalogue(PositionEntries());
+  return catalogue;
+}
+
+}  // namespace gnomon

@@ -1,0 +1,59 @@
+// The one list of similarities and positions: what each is called, what it says of itself, and the
+// function that computes it. A new one is a function and an entry in registry.cc.
+#ifndef GNOMON_OPS_REGISTRY_H_
+#define GNOMON_OPS_REGISTRY_H_
+
+#include <ATen/core/Tensor.h>
+#include <gnomon/catalogue.h>
+
+#include <string>
+#include <vector>
+
+#include "ops/component.h"
+#include "ops/offset_bias.h"
+#include "ops/token_map.h"
+
+namespace gnomon {
+
+// A tensor that an entry reads. A specification may give a number for it instead, which then stands
+// for every head, and in a module "learned" or "fixed".
+struct TensorParameter {
+  // Of a module: a table as it is (T5), or one value a head, which is start * exp(5 theta) where it
+  // is learned.
+  enum class Kind { kHeads, kTable };
+
+  std::string name;
+  Kind kind;
+  bool learned;  // in a module, where the specification does not say
+  // The start in a module, float64: (H,), or the whole table. Null: not offered in modules.
+  at::Tensor (*start)(const Component& component, int64_t heads);
+};
+
+struct SimilarityEntry {
+  CatalogueEntry catalogue;
+  bool has_gamma;
+  bool has_height;  // the last coordinate of a token is its height
+  TokenMap map;
+};
+
+struct PositionEntry {
+  // What it acts on: nothing, the embeddings, the coordinates of q and k, or the scores.
+  enum class Role { kNone, kEmbedding, kRotation, kBias };
+
+  CatalogueEntry catalogue;
+  Role role;
+  std::vector<TensorParameter> tensors;
+  OffsetBiasFunction bias;  // of Role::kBias
+};
+
+const std::vector<SimilarityEntry>& SimilarityEntries();
+const std::vector<PositionEntry>& PositionEntries();
+
+// The entry of that name; checks the component's keys. Throws c10::ValueError naming the nearest and
+// all known ones.
+const SimilarityEntry& FindSimilarity(const Component& component);
+const PositionEntry& FindPosition(const Component& component);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_REGISTRY_H_

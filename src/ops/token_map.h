@@ -1,0 +1,38 @@
+// Token maps: from q and k to what the pair function of a similarity reads.
+#ifndef GNOMON_OPS_TOKEN_MAP_H_
+#define GNOMON_OPS_TOKEN_MAP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "ops/component.h"
+
+namespace gnomon {
+
+struct MappedTokens {
+  const char* function;        // the name of the pair function
+  at::Tensor x;                // (B, H, Lq, D')
+  at::Tensor y;                // (B, Hkv, Lk, D')
+  at::Tensor row_scalars;      // (R, B, H, Lq), or undefined
+  at::Tensor column_scalars;   // (C, B, Hkv, Lk), or undefined
+  at::Tensor factor;           // (H)
+  at::Tensor row_constant;     // what the pair function drops, broadcast to (B, H, Lq), or undefined
+};
+
+// head_factor (H): the scale of a dot product, gamma of the others.
+using TokenMap = MappedTokens (*)(const Component& component, const at::Tensor& q,
+                                  const at::Tensor& k, const at::Tensor& head_factor);
+
+MappedTokens MapDot(const Component&, const at::Tensor& q, const at::Tensor& k,
+                    const at::Tensor& scale);
+MappedTokens MapLaplacian(const Component&, const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& gamma);
+MappedTokens MapGaussian(const Component&, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& gamma);
+MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                       const at::Tensor& gamma);
+MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& gamma);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_TOKEN_MAP_H_
