@@ -104,6 +104,9 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
   checkpoint.step = Field<int64_t>(object, "step");
   if (checkpoint.step < 0) throw Error("the field 'step' is negative");
   checkpoint.training = TrainingFromJson(object.value("training", json()));
+  const json data = object.value("data", json());
+  checkpoint.data_path = Field<std::string>(data, "path");
+  checkpoint.data_sha256 = Field<std::string>(data, "sha256");
   const LanguageModelOptions options = ModelFromJson(object.value("model", json()));
   CheckSizes(file, options);
   checkpoint.model = NewModel(options, checkpoint.training.seed);
@@ -341,7 +344,7 @@ TrainingOptions TrainingFromJson(const json& object) {
   return options;
 }
 
-void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer) {
+void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data) {
   SafeTensors file;
   for (const auto& entry : trainer.model()->named_parameters()) {
     file.tensors[kModelPrefix + entry.key()] = entry.value();
@@ -356,7 +359,10 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer) {
   file.metadata[kConfigKey] = json{{"format", kCheckpointFormat},
                                    {"step", trainer.step()},
                                    {"model", ToJson(trainer.model()->options())},
-                                   {"training", ToJson(trainer.options())}}
+                                   {"training", ToJson(trainer.options())},
+                                   {"data",
+                                    {{"path", std::filesystem::absolute(data.path).string()},
+                                     {"sha256", data.sha256}}}}
                                   .dump();
   WriteSafeTensors(path, file);
 }

@@ -93,6 +93,8 @@ struct Checkpoint {
   TrainingOptions training;
   int64_t step = 0;
   std::map<std::string, torch::Tensor> optimizer;
+  std::string data_path;  // absolute
+  std::string data_sha256;
 };
 
 // Options as JSON objects with the names of their fields, and back; the latter throw Error where a
@@ -102,8 +104,8 @@ nlohmann::json ToJson(const TrainingOptions& options);
 LanguageModelOptions ModelFromJson(const nlohmann::json& object);
 TrainingOptions TrainingFromJson(const nlohmann::json& object);
 
-// Weights, optimizer and configuration in one safetensors file.
-void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer);
+// Weights, optimizer, configuration and the name of the data in one safetensors file.
+void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data);
 
 // Throws Error where the file is not a sound checkpoint.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path);

@@ -1,0 +1,437 @@
+"""The command line, end to end on tiny models: every command, every kind of wrong input, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BESIDE = pathlib.Path(sys.executable).parent / "gnomon"
+PROGRAM = os.environ.get("GNOMON_PROGRAM", BESIDE if BESIDE.exists() else ROOT / "build/bin/gnomon")
+
+TINY = ["--dim", "16", "--depth", "1", "--heads", "2", "--mlp", "32", "--batch", "4"]
+SECONDS = 300
+
+
+def gnomon(*arguments: object, cwd: pathlib.Path, **environment: str):
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=cwd,
+        env=os.environ | {"GNOMON_PYTHON": sys.executable} | environment,
+    )
+
+
+def succeed(*arguments: object, cwd: pathlib.Path, **environment: str) -> str:
+    done = gnomon(*arguments, cwd=cwd, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*arguments: object, cwd: pathlib.Path) -> str:
+    """The one line that a wrong input is answered with."""
+    done = gnomon(*arguments, cwd=cwd)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("gnomon: ")
+    assert done.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("cli")
+    text = "".join(f"line {n}: the quick brown fox, {n * n} times\n" for n in range(400))
+    (path / "text.txt").write_text(text)
+    (path / "empty.txt").write_text("")
+    (path / "short.txt").write_text("only a few bytes\n" * 20)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder) -> pathlib.Path:
+    out = folder / "model"
+    succeed(
+        "train", "--data", "text.txt", "--out", out, "--steps", 30, "--length", 32,
+        "--position", "rope+hype:tau=learned", "--similarity", "penumbral", *TINY, cwd=folder,
+    )  # fmt: skip
+    return out
+
+
+@pytest.fixture(scope="module")
+def comparison(folder) -> pathlib.Path:
+    out = folder / "comparison"
+    succeed(
+        "compare", "--data", "text.txt", "--out", out, "--steps", 12, "--lengths", "16,32,64",
+        "--position", "learned,rope", "--run", "umbral/alibi", "--seeds", 2,
+        "--evaluation-bytes", 512, *TINY, cwd=folder,
+    )  # fmt: skip
+    return out
+
+
+def test_help_names_every_command_and_option(folder):
+    text = succeed("--help", cwd=folder)
+    for command in ("train", "eval", "generate", "compare", "list", "bench"):
+        assert command in text
+        assert "--help" in succeed(command, "--help", cwd=folder)
+    assert "--learning-rate" in succeed("compare", "--help", cwd=folder)
+    assert succeed("--version", cwd=folder).strip().count(".") == 2
+
+
+def test_list_is_the_catalogue(folder):
+    text = succeed("list", cwd=folder)
+    catalogue = json.loads(succeed("list", "--json", cwd=folder))
+    names = [e["name"] for e in catalogue["similarities"] + catalogue["positions"]]
+    assert {"dot", "umbral", "penumbral", "none", "rope", "alibi", "t5", "hype"} <= set(names)
+    for name in names:
+        assert f"\n  {name}\n" in text
+    assert all(e["formula"] for e in catalogue["similarities"])
+
+
+def test_train_leaves_a_checkpoint_that_others_can_read(model):
+    file = model / "checkpoint.safetensors"
+    tensors = load_file(file)
+    assert tensors["model.embedding.weight"].shape == (256, 16)
+    assert tensors["optimizer.exp_avg.embedding.weight"].shape == (256, 16)
+    with safe_open(file, "numpy") as content:
+        config = json.loads(content.metadata()["gnomon"])
+    assert config["step"] == 30
+    assert config["model"]["position"] == "rope+hype:tau=learned"
+    assert list(model.iterdir()) == [file]
+
+
+def test_checkpoint_rewritten_by_others_is_read(model, tmp_path):
+    file = model / "checkpoint.safetensors"
+    with safe_open(file, "numpy") as content:
+        save_file(load_file(file), tmp_path / "copy", metadata=content.metadata())
+    arguments = ["--json", "--lengths", "32"]
+    assert succeed("eval", "--model", tmp_path / "copy", *arguments, cwd=tmp_path) == succeed(
+        "eval", "--model", model, *arguments, cwd=tmp_path
+    )
+
+
+def test_eval(model, folder):
+    table = succeed("eval", "--model", model, "--lengths", "16,64", cwd=folder)
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["16", "64"]
+    result = json.loads(
+        succeed("eval", "--model", model, "--json", "--data", "short.txt", "--lengths", 16,
+                cwd=folder)
+    )  # fmt: skip
+    (at,) = result["losses"]
+    assert at["length"] == 16
+    assert 0 < at["loss"] < 6
+    assert result["data"]["valid_bytes"] == 34
+
+
+def test_generate(model, folder):
+    arguments = ["--model", model, "--prompt", "line 1", "--tokens", 20]
+    first = succeed("generate", *arguments, "--seed", 3, "--top-k", 5, cwd=folder)
+    assert first.startswith("line 1")
+    assert succeed("generate", *arguments, "--seed", 3, "--top-k", 5, cwd=folder) == first
+    greedy = succeed("generate", *arguments, "--temperature", 0, cwd=folder)
+    assert len(greedy.encode()) >= len("line 1") + 20
+    assert succeed("generate", *arguments, "--temperature", 0, "--no-cache", cwd=folder) == greedy
+
+
+def test_compare_leaves_everything(comparison):
+    assert {p.name for p in comparison.iterdir()} == {"results.json", "table.md", "report.html"}
+    results = json.loads((comparison / "results.json").read_text())
+    assert results["status"] == "finished"
+    assert [c["label"] for c in results["settings"]["combinations"]] == [
+        "dot/learned", "dot/rope", "umbral/alibi",
+    ]  # fmt: skip
+    assert [(r["seed"], r["combination"]) for r in results["runs"]] == [
+        (seed, combination) for seed in (0, 1) for combination in (0, 1, 2)
+    ]
+    for run in results["runs"]:
+        assert run["status"] == "done"
+        assert run["curve"]["step"][-1] == 12
+        assert run["ms_per_step"] > 0
+    learned, rope, _ = results["summary"]
+    assert [at["loss"]["mean"] is None for at in learned["losses"]] == [False, True, True]
+    values = [r["losses"][1]["loss"] for r in results["runs"] if r["combination"] == 1]
+    assert rope["losses"][1]["loss"]["mean"] == pytest.approx(np.mean(values))
+    assert rope["losses"][1]["loss"]["spread"] == pytest.approx(np.std(values, ddof=1))
+    assert results["sessions"][0]["command"][1] == "compare"
+    assert results["sessions"][0]["machine"]["threads"] >= 1
+    table = (comparison / "table.md").read_text()
+    assert "| dot/learned |" in table
+    assert "| – |" in table
+
+
+def test_report_is_self_contained_and_a_function_of_the_results(comparison, tmp_path):
+    html = (comparison / "report.html").read_text()
+    assert html.count("<svg") == 3
+    assert "umbral · alibi" in html
+    for outside in ("<script", "<link", "src=", "@import"):
+        assert outside not in html
+    (tmp_path / "results.json").write_bytes((comparison / "results.json").read_bytes())
+    subprocess.run(
+        [sys.executable, "-m", "gnomon.report", tmp_path, "--png"], check=True, timeout=SECONDS
+    )
+    assert (tmp_path / "report.html").read_text() == html
+    for name in ("lengths.png", "training.png", "cost.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [(None, "cannot read"), ("{", "not JSON"), ("{}", "format 1"), ('{"format": 1}', "lacks")],
+)
+def test_report_refuses_what_is_no_record(tmp_path, content, part):
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-m", "gnomon.report", tmp_path], capture_output=True, text=True,
+        timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_compare_without_python_keeps_results_and_says_so(folder, tmp_path):
+    done = gnomon(
+        "compare", "--data", folder / "text.txt", "--out", tmp_path / "run", "--run", "dot/none",
+        "--steps", 2, "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path,
+        GNOMON_PYTHON="/no/such/python",
+    )  # fmt: skip
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "report.html" in line]
+    assert lines == ["no report.html: cannot run /no/such/python"]
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"results.json", "table.md"}
+
+
+def test_default_output_folder(folder, tmp_path):
+    succeed("compare", "--data", folder / "text.txt", "--run", "dot/none", "--steps", 1,
+            "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path)  # fmt: skip
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.endswith("-text")
+    assert (run / "report.html").exists()
+
+
+TRAIN = ["train", "--data", "text.txt"]
+COMPARE = ["compare", "--data", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["which command"]),
+        (["trian"], ["trian"]),
+        (["train"], ["--data is required"]),
+        (["train", "--data", "absent.txt"], ["no such data file or folder: absent.txt"]),
+        (["train", "--data", "empty.txt"], ["empty.txt is empty"]),
+        ([*TRAIN, "--position", "ropee"], ["ropee", "rope"]),
+        ([*TRAIN, "--similarity", "umbra"], ["umbra", "umbral"]),
+        ([*TRAIN, "--position", "rope:bas=3"], ["bas", "base"]),
+        ([*TRAIN, "--position", "rope+rope"], ["RoPE"]),
+        ([*TRAIN, "--heads", "3"], ["dim 128 is not a multiple of heads 3"]),
+        ([*TRAIN, "--steps", "0"], ["steps is 0"]),
+        ([*TRAIN, "--steps", "many"], ["--steps", "many"]),
+        ([*TRAIN, "--learning-rate", "nan"], ["learning_rate"]),
+        ([*TRAIN, "--length", "100000"], ["too short", "100001"]),
+        ([*TRAIN, "--out", "/proc/gnomon"], ["/proc/gnomon"]),
+        ([*TRAIN, "--out", "text.txt"], ["text.txt is not a folder"]),
+        ([*TRAIN, "--out", "."], ["is not empty"]),
+        ([*TRAIN, "--frobnicate", "1"], ["--frobnicate"]),
+        (["train", "--resume", "model", "--steps", "9"], ["--resume", "excludes --steps"]),
+        (["train", "--resume", "absent"], ["absent"]),
+        (["compare"], ["--data is required"]),
+        (["compare", "--data", "empty.txt"], ["empty.txt is empty"]),
+        ([*COMPARE, "--position", "none,alibbi"], ["alibbi", "alibi"]),
+        ([*COMPARE, "--run", "dot"], ["SIMILARITY/POSITION"]),
+        ([*COMPARE, "--run", "dot/nothing"], ["nothing"]),
+        ([*COMPARE, "--lengths", "16,16"], ["16 comes twice"]),
+        ([*COMPARE, "--lengths", "0,16"], ["0 is not a length"]),
+        ([*COMPARE, "--lengths", "16,100000"], ["too short", "validation", "100001"]),
+        ([*COMPARE, "--seeds", "0"], ["--seeds"]),
+        ([*COMPARE, "--out", "/proc/gnomon"], ["/proc/gnomon"]),
+        (["compare", "--resume", "comparison", "--steps", "9"], ["excludes --steps"]),
+        (["compare", "--resume", "absent"], ["absent/results.json"]),
+        (["eval"], ["--model is required"]),
+        (["eval", "--model", "absent"], ["no such checkpoint file or run folder: absent"]),
+        (["eval", "--model", "text.txt"], ["text.txt is not a valid safetensors file"]),
+        (["eval", "--model", "comparison"], ["holds no checkpoint.safetensors"]),
+        (["eval", "--model", "model", "--lengths", "-4"], ["-4 is not a length"]),
+        (["eval", "--model", "model", "--lengths", "4,x"], ["--lengths"]),
+        (["eval", "--model", "model", "--data", "short.txt"], ["too short"]),
+        (["generate", "--model", "model", "--prompt", ""], ["--prompt is empty"]),
+        (["generate", "--model", "model", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "--model", "model", "--temperature", "0", "--top-k", "3"], ["--top-k"]),
+        (["bench", "--cases", "sdpa,dott"], ["dott", "dot"]),
+        (["bench", "--length", "0"], ["--length"]),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value, list) else None,
+)
+def test_wrong_input_is_one_line_and_exit_code_2(folder, model, comparison, arguments, parts):
+    before = sorted(p.name for p in folder.iterdir())
+    message = refused(*arguments, cwd=folder)
+    for part in parts:
+        assert part in message
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_unwritable_folder(folder, tmp_path):
+    tmp_path.chmod(0o500)
+    assert "cannot write" in refused(*TRAIN, "--out", tmp_path / "run", cwd=folder)
+
+
+def test_generation_beyond_a_learned_table(folder, tmp_path):
+    succeed(*TRAIN, "--out", tmp_path / "run", "--steps", 1, "--length", 16,
+            "--position", "learned", *TINY, cwd=folder)  # fmt: skip
+    assert "defined for 16 bytes" in refused(
+        "generate", "--model", tmp_path / "run", "--tokens", 17, cwd=folder
+    )
+    succeed("generate", "--model", tmp_path / "run", "--tokens", 16, cwd=folder)
+
+
+def test_corrupt_checkpoints(folder, model, tmp_path):
+    file = model / "checkpoint.safetensors"
+    sound = file.read_bytes()
+    bad = tmp_path / "bad.safetensors"
+    for content in (b"", sound[:100], sound[:-1], b"\xff" * 8 + sound[8:], sound + b"more"):
+        bad.write_bytes(content)
+        for command in (["eval", "--model"], ["generate", "--model"], ["train", "--resume"]):
+            assert "bad.safetensors is not a valid" in refused(*command, bad, cwd=folder)
+    with safe_open(file, "numpy") as content:
+        metadata = content.metadata()
+    tensors = load_file(file)
+    del tensors["model.norm.bias"]
+    save_file(tensors, bad, metadata=metadata)
+    assert "'model.norm.bias' is missing" in refused("eval", "--model", bad, cwd=folder)
+
+
+def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
+    record = json.loads((comparison / "results.json").read_text())
+
+    def message(change) -> str:
+        damaged = json.loads(json.dumps(record))
+        change(damaged)
+        (tmp_path / "results.json").write_text(json.dumps(damaged))
+        return refused("compare", "--resume", tmp_path, cwd=folder)
+
+    assert "not the record" in message(lambda r: r.pop("settings"))
+    assert "lengths" in message(lambda r: r["settings"].pop("lengths"))
+    assert "seeds" in message(lambda r: r["settings"].update(seeds="all"))
+    assert "batch" in message(lambda r: r["settings"]["training"].update(batch=0))
+    assert "runs" in message(lambda r: r.update(runs=[{}]))
+    assert "runs" in message(lambda r: r["runs"][0].update(losses=7))
+    assert "not what the run began with" in message(lambda r: r["data"].update(sha256="00"))
+    (tmp_path / "results.json").write_text("[")
+    assert "not the record" in refused("compare", "--resume", tmp_path, cwd=folder)
+
+
+def interrupt(arguments: list[object], cwd: pathlib.Path, when) -> tuple[int, str]:
+    """Runs the program, sends one SIGINT as soon as when() holds."""
+    process = subprocess.Popen(
+        [PROGRAM, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GNOMON_PYTHON": sys.executable},
+    )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not when():
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+def losses(run: pathlib.Path) -> list:
+    record = json.loads((run / "results.json").read_text())
+    return [(r["combination"], r["seed"], r["curve"], r["losses"]) for r in record["runs"]]
+
+
+def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
+    arguments = [*COMPARE, "--position", "none,rope,alibi", "--steps", 400, "--lengths", "16,32",
+                 "--evaluation-bytes", 512, *TINY]  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeed(*arguments, "--out", whole, cwd=folder)
+    record = parts / "results.json"
+
+    def one_is_done() -> bool:
+        return record.exists() and len(json.loads(record.read_text())["runs"]) == 1
+
+    code, errors = interrupt([*arguments, "--out", parts], folder, one_is_done)
+    assert code == 130, errors
+    assert errors.splitlines()[-1] == (
+        f"stopped: 1 of 3 runs are finished; go on with: gnomon compare --resume {parts}"
+    )
+    stopped = json.loads(record.read_text())
+    assert stopped["status"] == "interrupted"
+    assert losses(parts) == losses(whole)[:1]
+    assert "dot/none" in (parts / "table.md").read_text()
+
+    succeed("compare", "--resume", parts, cwd=folder)
+    resumed = json.loads(record.read_text())
+    assert resumed["status"] == "finished"
+    assert len(resumed["sessions"]) == 2
+    assert resumed["runs"][0] == stopped["runs"][0]
+    assert losses(parts) == losses(whole)
+    assert (parts / "report.html").exists()
+    # A finished comparison only draws its report again.
+    (parts / "report.html").unlink()
+    succeed("compare", "--resume", parts, cwd=folder)
+    assert (parts / "report.html").exists()
+    assert losses(parts) == losses(whole)
+
+
+def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
+    arguments = [*TRAIN, "--steps", 400, "--length", 16, "--position", "rope+alibi:slopes=learned",
+                 "--dropout", 0.1, *TINY]  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeed(*arguments, "--out", whole, cwd=folder)
+    file = "checkpoint.safetensors"
+    code, errors = interrupt(
+        [*arguments, "--out", parts, "--checkpoint-every", 50],
+        folder,
+        lambda: (parts / file).exists() and step_of(parts / file) >= 50,
+    )
+    assert code == 130, errors
+    assert f"go on with: gnomon train --resume {parts}" in errors
+    assert 50 <= step_of(parts / file) < 400
+    succeed("train", "--resume", parts, cwd=folder)
+    expected, got = load_file(whole / file), load_file(parts / file)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def step_of(file: pathlib.Path) -> int:
+    with safe_open(file, "numpy") as content:
+        return json.loads(content.metadata()["gnomon"])["step"]
+
+
+def test_bench_prints_ratios(folder):
+    arguments = ["--length", 64, "--dim", 8, "--heads", 2, "--repeats", 2]
+    text = succeed("bench", *arguments, cwd=folder)
+    for mode in ("forward, full", "forward, causal", "forward + backward, causal"):
+        assert f"### {mode}" in text
+    result = json.loads(succeed("bench", *arguments, "--cases", "penumbral", "--json", cwd=folder))
+    assert result["peak_gflops"] > 0
+    for mode in result["modes"]:
+        assert [row["case"] for row in mode["cases"]] == ["sdpa", "dot", "penumbral"]
+        assert mode["cases"][0]["to_sdpa"] == 1
+        assert mode["cases"][1]["to_dot"] == 1
