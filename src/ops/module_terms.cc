@@ -37,8 +37,13 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   const MappedTokens tokens = entry.map(component, q, k, at::ones({1}, options));
   const PairFunction& function = FindPairFunction(tokens.function);
 
-  const at::Tensor inner = at::matmul(tokens.x, tokens.y.transpose(2, 3)).contiguous();
-  const double* g = inner.const_data_ptr<double>();
+  at::Tensor inputs = at::zeros({kTokens, kTokens}, options);
+  if (function.input == PairInput::kInnerProduct) {
+    inputs = at::matmul(tokens.x, tokens.y.transpose(2, 3)).contiguous();
+  } else if (function.input == PairInput::kSquaredDistance) {
+    inputs = at::cdist(tokens.x, tokens.y).square().contiguous();
+  }
+  const double* g = inputs.const_data_ptr<double>();
   const auto read = [](const at::Tensor& scalars, int64_t token) {
     std::array<double, 3> values{};
     for (int64_t n = 0; scalars.defined() && n < scalars.size(0); ++n) {

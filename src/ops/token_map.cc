@@ -9,8 +9,6 @@
 namespace gnomon {
 namespace {
 
-at::Tensor SquaredNorm(const at::Tensor& x) { return (x * x).sum(-1); }
-
 // (B, H, L, D) to (B, H, L, D - 1) and (B, H, L).
 std::pair<at::Tensor, at::Tensor> SplitHeight(const at::Tensor& x) {
   const c10::SymInt last = x.sym_size(3) - 1;
@@ -65,14 +63,12 @@ MappedTokens MapDot(const Component&, const at::Tensor& q, const at::Tensor& k,
 
 MappedTokens MapLaplacian(const Component&, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& gamma) {
-  return {"laplacian", q,      k, SquaredNorm(q).unsqueeze(0), SquaredNorm(k).unsqueeze(0),
-          -gamma,      {}};
+  return {"laplacian", q, k, {}, {}, -gamma, {}};
 }
 
 MappedTokens MapGaussian(const Component&, const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& gamma) {
-  return {"gaussian", q,     k, {}, SquaredNorm(k).unsqueeze(0),
-          gamma,      -OverRows(gamma) * SquaredNorm(q)};
+  return {"gaussian", q, k, {}, {}, -gamma, {}};
 }
 
 // Tseng et al. 2023, section 4 and the map psi.
@@ -94,8 +90,8 @@ MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at
   return {"umbral",
           x,
           y,
-          at::stack({SquaredNorm(x), u}),
-          at::stack({SquaredNorm(y), v}),
+          u.unsqueeze(0),
+          v.unsqueeze(0),
           gamma * 0.5,
           -OverRows(gamma) * u};
 }
@@ -114,13 +110,13 @@ MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const
     return {"penumbral_square",
             query.x,
             key.x,
-            at::stack({SquaredNorm(query.x), query.a}),
-            at::stack({SquaredNorm(key.x), key.a}),
+            query.a.unsqueeze(0),
+            key.a.unsqueeze(0),
             gamma * (r * r / 4),
             -OverRows(gamma) * (r * r)};
   }
   const auto scalars = [](const PenumbralToken& token) {
-    return at::stack({SquaredNorm(token.x), token.u2 / (1 + token.a), token.u2});
+    return at::stack({token.u2 / (1 + token.a), token.u2});
   };
   return {"penumbral", query.x, key.x, scalars(query), scalars(key), gamma * (-r / 2), {}};
 }
