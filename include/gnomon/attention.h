@@ -1,6 +1,6 @@
 // The attention operator on plain views: no Torch, no allocation by the caller.
 //
-//   g_ij = x_i . y_j
+//   g_ij = x_i . y_j, or |x_i - y_j|^2
 //   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(j, i)
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j p_ij v_j,   lse_i = log sum_j exp(s_ij)
@@ -60,8 +60,11 @@ class ThreadExecutor final : public Executor {
   int workers_;
 };
 
+// What a pair function reads of x_i and y_j, its g: nothing, x_i . y_j, or |x_i - y_j|^2.
+enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
+
 // B batches; H query heads in groups of H / Hkv on one key head; D columns of x and y (0 where the
-// pair function reads no inner product); Dv columns of v.
+// pair function reads neither); Dv columns of v.
 struct AttentionShape {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -162,7 +165,7 @@ struct PairFunction {
   int row_scalars;
   int column_scalars;
   int head_scalars;
-  bool inner_product;
+  PairInput input;
   // fp32: fused kernels for the processor's instruction set.
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,

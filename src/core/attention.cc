@@ -32,7 +32,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   Require(n.queries < kMost && n.keys < kMost, "queries, keys", "more than 2^30");
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
-  if (f.inner_product) {
+  if (f.input != PairInput::kNone) {
     RequireView(in.x, "x", rows * n.dim);
     RequireView(in.y, "y", columns * n.dim);
   }

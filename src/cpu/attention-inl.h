@@ -48,6 +48,11 @@ HWY_INLINE size_t Vectors(int64_t columns) {
   return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
 }
 
+template <class Definition>
+constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
+template <class Definition>
+constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
+
 // f's derivatives; arrays of one where the definition has none.
 template <class Definition>
 struct VectorDerivative {
@@ -232,10 +237,27 @@ class BiasTable {
   std::vector<char> masks_;
 };
 
-// The column scalars of each key head, padded to whole panels with zeros outside the batch's keys.
+inline float SquaredNorm(const float* row, int64_t columns) {
+  // Lanes of their own let the loop run in vectors.
+  float part[16] = {};
+  int64_t d = 0;
+  for (; d + 16 <= columns; d += 16) {
+    for (int64_t n = 0; n < 16; ++n) part[n] += row[d + n] * row[d + n];
+  }
+  for (; d < columns; ++d) part[0] += row[d] * row[d];
+  float sum = 0;
+  for (const float p : part) sum += p;
+  return sum;
+}
+
+// The column scalars of each key head and, for a distance, the squared norms of its keys behind them;
+// padded to whole panels, zeros outside the batch's keys.
 template <class Definition>
 class ColumnScalars {
  public:
+  static constexpr int kCount = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
+  using Pointers = std::array<const float*, Definition::kColumnScalars + 1>;
+
   explicit ColumnScalars(const AttentionInput<float>& in)
       : in_(in), padded_(RoundUp(in.shape.keys, kWidth)) {
     if (kCount > 0) data_.Reset(kCount * in.shape.batch * in.shape.key_heads * padded_);
@@ -243,21 +265,25 @@ class ColumnScalars {
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     const int64_t head = b * in_.shape.key_heads + h;
-    const int64_t begin = p * kWidth;
     for (int s = 0; s < kCount; ++s) {
       const float* from =
           in_.column_scalars + (s * in_.shape.batch * in_.shape.key_heads + head) * in_.shape.keys;
       float* to = data_.data() + (head * kCount + s) * padded_;
-      for (int64_t j = begin; j < begin + kWidth; ++j) {
-        to[j] = j >= keys.begin && j < keys.end ? from[j] : 0.0f;
+      for (int64_t j = p * kWidth; j < (p + 1) * kWidth; ++j) {
+        if (j < keys.begin || j >= keys.end) {
+          to[j] = 0.0f;
+        } else if (s < Definition::kColumnScalars) {
+          to[j] = from[j];
+        } else {
+          to[j] = SquaredNorm(in_.y.row(b, h, j), in_.shape.dim);
+        }
       }
     }
   }
 
-  // Scalar s of keys from `begin` on.
-  std::array<const float*, Definition::kColumnScalars + 1> At(int64_t b, int64_t h,
-                                                              int64_t begin) const {
-    std::array<const float*, Definition::kColumnScalars + 1> at{};
+  // Scalar s of keys from `begin` on; last, their squared norms.
+  Pointers At(int64_t b, int64_t h, int64_t begin) const {
+    Pointers at{};
     for (int s = 0; s < kCount; ++s) {
       at[s] = data_.data() + ((b * in_.shape.key_heads + h) * kCount + s) * padded_ + begin;
     }
@@ -265,7 +291,6 @@ class ColumnScalars {
   }
 
  private:
-  static constexpr int kCount = Definition::kColumnScalars;
   const AttentionInput<float>& in_;
   int64_t padded_;
   Buffer data_;
@@ -319,16 +344,21 @@ struct TileMask {
   }
 };
 
-// Scalars of one row, as vectors.
+// What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
 template <class Definition>
 struct RowVectors {
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
+  VF norm;
+  const float* x = nullptr;
+  const float* y = nullptr;  // of the first column
+  int64_t y_stride = 0;
+  int64_t dim = 0;
 };
 
 template <class Definition>
 HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64_t b, int64_t h,
-                                          int64_t i) {
+                                          int64_t key_head, int64_t i, int64_t first_column) {
   const DF d;
   const AttentionShape& n = in.shape;
   RowVectors<Definition> row;
@@ -338,7 +368,63 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
   for (int s = 0; s < Definition::kHeadScalars; ++s) {
     row.t[s] = hn::Set(d, in.head_scalars[s * n.heads + h]);
   }
+  if constexpr (kIsDistance<Definition>) {
+    row.x = in.x.row(b, h, i);
+    row.y = in.y.row(b, key_head, first_column);
+    row.y_stride = in.y.stride[2];
+    row.dim = n.dim;
+    row.norm = hn::Set(d, SquaredNorm(row.x, n.dim));
+  }
   return row;
+}
+
+// Squared distances below this share of the sum of the squared norms are computed anew from
+// differences: cancellation has left them four digits or fewer.
+constexpr float kNear = 1e-3f;
+
+// Replaces squared distances in s that are below `limit`; y is the token of lane 0.
+template <class Definition>
+HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const float* y,
+                                const float* limit, float* s) {
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (!(s[lane] < limit[lane])) continue;
+    const float* key = y + static_cast<int64_t>(lane) * row.y_stride;
+    float part[16] = {};
+    int64_t e = 0;
+    for (; e + 16 <= row.dim; e += 16) {
+      for (int64_t n = 0; n < 16; ++n) {
+        const float difference = row.x[e + n] - key[e + n];
+        part[n] += difference * difference;
+      }
+    }
+    for (; e < row.dim; ++e) part[0] += (row.x[e] - key[e]) * (row.x[e] - key[e]);
+    s[lane] = 0;
+    for (const float p : part) s[lane] += p;
+  }
+}
+
+// g of columns [j, j + kLanes) of a row, from its inner products.
+template <class Definition>
+HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
+                        const RowVectors<Definition>& row, const float* const* column_scalars) {
+  const DF d;
+  if constexpr (!kHasProduct<Definition>) return hn::Zero(d);
+  const VF product = hn::Load(d, products + j);
+  if constexpr (!kIsDistance<Definition>) return product;
+  if constexpr (kIsDistance<Definition>) {
+    const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
+    VF s = norms - (product + product);
+    const VF limit = norms * hn::Set(d, kNear);
+    if (HWY_UNLIKELY(!hn::AllFalse(d, s < limit))) {
+      HWY_ALIGN float near[kLanes];
+      HWY_ALIGN float limits[kLanes];
+      hn::Store(s, d, near);
+      hn::Store(limit, d, limits);
+      NearDistances(row, row.y + j * row.y_stride, limits, near);
+      s = hn::Load(d, near);
+    }
+    return s;
+  }
 }
 
 // Lanes of columns [j, j + kLanes) within the span.
@@ -369,7 +455,7 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t columns,
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
       b[s] = hn::LoadU(d, column_scalars[s] + j);
     }
-    const VF g = Definition::kInnerProduct ? hn::Load(d, tile + j) : hn::Zero(d);
+    const VF g = LoadInput(tile, j, row, column_scalars);
     const VF f = Definition::Value(g, row.a, b, row.t);
     VF score;
     if constexpr (kBias) {
@@ -435,7 +521,7 @@ class ForwardPass {
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         value_columns_(PaddedRows::Padded(n_.value_dim)),
-        keys_(in.y, n_.batch, n_.key_heads, Definition::kInnerProduct ? n_.keys : 0, n_.dim),
+        keys_(in.y, n_.batch, n_.key_heads, kHasProduct<Definition> ? n_.keys : 0, n_.dim),
         values_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
         scalars_(in),
         bias_(in) {}
@@ -472,7 +558,7 @@ class ForwardPass {
       const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
       const int64_t begin = std::max(keys.begin, p * kWidth);
       const int64_t end = std::min(keys.end, (p + 1) * kWidth);
-      if (Definition::kInnerProduct) keys_.Fill(b, h, p, keys);
+      if (kHasProduct<Definition>) keys_.Fill(b, h, p, keys);
       scalars_.Fill(b, h, p, keys);
       values_.Fill(b, h, begin, end);
       if (hides) {
@@ -540,7 +626,7 @@ class ForwardPass {
     const size_t rows = Size(last_row - first_row);
     float* tile = block.tile + first_row * kForwardColumns;
     float* sum = block.sum + first_row * value_columns_;
-    if (Definition::kInnerProduct) {
+    if (kHasProduct<Definition>) {
       for (int64_t c = seen.begin / kWidth * kWidth; c < seen.end; c += kWidth) {
         Multiply(rows, Vectors(seen.end - c), Size(n_.dim),
                  {in_.x.row(block.b, block.h, query), Size(in_.x.stride[2]), 1},
@@ -570,8 +656,10 @@ class ForwardPass {
     const int64_t query = block.first_row + r;
     const int64_t columns = span.end - span.begin;
     float* tile = block.tile + r * kForwardColumns + span.begin;
-    const RowVectors<Definition> row = LoadRow<Definition>(in_, block.b, block.h, query);
-    const auto scalars = scalars_.At(block.b, block.h / group_, first + span.begin);
+    const int64_t key_head = block.h / group_;
+    const RowVectors<Definition> row =
+        LoadRow<Definition>(in_, block.b, block.h, key_head, query, first + span.begin);
+    const auto scalars = scalars_.At(block.b, key_head, first + span.begin);
     const float factor = in_.factor[block.h] * kLog2E;
     const RowSpan in_tile{visible.begin - span.begin, visible.end - span.begin};
     float top;
@@ -656,12 +744,14 @@ class ForwardPass {
 template <class Definition>
 struct RowSums {
   float factor = 0;
+  float norm = 0;  // by the squared norm of a distance
   float a[Definition::kRowScalars + 1] = {};
   float t[Definition::kHeadScalars + 1] = {};
 };
 
-// One row of the backward pass. In: inner products g in `tile`, dP in `gradient`. Out: weights p in
-// `tile`, dg in `gradient`; db is added to `d_columns`, dS to `d_bias` where it is not null.
+// One row of the backward pass. In: inner products in `tile`, dP in `gradient`. Out: weights p in
+// `tile`, the inner products' gradients in `gradient`; those of the column scalars, and last of the
+// squared norms of a distance, are added to `d_columns`, dS to `d_bias` where it is not null.
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
                                            int64_t columns, const RowVectors<Definition>& row,
@@ -676,6 +766,7 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
   const VF shift = hn::Set(d, lse);
   const VF mean = hn::Set(d, delta);
   VF sum_factor = zero;
+  VF sum_norm = zero;
   VF sum_a[Definition::kRowScalars + 1];
   VF sum_t[Definition::kHeadScalars + 1];
   for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
@@ -685,7 +776,7 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
       b[s] = hn::LoadU(d, column_scalars[s] + j);
     }
-    const VF g = Definition::kInnerProduct ? hn::Load(d, tile + j) : zero;
+    const VF g = LoadInput(tile, j, row, column_scalars);
     VectorDerivative<Definition> slope;
     const VF f = Definition::Gradient(g, row.a, b, row.t, slope);
     VF exponent = hn::MulSub(f, c2, shift);
@@ -699,7 +790,16 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
     }
     sum_factor = hn::MulAdd(ds, f, sum_factor);
     const VF df = c * ds;
-    hn::Store(df * slope.g, d, gradient + j);
+    const VF dg = df * slope.g;
+    if constexpr (kIsDistance<Definition>) {
+      // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
+      hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
+      sum_norm = sum_norm + dg;
+      float* to = d_columns[Definition::kColumnScalars] + j;
+      hn::StoreU(hn::LoadU(d, to) + dg, d, to);
+    } else {
+      hn::Store(dg, d, gradient + j);
+    }
     for (int s = 0; s < Definition::kRowScalars; ++s) {
       sum_a[s] = hn::MulAdd(df, slope.a[s], sum_a[s]);
     }
@@ -713,6 +813,7 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
   }
   RowSums<Definition> sums;
   sums.factor = hn::GetLane(hn::SumOfLanes(d, sum_factor));
+  if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
   for (int s = 0; s < Definition::kRowScalars; ++s) {
     sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
   }
@@ -733,7 +834,7 @@ class BackwardPass {
         executor_(executor),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
-        dim_(Definition::kInnerProduct ? n_.dim : 0),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
         padded_dim_(PaddedRows::Padded(dim_)),
         padded_value_dim_(PaddedRows::Padded(n_.value_dim)),
         blocks_(DivideUp(n_.keys, kBackwardColumns)),
@@ -750,9 +851,7 @@ class BackwardPass {
         delta_(head_rows_),
         d_head_(static_cast<size_t>(n_.batch * n_.heads * chunks_)) {
     if (grad.x.data != nullptr && dim_ > 0) d_queries_.Reset(chunks_ * head_rows_ * padded_dim_);
-    if (Definition::kRowScalars > 0 && grad.row_scalars != nullptr) {
-      d_rows_.Reset(chunks_ * Definition::kRowScalars * head_rows_);
-    }
+    if (kRowSums > 0) d_rows_.Reset(chunks_ * kRowSums * head_rows_);
     if (grad.bias.table != nullptr) {
       d_bias_.Reset(n_.batch * n_.heads * chunks_ * bias_.stride());
     }
@@ -762,7 +861,7 @@ class BackwardPass {
     Prepare();
     const int64_t tasks = n_.batch * n_.key_heads * chunks_;
     const int64_t scratch = kBackwardColumns * (padded_dim_ + padded_value_dim_ +
-                                                Definition::kColumnScalars + 2 * kRowBlock + 2);
+                                                kColumnSums + 2 * kRowBlock + 2);
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       const int64_t head = task / chunks_;
@@ -773,6 +872,11 @@ class BackwardPass {
   }
 
  private:
+  // Sums over keys that every query has, and over queries that every key has: its scalars' gradients
+  // and, last, its squared norm's.
+  static constexpr int kRowSums = Definition::kRowScalars + (kIsDistance<Definition> ? 1 : 0);
+  static constexpr int kColumnSums = ColumnScalars<Definition>::kCount;
+
   // Enough tasks to share out, few enough that the partial sums stay small beside the inputs.
   static int64_t Chunks(const AttentionShape& n, int64_t blocks) {
     constexpr int64_t kTasks = 16;
@@ -844,8 +948,8 @@ class BackwardPass {
       if (d_queries_) {
         std::fill_n(QueryGradient(chunk, head, 0), n_.queries * padded_dim_, 0.0f);
       }
-      for (int s = 0; d_rows_ && s < Definition::kRowScalars; ++s) {
-        std::fill_n(RowScalarGradient(chunk, s, head), n_.queries, 0.0f);
+      for (int s = 0; s < kRowSums; ++s) {
+        std::fill_n(RowSum(chunk, s, head), n_.queries, 0.0f);
       }
       if (d_bias_) std::fill_n(BiasGradient(chunk, head), bias_.stride(), 0.0f);
     }
@@ -863,10 +967,8 @@ class BackwardPass {
     float* HWY_RESTRICT d_keys = gradient + kRowBlock * kBackwardColumns;
     float* HWY_RESTRICT d_values = d_keys + kBackwardColumns * padded_dim_;
     float* HWY_RESTRICT d_columns = d_values + kBackwardColumns * padded_value_dim_;
-    float* HWY_RESTRICT bias_scratch = d_columns + kBackwardColumns * Definition::kColumnScalars;
-    std::fill_n(d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ +
-                                            Definition::kColumnScalars),
-                0.0f);
+    float* HWY_RESTRICT bias_scratch = d_columns + kBackwardColumns * kColumnSums;
+    std::fill_n(d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums), 0.0f);
     for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
       for (int64_t row = 0; row < n_.queries; row += kRowBlock) {
         Tile(b, h, chunk, first, row, batch, tile, gradient, d_keys, d_values, d_columns,
@@ -875,7 +977,13 @@ class BackwardPass {
     }
     for (int64_t j = 0; j < columns; ++j) {
       if (grad_.y.data != nullptr && dim_ > 0) {
-        std::copy_n(d_keys + j * padded_dim_, dim_, grad_.y.row(b, key_head, first + j));
+        float* d_y = grad_.y.row(b, key_head, first + j);
+        std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
+        if constexpr (kIsDistance<Definition>) {
+          // 0 too for a key that nothing sees: what it holds then does not matter.
+          const float d_norm = d_columns[Definition::kColumnScalars * kBackwardColumns + j];
+          if (d_norm != 0) AddNormGradient(d_norm, in_.y.row(b, key_head, first + j), d_y);
+        }
       }
       if (grad_.v.data != nullptr) {
         std::copy_n(d_values + j * padded_value_dim_, n_.value_dim,
@@ -948,13 +1056,12 @@ class BackwardPass {
     const bool masked = mask.HidesWithin({begin, end}, 0, rows);
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
-    for (int s = 0; s < Definition::kColumnScalars; ++s) {
-      d_scalars[s] = d_columns + s * kBackwardColumns + begin;
-    }
+    for (int s = 0; s < kColumnSums; ++s) d_scalars[s] = d_columns + s * kBackwardColumns + begin;
     RowSums<Definition>& totals = d_head_[static_cast<size_t>(head * chunks_ + chunk)];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
-      const RowVectors<Definition> row = LoadRow<Definition>(in_, b, h, i);
+      const RowVectors<Definition> row =
+          LoadRow<Definition>(in_, b, h, h / group_, i, first + begin);
       const RowSpan span{mask.rows[r].begin - begin, mask.rows[r].end - begin};
       float* const weights = tile + r * kBackwardColumns + begin;
       float* const d_scores = gradient + r * kBackwardColumns + begin;
@@ -986,9 +1093,8 @@ class BackwardPass {
       }
       totals.factor += sums.factor;
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
-      for (int s = 0; d_rows_ && s < Definition::kRowScalars; ++s) {
-        RowScalarGradient(chunk, s, head)[i] += sums.a[s];
-      }
+      for (int s = 0; s < Definition::kRowScalars; ++s) RowSum(chunk, s, head)[i] += sums.a[s];
+      if (kIsDistance<Definition>) RowSum(chunk, Definition::kRowScalars, head)[i] += sums.norm;
     }
   }
 
@@ -1003,14 +1109,22 @@ class BackwardPass {
           const float* from = QueryGradient(chunk, head, i);
           for (int64_t e = 0; e < dim_; ++e) to[e] += from[e];
         }
+        if (!kIsDistance<Definition>) continue;
+        float d_norm = 0;
+        for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+          d_norm += RowSum(chunk, Definition::kRowScalars, head)[i];
+        }
+        if (d_norm != 0) {
+          AddNormGradient(d_norm, in_.x.row(head / n_.heads, head % n_.heads, i), to);
+        }
       }
     });
-    if (d_rows_) {
-      const int64_t size = Definition::kRowScalars * head_rows_;
-      std::copy_n(d_rows_.data(), size, grad_.row_scalars);
+    for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
+      float* to = grad_.row_scalars + s * head_rows_;
+      std::copy_n(RowSum(0, s, 0), head_rows_, to);
       for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
-        const float* from = d_rows_.data() + chunk * size;
-        for (int64_t e = 0; e < size; ++e) grad_.row_scalars[e] += from[e];
+        const float* from = RowSum(chunk, s, 0);
+        for (int64_t e = 0; e < head_rows_; ++e) to[e] += from[e];
       }
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
@@ -1045,9 +1159,12 @@ class BackwardPass {
   float* QueryGradient(int64_t chunk, int64_t head, int64_t i) const {
     return d_queries_.data() + (chunk * head_rows_ + head * n_.queries + i) * padded_dim_;
   }
-  float* RowScalarGradient(int64_t chunk, int s, int64_t head) const {
-    return d_rows_.data() + (chunk * Definition::kRowScalars + s) * head_rows_ +
-           head * n_.queries;
+  float* RowSum(int64_t chunk, int s, int64_t head) const {
+    return d_rows_.data() + (chunk * kRowSums + s) * head_rows_ + head * n_.queries;
+  }
+  // d|x|^2/dx = 2x.
+  void AddNormGradient(float d_norm, const float* x, float* d_x) const {
+    for (int64_t e = 0; e < dim_; ++e) d_x[e] += 2 * d_norm * x[e];
   }
   float* BiasGradient(int64_t chunk, int64_t head) const {
     return d_bias_.data() + (head * chunks_ + chunk) * bias_.stride();

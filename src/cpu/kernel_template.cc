@@ -75,7 +75,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       Definition::kRowScalars,
       Definition::kColumnScalars,
       Definition::kHeadScalars,
-      Definition::kInnerProduct,
+      Definition::kInput,
       DispatchForward,
       DispatchBackward,
       reference::Forward<Definition>,

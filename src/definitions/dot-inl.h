@@ -3,7 +3,7 @@ struct Dot {
   static constexpr int kRowScalars = 0;
   static constexpr int kColumnScalars = 0;
   static constexpr int kHeadScalars = 0;
-  static constexpr bool kInnerProduct = true;
+  static constexpr PairInput kInput = PairInput::kInnerProduct;
 
   template <class V>
   static V Value(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/) {

@@ -3,22 +3,22 @@
 // B = alpha + beta + max(|alpha - beta|, D):
 //   4 h^2 = B (4 - B)                                      if B <= 2 (a common cone exists)
 //         = D^2 + 2 (u^2 + v^2) + (u^2 - v^2)^2 / D^2      otherwise
-// f = 2h, c = -gamma r / 2. Scalars: (|X|^2, alpha, u^2) of the query, (|X|^2, beta, v^2) of the key.
+// f = 2h, c = -gamma r / 2. Scalars: (alpha, u^2) of the query, (beta, v^2) of the key.
 struct Penumbral {
-  static constexpr int kRowScalars = 3;
-  static constexpr int kColumnScalars = 3;
+  static constexpr int kRowScalars = 2;
+  static constexpr int kColumnScalars = 2;
   static constexpr int kHeadScalars = 0;
-  static constexpr bool kInnerProduct = true;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
 
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
-    const V difference = a[1] - b[1];
+    const V difference = a[0] - b[0];
     const V square =
-        Max(Max(a[0] + b[0] - (g + g), difference * difference), Splat(g, 1e-30f));
+        Max(Max(g, difference * difference), Splat(g, 1e-30f));
     const V inverse = Rsqrt(square);
-    const V reach = a[1] + b[1] + square * inverse;
-    const V e = (a[2] - b[2]) * inverse;
-    const V sum = a[2] + b[2];
+    const V reach = a[0] + b[0] + square * inverse;
+    const V e = (a[1] - b[1]) * inverse;
+    const V sum = a[1] + b[1];
     const V inside = reach * (Splat(g, 4.0f) - reach);
     const V outside = square + (sum + sum) + e * e;
     return Sqrt(Select(reach <= Splat(g, 2.0f), inside, outside));
@@ -31,34 +31,31 @@ struct Penumbral {
     const V one = Splat(g, 1.0f);
     const V two = Splat(g, 2.0f);
     const V tiny = Splat(g, 1e-30f);
-    const V s = a[0] + b[0] - (g + g);
-    const V difference = a[1] - b[1];
+    const V difference = a[0] - b[0];
     const V tie = difference * difference;
-    const V square = Max(Max(s, tie), tiny);
+    const V square = Max(Max(g, tie), tiny);
     const V inverse = Rsqrt(square);
-    const V reach = a[1] + b[1] + square * inverse;
-    const V e = (a[2] - b[2]) * inverse;
-    const V sum = a[2] + b[2];
+    const V reach = a[0] + b[0] + square * inverse;
+    const V e = (a[1] - b[1]) * inverse;
+    const V sum = a[1] + b[1];
     const auto common = reach <= two;
     const V value2 =
         Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
     const V inverse_value = Select(value2 > tiny, Rsqrt(Max(value2, tiny)), zero);
     // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
-    const V share = Select(s > tie, one, Select(s < tie, zero, half));
-    const V by_distance = Select(s > tiny, share * inverse, zero);
+    const V share = Select(g > tie, one, Select(g < tie, zero, half));
+    const V by_distance = Select(g > tiny, share * inverse, zero);
     // Inside, d(4h^2)/dB = 4 - 2B; outside, by D^2 and by the squared heights. df = d(4h^2) / (2f).
     const V slope = Select(common, (two - reach) * inverse_value, zero);
     const V outside = Select(common, zero, inverse_value);
     const V w = e * inverse;
     const V ds = half * (slope * by_distance + outside * (one - w * w));
     const V turn = Select(tie >= tiny, (one - share) * difference * inverse, zero);
-    d.g = zero - (ds + ds);
-    d.a[0] = ds;
-    d.b[0] = ds;
-    d.a[1] = slope * (one + turn);
-    d.b[1] = slope * (one - turn);
-    d.a[2] = outside * (one + w);
-    d.b[2] = outside * (one - w);
+    d.g = ds;
+    d.a[0] = slope * (one + turn);
+    d.b[0] = slope * (one - turn);
+    d.a[1] = outside * (one + w);
+    d.b[1] = outside * (one - w);
     return value2 * inverse_value;
   }
 };

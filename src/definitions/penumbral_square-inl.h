@@ -2,22 +2,21 @@
 // a = sqrt(1 - u^2), b = sqrt(1 - v^2), M = max(|a - b|, D) and t = a + b - M:
 //   4 - 4 h^2 = t^2                                          if t >= 0 (a common cone exists)
 //             = ((a + b)^2 - D^2) (1 - (a - b)^2 / D^2)      otherwise
-// f = 4 - 4 h^2, c = gamma r^2 / 4, row constant -4. Scalars: (|X|^2, a) of the query, (|X|^2, b) of
-// the key.
+// f = 4 - 4 h^2, c = gamma r^2 / 4, row constant -4. Scalars: a of the query, b of the key.
 struct PenumbralSquare {
-  static constexpr int kRowScalars = 2;
-  static constexpr int kColumnScalars = 2;
+  static constexpr int kRowScalars = 1;
+  static constexpr int kColumnScalars = 1;
   static constexpr int kHeadScalars = 0;
-  static constexpr bool kInnerProduct = true;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
 
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
-    const V difference = a[1] - b[1];
+    const V difference = a[0] - b[0];
     const V square =
-        Max(Max(a[0] + b[0] - (g + g), difference * difference), Splat(g, 1e-30f));
+        Max(Max(g, difference * difference), Splat(g, 1e-30f));
     const V inverse = Rsqrt(square);
     const V larger = square * inverse;
-    const V sum = a[1] + b[1];
+    const V sum = a[0] + b[0];
     const V t = sum - larger;
     const V w = difference * inverse;
     const V outside = (sum + larger) * (Splat(g, 1.0f) - w * w);
@@ -30,20 +29,19 @@ struct PenumbralSquare {
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
     const V tiny = Splat(g, 1e-30f);
-    const V s = a[0] + b[0] - (g + g);
-    const V difference = a[1] - b[1];
+    const V difference = a[0] - b[0];
     const V tie = difference * difference;
-    const V square = Max(Max(s, tie), tiny);
+    const V square = Max(Max(g, tie), tiny);
     const V inverse = Rsqrt(square);
     const V larger = square * inverse;
-    const V sum = a[1] + b[1];
+    const V sum = a[0] + b[0];
     const V t = sum - larger;
     const V w = difference * inverse;
     const V narrow = one - w * w;
     const auto common = t >= zero;
     // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
-    const V share = Select(s > tie, one, Select(s < tie, zero, half));
-    const V by_distance = Select(s > tiny, share * inverse, zero);
+    const V share = Select(g > tie, one, Select(g < tie, zero, half));
+    const V by_distance = Select(g > tiny, share * inverse, zero);
     const V turn = Select(tie >= tiny, (one - share) * w, zero);
     const V q = sum * inverse;  // (a + b) / D
     const V u = q * w;
@@ -51,11 +49,9 @@ struct PenumbralSquare {
     const V outside_difference = (difference + difference) * (one - q * q);
     const V ds = Select(common, zero - t * by_distance, u * u - one);
     const V t2 = t + t;
-    d.g = zero - (ds + ds);
-    d.a[0] = ds;
-    d.b[0] = ds;
-    d.a[1] = Select(common, t2 * (one - turn), outside_sum + outside_difference);
-    d.b[1] = Select(common, t2 * (one + turn), outside_sum - outside_difference);
+    d.g = ds;
+    d.a[0] = Select(common, t2 * (one - turn), outside_sum + outside_difference);
+    d.b[0] = Select(common, t2 * (one + turn), outside_sum - outside_difference);
     return t * Select(common, t, (sum + larger) * narrow);
   }
 };

@@ -54,9 +54,15 @@ class Problem {
     return s;
   }
 
-  double InnerProduct(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    if (!Definition::kInnerProduct) return 0;
-    return Dot(in_.x.row(b, h, i), in_.y.row(b, h / group_, j), n_.dim);
+  // g_ij.
+  double Input(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (Definition::kInput == PairInput::kNone) return 0;
+    const double* x = in_.x.row(b, h, i);
+    const double* y = in_.y.row(b, h / group_, j);
+    if (Definition::kInput == PairInput::kInnerProduct) return Dot(x, y, n_.dim);
+    double sum = 0;
+    for (int64_t d = 0; d < n_.dim; ++d) sum += (x[d] - y[d]) * (x[d] - y[d]);
+    return sum;
   }
 
   // Entry of the bias table, or -1.
@@ -113,7 +119,7 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
       double largest = -kInfinity;
       for (int64_t j = keys.begin; j < keys.end; ++j) {
         const PairScalars p = problem.Scalars(b, h, i, j);
-        const double f = Definition::Value(problem.InnerProduct(b, h, i, j), p.a, p.b, p.t);
+        const double f = Definition::Value(problem.Input(b, h, i, j), p.a, p.b, p.t);
         score[j] = problem.Score(b, h, i, j, f);
         largest = std::max(largest, score[j]);
       }
@@ -174,7 +180,7 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
         for (int64_t j = keys.begin; j < keys.end; ++j) {
           const PairScalars p = problem.Scalars(b, h, i, j);
           PairDerivative d;
-          const double f = Definition::Gradient(problem.InnerProduct(b, h, i, j), p.a, p.b, p.t, d);
+          const double f = Definition::Gradient(problem.Input(b, h, i, j), p.a, p.b, p.t, d);
           const double score = problem.Score(b, h, i, j, f);
           if (score == -std::numeric_limits<double>::infinity()) continue;
           const double weight = std::exp(score - saved.lse[row]);
@@ -185,15 +191,18 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
             double* d_v = grad.v.row(b, key_head, j);
             for (int64_t e = 0; e < n.value_dim; ++e) d_v[e] += weight * d_o[e];
           }
-          if (Definition::kInnerProduct && grad.x.data) {
-            double* d_x = grad.x.row(b, h, i);
-            const double* y = in.y.row(b, key_head, j);
-            for (int64_t e = 0; e < n.dim; ++e) d_x[e] += d_f * d.g * y[e];
-          }
-          if (Definition::kInnerProduct && grad.y.data) {
-            double* d_y = grad.y.row(b, key_head, j);
+          if (Definition::kInput != PairInput::kNone) {
+            // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
+            constexpr bool kDistance = Definition::kInput == PairInput::kSquaredDistance;
+            const double d_g = d_f * d.g;
             const double* x = in.x.row(b, h, i);
-            for (int64_t e = 0; e < n.dim; ++e) d_y[e] += d_f * d.g * x[e];
+            const double* y = in.y.row(b, key_head, j);
+            for (int64_t e = 0; grad.x.data && e < n.dim; ++e) {
+              grad.x.row(b, h, i)[e] += d_g * (kDistance ? 2 * (x[e] - y[e]) : y[e]);
+            }
+            for (int64_t e = 0; grad.y.data && e < n.dim; ++e) {
+              grad.y.row(b, key_head, j)[e] += d_g * (kDistance ? 2 * (y[e] - x[e]) : x[e]);
+            }
           }
           for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
             grad.row_scalars[s * rows + row] += d_f * d.a[s];
