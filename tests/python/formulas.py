@@ -1,0 +1,418 @@
+"""Attention written a second time: plain PyTorch, O(L^2), from the papers and without gnomon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import gnomon
+
+Parameters = dict[str, Tensor]
+
+
+def no_parameters(_heads: int) -> Parameters:
+    return {}
+
+
+@dataclass
+class Similarity:
+    """ours builds gnomon's; scores gives (B, H, Lq, Lk) of q and k (B, H, L, D)."""
+
+    ours: Callable[[Parameters], gnomon.similarity.Similarity | None]
+    scores: Callable[[Parameters, Tensor, Tensor], Tensor]
+    parameters: Callable[[int], Parameters] = no_parameters
+    has_height: bool = False
+    # What q and k are made of N(0, 1) numbers by, where the map is "none".
+    prepare: Callable[[Tensor], Tensor] = lambda x: x
+
+
+@dataclass
+class Position:
+    """ours builds gnomon's; bias gives (H, Lq, Lk) of the positions (Lq, 1) and (1, Lk)."""
+
+    ours: Callable[[Parameters], list[gnomon.position.Position]]
+    bias: Callable[[Parameters, Tensor, Tensor], Tensor | float]
+    parameters: Callable[[int], Parameters] = no_parameters
+    # Arguments of rotate().
+    rotation: dict[str, object] | None = None
+
+
+def random_gamma(heads: int) -> Parameters:
+    return {"gamma": torch.rand(heads, dtype=torch.float64) + 0.3}
+
+
+def per_head(gamma: Tensor) -> Tensor:
+    return gamma[:, None, None]
+
+
+def squared_distance(x: Tensor, y: Tensor) -> Tensor:
+    return (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1)
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    return squared_distance(x, y).sqrt()
+
+
+def psi(x: Tensor) -> tuple[Tensor, Tensor]:
+    height = x[..., -1].exp()
+    return x[..., :-1] * height[..., None], height
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., :-1], x[..., -1]
+
+
+def umbral_height(q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor], r: float) -> Tensor:
+    (x, u), (y, v) = q, k
+    u, v = u[..., :, None], v[..., None, :]
+    return (u + v + torch.maximum((u - v).abs(), distance(x, y) / math.sinh(r))) / 2
+
+
+def penumbral_square(q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor], r: float) -> Tensor:
+    """The squared height of the lowest common ancestor."""
+    (x, u), (y, v) = q, k
+    u, v = u[..., :, None], v[..., None, :]
+    s = squared_distance(x, y)
+    alpha, beta = r - (r * r - u * u).sqrt(), r - (r * r - v * v).sqrt()
+    a = (alpha + beta + torch.maximum((alpha - beta).abs(), s.sqrt())) / 2
+    outside = (s + 2 * (u * u + v * v) + (u * u - v * v).square() / s) / 4
+    return torch.where(a < r, a * (2 * r - a), outside)
+
+
+def xi(r: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def map_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+        height = r * x[..., -1].sigmoid()
+        return x[..., :-1] * height[..., None], height
+
+    return map_tokens
+
+
+def heights_in(low: float, high: float) -> Callable[[Tensor], Tensor]:
+    """Tokens whose last coordinate is a height, all of them close enough to share cones."""
+
+    def prepare(x: Tensor) -> Tensor:
+        height = low + (high - low) * x[..., -1:].sigmoid()
+        return torch.cat([x[..., :-1] * 0.2 * high, height], -1)
+
+    return prepare
+
+
+SIMILARITIES = {
+    "dot": Similarity(
+        lambda p: None, lambda p, q, k: q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    ),
+    "laplacian": Similarity(
+        lambda p: gnomon.similarity.Laplacian(p["gamma"]),
+        lambda p, q, k: -per_head(p["gamma"]) * distance(q, k),
+        random_gamma,
+    ),
+    "gaussian": Similarity(
+        lambda p: gnomon.similarity.Gaussian(p["gamma"]),
+        lambda p, q, k: -per_head(p["gamma"]) * squared_distance(q, k),
+        random_gamma,
+    ),
+    "umbral": Similarity(
+        lambda p: gnomon.similarity.Umbral(p["gamma"], r=0.7),
+        lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), 0.7),
+        random_gamma,
+        has_height=True,
+    ),
+    "umbral none": Similarity(
+        lambda p: gnomon.similarity.Umbral(p["gamma"], map="none"),
+        lambda p, q, k: -per_head(p["gamma"]) * umbral_height(split(q), split(k), 0.1),
+        random_gamma,
+        has_height=True,
+        prepare=lambda x: torch.cat([x[..., :-1] * 0.1, x[..., -1:].exp()], -1),
+    ),
+    "penumbral": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"]),
+        lambda p, q, k: -per_head(p["gamma"])
+        * penumbral_square(xi(1.0)(q), xi(1.0)(k), 1.0).sqrt(),
+        random_gamma,
+        has_height=True,
+    ),
+    "penumbral none": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r=2.5, map="none"),
+        lambda p, q, k: -per_head(p["gamma"]) * penumbral_square(split(q), split(k), 2.5).sqrt(),
+        random_gamma,
+        has_height=True,
+        prepare=heights_in(0.1, 2.4),
+    ),
+    "penumbral height2": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r=1.5, score="height2"),
+        lambda p, q, k: -per_head(p["gamma"]) * penumbral_square(xi(1.5)(q), xi(1.5)(k), 1.5),
+        random_gamma,
+        has_height=True,
+    ),
+}
+
+
+def hype_bias(mode: str) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
+    def bias(p: Parameters, i: Tensor, j: Tensor) -> Tensor:
+        tau, angle = per_head(p["tau"]), per_head(p["mu"]) * (i - j)
+        return {
+            "odd": -tau * angle.sinh(),
+            "abs": -tau * angle.abs().sinh(),
+            "cosh": tau * (1 - angle.cosh()),
+        }[mode]
+
+    return bias
+
+
+def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
+    """The bucket of n = p_j - p_i, one at a time (Raffel et al. 2020)."""
+    base = 0
+    if bidirectional:
+        buckets //= 2
+        base = buckets if n > 0 else 0
+        n = abs(n)
+    else:
+        n = max(-n, 0)
+    exact = buckets // 2
+    if n < exact:
+        return base + n
+    far = math.log(n / exact) / math.log(max_distance / exact) * (buckets - exact)
+    return base + min(buckets - 1, exact + int(far))
+
+
+def t5_bias(bidirectional: bool) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
+    def bias(p: Parameters, i: Tensor, j: Tensor) -> Tensor:
+        table = p["table"]
+        buckets = [
+            [t5_bucket(int(n), bidirectional, len(table), 30) for n in row] for row in (j - i)
+        ]
+        index = torch.tensor(buckets, dtype=torch.int64).reshape(len(i), j.shape[1])
+        return table[index].permute(2, 0, 1)
+
+    return bias
+
+
+def rates(*names: str, low: float = 0.05, high: float = 0.5) -> Callable[[int], Parameters]:
+    def parameters(heads: int) -> Parameters:
+        return {n: low + (high - low) * torch.rand(heads, dtype=torch.float64) for n in names}
+
+    return parameters
+
+
+def hype_parameters(heads: int) -> Parameters:
+    return rates("tau")(heads) | rates("mu", low=0.001, high=0.02)(heads)
+
+
+def alibi(p: Parameters, i: Tensor, j: Tensor) -> Tensor:
+    return -per_head(p["slopes"]) * (i - j).abs()
+
+
+def rope(**arguments: object) -> Position:
+    return Position(
+        lambda p: [gnomon.position.RoPE(**arguments)], lambda p, i, j: 0.0, rotation=arguments
+    )
+
+
+POSITIONS = {
+    "none": Position(lambda p: [], lambda p, i, j: 0.0),
+    "alibi": Position(lambda p: [gnomon.position.ALiBi(p["slopes"])], alibi, rates("slopes")),
+    **{
+        f"hype {mode}": Position(
+            lambda p, mode=mode: [gnomon.position.HyPE(p["tau"], p["mu"], mode=mode)],
+            hype_bias(mode),
+            hype_parameters,
+        )
+        for mode in ("odd", "abs", "cosh")
+    },
+    **{
+        f"t5 {'both' if both else 'past'}": Position(
+            lambda p, both=both: [gnomon.position.T5(p["table"], both, max_distance=30)],
+            t5_bias(both),
+            lambda heads: {"table": torch.randn(12, heads, dtype=torch.float64)},
+        )
+        for both in (True, False)
+    },
+    "kerple log": Position(
+        lambda p: [gnomon.position.Kerple(p["r1"], p["r2"])],
+        lambda p, i, j: -per_head(p["r1"]) * torch.log(1 + per_head(p["r2"]) * (i - j).abs()),
+        rates("r1", "r2", high=1.0),
+    ),
+    "kerple power": Position(
+        lambda p: [gnomon.position.Kerple(p["r1"], p["r2"], kind="power")],
+        lambda p, i, j: -per_head(p["r1"])
+        * torch.where(i == j, 0.0, torch.where(i == j, 1.0, (i - j).abs()) ** per_head(p["r2"])),
+        rates("r1", "r2", high=1.0),
+    ),
+    "rope": rope(),
+    "rope half": rope(base=100.0, layout="half"),
+    "rope partial": rope(dims=4),
+    "rope half partial": rope(layout="half", dims=4),
+    "rope + hype + t5": Position(
+        lambda p: [
+            gnomon.position.HyPE(p["tau"], p["mu"]),
+            gnomon.position.RoPE(),
+            gnomon.position.T5(p["table"], True, max_distance=30),
+        ],
+        lambda p, i, j: hype_bias("odd")(p, i, j) + t5_bias(True)(p, i, j),
+        lambda heads: hype_parameters(heads)
+        | {"table": torch.randn(12, heads, dtype=torch.float64)},
+        rotation={},
+    ),
+}
+
+
+def rotate(
+    x: Tensor,
+    positions: Tensor,
+    has_height: bool,
+    base: float = 10000.0,
+    layout: str = "interleaved",
+    dims: int | None = None,
+) -> Tensor:
+    """RoPE by complex multiplication (Su et al. 2021)."""
+    if dims is None:
+        dims = 2 * ((x.shape[-1] - has_height) // 2)
+    turned, rest = x[..., :dims], x[..., dims:]
+    angle = positions[:, None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    turn = torch.polar(torch.ones_like(angle), angle)
+    if layout == "half":
+        pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn
+        turned = torch.cat([pairs.real, pairs.imag], -1)
+    else:
+        pairs = torch.complex(turned[..., 0::2], turned[..., 1::2]) * turn
+        turned = torch.view_as_real(pairs).flatten(-2)
+    return torch.cat([turned, rest], -1)
+
+
+@dataclass
+class Mask:
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    key_starts: Sequence[int] | None = None
+    key_lengths: Sequence[int] | None = None
+    query_offset: int | None = None
+
+    def arguments(self) -> dict[str, object]:
+        """The keyword arguments of gnomon.attention."""
+
+        def integers(values: Sequence[int] | None) -> Tensor | None:
+            return None if values is None else torch.tensor(values)
+
+        return {
+            "causal": self.causal,
+            "window": self.window,
+            "key_starts": integers(self.key_starts),
+            "key_lengths": integers(self.key_lengths),
+            "query_offset": self.query_offset,
+        }
+
+    def visible(self, i: Tensor, j: Tensor, batch: int) -> Tensor:
+        """(B, 1, Lq, Lk) of the positions (Lq, 1) and (1, Lk)."""
+        visible = torch.ones(batch, 1, len(i), j.shape[1], dtype=torch.bool)
+        left, right = self.window or (None, None)
+        if self.causal:
+            visible &= j <= i
+        if left is not None:
+            visible &= j >= i - left
+        if right is not None:
+            visible &= j <= i + right
+        if self.key_starts is not None:
+            visible &= j >= torch.tensor(self.key_starts)[:, None, None, None]
+        if self.key_lengths is not None:
+            visible &= j < torch.tensor(self.key_lengths)[:, None, None, None]
+        return visible
+
+
+@dataclass
+class Case:
+    similarity: str = "dot"
+    position: str = "none"
+    batch: int = 2
+    heads: int = 4
+    key_heads: int = 4
+    queries: int = 13
+    keys: int = 13
+    dim: int = 8
+    value_dim: int = 5
+    mask: Mask = field(default_factory=Mask)
+
+    def inputs(self) -> Parameters:
+        """q, k, v and the parameters, by name, in float64."""
+        torch.manual_seed(0)
+        prepare = SIMILARITIES[self.similarity].prepare
+        shapes = {
+            "q": (self.batch, self.heads, self.queries, self.dim),
+            "k": (self.batch, self.key_heads, self.keys, self.dim),
+            "v": (self.batch, self.key_heads, self.keys, self.value_dim),
+        }
+        tokens = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        return (
+            {"q": prepare(tokens["q"]), "k": prepare(tokens["k"]), "v": tokens["v"]}
+            | SIMILARITIES[self.similarity].parameters(self.heads)
+            | POSITIONS[self.position].parameters(self.heads)
+        )
+
+    def ours(self, inputs: Parameters) -> tuple[Tensor, Tensor]:
+        return gnomon.attention(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            similarity=SIMILARITIES[self.similarity].ours(inputs),
+            position=POSITIONS[self.position].ours(inputs),
+            return_lse=True,
+            **self.mask.arguments(),
+        )
+
+    def scores(self, inputs: Parameters) -> Tensor:
+        """(B, H, Lq, Lk), -inf where no query may look."""
+        similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
+        first = self.mask.query_offset or 0
+        i = torch.arange(first, first + self.queries, dtype=torch.float64)
+        j = torch.arange(self.keys, dtype=torch.float64)
+        q = inputs["q"]
+        k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
+        if position.rotation is not None:
+            q = rotate(q, i, similarity.has_height, **position.rotation)
+            k = rotate(k, j, similarity.has_height, **position.rotation)
+        scores = similarity.scores(inputs, q, k) + position.bias(inputs, i[:, None], j[None, :])
+        visible = self.mask.visible(i[:, None], j[None, :], self.batch)
+        return scores.masked_fill(~visible, -math.inf)
+
+    def theirs(self, inputs: Parameters) -> tuple[Tensor, Tensor]:
+        scores = self.scores(inputs)
+        v = inputs["v"].repeat_interleave(self.heads // self.key_heads, 1)
+        sees = (scores > -math.inf).any(-1, keepdim=True)
+        weights = torch.where(sees, scores, 0.0).softmax(-1) * sees
+        lse = torch.where(sees, scores, 0.0).logsumexp(-1)
+        return weights @ v, lse.masked_fill(~sees[..., 0], -math.inf)
+
+
+def values_and_gradients(
+    attend: Callable[[Parameters], tuple[Tensor, Tensor]], inputs: Parameters
+) -> Parameters:
+    """o, lse and the gradients of all inputs, by name, for a fixed random direction."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    o, lse = attend(leaves)
+    generator = torch.Generator().manual_seed(1)
+    d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)
+    d_lse = torch.randn(lse.shape, generator=generator, dtype=torch.float64).to(lse.dtype)
+    d_lse = d_lse.masked_fill(lse == -math.inf, 0.0)
+    gradients = torch.autograd.grad([o, lse], list(leaves.values()), [d_o, d_lse])
+    return {"o": o.detach(), "lse": lse.detach()} | {
+        f"d{name}": g for name, g in zip(leaves, gradients, strict=True)
+    }
+
+
+def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
+    """Each within tolerance of the largest number of theirs, or of 1 where that is less."""
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        got = ours[name]
+        assert got.shape == expected.shape, name
+        infinite = expected == -math.inf
+        assert torch.equal(got == -math.inf, infinite), f"{name}: -inf elsewhere"
+        difference = (got.double() - expected).masked_fill(infinite, 0.0).abs()
+        if difference.numel() == 0:
+            continue
+        scale = max(1.0, float(expected.masked_fill(infinite, 0.0).abs().max()))
+        error = float(difference.max()) / scale
+        assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN fails too

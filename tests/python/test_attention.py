@@ -1,0 +1,301 @@
+"""gnomon.attention against the formulas: values, lse and every gradient."""
+
+import math
+
+import pytest
+import torch
+from formulas import (
+    POSITIONS,
+    SIMILARITIES,
+    Case,
+    Mask,
+    assert_near,
+    values_and_gradients,
+)
+
+import gnomon
+from gnomon.position import OffsetBias
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
+
+
+def check(case, dtype=torch.float64, **replaced):
+    inputs = {name: x.to(dtype) for name, x in (case.inputs() | replaced).items()}
+    theirs = values_and_gradients(case.theirs, {name: x.double() for name, x in inputs.items()})
+    ours = values_and_gradients(case.ours, inputs)
+    assert all(x.dtype == dtype for x in ours.values())
+    assert_near(ours, theirs, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_every_similarity_with_every_position(similarity, position, dtype):
+    check(Case(similarity, position, mask=Mask(causal=position == "t5 past")), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("dim", "value_dim"), [(3, 1), (17, 64), (64, 3), (80, 129), (129, 80)]
+)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_head_dims(similarity, dim, value_dim, dtype):
+    check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
+
+
+# In one dimension random tokens nearly coincide, where float32 loses a distance to cancellation.
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("similarity", ["dot", "laplacian", "gaussian"])
+def test_one_column(similarity, dtype):
+    q = torch.linspace(-1.5, 1.5, 7, dtype=torch.float64).expand(1, 2, 7)[..., None]
+    k = torch.linspace(-1.25, 1.75, 7, dtype=torch.float64).expand(1, 1, 7)[..., None]
+    check(Case(similarity, "alibi", 1, 2, 1, 7, 7, 1, 17), dtype, q=q, k=k)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [(0, 0), (0, 5), (5, 0), (1, 1), (1, 257), (47, 49), (257, 47), (49, 257)],
+)
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+def test_lengths(similarity, queries, keys, dtype):
+    mask = Mask(causal=True, query_offset=keys - queries)
+    check(Case(similarity, "alibi", 2, 2, 2, queries, keys, 6, 5, mask), dtype)
+
+
+def test_empty_batch():
+    check(Case("umbral", "alibi", batch=0))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_query_heads_share_keys_with_gammas_of_their_own(similarity, key_heads, dtype):
+    check(Case(similarity, "hype abs", key_heads=key_heads, queries=50, keys=50), dtype)
+
+
+MASKS = {
+    "causal": Mask(causal=True),
+    "causal, offset": Mask(causal=True, query_offset=7),
+    "negative offset": Mask(causal=True, query_offset=-5),
+    "window": Mask(window=(4, 3)),
+    "window of one": Mask(window=(0, 0)),
+    "open to the left": Mask(window=(None, 2), query_offset=3),
+    "causal window": Mask(causal=True, window=(6, 9), query_offset=10),
+    "window past the end": Mask(window=(3, 3), query_offset=200),
+    "starts and lengths": Mask(key_starts=[3, 0], key_lengths=[11, 9]),
+    "all at once": Mask(True, (9, None), [2, 30], [30, 40], 4),
+    "nothing to see": Mask(key_starts=[5, 0], key_lengths=[5, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("similarity", ["dot", "umbral", "penumbral height2"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask, similarity, dtype):
+    check(Case(similarity, "rope + hype + t5", 2, 4, 2, 37, 41, 8, 5, with_offset(mask)), dtype)
+
+
+def with_offset(name):
+    mask = MASKS[name]
+    offset = 0 if mask.query_offset is None else mask.query_offset
+    return Mask(mask.causal, mask.window, mask.key_starts, mask.key_lengths, offset)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_hidden_columns_may_hold_nan(similarity, dtype):
+    case = Case(similarity, "rope", mask=Mask(key_starts=[2, 0], key_lengths=[9, 13]))
+    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
+    expected = values_and_gradients(case.ours, inputs)
+    for name in ("k", "v"):
+        inputs[name][0, :, :2] = math.nan
+        inputs[name][0, :, 9:] = math.nan
+    ours = values_and_gradients(case.ours, inputs)
+    for name, value in expected.items():
+        assert torch.equal(ours[name], value), name
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_offset_bias_masks_with_minus_infinity(dtype):
+    queries, keys, heads = 9, 12, 3
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, n, 4, dtype=dtype) for n in (queries, keys, keys))
+    table = torch.randn(heads, queries + keys - 1, dtype=dtype)
+    table[:, ::3] = -math.inf
+    table[0] = -math.inf
+    columns, rows = torch.arange(keys), torch.arange(queries)
+    entries = columns[None, :] - rows[:, None] + queries - 1
+
+    def ours(x):
+        return gnomon.attention(
+            x["q"],
+            x["k"],
+            x["v"],
+            position=OffsetBias(x["table"]),
+            query_offset=5,
+            return_lse=True,
+        )
+
+    def theirs(x):
+        scores = x["q"] @ x["k"].transpose(2, 3) / 2 + x["table"][:, entries]
+        sees = (scores > -math.inf).any(-1, keepdim=True)
+        weights = torch.where(sees, scores, 0.0).softmax(-1) * sees
+        lse = torch.where(sees, scores, 0.0).logsumexp(-1)
+        return weights @ x["v"], lse.masked_fill(~sees[..., 0], -math.inf)
+
+    inputs = {"q": q, "k": k, "v": v, "table": table}
+    expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
+    assert_near(values_and_gradients(ours, inputs), expected, TOLERANCE[dtype])
+    assert expected["lse"][:, 0].eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("layout", ["length first", "columns apart", "shared"])
+def test_strides(layout, dtype):
+    torch.manual_seed(0)
+
+    def strided(x):
+        if layout == "length first":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "columns apart":
+            return x.transpose(2, 3).contiguous().transpose(2, 3)
+        return x[:1, :1].expand_as(x)
+
+    q, k, v = (strided(torch.randn(2, 3, 17, 6, dtype=dtype)) for _ in range(3))
+    case = Case("penumbral", "alibi", heads=3, key_heads=3, queries=17, keys=17, dim=6, value_dim=6)
+    parameters = {name: case.inputs()[name].to(dtype) for name in ("gamma", "slopes")}
+
+    def attend(x):
+        return case.ours(x | {"q": strided(x["q"]), "k": strided(x["k"]), "v": strided(x["v"])})
+
+    packed = {"q": q.contiguous(), "k": k.contiguous(), "v": v.contiguous()} | parameters
+    expected = values_and_gradients(case.theirs, {name: x.double() for name, x in packed.items()})
+    with torch.no_grad():
+        assert_near(
+            dict(zip(("o", "lse"), case.ours({"q": q, "k": k, "v": v} | parameters), strict=True)),
+            {name: expected[name] for name in ("o", "lse")},
+            TOLERANCE[dtype],
+        )
+    if layout != "shared":  # a gradient of an expanded leaf is a sum
+        assert_near(values_and_gradients(attend, packed), expected, TOLERANCE[dtype])
+
+
+def test_scale_is_an_argument_of_dot():
+    case = Case()
+    x = case.inputs()
+    ours = gnomon.attention(x["q"], x["k"], x["v"], scale=0.1)
+    expected = (0.1 * x["q"] @ x["k"].transpose(2, 3)).softmax(-1) @ x["v"]
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("similarity", [n for n in SIMILARITIES if n != "dot"])
+def test_gamma_may_be_a_number_negative_or_zero(similarity):
+    case = Case(similarity)
+    x = case.inputs()
+    ours = type(SIMILARITIES[similarity].ours(x))
+    fields = {
+        name: getattr(SIMILARITIES[similarity].ours(x), name)
+        for name in ("r", "map", "score")
+        if hasattr(SIMILARITIES[similarity].ours(x), name)
+    }
+    for gamma in (0.7, 1, 0.0, -0.3):
+        got = gnomon.attention(x["q"], x["k"], x["v"], similarity=ours(gamma, **fields))
+        expected, _ = case.theirs(x | {"gamma": torch.full((4,), float(gamma), dtype=torch.float64)})
+        torch.testing.assert_close(got, expected)
+
+
+def test_lse_alone_has_gradients():
+    case = Case("gaussian", "alibi")
+    inputs = case.inputs()
+
+    def only_lse(attend):
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        gradients = torch.autograd.grad(
+            attend(leaves)[1].sum(), list(leaves.values()), allow_unused=True
+        )
+        return dict(zip(leaves, gradients, strict=True))
+
+    ours, theirs = only_lse(case.ours), only_lse(case.theirs)
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], torch.zeros_like(inputs[name]) if expected is None else expected)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_gradcheck(similarity):
+    case = Case(similarity, "rope + hype + t5", 1, 2, 1, 4, 5, 6, 2, Mask(query_offset=1))
+    names, leaves = zip(*case.inputs().items(), strict=True)
+    leaves = [x.requires_grad_() for x in leaves]
+    assert torch.autograd.gradcheck(
+        lambda *x: case.ours(dict(zip(names, x, strict=True))), leaves, nondet_tol=0.0
+    )
+
+
+@pytest.mark.parametrize("height", [0.0, 1.0, 1.5, -0.5])
+def test_penumbral_heights_at_the_clamp_have_finite_gradients(height):
+    x = torch.randn(1, 2, 5, 4)
+    x[..., -1] = height
+    x.requires_grad_()
+    penumbral = gnomon.similarity.Penumbral(0.5, map="none")
+    gnomon.attention(x, x, x, similarity=penumbral).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("map_and_similarity", ["penumbral", "umbral"])
+def test_far_tokens_have_finite_gradients(map_and_similarity):
+    x = torch.randn(1, 2, 5, 4)
+    x[..., -1] = torch.tensor([-200.0, -30.0, 0.0, 20.0, 80.0])
+    x[..., -1] *= 1.0 if map_and_similarity == "penumbral" else 0.2
+    x.requires_grad_()
+    similarity = {
+        "penumbral": gnomon.similarity.Penumbral(0.5),
+        "umbral": gnomon.similarity.Umbral(1e-6),
+    }[map_and_similarity]
+    gnomon.attention(x, x, x, similarity=similarity).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("position", ["rope + hype + t5", "kerple power", "alibi"])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_bitwise_the_same_for_any_number_of_threads(similarity, position):
+    case = Case(similarity, position, 2, 4, 2, 97, 97, 24, 17, Mask(causal=True))
+    inputs = {name: x.float() for name, x in case.inputs().items()}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = values_and_gradients(case.ours, inputs)
+        torch.set_num_threads(2)
+        for _ in range(3):
+            ours = values_and_gradients(case.ours, inputs)
+            for name, value in expected.items():
+                assert torch.equal(ours[name], value), name
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_causal_rows_do_not_see_the_future(similarity, dtype):
+    case = Case(similarity, "rope + hype + t5", queries=60, keys=60, mask=Mask(causal=True))
+    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
+    before, _ = case.ours(inputs)
+    token = 31
+    for name in ("q", "k", "v"):
+        inputs[name] = inputs[name].clone()
+        inputs[name][:, :, token] *= 0.5
+    after, _ = case.ours(inputs)
+    assert torch.equal(after[:, :, :token], before[:, :, :token])
+    assert not torch.equal(after[:, :, token:], before[:, :, token:])
+
+
+def test_umbral_at_equal_heights_is_laplacian():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 20, 7, dtype=torch.float64) for _ in range(3))
+    q[..., -1] = k[..., -1] = 0.4
+    gamma, r = 0.8, 0.3
+    umbral = gnomon.similarity.Umbral(gamma, r=r, map="none")
+    laplacian = gnomon.similarity.Laplacian(gamma / (2 * math.sinh(r)))
+    torch.testing.assert_close(
+        gnomon.attention(q, k, v, similarity=umbral),
+        gnomon.attention(q, k, v, similarity=laplacian),
+    )
