@@ -99,8 +99,8 @@ models::LanguageModelOptions ModelOptions(const CompareSettings& settings,
 
 // Everything that can be wrong is found here, before the first combination is trained.
 void Check(const CompareSettings& settings) {
-  models::CheckTrainingOptions(settings.training);
   CheckLengths(settings.lengths);
+  models::CheckTrainingOptions(settings.training);
   for (const Combination& combination : settings.combinations) {
     BuildModel(ModelOptions(settings, combination), settings.seeds[0]);
   }
@@ -126,6 +126,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
   settings.evaluation_bytes = flags.evaluation_bytes;
   settings.model = flags.model;
   settings.training = flags.training;
+  SetWarmup(command, &settings.training);
   settings.training.length = flags.lengths[0];
   settings.training.seed = flags.first_seed;
   Check(settings);

@@ -41,8 +41,10 @@ void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options) {
                    "The highest; it falls to a tenth along a cosine")
       ->capture_default_str()
       ->group(group);
-  command->add_option("--warmup", options->warmup, "Steps of linear growth of the learning rate")
-      ->capture_default_str()
+  command
+      ->add_option("--warmup", options->warmup,
+                   "Steps of linear growth of the learning rate; default a tenth of the steps, at "
+                   "most 100")
       ->group(group);
   command
       ->add_option("--weight-decay", options->weight_decay,
@@ -52,6 +54,11 @@ void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options) {
   command->add_option("--clip", options->clip, "Largest norm of the gradient")
       ->capture_default_str()
       ->group(group);
+}
+
+void SetWarmup(const CLI::App& command, models::TrainingOptions* options) {
+  if (command.count("--warmup") > 0) return;
+  options->warmup = std::clamp<int64_t>(options->steps / 10, 0, 100);
 }
 
 void AddThreadsFlag(CLI::App* command, int64_t* threads) {

@@ -18,6 +18,9 @@ void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options);
 // --steps, --batch, --learning-rate, --warmup, --weight-decay, --clip.
 void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options);
 
+// The default of --warmup, which depends on --steps.
+void SetWarmup(const CLI::App& command, models::TrainingOptions* options);
+
 // --threads.
 void AddThreadsFlag(CLI::App* command, int64_t* threads);
 

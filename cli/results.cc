@@ -58,18 +58,20 @@ json ToJson(const CompareSettings& settings) {
 
 CompareSettings CompareFromJson(const json& object) {
   CompareSettings settings;
+  const char* field = "";
+  const auto at = [&](const char* name) { return object.at(field = name); };
   try {
-    for (const json& combination : object.at("combinations")) {
+    for (const json& combination : at("combinations")) {
       settings.combinations.push_back({combination.at("similarity").get<std::string>(),
                                        combination.at("position").get<std::string>()});
     }
-    settings.lengths = object.at("lengths").get<std::vector<int64_t>>();
-    settings.seeds = object.at("seeds").get<std::vector<int64_t>>();
-    settings.evaluation_bytes = object.at("evaluation_bytes").get<int64_t>();
-    settings.model = models::ModelFromJson(object.at("model"));
-    settings.training = models::TrainingFromJson(object.at("training"));
+    settings.lengths = at("lengths").get<std::vector<int64_t>>();
+    settings.seeds = at("seeds").get<std::vector<int64_t>>();
+    settings.evaluation_bytes = at("evaluation_bytes").get<int64_t>();
+    settings.model = models::ModelFromJson(at("model"));
+    settings.training = models::TrainingFromJson(at("training"));
   } catch (const json::exception& error) {
-    throw Error(StrCat("its settings: ", error.what()));
+    throw Error(StrCat("its settings: ", field, ": ", error.what()));
   }
   if (settings.combinations.empty() || settings.lengths.empty() || settings.seeds.empty()) {
     throw Error("its settings name no combination, length or seed");

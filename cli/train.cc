@@ -33,8 +33,9 @@ struct Work {
 };
 
 // Everything that can be wrong is found here, before the first step.
-Work NewWork(TrainFlags flags) {
+Work NewWork(const CLI::App& command, TrainFlags flags) {
   if (flags.data.empty()) throw Error("train: --data is required");
+  SetWarmup(command, &flags.training);
   flags.model.max_length = flags.training.length;
   models::CheckTrainingOptions(flags.training);
   models::LanguageModel model = BuildModel(flags.model, flags.training.seed);
@@ -67,7 +68,7 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
                      {"--threads", "--checkpoint-every", "--evaluation-bytes"});
   }
   SetThreads(flags.threads);
-  Work work = flags.resume.empty() ? NewWork(flags) : ResumedWork(flags);
+  Work work = flags.resume.empty() ? NewWork(command, flags) : ResumedWork(flags);
   models::Trainer& trainer = *work.trainer;
   const auto save = [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data); };
   save();

@@ -142,6 +142,10 @@ void CheckTrainingOptions(const TrainingOptions& options) {
   CheckRange("batch", static_cast<double>(options.batch), 1, kMany);
   CheckRange("steps", static_cast<double>(options.steps), 1, kMany);
   CheckRange("warmup", static_cast<double>(options.warmup), 0, kMany);
+  if (options.warmup > options.steps) {
+    throw Error(StrCat("training: warmup is ", options.warmup, ", expected at most the ",
+                       options.steps, " steps"));
+  }
   CheckRange("learning_rate", options.learning_rate, 0, 1e3);
   CheckRange("final_fraction", options.final_fraction, 0, 1);
   CheckRange("weight_decay", options.weight_decay, 0, 1e3);

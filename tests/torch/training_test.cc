@@ -87,6 +87,7 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
   const std::string text = Text();
   TrainingOptions options = Short();
   options.steps = 2;
+  options.warmup = 1;
   const auto train = [&](const std::string& similarity, const std::string& position) {
     Trainer trainer(NewModel(Small(similarity, position), 1), text, options);
     const std::vector<torch::Tensor> before = Values(trainer);
@@ -169,6 +170,9 @@ TEST(TrainerTest, TextsThatAreTooShortAndWrongOptionsAreErrors) {
   EXPECT_THROW(Trainer(NewModel(Small(), 1), text, Short()), Error);
   TrainingOptions options = Short();
   options.steps = 0;
+  EXPECT_THROW(CheckTrainingOptions(options), Error);
+  options = Short();
+  options.warmup = 61;
   EXPECT_THROW(CheckTrainingOptions(options), Error);
   options = Short();
   options.learning_rate = std::nan("");
