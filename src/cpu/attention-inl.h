@@ -1144,10 +1144,13 @@ class BackwardPass {
     }
     if (!d_bias_) return;
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
+      // A table that the batch shares is there even if the batch is empty.
+      for (int64_t n = 0; n < bias_.tables() / n_.heads; ++n) {
+        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias_.size(),
+                    bias_.size(), 0.0f);
+      }
       for (int64_t b = 0; b < n_.batch; ++b) {
         float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias_.size();
-        const bool fresh = b == 0 || grad_.bias.batch_stride != 0;
-        if (fresh) std::fill_n(to, bias_.size(), 0.0f);
         for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
           const float* from = BiasGradient(chunk, b * n_.heads + h);
           for (int64_t e = 0; e < bias_.size(); ++e) to[e] += from[e];

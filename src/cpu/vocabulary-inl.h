@@ -1,5 +1,5 @@
 // The definitions' vocabulary for Highway vectors (src/definitions/README.md), and what else the
-// kernels compute with vectors. Max, Min, Abs, Sqrt and the operators are Highway's own.
+// kernels compute with vectors. Abs, Sqrt and the operators are Highway's own.
 #if defined(GNOMON_SRC_CPU_VOCABULARY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_VOCABULARY_INL_H_
 #undef GNOMON_SRC_CPU_VOCABULARY_INL_H_
@@ -28,6 +28,15 @@ HWY_INLINE VF Select(M mask, VF yes, VF no) {
   return hn::IfThenElse(mask, yes, no);
 }
 
+#if HWY_TARGET == HWY_SCALAR
+// Highway's own drop NaN here, which the other targets pass through as the second operand.
+HWY_INLINE VF Max(VF a, VF b) { return hn::IfThenElse(a > b, a, b); }
+HWY_INLINE VF Min(VF a, VF b) { return hn::IfThenElse(a < b, a, b); }
+#else
+using hn::Max;
+using hn::Min;
+#endif
+
 // 1/sqrt(a) for normal a > 0, within 3e-7 of the value.
 HWY_INLINE VF Rsqrt(VF a) {
 #if HWY_TARGET == HWY_SCALAR
@@ -45,8 +54,7 @@ HWY_INLINE VF Rsqrt(VF a) {
 HWY_INLINE VF Exp2(VF a) {
   const DF d;
   const DI di;
-  // NaN in the second operand of x86's maximum passes through.
-  a = hn::Max(hn::Set(d, -127.0f), a);
+  a = Max(hn::Set(d, -127.0f), a);
   // Adding 1.5 * 2^23 rounds to an integer in the low bits; 127 more makes it the biased exponent.
   const VF magic = hn::Set(d, 12583039.0f);
   const VF shifted = a + magic;

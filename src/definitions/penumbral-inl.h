@@ -13,8 +13,7 @@ struct Penumbral {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    const V square =
-        Max(Max(g, difference * difference), Splat(g, 1e-30f));
+    const V square = Max(Splat(g, 1e-30f), Max(difference * difference, g));
     const V inverse = Rsqrt(square);
     const V reach = a[0] + b[0] + square * inverse;
     const V e = (a[1] - b[1]) * inverse;
@@ -33,14 +32,13 @@ struct Penumbral {
     const V tiny = Splat(g, 1e-30f);
     const V difference = a[0] - b[0];
     const V tie = difference * difference;
-    const V square = Max(Max(g, tie), tiny);
+    const V square = Max(tiny, Max(tie, g));
     const V inverse = Rsqrt(square);
     const V reach = a[0] + b[0] + square * inverse;
     const V e = (a[1] - b[1]) * inverse;
     const V sum = a[1] + b[1];
     const auto common = reach <= two;
-    const V value2 =
-        Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
+    const V value2 = Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
     const V inverse_value = Select(value2 > tiny, Rsqrt(Max(value2, tiny)), zero);
     // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
     const V share = Select(g > tie, one, Select(g < tie, zero, half));

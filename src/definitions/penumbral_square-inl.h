@@ -12,8 +12,7 @@ struct PenumbralSquare {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    const V square =
-        Max(Max(g, difference * difference), Splat(g, 1e-30f));
+    const V square = Max(Splat(g, 1e-30f), Max(difference * difference, g));
     const V inverse = Rsqrt(square);
     const V larger = square * inverse;
     const V sum = a[0] + b[0];
@@ -31,7 +30,7 @@ struct PenumbralSquare {
     const V tiny = Splat(g, 1e-30f);
     const V difference = a[0] - b[0];
     const V tie = difference * difference;
-    const V square = Max(Max(g, tie), tiny);
+    const V square = Max(tiny, Max(tie, g));
     const V inverse = Rsqrt(square);
     const V larger = square * inverse;
     const V sum = a[0] + b[0];

@@ -1,8 +1,8 @@
 // Umbral cone (Tseng et al. 2023, "Coneheads: Hierarchy Aware Attention"):
 //   h = (u + v + max(|u - v|, D)) / 2,  D = |X_i - X_j| / sinh r
 // with heights u of the query and v of the key; the token map divides X by sinh r. Similarity
-// -gamma h = gamma/2 (f - 2u): f = (u - v) - max(|u - v|, D), c = gamma / 2, row constant -2u dropped.
-// Scalars: the heights u and v.
+// -gamma h = gamma/2 (f - 2u): f = (u - v) - max(|u - v|, D), c = gamma / 2, row constant -2u
+// dropped. Scalars: the heights u and v.
 struct Umbral {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -12,7 +12,7 @@ struct Umbral {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    return difference - Sqrt(Max(g, difference * difference));
+    return difference - Sqrt(Max(difference * difference, g));
   }
 
   template <class V, class D>
@@ -22,7 +22,7 @@ struct Umbral {
     const V one = Splat(g, 1.0f);
     const V difference = a[0] - b[0];
     const V square = difference * difference;
-    const V larger = Max(g, square);
+    const V larger = Max(square, g);
     const V inverse = Select(larger > zero, Rsqrt(Max(larger, Splat(g, 1e-30f))), zero);
     // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
     const V share = Select(g > square, one, Select(g < square, zero, half));
