@@ -20,19 +20,20 @@ template <class T>
 void Check(const PairFunction& f, const AttentionInput<T>& in) {
   const AttentionShape& n = in.shape;
   const std::pair<const char*, int64_t> sizes[] = {
-      {"batch", n.batch}, {"heads", n.heads}, {"key_heads", n.key_heads},
-      {"queries", n.queries}, {"keys", n.keys}, {"dim", n.dim}, {"value_dim", n.value_dim}};
+      {"batch", n.batch}, {"heads", n.heads}, {"key_heads", n.key_heads}, {"queries", n.queries},
+      {"keys", n.keys},   {"dim", n.dim},     {"value_dim", n.value_dim}};
   for (const auto& [name, size] : sizes) {
     Require(size >= 0, name, "is " + std::to_string(size) + ", expected at least 0");
   }
-  Require(n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
-          std::to_string(n.heads) + " is not a multiple of key_heads " +
-              std::to_string(n.key_heads));
+  Require(
+      n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
+      std::to_string(n.heads) + " is not a multiple of key_heads " + std::to_string(n.key_heads));
   constexpr int64_t kMost = int64_t{1} << 30;
   Require(n.queries < kMost && n.keys < kMost, "queries, keys", "more than 2^30");
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
   if (f.input != PairInput::kNone) {
+    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0, expected at least 1");
     RequireView(in.x, "x", rows * n.dim);
     RequireView(in.y, "y", columns * n.dim);
   }

@@ -22,6 +22,7 @@ const Executor& SerialExecutor() {
 }
 
 void ThreadExecutor::Run(int workers, const std::function<void(int)>& body) const {
+  if (workers < 1) return;
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(workers - 1));
   for (int worker = 1; worker < workers; ++worker) threads.emplace_back(body, worker);

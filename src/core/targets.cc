@@ -32,16 +32,25 @@ std::string Known() {
   return known;
 }
 
+int64_t FindTarget(std::string_view name) {
+  for (int64_t rest = Supported(); rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    if (name == hwy::TargetName(target)) return target;
+  }
+  throw Error("SetTarget: no instruction set '" + std::string(name) + "' here; there are " +
+              Known());
+}
+
+// Set once a choice has been made, by whomever.
+std::once_flag chosen;
+
 }  // namespace
 
 // The dispatch tables ask the processor again at every call until a target is chosen.
 void ChooseTargetOnce() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    Choose(Supported());
-    if (const char* name = std::getenv("GNOMON_TARGET"); name != nullptr && *name != '\0') {
-      SetTarget(name);
-    }
+  std::call_once(chosen, [] {
+    const char* name = std::getenv("GNOMON_TARGET");
+    Choose(name != nullptr && *name != '\0' ? FindTarget(name) : Supported());
   });
 }
 
@@ -54,12 +63,9 @@ std::vector<std::string> Targets() {
 }
 
 void SetTarget(std::string_view name) {
-  for (int64_t rest = Supported(); rest != 0; rest &= rest - 1) {
-    const int64_t target = rest & -rest;
-    if (name == hwy::TargetName(target)) return Choose(target);
-  }
-  throw Error("SetTarget: no instruction set '" + std::string(name) + "' here; there are " +
-              Known());
+  const int64_t target = FindTarget(name);
+  std::call_once(chosen, [] {});
+  Choose(target);
 }
 
 std::string CurrentTarget() {
