@@ -39,7 +39,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   }
   RequireView(in.v, "v", columns * n.value_dim);
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
-  const std::string needs = std::string(" is null; ") + f.name + " needs ";
+  const std::string needs = std::string("is null; ") + f.name + " needs ";
   Require(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars",
           needs + std::to_string(f.row_scalars));
   Require(f.column_scalars == 0 || in.column_scalars != nullptr || columns == 0, "column_scalars",

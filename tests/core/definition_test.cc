@@ -1,0 +1,295 @@
+// Every definition's derivative against forward-mode differentiation of its value.
+#include <array>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/dual_number.h"
+#include "definition_list.h"
+#include "gtest/gtest.h"
+#include "test_definitions.h"
+
+namespace gnomon::testing {
+namespace {
+
+using Number = dual::Dual<double>;
+
+// The arguments of f, or its derivative by each.
+struct Point {
+  double g = 0;
+  std::array<double, 3> a = {0, 0, 0};
+  std::array<double, 3> b = {0, 0, 0};
+  std::array<double, 3> t = {0, 0, 0};
+};
+
+struct Definition {
+  const char* name;
+  int row_scalars;
+  int column_scalars;
+  int head_scalars;
+  PairInput input;
+  // f, and its derivative in the direction of the second argument.
+  Number (*value)(const Point&, const Point&);
+  // f by Gradient, and the derivatives that it gives (NaN where it sets none).
+  double (*gradient)(const Point&, Point&);
+};
+
+struct Arguments {
+  Arguments(const Point& at, const Point& direction) : g{at.g, direction.g} {
+    for (size_t n = 0; n < 3; ++n) {
+      a[n] = {at.a[n], direction.a[n]};
+      b[n] = {at.b[n], direction.b[n]};
+      t[n] = {at.t[n], direction.t[n]};
+    }
+  }
+  Number g;
+  Number a[3];
+  Number b[3];
+  Number t[3];
+};
+
+template <class D>
+Number Value(const Point& at, const Point& direction) {
+  const Arguments x(at, direction);
+  return D::Value(x.g, x.a, x.b, x.t);
+}
+
+template <class D>
+double Gradient(const Point& at, Point& derivative) {
+  const Arguments x(at, {});
+  const Number unset{std::nan(""), 0};
+  struct {
+    Number g;
+    Number a[3];
+    Number b[3];
+    Number t[3];
+  } d = {unset, {unset, unset, unset}, {unset, unset, unset}, {unset, unset, unset}};
+  const double value = D::Gradient(x.g, x.a, x.b, x.t, d).value;
+  derivative.g = d.g.value;
+  for (size_t n = 0; n < 3; ++n) {
+    derivative.a[n] = d.a[n].value;
+    derivative.b[n] = d.b[n].value;
+    derivative.t[n] = d.t[n].value;
+  }
+  return value;
+}
+
+template <class D>
+constexpr Definition Describe(const char* name) {
+  return {name,      D::kRowScalars, D::kColumnScalars, D::kHeadScalars,
+          D::kInput, Value<D>,       Gradient<D>};
+}
+
+const std::vector<Definition>& Definitions() {
+#define GNOMON_DESCRIBE(Struct, name) Describe<dual::Struct>(#name),
+  static const std::vector<Definition> definitions = {
+      GNOMON_FOR_EACH_DEFINITION(GNOMON_DESCRIBE) GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DESCRIBE)};
+#undef GNOMON_DESCRIBE
+  return definitions;
+}
+
+const Definition& Find(const std::string& name) {
+  for (const Definition& definition : Definitions()) {
+    if (definition.name == name) return definition;
+  }
+  throw std::invalid_argument(name);
+}
+
+// The arguments that the definition has, by name.
+std::map<std::string, double*> Entries(const Definition& definition, Point& p) {
+  std::map<std::string, double*> entries = {{"g", &p.g}};
+  const auto add = [&](const char* name, int count, std::array<double, 3>& values) {
+    for (size_t n = 0; n < static_cast<size_t>(count); ++n) {
+      entries[name + std::to_string(n)] = &values[n];
+    }
+  };
+  add("a", definition.row_scalars, p.a);
+  add("b", definition.column_scalars, p.b);
+  add("t", definition.head_scalars, p.t);
+  return entries;
+}
+
+Point Along(const Definition& definition, const std::string& argument) {
+  Point direction;
+  *Entries(definition, direction).at(argument) = 1;
+  return direction;
+}
+
+// g of two points of a plane, the squared norms as first scalars of a product's, and any numbers
+// for the rest.
+Point RandomPoint(const Definition& definition, std::mt19937& engine) {
+  std::normal_distribution<double> normal(0, 0.4);
+  std::uniform_real_distribution<double> uniform(0.02, 0.98);
+  Point p;
+  for (auto* scalars : {&p.a, &p.b, &p.t}) {
+    for (double& scalar : *scalars) scalar = uniform(engine);
+  }
+  const double x[2] = {normal(engine), normal(engine)};
+  const double y[2] = {normal(engine), normal(engine)};
+  switch (definition.input) {
+    case PairInput::kNone:
+      p.a[0] -= 0.5;
+      p.b[0] -= 0.5;
+      break;
+    case PairInput::kSquaredDistance:
+      p.g = (x[0] - y[0]) * (x[0] - y[0]) + (x[1] - y[1]) * (x[1] - y[1]);
+      break;
+    case PairInput::kInnerProduct:
+      p.g = x[0] * y[0] + x[1] * y[1];
+      p.a[0] = x[0] * x[0] + x[1] * x[1];
+      p.b[0] = y[0] * y[0] + y[1] * y[1];
+      break;
+  }
+  return p;
+}
+
+// Which of its formulas a definition uses at a point.
+std::string Branch(const std::string& name, const Point& p) {
+  const double distance = std::sqrt(std::max(0.0, p.g));
+  const double turn = std::fabs(p.a[0] - p.b[0]);
+  const std::string nested = distance > turn ? "crossing" : "ancestor";
+  if (name == "umbral") return nested;
+  if (name == "penumbral") {
+    return p.a[0] + p.b[0] + std::max(distance, turn) <= 2 ? nested : "outside";
+  }
+  if (name == "penumbral_square") {
+    return p.a[0] + p.b[0] >= std::max(distance, turn) ? nested : "outside";
+  }
+  if (name == "leaky_additive") return p.a[0] + p.b[0] > 0 ? "positive" : "negative";
+  if (name == "cosine_entailment") {
+    const double distance2 = p.a[0] + p.b[0] - 2 * p.g;
+    const double cosine = (p.g * (1 + p.a[0]) - p.a[0] * (1 + p.b[0])) /
+                          std::sqrt(p.a[0] * distance2 * (1 + p.a[0] * p.b[0] - 2 * p.g));
+    return cosine < p.a[1] ? "outside" : "inside";
+  }
+  return "everywhere";
+}
+
+std::set<std::string> Branches(const std::string& name) {
+  if (name == "umbral") return {"crossing", "ancestor"};
+  if (name == "penumbral" || name == "penumbral_square") {
+    return {"crossing", "ancestor", "outside"};
+  }
+  if (name == "leaky_additive") return {"positive", "negative"};
+  if (name == "cosine_entailment") return {"inside", "outside"};
+  return {"everywhere"};
+}
+
+class DefinitionTest : public ::testing::TestWithParam<Definition> {};
+
+TEST_P(DefinitionTest, GradientIsTheDerivativeOfValue) {
+  const Definition& definition = GetParam();
+  std::mt19937 engine(1);
+  std::map<std::string, int> visits;
+  for (int repeat = 0; repeat < 5000; ++repeat) {
+    const Point p = RandomPoint(definition, engine);
+    const std::string branch = Branch(definition.name, p);
+    ++visits[branch];
+    SCOPED_TRACE(branch);
+    Point derivative;
+    const double value = definition.gradient(p, derivative);
+    ASSERT_NEAR(value, definition.value(p, {}).value, 1e-12);
+    for (const auto& [argument, slope] : Entries(definition, derivative)) {
+      const double expected = definition.value(p, Along(definition, argument)).tangent;
+      ASSERT_NEAR(*slope, expected, 1e-9 * std::max(1.0, std::fabs(expected))) << argument;
+    }
+  }
+  for (const std::string& branch : Branches(definition.name)) {
+    EXPECT_GE(visits[branch], 100) << branch;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DefinitionTest, ::testing::ValuesIn(Definitions()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+// A point where two terms of a maximum are equal, and an argument that moves it to either side.
+struct Tie {
+  const char* description;
+  const char* definition;
+  Point point;
+  const char* argument;
+};
+
+class TieTest : public ::testing::TestWithParam<Tie> {};
+
+// Splitting a tie evenly is the mean of the derivatives on its two sides.
+TEST_P(TieTest, IsSplitEvenly) {
+  const Tie& tie = GetParam();
+  const Definition& definition = Find(tie.definition);
+  constexpr double kStep = 1e-9;
+  Point at;
+  definition.gradient(tie.point, at);
+  Point sides[2];
+  Point moved[2] = {tie.point, tie.point};
+  for (const int side : {0, 1}) {
+    *Entries(definition, moved[side]).at(tie.argument) += side == 0 ? -kStep : kStep;
+    definition.gradient(moved[side], sides[side]);
+  }
+  ASSERT_NE(Branch(tie.definition, moved[0]), Branch(tie.definition, moved[1]));
+  const auto left = Entries(definition, sides[0]);
+  const auto right = Entries(definition, sides[1]);
+  for (const auto& [argument, slope] : Entries(definition, at)) {
+    EXPECT_NEAR(*slope, (*left.at(argument) + *right.at(argument)) / 2, 1e-6) << argument;
+  }
+}
+
+// Heights that differ by 1/4, the distance.
+INSTANTIATE_TEST_SUITE_P(
+    All, TieTest,
+    ::testing::Values(Tie{"QueryAbove", "umbral", {0.0625, {0.5}, {0.25}, {}}, "g"},
+                      Tie{"KeyAbove", "umbral", {0.0625, {0.25}, {0.5}, {}}, "g"},
+                      Tie{"QueryAbove", "penumbral", {0.0625, {0.5, 0.4}, {0.25, 0.1}, {}}, "g"},
+                      Tie{"KeyAbove", "penumbral", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
+                      Tie{"QueryBelow", "penumbral_square", {0.0625, {0.5}, {0.25}, {}}, "g"},
+                      Tie{"KeyBelow", "penumbral_square", {0.0625, {0.25}, {0.5}, {}}, "g"},
+                      Tie{"AtZero", "leaky_additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"}),
+    [](const auto& test) { return std::string(test.param.definition) + test.param.description; });
+
+// Equal points: the distance is 0 with derivative 0, and nothing is NaN.
+class DistanceZeroTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(DistanceZeroTest, HasNoSlope) {
+  const Definition& definition = Find(GetParam());
+  for (const double other_height : {0.5, 0.25}) {
+    const Point p = {0, {0.5, 0.4}, {other_height, 0.3}, {}};
+    Point derivative;
+    const double value = definition.gradient(p, derivative);
+    EXPECT_TRUE(std::isfinite(value));
+    EXPECT_NEAR(definition.value(p, {}).value, value, 1e-12);
+    for (const auto& [argument, slope] : Entries(definition, derivative)) {
+      EXPECT_TRUE(std::isfinite(*slope)) << argument;
+    }
+    EXPECT_EQ(derivative.g, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
+                         ::testing::Values("laplacian", "umbral", "penumbral", "penumbral_square"),
+                         [](const auto& test) { return test.param; });
+
+// Where two cones just meet, the slope jumps; and a point at height 0 is its own cone.
+TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
+  for (const char* name : {"penumbral", "penumbral_square"}) {
+    const Definition& definition = Find(name);
+    const double low = name == std::string("penumbral") ? 0 : 1;
+    const double high = 1 - low;
+    // Distance 1 with alpha = beta = 1/2; the same place at height 0, and at that of the light.
+    const Point points[] = {
+        {1, {0.5, 0.75}, {0.5, 0.75}, {}},
+        {0, {low, 0}, {low, 0}, {}},
+        {0, {high, 1}, {high, 1}, {}},
+    };
+    for (const Point& p : points) {
+      Point derivative;
+      EXPECT_TRUE(std::isfinite(definition.gradient(p, derivative))) << name;
+      for (const auto& [argument, slope] : Entries(definition, derivative)) {
+        EXPECT_TRUE(std::isfinite(*slope)) << name << " " << argument;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gnomon::testing

@@ -1,0 +1,28 @@
+// Additive attention of graph networks (Velickovic et al. 2018, eq. 3) with a slope for each head:
+//   f = LeakyReLU_t(a + b)
+// No inner product; one scalar of the query, of the key and of the head.
+struct LeakyAdditive {
+  static constexpr int kRowScalars = 1;
+  static constexpr int kColumnScalars = 1;
+  static constexpr int kHeadScalars = 1;
+  static constexpr PairInput kInput = PairInput::kNone;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* t) {
+    const V z = a[0] + b[0];
+    return Select(z >= Splat(g, 0.0f), z, t[0] * z);
+  }
+
+  template <class V, class D>
+  static V Gradient(V g, const V* a, const V* b, const V* t, D& d) {
+    const V zero = Splat(g, 0.0f);
+    const V one = Splat(g, 1.0f);
+    const V z = a[0] + b[0];
+    const V slope = Select(z > zero, one, Select(z < zero, t[0], Splat(g, 0.5f) * (one + t[0])));
+    d.g = zero;
+    d.a[0] = slope;
+    d.b[0] = slope;
+    d.t[0] = Min(z, zero);
+    return Select(z >= zero, z, t[0] * z);
+  }
+};

@@ -1,0 +1,96 @@
+// Forward-mode differentiation: the definitions' vocabulary (src/definitions/README.md) for a
+// number and its derivative along one direction. Every definition, the tests' own among them, is
+// included here.
+#ifndef GNOMON_TESTS_CORE_DUAL_NUMBER_H_
+#define GNOMON_TESTS_CORE_DUAL_NUMBER_H_
+
+#include <cmath>
+
+#include "gnomon/attention.h"
+
+namespace gnomon::testing::dual {
+
+template <class T>
+struct Dual {
+  T value = 0;
+  T tangent = 0;
+};
+
+template <class T>
+Dual<T> operator+(Dual<T> a, Dual<T> b) {
+  return {a.value + b.value, a.tangent + b.tangent};
+}
+template <class T>
+Dual<T> operator-(Dual<T> a, Dual<T> b) {
+  return {a.value - b.value, a.tangent - b.tangent};
+}
+template <class T>
+Dual<T> operator*(Dual<T> a, Dual<T> b) {
+  return {a.value * b.value, a.tangent * b.value + a.value * b.tangent};
+}
+template <class T>
+Dual<T> operator/(Dual<T> a, Dual<T> b) {
+  const T quotient = a.value / b.value;
+  return {quotient, (a.tangent - quotient * b.tangent) / b.value};
+}
+template <class T>
+bool operator<(Dual<T> a, Dual<T> b) {
+  return a.value < b.value;
+}
+template <class T>
+bool operator<=(Dual<T> a, Dual<T> b) {
+  return a.value <= b.value;
+}
+template <class T>
+bool operator>(Dual<T> a, Dual<T> b) {
+  return a.value > b.value;
+}
+template <class T>
+bool operator>=(Dual<T> a, Dual<T> b) {
+  return a.value >= b.value;
+}
+template <class T>
+bool operator==(Dual<T> a, Dual<T> b) {
+  return a.value == b.value;
+}
+
+template <class T>
+Dual<T> Splat(Dual<T> /*like*/, T value) {
+  return {value, 0};
+}
+template <class T>
+Dual<T> Splat(Dual<T> /*like*/, float value) {
+  return {static_cast<T>(value), 0};
+}
+template <class T>
+Dual<T> Select(bool mask, Dual<T> yes, Dual<T> no) {
+  return mask ? yes : no;
+}
+template <class T>
+Dual<T> Max(Dual<T> a, Dual<T> b) {
+  return Select(a > b, a, b);
+}
+template <class T>
+Dual<T> Min(Dual<T> a, Dual<T> b) {
+  return Select(a < b, a, b);
+}
+template <class T>
+Dual<T> Abs(Dual<T> a) {
+  return a.value < 0 ? Dual<T>{-a.value, -a.tangent} : a;
+}
+template <class T>
+Dual<T> Sqrt(Dual<T> a) {
+  const T root = std::sqrt(a.value);
+  return {root, a.tangent / (2 * root)};
+}
+template <class T>
+Dual<T> Rsqrt(Dual<T> a) {
+  const T inverse = 1 / std::sqrt(a.value);
+  return {inverse, -a.tangent * inverse / (2 * a.value)};
+}
+
+#include "all_definitions-inl.h"
+
+}  // namespace gnomon::testing::dual
+
+#endif  // GNOMON_TESTS_CORE_DUAL_NUMBER_H_

@@ -1,0 +1,72 @@
+// Kernels against the reference on problems drawn at random: made to run under the sanitizers.
+#include <random>
+#include <string>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+ProblemOptions RandomOptions(std::mt19937& engine) {
+  const auto draw = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(engine);
+  };
+  const auto chance = [&](int percent) { return draw(0, 99) < percent; };
+  ProblemOptions o;
+  AttentionShape& n = o.shape;
+  n.batch = draw(1, 3);
+  n.key_heads = draw(1, 3);
+  n.heads = n.key_heads * draw(1, 3);
+  n.queries = chance(10) ? draw(0, 2) : draw(1, 110);
+  n.keys = chance(10) ? draw(0, 2) : draw(1, 280);
+  n.dim = draw(1, 40);
+  n.value_dim = chance(5) ? 0 : draw(1, 40);
+  o.query_offset = chance(50) ? n.keys - n.queries : draw(-150, 300);
+  if (chance(40)) o.left = draw(-10, 150);
+  if (chance(40)) o.right = chance(60) ? 0 : draw(-10, 150);
+  for (int64_t b = 0; b < n.batch; ++b) {
+    // Out of range, and starts behind lengths, hide nothing more or everything.
+    o.key_starts.push_back(draw(-5, n.keys / 2 + 5));
+    o.key_lengths.push_back(draw(n.keys / 2 - 5, n.keys + 5));
+  }
+  if (chance(60)) o.key_starts.clear();
+  if (chance(60)) o.key_lengths.clear();
+  if (n.queries + n.keys > 0 && chance(50)) {
+    o.bias = chance(50) ? ProblemOptions::kSharedBias : ProblemOptions::kBiasForEachBatch;
+  }
+  o.padded = chance(50);
+  o.seed = static_cast<unsigned>(draw(1, 1 << 20));
+  return o;
+}
+
+class FuzzTest : public ::testing::TestWithParam<unsigned> {};
+
+TEST_P(FuzzTest, KernelsMatchReference) {
+  std::mt19937 engine(GetParam());
+  const auto functions = AllPairFunctions();
+  const auto targets = Targets();
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const PairFunction& function = *functions[engine() % functions.size()];
+    const std::string& target = targets[engine() % targets.size()];
+    ProblemOptions options = RandomOptions(engine);
+    // Collinear points have angles of 0 alone, where arguments are clamped.
+    if (function.name == std::string("cosine_entailment")) options.shape.dim += 8;
+    Problem<float> p = RandomProblem(function, options);
+    for (float& bias : p.bias) {
+      if (engine() % 16 == 0) bias = -kInfinity;
+    }
+    SCOPED_TRACE(function.name);
+    SCOPED_TRACE(target);
+    SCOPED_TRACE(::testing::PrintToString(options));
+    const ScopedTarget scope(target);
+    const ThreadExecutor executor(static_cast<int>(engine() % 4));
+    ExpectClose(p.Run(executor), p.InDouble().Run(), 5e-5);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, FuzzTest, ::testing::Range(1u, 7u));
+
+}  // namespace
+}  // namespace gnomon::testing

@@ -1,0 +1,289 @@
+// What callers see besides numbers: errors by message, names, instruction sets and executors.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gmock/gmock.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The message of the Error that body throws.
+template <class Body>
+std::string Message(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kValue);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+// All arrays of a small call, whole; a test spoils one.
+template <class T>
+struct Call {
+  explicit Call(const char* name) : function(FindPairFunction(name)) {
+    in.shape = {1, 2, 1, 2, 3, 2, 2};
+    const View<T> view = {memory.data(), {8, 4, 2}};
+    const View<const T> const_view = {memory.data(), {8, 4, 2}};
+    in.x = in.y = in.v = saved.o = saved.d_o = const_view;
+    out.o = gradient.x = gradient.y = gradient.v = view;
+    in.row_scalars = in.column_scalars = in.head_scalars = in.factor = saved.lse = memory.data();
+    out.lse = memory.data();
+  }
+  void Forward() { AttentionForward(function, in, out); }
+  void Backward() { AttentionBackward(function, in, saved, gradient); }
+
+  std::vector<T> memory = std::vector<T>(64);
+  const PairFunction& function;
+  AttentionInput<T> in;
+  AttentionOutput<T> out;
+  AttentionBackwardInput<T> saved;
+  AttentionGradient<T> gradient;
+};
+
+template <class T>
+class ErrorTest : public ::testing::Test {};
+using Types = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(ErrorTest, Types);
+
+TYPED_TEST(ErrorTest, NothingIsWrongWithTheCall) {
+  for (const char* name : {"dot", "penumbral"}) {
+    EXPECT_NO_THROW(Call<TypeParam>(name).Forward());
+    EXPECT_NO_THROW(Call<TypeParam>(name).Backward());
+  }
+}
+
+TYPED_TEST(ErrorTest, InputsAreChecked) {
+  using C = Call<TypeParam>;
+  struct Case {
+    const char* message;
+    std::function<void(C&)> spoil;
+  };
+  const Case cases[] = {
+      {"attention: batch: is -1, expected at least 0", [](C& c) { c.in.shape.batch = -1; }},
+      {"attention: heads: is -2, expected at least 0", [](C& c) { c.in.shape.heads = -2; }},
+      {"attention: key_heads: is -1, expected at least 0", [](C& c) { c.in.shape.key_heads = -1; }},
+      {"attention: queries: is -7, expected at least 0", [](C& c) { c.in.shape.queries = -7; }},
+      {"attention: keys: is -1, expected at least 0", [](C& c) { c.in.shape.keys = -1; }},
+      {"attention: dim: is -1, expected at least 0", [](C& c) { c.in.shape.dim = -1; }},
+      {"attention: dim: is 0, expected at least 1", [](C& c) { c.in.shape.dim = 0; }},
+      {"attention: value_dim: is -1, expected at least 0", [](C& c) { c.in.shape.value_dim = -1; }},
+      {"attention: heads: 3 is not a multiple of key_heads 2",
+       [](C& c) {
+         c.in.shape.heads = 3;
+         c.in.shape.key_heads = 2;
+       }},
+      {"attention: heads: 2 is not a multiple of key_heads 0",
+       [](C& c) { c.in.shape.key_heads = 0; }},
+      {"attention: queries, keys: more than 2^30",
+       [](C& c) { c.in.shape.queries = int64_t{1} << 31; }},
+      {"attention: queries, keys: more than 2^30",
+       [](C& c) { c.in.shape.keys = int64_t{1} << 40; }},
+      {"attention: x: is null", [](C& c) { c.in.x.data = nullptr; }},
+      {"attention: y: is null", [](C& c) { c.in.y.data = nullptr; }},
+      {"attention: v: is null", [](C& c) { c.in.v.data = nullptr; }},
+      {"attention: factor: is null", [](C& c) { c.in.factor = nullptr; }},
+      {"attention: row_scalars: is null; penumbral needs 2",
+       [](C& c) { c.in.row_scalars = nullptr; }},
+      {"attention: column_scalars: is null; penumbral needs 2",
+       [](C& c) { c.in.column_scalars = nullptr; }},
+  };
+  for (const Case& test_case : cases) {
+    C call("penumbral");
+    test_case.spoil(call);
+    EXPECT_EQ(Message([&] { call.Forward(); }), test_case.message);
+    EXPECT_EQ(Message([&] { call.Backward(); }), test_case.message);
+  }
+}
+
+TYPED_TEST(ErrorTest, OutputsAreChecked) {
+  Call<TypeParam> without_o("dot");
+  without_o.out.o.data = nullptr;
+  EXPECT_EQ(Message([&] { without_o.Forward(); }), "attention: o: is null");
+  Call<TypeParam> without_lse("dot");
+  without_lse.out.lse = nullptr;
+  EXPECT_EQ(Message([&] { without_lse.Forward(); }), "attention: lse: is null");
+}
+
+TYPED_TEST(ErrorTest, HeadScalarsAreChecked) {
+  const auto all = TestPairFunctions();
+  const auto function = std::find_if(all.begin(), all.end(),
+                                     [](const PairFunction* f) { return f->head_scalars > 0; });
+  ASSERT_NE(function, all.end());
+  Call<TypeParam> call("dot");
+  call.in.head_scalars = nullptr;
+  EXPECT_EQ(Message([&] { AttentionForward(**function, call.in, call.out); }),
+            "attention: head_scalars: is null; leaky_additive needs 1");
+}
+
+TYPED_TEST(ErrorTest, BackwardIsChecked) {
+  using C = Call<TypeParam>;
+  struct Case {
+    const char* message;
+    std::function<void(C&)> spoil;
+  };
+  const Case cases[] = {
+      {"attention: o: is null", [](C& c) { c.saved.o.data = nullptr; }},
+      {"attention: d_o: is null", [](C& c) { c.saved.d_o.data = nullptr; }},
+      {"attention: lse: is null", [](C& c) { c.saved.lse = nullptr; }},
+      {"attention: d_bias: a gradient of a bias that is not there",
+       [](C& c) { c.gradient.bias.table = c.memory.data(); }},
+      {"attention: d_bias: its batch_stride differs from the bias's",
+       [](C& c) {
+         c.in.bias.table = c.memory.data();
+         c.gradient.bias = {c.memory.data(), 8, nullptr};
+       }},
+  };
+  for (const Case& test_case : cases) {
+    C call("dot");
+    test_case.spoil(call);
+    EXPECT_EQ(Message([&] { call.Backward(); }), test_case.message);
+  }
+}
+
+TEST(PairFunctionsTest, AreFoundByName) {
+  std::vector<std::string> names;
+  for (const PairFunction* function : PairFunctions()) {
+    EXPECT_EQ(&FindPairFunction(function->name), function);
+    names.emplace_back(function->name);
+  }
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"dot", "laplacian", "gaussian", "umbral", "penumbral",
+                                              "penumbral_square"}));
+  EXPECT_THAT(Message([] { FindPairFunction("cosine"); }),
+              AllOf(HasSubstr("no pair function 'cosine'; there are dot, laplacian, gaussian"),
+                    HasSubstr("penumbral_square")));
+}
+
+TEST(TargetsTest, CanBeChosen) {
+  ASSERT_FALSE(Targets().empty());
+  for (const std::string& target : Targets()) {
+    const ScopedTarget scope(target);
+    EXPECT_EQ(CurrentTarget(), target);
+  }
+  EXPECT_THAT(Message([] { SetTarget("Z80"); }),
+              AllOf(HasSubstr("SetTarget: no instruction set 'Z80' here; there are "),
+                    HasSubstr(Targets().back())));
+}
+
+// Each in a process of its own, where no target has been chosen yet. The kernels must run on it
+// too: a first call must not choose again.
+class FirstChoiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  void TearDown() override { unsetenv("GNOMON_TARGET"); }
+
+  [[noreturn]] static void ExitIfTargetIs(const std::string& expected) {
+    RandomProblem(FindPairFunction("dot"), {.shape = {1, 1, 1, 2, 3, 4, 5}}).Forward();
+    std::exit(CurrentTarget() == expected ? 0 : 1);
+  }
+};
+
+TEST_F(FirstChoiceTest, IsTheBest) {
+  unsetenv("GNOMON_TARGET");
+  EXPECT_EXIT(ExitIfTargetIs(Targets().front()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(FirstChoiceTest, IsTheCallers) {
+  const auto choose = [] {
+    SetTarget(Targets().back());
+    ExitIfTargetIs(Targets().back());
+  };
+  EXPECT_EXIT(choose(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(FirstChoiceTest, IsThatOfTheEnvironment) {
+  setenv("GNOMON_TARGET", Targets().back().c_str(), 1);
+  EXPECT_EXIT(ExitIfTargetIs(Targets().back()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(FirstChoiceTest, OfTheEnvironmentMustExist) {
+  setenv("GNOMON_TARGET", "Z80", 1);
+  const auto report = [] {
+    const std::string message = Message([] { CurrentTarget(); });
+    std::exit(message.find("no instruction set 'Z80'") != std::string::npos ? 0 : 1);
+  };
+  EXPECT_EXIT(report(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(PeakTest, IsARateOfAllWorkers) {
+  for (const double seconds : {0.0, -1.0, std::nan("")}) {
+    EXPECT_EQ(Message([&] { MeasurePeakFlops(seconds, SerialExecutor()); }),
+              "MeasurePeakFlops: seconds must be positive");
+  }
+  OnEveryTarget([] {
+    EXPECT_GT(MeasurePeakFlops(0.02, SerialExecutor()), 1e7);
+    EXPECT_GT(MeasurePeakFlops(0.02, ThreadExecutor(2)), 1e7);
+  });
+}
+
+TEST(SerialExecutorTest, RunsInOrderOnTheCallingThread) {
+  EXPECT_EQ(SerialExecutor().max_workers(), 1);
+  std::vector<int> workers;
+  SerialExecutor().Run(3, [&](int worker) { workers.push_back(worker); });
+  EXPECT_THAT(workers, ElementsAre(0, 1, 2));
+}
+
+TEST(ThreadExecutorTest, RunsEveryWorkerOnceAndWaits) {
+  EXPECT_EQ(ThreadExecutor(4).max_workers(), 4);
+  EXPECT_EQ(ThreadExecutor(0).max_workers(), 1);
+  EXPECT_EQ(ThreadExecutor(-3).max_workers(), 1);
+  for (const int count : {0, 1, 2, 4}) {
+    std::mutex mutex;
+    std::vector<int> workers;
+    std::set<std::thread::id> threads;
+    ThreadExecutor(4).Run(count, [&](int worker) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(worker));
+      const std::lock_guard lock(mutex);
+      workers.push_back(worker);
+      threads.insert(std::this_thread::get_id());
+    });
+    std::sort(workers.begin(), workers.end());
+    ASSERT_EQ(workers.size(), static_cast<size_t>(count));
+    EXPECT_EQ(threads.size(), static_cast<size_t>(count));
+    for (int worker = 0; worker < count; ++worker) EXPECT_EQ(workers[worker], worker);
+  }
+}
+
+// The operator uses no more workers than an executor has, and none twice.
+class RecordingExecutor final : public Executor {
+ public:
+  int max_workers() const override { return 3; }
+  void Run(int workers, const std::function<void(int)>& body) const override {
+    EXPECT_LE(workers, 3);
+    most_ = std::max(most_, workers);
+    for (int worker = workers - 1; worker >= 0; --worker) body(worker);
+  }
+  int most() const { return most_; }
+
+ private:
+  mutable int most_ = 0;
+};
+
+TEST(ExecutorTest, IsUsedUpToItsWorkersInAnyOrder) {
+  const Problem<float> p =
+      RandomProblem(FindPairFunction("umbral"), {.shape = {2, 4, 2, 100, 100, 8, 8}});
+  const RecordingExecutor executor;
+  ExpectSame(p.Run(executor), p.Run());
+  EXPECT_EQ(executor.most(), 3);
+}
+
+}  // namespace
+}  // namespace gnomon::testing

@@ -1,0 +1,336 @@
+// The fused kernels of every instruction set against the double reference.
+#include <sys/resource.h>
+
+#include <cmath>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+class PairFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
+ protected:
+  const PairFunction& function() const { return *GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, PairFunctionTest, ::testing::ValuesIn(PairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+// Every pair function meets every number of columns, every length and every kind of mask; not each
+// with each other.
+struct Case {
+  const char* name;
+  ProblemOptions options;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.options; }
+
+std::vector<Case> AccuracyCases() {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
+  return {
+      {"OneOfEach", {.shape = {1, 1, 1, 1, 1, 1, 1}}},
+      {"Odd", {.shape = {2, 3, 3, 47, 49, 3, 17}, .padded = true}},
+      {"Causal", {.shape = {1, 2, 2, 257, 257, 64, 64}, .right = 0}},
+      {"CausalBiasGqa",
+       {.shape = {2, 4, 2, 49, 49, 17, 3}, .right = 0, .bias = kShared, .padded = true}},
+      {"Window", {.shape = {1, 2, 1, 257, 257, 3, 80}, .left = 30, .right = 5, .bias = kShared}},
+      {"WindowOneSide", {.shape = {2, 2, 2, 49, 257, 80, 1}, .left = 100, .query_offset = 208}},
+      {"WindowAhead", {.shape = {1, 2, 2, 49, 257, 1, 3}, .left = -2, .right = 60}},
+      {"LengthsAndStarts",
+       {.shape = {4, 2, 1, 47, 257, 17, 17},
+        .key_starts = {0, 3, 70, 200},
+        .key_lengths = {257, 65, 0, 100},
+        .bias = kEach}},
+      {"CausalLengthsDecode",
+       {.shape = {2, 6, 2, 1, 257, 64, 64},
+        .right = 0,
+        .key_starts = {5, 0},
+        .key_lengths = {257, 200},
+        .query_offset = 256}},
+      {"NegativeOffset",
+       {.shape = {2, 2, 1, 257, 47, 3, 3}, .right = 0, .query_offset = -50, .bias = kShared}},
+      {"BeyondTheKeys",
+       {.shape = {1, 1, 1, 49, 47, 17, 80}, .left = 20, .query_offset = 40, .padded = true}},
+      {"Wide", {.shape = {1, 2, 1, 49, 47, 129, 512}, .bias = kEach, .padded = true}},
+      {"WideCausal", {.shape = {1, 1, 1, 47, 257, 512, 129}, .right = 0, .query_offset = 210}},
+      {"OneQuery", {.shape = {3, 1, 1, 1, 49, 80, 64}, .bias = kEach}},
+      {"OneKey", {.shape = {1, 4, 2, 257, 1, 64, 80}, .left = 100}},
+      {"NoKeys", {.shape = {2, 2, 1, 47, 0, 17, 3}, .bias = kShared}},
+      {"NoQueries", {.shape = {2, 2, 1, 0, 49, 3, 17}, .bias = kShared}},
+      {"NoBatch", {.shape = {0, 2, 2, 47, 49, 64, 17}, .bias = kShared}},
+      {"NoHeads", {.shape = {2, 0, 0, 47, 49, 64, 17}}},
+      {"NoValueColumns", {.shape = {1, 2, 2, 47, 49, 17, 0}, .right = 0}},
+  };
+}
+
+class AccuracyTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, Case>> {};
+
+TEST_P(AccuracyTest, KernelsMatchReference) {
+  const auto& [function, test_case] = GetParam();
+  ExpectKernelsMatchReference(RandomProblem(*function, test_case.options));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AccuracyTest,
+                         ::testing::Combine(::testing::ValuesIn(PairFunctions()),
+                                            ::testing::ValuesIn(AccuracyCases())),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) +
+                                  std::get<1>(test.param).name;
+                         });
+
+// A few rows of -inf, and a head where nothing else is left.
+TEST_P(PairFunctionTest, InfiniteBiasesMask) {
+  for (const auto kind : {ProblemOptions::kSharedBias, ProblemOptions::kBiasForEachBatch}) {
+    Problem<float> p =
+        RandomProblem(function(), {.shape = {2, 3, 1, 49, 130, 17, 17}, .bias = kind});
+    const int64_t tables = kind == ProblemOptions::kSharedBias ? 1 : 2;
+    for (int64_t b = 0; b < tables; ++b) {
+      // Row i reads entries 48 - i ... 177 - i: those before 20 belong to the last rows' first
+      // keys.
+      for (int64_t entry = 0; entry < 20; ++entry) p.bias_at(b, 0, entry) = -kInfinity;
+      p.bias_at(b, 0, 100) = -kInfinity;
+      for (int64_t entry = 0; entry < p.bias_size(); ++entry) p.bias_at(b, 1, entry) = -kInfinity;
+      for (int64_t entry = 3; entry < p.bias_size(); ++entry) p.bias_at(b, 2, entry) = -kInfinity;
+    }
+    ExpectKernelsMatchReference(p);
+    const Results<float> r = p.Run();
+    // Head 1 sees nothing, head 2 its first key in the last rows alone.
+    for (const int64_t i : {0, 48}) {
+      EXPECT_EQ(r.at("lse")[static_cast<size_t>(49 + i)], -kInfinity);
+      EXPECT_EQ(r.at("o")[static_cast<size_t>((49 + i) * 17)], 0);
+    }
+    EXPECT_EQ(r.at("lse")[2 * 49], -kInfinity);
+    EXPECT_TRUE(std::isfinite(r.at("lse")[2 * 49 + 48]));
+    EXPECT_EQ(r.at("d_factor")[1], 0);
+  }
+}
+
+TEST_P(PairFunctionTest, RowsWithoutKeysAreZero) {
+  // Queries stand before the first key, then behind the window.
+  for (const int64_t offset : {-100, 300}) {
+    const Problem<float> p = RandomProblem(
+        function(),
+        {.shape = {1, 2, 2, 49, 47, 17, 17}, .left = 10, .right = 0, .query_offset = offset});
+    OnEveryTarget([&] {
+      for (const auto& [name, values] : p.Run()) {
+        const float expected = name == "lse" ? -kInfinity : 0.0f;
+        for (const float value : values) ASSERT_EQ(value, expected) << name;
+      }
+    });
+  }
+}
+
+TEST_P(PairFunctionTest, FactorsMayBeZeroOrOfEitherSign) {
+  Problem<float> p = RandomProblem(function(), {.shape = {2, 6, 2, 49, 130, 17, 17}, .right = 80});
+  p.factor = {0, 1.5f, -1.5f, -0.5f, 0, 0.5f};
+  ExpectKernelsMatchReference(p);
+}
+
+// Logits of some hundred: the largest weight is nearly 1.
+TEST_P(PairFunctionTest, LogitsMayBeLarge) {
+  Problem<float> p = RandomProblem(function(), {.shape = {1, 2, 2, 49, 300, 17, 17}});
+  for (float& factor : p.factor) factor *= 512;
+  ExpectKernelsMatchReference(p, 2e-3);
+}
+
+// Each gradient alone is what it is among the others.
+TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
+  const Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 200, 17, 17},
+                                                      .right = 0,
+                                                      .query_offset = 151,
+                                                      .bias = ProblemOptions::kSharedBias});
+  const Results<float> all = p.Run();
+  for (const auto& [name, values] : all) {
+    if (name.starts_with("d_")) ExpectSame(p.Run(SerialExecutor(), name), all);
+  }
+}
+
+TEST_P(PairFunctionTest, GradientOfLseIsOptional) {
+  Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 60, 17, 17}});
+  std::fill(p.d_lse.begin(), p.d_lse.end(), 0.0f);
+  const Results<float> with_zeros = p.Run();
+  p.pass_d_lse = false;
+  ExpectSame(p.Run(), with_zeros);
+}
+
+TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
+  const ProblemOptions problems[] = {
+      // One head, so that a head's keys are shared out; many heads; a group on one key head.
+      {.shape = {1, 1, 1, 300, 900, 17, 17}, .bias = ProblemOptions::kSharedBias},
+      {.shape = {3, 4, 4, 100, 100, 17, 17}, .right = 0, .bias = ProblemOptions::kSharedBias},
+      {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
+  };
+  for (const ProblemOptions& options : problems) {
+    const Problem<float> p = RandomProblem(function(), options);
+    OnEveryTarget([&] {
+      const Results<float> serial = p.Run();
+      for (const int workers : {1, 2, 3, 5}) {
+        SCOPED_TRACE(workers);
+        ExpectSame(p.Run(ThreadExecutor(workers)), serial);
+      }
+    });
+  }
+}
+
+// NaN and infinities.
+
+// o by rows.
+std::vector<std::vector<float>> Rows(const Problem<float>& p) {
+  const Results<float> r = p.Forward();
+  const int64_t columns = p.options.shape.value_dim;
+  std::vector<std::vector<float>> rows;
+  for (auto o = r.at("o").begin(); o != r.at("o").end(); o += columns) {
+    rows.emplace_back(o, o + columns);
+  }
+  return rows;
+}
+
+bool IsFinite(const std::vector<float>& row) {
+  return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
+}
+
+// A token that is not finite spoils the rows that see it, and not the others (whose sums may be
+// rounded in another order).
+class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, float>> {
+ protected:
+  static constexpr int64_t kPoisoned = 70;
+
+  // Calls spoil(problem, key head) for the poisoned key of head 0 in batch 1.
+  template <class Spoil>
+  void ExpectOnlySeeingRowsChange(const Spoil& spoil) {
+    const AttentionShape shape = {2, 4, 2, 130, 130, 17, 17};
+    const ProblemOptions all[] = {
+        {.shape = shape, .right = 0},
+        {.shape = shape, .left = 20, .right = 10},
+        {.shape = shape, .left = 20, .padded = true},
+        {.shape = shape, .bias = ProblemOptions::kSharedBias},
+        {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
+        {.shape = shape},
+    };
+    for (const ProblemOptions& options : all) {
+      std::ostringstream description;
+      description << options;
+      SCOPED_TRACE(description.str());
+      Problem<float> p = RandomProblem(*std::get<0>(GetParam()), options);
+      // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone.
+      const int64_t zero = options.shape.queries - 1;
+      if (!p.bias.empty()) {
+        for (const int64_t offset : {int64_t{-1}, int64_t{-2}, int64_t{-3}, kPoisoned}) {
+          for (int64_t h = 0; h < shape.heads; ++h) p.bias_at(0, h, zero + offset) = -kInfinity;
+        }
+      }
+      OnEveryTarget([&] {
+        const auto clean = Rows(p);
+        Problem<float> poisoned = p;
+        spoil(poisoned);
+        const auto rows = Rows(poisoned);
+        for (int64_t b = 0; b < shape.batch; ++b) {
+          for (int64_t h = 0; h < shape.heads; ++h) {
+            for (int64_t i = 0; i < shape.queries; ++i) {
+              const auto row = static_cast<size_t>((b * shape.heads + h) * shape.queries + i);
+              const bool sees =
+                  b == 1 && h < 2 && Sees(options, b, i, kPoisoned) &&
+                  (p.bias.empty() || p.bias_at(b, h, zero + kPoisoned - i) != -kInfinity);
+              if (sees) {
+                ASSERT_FALSE(IsFinite(rows[row])) << "query " << i << " of head " << h;
+              } else {
+                ASSERT_LE(Difference(rows[row], clean[row]), 1e-6)
+                    << "query " << i << " of head " << h;
+              }
+            }
+          }
+        }
+      });
+    }
+  }
+
+  float poison() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
+  ExpectOnlySeeingRowsChange([&](Problem<float>& p) { p.v.at(1, 0, kPoisoned, 16) = poison(); });
+}
+
+// A token map makes a column scalar of each coordinate: the norm of what is not finite is not
+// finite.
+// Of a key, NaN: infinite distances may have weights of 0.
+class PoisonedKeyTest : public PoisonTest {};
+
+TEST_P(PoisonedKeyTest, ReachesTheRowsThatSeeIt) {
+  ExpectOnlySeeingRowsChange([&](Problem<float>& p) { p.y.at(1, 0, kPoisoned, 3) = poison(); });
+}
+
+std::string PoisonName(const ::testing::TestParamInfo<PoisonTest::ParamType>& test) {
+  const float poison = std::get<1>(test.param);
+  return std::string(std::get<0>(test.param)->name) + (std::isnan(poison) ? "Nan"
+                                                       : poison > 0       ? "Infinity"
+                                                                          : "MinusInfinity");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PoisonTest,
+                         ::testing::Combine(::testing::ValuesIn(PairFunctions()),
+                                            ::testing::Values(kNan, kInfinity, -kInfinity)),
+                         PoisonName);
+INSTANTIATE_TEST_SUITE_P(All, PoisonedKeyTest,
+                         ::testing::Combine(::testing::ValuesIn(PairFunctions()),
+                                            ::testing::Values(kNan)),
+                         PoisonName);
+
+// Columns outside key_starts and key_lengths are not read.
+TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
+  for (const bool padded : {false, true}) {
+    // 64 columns are read where they lie, 17 from padded copies.
+    for (const int64_t columns : {17, 64}) {
+      const AttentionShape shape = {3, 2, 1, 60, 150, columns, columns};
+      const Problem<float> clean = RandomProblem(function(), {.shape = shape,
+                                                              .right = 90,
+                                                              .key_starts = {0, 5, 80},
+                                                              .key_lengths = {150, 130, 70},
+                                                              .bias = ProblemOptions::kSharedBias,
+                                                              .padded = padded});
+      Problem<float> p = clean;
+      for (int64_t b = 0; b < shape.batch; ++b) {
+        for (int64_t j = 0; j < shape.keys; ++j) {
+          const auto batch = static_cast<size_t>(b);
+          if (j >= p.options.key_starts[batch] && j < p.options.key_lengths[batch]) continue;
+          for (int64_t d = 0; d < p.y.size()[3]; ++d) p.y.at(b, 0, j, d) = kNan;
+          for (int64_t d = 0; d < columns; ++d) p.v.at(b, 0, j, d) = kNan;
+          for (int s = 0; s < function().column_scalars; ++s) p.column_at(s, b, 0, j) = kNan;
+        }
+      }
+      OnEveryTarget([&] { ExpectSame(p.Run(), clean.Run()); });
+    }
+  }
+}
+
+// Memory.
+
+// Bytes that the process held at most so far.
+int64_t PeakMemory() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{1024} * usage.ru_maxrss;
+}
+
+TEST(MemoryTest, GrowsWithLengthAndNotWithItsSquare) {
+  constexpr int64_t kLength = 8192;
+  for (const auto kind : {ProblemOptions::kNoBias, ProblemOptions::kSharedBias}) {
+    const Problem<float> p = RandomProblem(
+        FindPairFunction("umbral"),
+        {.shape = {1, 1, 1, kLength, kLength, 4, 4}, .right = kLength - 2, .bias = kind});
+    const int64_t before = PeakMemory();
+    p.Run(ThreadExecutor(3));
+    // One byte for each pair would be 64 MiB.
+    EXPECT_LE(PeakMemory() - before, kLength * 4096);
+  }
+}
+
+}  // namespace
+}  // namespace gnomon::testing

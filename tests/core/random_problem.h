@@ -1,0 +1,420 @@
+// Random problems for the operator, with every output and gradient; the same numbers in fp32 and
+// fp64.
+#ifndef GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
+#define GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+#include "test_definitions.h"
+
+namespace gnomon {
+
+#define GNOMON_DECLARE(Struct, name) const PairFunction& PairFunctionOf##Struct();
+GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DECLARE)
+#undef GNOMON_DECLARE
+
+namespace testing {
+
+// The tests' own pair functions; the library's and these.
+inline std::vector<const PairFunction*> TestPairFunctions() {
+#define GNOMON_ENTRY(Struct, name) &PairFunctionOf##Struct(),
+  return {GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_ENTRY)};
+#undef GNOMON_ENTRY
+}
+inline std::vector<const PairFunction*> AllPairFunctions() {
+  std::vector<const PairFunction*> all = PairFunctions();
+  for (const PairFunction* function : TestPairFunctions()) all.push_back(function);
+  return all;
+}
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// A (batch, head, row, column) array: contiguous, or with its heads inside its rows and gaps
+// between them.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  Array(std::array<int64_t, 4> size, bool padded, T fill)
+      : size_(size),
+        padded_(padded),
+        data_(static_cast<size_t>(size[0] * size[1] * size[2] * (size[3] + gap())), fill) {}
+  template <class U>
+  explicit Array(const Array<U>& other)
+      : size_(other.size()),
+        padded_(other.padded()),
+        data_(other.data().begin(), other.data().end()) {}
+
+  std::array<int64_t, 4> size() const { return size_; }
+  bool padded() const { return padded_; }
+  const std::vector<T>& data() const { return data_; }
+  View<T> view() { return {data_.data(), Strides()}; }
+  View<const T> view() const { return {data_.data(), Strides()}; }
+  T& at(int64_t b, int64_t h, int64_t i, int64_t d) { return view().row(b, h, i)[d]; }
+  T at(int64_t b, int64_t h, int64_t i, int64_t d) const { return view().row(b, h, i)[d]; }
+
+  // Calls body(element) in order.
+  template <class Body>
+  void ForEach(const Body& body) {
+    for (int64_t b = 0; b < size_[0]; ++b) {
+      for (int64_t h = 0; h < size_[1]; ++h) {
+        for (int64_t i = 0; i < size_[2]; ++i) {
+          for (int64_t d = 0; d < size_[3]; ++d) body(at(b, h, i, d));
+        }
+      }
+    }
+  }
+
+  // The elements without the gaps.
+  std::vector<T> Elements() const {
+    std::vector<T> elements;
+    Array(*this).ForEach([&](T element) { elements.push_back(element); });
+    return elements;
+  }
+
+  // Elements of an array that was all NaN before; a gap that is something else now is a failure.
+  std::vector<T> TakeOutput() {
+    const std::vector<T> elements = Elements();
+    ForEach([](T& element) { element = std::numeric_limits<T>::quiet_NaN(); });
+    EXPECT_TRUE(std::all_of(data_.begin(), data_.end(), [](T x) { return std::isnan(x); }))
+        << "something was written between the rows";
+    return elements;
+  }
+
+ private:
+  int64_t gap() const { return padded_ ? 3 : 0; }
+  std::array<int64_t, 3> Strides() const {
+    const auto& [batch, heads, rows, columns] = size_;
+    const int64_t row = columns + gap();
+    if (padded_) return {rows * heads * row, row, heads * row};
+    return {heads * rows * row, rows * row, row};
+  }
+
+  std::array<int64_t, 4> size_ = {0, 0, 0, 0};
+  bool padded_ = false;
+  std::vector<T> data_;
+};
+
+struct ProblemOptions {
+  AttentionShape shape;
+  int64_t left = kUnbounded;
+  int64_t right = kUnbounded;
+  std::vector<int64_t> key_starts = {};   // empty: none
+  std::vector<int64_t> key_lengths = {};  // empty: none
+  int64_t query_offset = 0;
+  enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
+  const BiasLayout* layout = nullptr;
+  bool padded = false;
+  // Tokens on the grid that RandomProblem explains.
+  bool on_grid = true;
+  unsigned seed = 1;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
+  const AttentionShape& n = o.shape;
+  const auto list = [&](const char* name, const std::vector<int64_t>& values) {
+    if (values.empty()) return;
+    out << name;
+    for (const int64_t value : values) out << ' ' << value;
+  };
+  out << "B " << n.batch << " H " << n.heads << "/" << n.key_heads << " L " << n.queries << "x"
+      << n.keys << " D " << n.dim << " Dv " << n.value_dim;
+  if (o.left != kUnbounded) out << " left " << o.left;
+  if (o.right != kUnbounded) out << " right " << o.right;
+  list(" starts", o.key_starts);
+  list(" lengths", o.key_lengths);
+  return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
+             << (o.padded ? " padded" : "") << " seed " << o.seed;
+}
+
+// Whether query i of batch b sees key j, but for a bias of -inf: the definition of the mask.
+inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
+  const int64_t offset = j - (o.query_offset + i);
+  const auto batch = static_cast<size_t>(b);
+  return (o.left == kUnbounded || -offset <= o.left) &&
+         (o.right == kUnbounded || offset <= o.right) &&
+         (o.key_starts.empty() || j >= o.key_starts[batch]) &&
+         (o.key_lengths.empty() || j < o.key_lengths[batch]);
+}
+
+// Outputs and gradients by name ("o", "lse", "d_x", ...), without gaps.
+template <class T>
+using Results = std::map<std::string, std::vector<T>>;
+
+template <class T>
+struct Problem {
+  const PairFunction& function;
+  ProblemOptions options;
+  Array<T> x = {}, y = {}, v = {}, d_o = {};
+  std::vector<T> row = {}, column = {}, head = {}, factor = {}, bias = {}, d_lse = {};
+  bool pass_d_lse = true;
+
+  int64_t bias_size() const {
+    return options.layout != nullptr
+               ? options.layout->table_size()
+               : std::max<int64_t>(0, options.shape.queries + options.shape.keys - 1);
+  }
+  int64_t bias_stride() const {
+    return options.bias == ProblemOptions::kBiasForEachBatch ? options.shape.heads * bias_size()
+                                                             : 0;
+  }
+  T& bias_at(int64_t b, int64_t h, int64_t entry) {
+    return bias[static_cast<size_t>(b * bias_stride() + h * bias_size() + entry)];
+  }
+  // Scalar s of a key.
+  T& column_at(int s, int64_t b, int64_t h, int64_t j) {
+    const AttentionShape& n = options.shape;
+    return column[static_cast<size_t>(((s * n.batch + b) * n.key_heads + h) * n.keys + j)];
+  }
+
+  Problem<double> InDouble() const {
+    const auto to = [](const std::vector<T>& from) {
+      return std::vector<double>(from.begin(), from.end());
+    };
+    return {.function = function,
+            .options = options,
+            .x = Array<double>(x),
+            .y = Array<double>(y),
+            .v = Array<double>(v),
+            .d_o = Array<double>(d_o),
+            .row = to(row),
+            .column = to(column),
+            .head = to(head),
+            .factor = to(factor),
+            .bias = to(bias),
+            .d_lse = to(d_lse),
+            .pass_d_lse = pass_d_lse};
+  }
+
+  AttentionInput<T> Input() const {
+    AttentionInput<T> in;
+    in.shape = options.shape;
+    in.x = x.view();
+    in.y = y.view();
+    in.v = v.view();
+    in.row_scalars = row.data();
+    in.column_scalars = column.data();
+    in.head_scalars = head.data();
+    in.factor = factor.data();
+    if (options.bias != ProblemOptions::kNoBias) {
+      in.bias = {bias.data(), bias_stride(), options.layout};
+    }
+    in.mask = {options.left, options.right,
+               options.key_starts.empty() ? nullptr : options.key_starts.data(),
+               options.key_lengths.empty() ? nullptr : options.key_lengths.data()};
+    in.query_offset = options.query_offset;
+    return in;
+  }
+
+  // Outputs start as NaN: what the operator leaves unwritten shows.
+  Results<T> Forward(const Executor& executor = SerialExecutor()) const {
+    Array<T> o(d_o.size(), options.padded, kNan);
+    std::vector<T> lse(d_lse.size(), kNan);
+    AttentionForward(function, Input(), {o.view(), lse.data()}, executor);
+    return {{"o", o.TakeOutput()}, {"lse", lse}};
+  }
+
+  // Forward and backward; the gradient named `only`, or all of them.
+  Results<T> Run(const Executor& executor = SerialExecutor(), const std::string& only = "") const {
+    Array<T> o(d_o.size(), options.padded, kNan);
+    std::vector<T> lse(d_lse.size(), kNan);
+    const AttentionInput<T> in = Input();
+    AttentionForward(function, in, {o.view(), lse.data()}, executor);
+    AttentionBackwardInput<T> saved;
+    saved.o = static_cast<const Array<T>&>(o).view();
+    saved.lse = lse.data();
+    saved.d_o = d_o.view();
+    saved.d_lse = pass_d_lse ? d_lse.data() : nullptr;
+
+    const auto wanted = [&](const char* name) { return only.empty() || only == name; };
+    std::map<std::string, Array<T>> arrays;
+    Results<T> results;
+    const auto view = [&](const char* name, const Array<T>& like) {
+      if (!wanted(name)) return View<T>{};
+      return (arrays[name] = Array<T>(like.size(), options.padded, kNan)).view();
+    };
+    const auto pointer = [&](const char* name, const std::vector<T>& like) -> T* {
+      if (!wanted(name)) return nullptr;
+      return (results[name] = std::vector<T>(like.size(), kNan)).data();
+    };
+    AttentionGradient<T> gradient;
+    gradient.x = view("d_x", x);
+    gradient.y = view("d_y", y);
+    gradient.v = view("d_v", v);
+    gradient.row_scalars = pointer("d_row", row);
+    gradient.column_scalars = pointer("d_column", column);
+    gradient.head_scalars = pointer("d_head", head);
+    gradient.factor = pointer("d_factor", factor);
+    if (options.bias != ProblemOptions::kNoBias) {
+      gradient.bias = {pointer("d_bias", bias), bias_stride(), options.layout};
+    }
+    AttentionBackward(function, in, saved, gradient, executor);
+    for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
+    results["o"] = o.TakeOutput();
+    results["lse"] = lse;
+    return results;
+  }
+};
+
+// What is spread too wide or too narrow tests nothing: inner products and distances are about 1.
+//
+// The gradients of cones and distances jump where two of their terms are equal. So that fp32 and
+// fp64 take the same side there, tokens are multiples of 1/16, whose squared distances fp32 holds
+// exactly, and scalars lie between them.
+inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions options) {
+  if (f.input == PairInput::kNone) options.shape.dim = 0;
+  const AttentionShape& n = options.shape;
+  Problem<float> p{.function = f, .options = options};
+  std::mt19937 engine(options.seed);
+  std::normal_distribution<float> normal;
+  const bool smooth = f.input == PairInput::kInnerProduct && f.row_scalars == 0;
+  const auto dim = static_cast<float>(std::max<int64_t>(1, n.dim));
+  const auto token = [&] {
+    if (smooth) return normal(engine) / std::sqrt(std::sqrt(dim));
+    const float sixteenths = normal(engine) * 8 / std::sqrt(dim);
+    return (options.on_grid ? std::round(sixteenths) : sixteenths) / 16;
+  };
+  // Multiples of 1/16 plus `shift`: positive where they stand for heights.
+  const auto between = [&](float shift) {
+    const int least = f.input == PairInput::kNone ? -8 : 0;
+    std::uniform_int_distribution<int> sixteenths(least, least + 15);
+    return (static_cast<float>(sixteenths(engine)) + shift) / 16;
+  };
+  const auto array = [&](int64_t heads, int64_t rows, int64_t columns, auto draw) {
+    Array<float> a({n.batch, heads, rows, columns}, options.padded, 0.0f);
+    a.ForEach([&](float& element) { element = draw(); });
+    return a;
+  };
+  const auto vector = [&](int64_t size, auto draw) {
+    std::vector<float> values(static_cast<size_t>(size));
+    for (float& value : values) value = draw();
+    return values;
+  };
+  const auto unit = [&] { return normal(engine); };
+  const auto positive = [&] { return std::uniform_real_distribution<float>(0.3f, 1.2f)(engine); };
+  const auto set_norms = [&](std::vector<float>& scalars, const Array<float>& tokens) {
+    const auto [batch, heads, rows, columns] = tokens.size();
+    for (int64_t t = 0; t < batch * heads * rows; ++t) {
+      const float* row = tokens.view().row(t / rows / heads, t / rows % heads, t % rows);
+      double sum = 0;
+      for (int64_t d = 0; d < columns; ++d) sum += static_cast<double>(row[d]) * row[d];
+      scalars[static_cast<size_t>(t)] = static_cast<float>(sum);
+    }
+  };
+
+  p.x = array(n.heads, n.queries, n.dim, token);
+  p.y = array(n.key_heads, n.keys, n.dim, token);
+  p.v = array(n.key_heads, n.keys, n.value_dim, unit);
+  p.d_o = array(n.heads, n.queries, n.value_dim, unit);
+  p.d_lse = vector(n.batch * n.heads * n.queries, unit);
+  p.row = vector(f.row_scalars * n.batch * n.heads * n.queries, [&] { return between(0.25f); });
+  p.column =
+      vector(f.column_scalars * n.batch * n.key_heads * n.keys, [&] { return between(0.5f); });
+  p.head = vector(f.head_scalars * n.heads, positive);
+  p.factor = vector(n.heads, [&] { return smooth ? positive() : -positive(); });
+  if (options.bias != ProblemOptions::kNoBias) {
+    const int64_t tables = options.bias == ProblemOptions::kBiasForEachBatch ? n.batch : 1;
+    p.bias = vector(tables * n.heads * p.bias_size(), unit);
+  }
+  // The squared height of a cone belongs to alpha, u^2 = alpha (2 - alpha); the first scalar of an
+  // entailment cone is the squared norm of its token.
+  const auto set_squared_heights = [](std::vector<float>& scalars) {
+    const size_t tokens = scalars.size() / 2;
+    for (size_t t = 0; t < tokens; ++t) scalars[tokens + t] = scalars[t] * (2 - scalars[t]);
+  };
+  if (f.input == PairInput::kSquaredDistance && f.row_scalars == 2) {
+    set_squared_heights(p.row);
+    set_squared_heights(p.column);
+  }
+  if (f.input == PairInput::kInnerProduct && f.row_scalars > 0) {
+    set_norms(p.row, p.x);
+    set_norms(p.column, p.y);
+  }
+  return p;
+}
+
+// The largest difference, as a share of the largest number of `expected`, or of `least` where all
+// are smaller: sums of cancelling terms carry no digits. Infinity where NaN or infinities disagree.
+template <class T>
+double Difference(const std::vector<float>& actual, const std::vector<T>& expected,
+                  double least = 1e-2) {
+  if (actual.size() != expected.size()) return kInfinity;
+  double largest = least;
+  double difference = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double a = actual[i];
+    const double e = expected[i];
+    if (std::isinf(e) && a == e) continue;
+    if (!std::isfinite(a) || !std::isfinite(e)) return kInfinity;
+    largest = std::max(largest, std::fabs(e));
+    difference = std::max(difference, std::fabs(a - e));
+  }
+  return difference / largest;
+}
+
+inline void ExpectClose(const Results<float>& actual, const Results<double>& expected,
+                        double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  // A head's gradients are one sum over its rows, each of which adds numbers of about 1.
+  const double rows = static_cast<double>(expected.at("lse").size()) /
+                      std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
+  for (const auto& [name, values] : expected) {
+    const double least = name == "d_factor" || name == "d_head" ? std::max(1e-2, 0.1 * rows) : 1e-2;
+    EXPECT_LE(Difference(actual.at(name), values, least), tolerance) << name;
+  }
+}
+
+// Bit by bit; NaN equals itself.
+inline void ExpectSame(const Results<float>& actual, const Results<float>& expected) {
+  const auto bits = [](const std::vector<float>& values) {
+    const auto* bytes = reinterpret_cast<const char*>(values.data());
+    return std::string(bytes, bytes + values.size() * sizeof(float));
+  };
+  for (const auto& [name, values] : actual) {
+    EXPECT_TRUE(bits(values) == bits(expected.at(name))) << name << " differs";
+  }
+}
+
+// Sets the instruction set back when it goes.
+class ScopedTarget {
+ public:
+  explicit ScopedTarget(const std::string& name) : before_(CurrentTarget()) { SetTarget(name); }
+  ~ScopedTarget() { SetTarget(before_); }
+  ScopedTarget(const ScopedTarget&) = delete;
+  ScopedTarget& operator=(const ScopedTarget&) = delete;
+
+ private:
+  std::string before_;
+};
+
+// Calls body() on every instruction set.
+template <class Body>
+void OnEveryTarget(const Body& body) {
+  for (const std::string& target : Targets()) {
+    SCOPED_TRACE(target);
+    const ScopedTarget scope(target);
+    body();
+  }
+}
+
+inline void ExpectKernelsMatchReference(const Problem<float>& problem, double tolerance = 2e-5) {
+  const Results<double> expected = problem.InDouble().Run();
+  OnEveryTarget([&] { ExpectClose(problem.Run(), expected, tolerance); });
+}
+
+}  // namespace testing
+}  // namespace gnomon
+
+#endif  // GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_

@@ -1,0 +1,189 @@
+// The double reference against the formula written out, and its gradients against differences.
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+// softmax over full matrices, with exp as it stands.
+Results<double> Naive(const Problem<double>& p) {
+  const PairFunction& f = p.function;
+  const AttentionShape& n = p.options.shape;
+  Results<double> results = {{"o", {}}, {"lse", {}}};
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t h = 0; h < n.heads; ++h) {
+      const int64_t kh = h * n.key_heads / n.heads;
+      for (int64_t i = 0; i < n.queries; ++i) {
+        std::vector<double> weights;
+        for (int64_t j = 0; j < n.keys; ++j) {
+          double product = 0;
+          double distance2 = 0;
+          for (int64_t d = 0; d < n.dim; ++d) {
+            const double x = p.x.at(b, h, i, d);
+            const double y = p.y.at(b, kh, j, d);
+            product += x * y;
+            distance2 += std::pow(x - y, 2);
+          }
+          const double g = f.input == PairInput::kSquaredDistance ? distance2 : product;
+          std::vector<double> a, c, t;
+          for (int64_t s = 0; s < f.row_scalars; ++s) {
+            a.push_back(p.row.at(((s * n.batch + b) * n.heads + h) * n.queries + i));
+          }
+          for (int64_t s = 0; s < f.column_scalars; ++s) {
+            c.push_back(p.column.at(((s * n.batch + b) * n.key_heads + kh) * n.keys + j));
+          }
+          for (int64_t s = 0; s < f.head_scalars; ++s) t.push_back(p.head.at(s * n.heads + h));
+          double score = p.factor.at(h) * f.value(g, a.data(), c.data(), t.data());
+          if (!p.bias.empty()) {
+            score += p.bias.at(b * p.bias_stride() + h * p.bias_size() + n.queries - 1 + j - i);
+          }
+          weights.push_back(Sees(p.options, b, i, j) ? std::exp(score) : 0);
+        }
+        const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+        results["lse"].push_back(std::log(sum));
+        for (int64_t d = 0; d < n.value_dim; ++d) {
+          double o = 0;
+          for (int64_t j = 0; j < n.keys; ++j) o += weights[j] * p.v.at(b, kh, j, d);
+          results["o"].push_back(sum == 0 ? 0 : o / sum);
+        }
+      }
+    }
+  }
+  return results;
+}
+
+struct Case {
+  const char* name;
+  ProblemOptions options;
+};
+
+const std::vector<Case>& Cases() {
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> list;
+    const auto add = [&](const char* name, const AttentionShape& shape) -> ProblemOptions& {
+      return list.emplace_back(Case{name, {}}).options = {.shape = shape, .seed = 11};
+    };
+    add("Plain", {2, 2, 2, 5, 6, 3, 2});
+    ProblemOptions& causal = add("CausalWithBias", {2, 4, 2, 6, 6, 4, 3});
+    causal.right = 0;
+    causal.bias = ProblemOptions::kSharedBias;
+    ProblemOptions& window = add("WindowWithBatchBias", {2, 3, 1, 5, 7, 4, 1});
+    window.left = 2;
+    window.right = 1;
+    window.query_offset = 1;
+    window.bias = ProblemOptions::kBiasForEachBatch;
+    window.padded = true;
+    ProblemOptions& lengths = add("LengthsAndEmptyRows", {3, 2, 1, 4, 6, 3, 2});
+    lengths.key_starts = {1, 4, 0};
+    lengths.key_lengths = {5, 2, 0};
+    ProblemOptions& behind = add("NegativeOffset", {1, 2, 2, 6, 5, 3, 2});
+    behind.right = 0;
+    behind.query_offset = -2;
+    return list;
+  }();
+  return cases;
+}
+
+class ReferenceTest
+    : public ::testing::TestWithParam<std::tuple<const PairFunction*, const Case*>> {
+ protected:
+  Problem<double> MakeProblem() const {
+    const auto& [function, test_case] = GetParam();
+    ProblemOptions options = test_case->options;
+    options.on_grid = false;  // where differences would meet kinks
+    return RandomProblem(*function, options).InDouble();
+  }
+};
+
+void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected,
+                double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (std::isinf(expected[i])) {
+      EXPECT_EQ(actual[i], expected[i]) << i;
+    } else {
+      EXPECT_NEAR(actual[i], expected[i], tolerance * std::max(1.0, std::fabs(expected[i]))) << i;
+    }
+  }
+}
+
+TEST_P(ReferenceTest, ForwardIsTheFormula) {
+  const Problem<double> p = MakeProblem();
+  const Results<double> actual = p.Forward();
+  for (const auto& [name, expected] : Naive(p)) {
+    SCOPED_TRACE(name);
+    ExpectNear(actual.at(name), expected, 1e-12);
+  }
+}
+
+// sum(d_o o) + sum(d_lse lse), whose gradient the backward pass gives. Rows without keys have none.
+double Loss(const Problem<double>& p, const std::vector<double>& d_o) {
+  Results<double> r = p.Forward();
+  double loss = std::inner_product(d_o.begin(), d_o.end(), r["o"].begin(), 0.0);
+  for (size_t row = 0; row < p.d_lse.size(); ++row) {
+    if (std::isfinite(r["lse"][row])) loss += p.d_lse[row] * r["lse"][row];
+  }
+  return loss;
+}
+
+TEST_P(ReferenceTest, GradientsAreDifferences) {
+  Problem<double> p = MakeProblem();
+  const std::vector<double> d_o = p.d_o.Elements();
+  const Results<double> actual = p.Run();
+  // Differences of fourth order.
+  constexpr double kStep = 1e-5;
+  const auto slope = [&](double& argument) {
+    const double at = argument;
+    const auto loss = [&](double step) {
+      argument = at + step;
+      return Loss(p, d_o);
+    };
+    const double difference =
+        (8 * (loss(kStep) - loss(-kStep)) - (loss(2 * kStep) - loss(-2 * kStep))) / (12 * kStep);
+    argument = at;
+    return difference;
+  };
+  const auto check_array = [&](const char* name, Array<double>& array) {
+    SCOPED_TRACE(name);
+    std::vector<double> slopes;
+    array.ForEach([&](double& element) { slopes.push_back(slope(element)); });
+    ExpectNear(actual.at(name), slopes, 1e-7);
+  };
+  const auto check = [&](const char* name, std::vector<double>& array) {
+    SCOPED_TRACE(name);
+    std::vector<double> slopes;
+    for (double& element : array) slopes.push_back(slope(element));
+    ExpectNear(actual.at(name), slopes, 1e-7);
+  };
+  check_array("d_x", p.x);
+  check_array("d_y", p.y);
+  check_array("d_v", p.v);
+  check("d_row", p.row);
+  check("d_column", p.column);
+  check("d_head", p.head);
+  check("d_factor", p.factor);
+  if (!p.bias.empty()) check("d_bias", p.bias);
+}
+
+std::vector<const Case*> CasePointers() {
+  std::vector<const Case*> pointers;
+  for (const Case& c : Cases()) pointers.push_back(&c);
+  return pointers;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReferenceTest,
+                         ::testing::Combine(::testing::ValuesIn(AllPairFunctions()),
+                                            ::testing::ValuesIn(CasePointers())),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) +
+                                  std::get<1>(test.param)->name;
+                         });
+
+}  // namespace
+}  // namespace gnomon::testing

@@ -1,0 +1,165 @@
+// What the operator's structure promises beyond the library's own pair functions: definitions with
+// other numbers of scalars, factors and scalars for each head, and biases that are not by offset.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+class DefinitionKernelTest : public ::testing::TestWithParam<const PairFunction*> {};
+
+TEST_P(DefinitionKernelTest, MatchesReference) {
+  const ProblemOptions problems[] = {
+      {.shape = {2, 3, 3, 47, 49, 9, 17}, .padded = true},
+      // Query heads of a group have factors and head scalars of their own.
+      {.shape = {2, 6, 2, 49, 130, 16, 16}, .right = 0, .query_offset = 81},
+      {.shape = {3, 2, 1, 60, 200, 40, 3},
+       .left = 100,
+       .right = 20,
+       .key_starts = {0, 20, 60},
+       .key_lengths = {200, 199, 20},
+       .bias = ProblemOptions::kSharedBias},
+      {.shape = {2, 2, 1, 0, 49, 9, 9}},
+  };
+  for (const ProblemOptions& options : problems) {
+    SCOPED_TRACE(::testing::PrintToString(options));
+    ExpectKernelsMatchReference(RandomProblem(*GetParam(), options));
+  }
+}
+
+TEST_P(DefinitionKernelTest, IsTheSameForAnyNumberOfWorkers) {
+  const Problem<float> p = RandomProblem(
+      *GetParam(),
+      {.shape = {2, 4, 2, 100, 700, 16, 16}, .left = 300, .bias = ProblemOptions::kSharedBias});
+  const Results<float> serial = p.Run();
+  ExpectSame(p.Run(ThreadExecutor(3)), serial);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DefinitionKernelTest, ::testing::ValuesIn(TestPairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+// What the definitions are there to show.
+TEST(DefinitionKernelTest, CoverOtherNumbersOfScalars) {
+  std::vector<std::vector<int>> scalars;
+  for (const PairFunction* f : TestPairFunctions()) {
+    scalars.push_back({f->row_scalars, f->column_scalars, f->head_scalars,
+                       static_cast<int>(f->input != PairInput::kNone)});
+  }
+  EXPECT_EQ(scalars, (std::vector<std::vector<int>>{{2, 1, 0, 1}, {1, 1, 1, 0}}));
+}
+
+// A bias for each (dy, dx) between the cells of a grid, row by row; tokens before it have none.
+class GridLayout : public BiasLayout {
+ public:
+  GridLayout(int64_t height, int64_t width, int64_t prefix)
+      : height_(height), width_(width), prefix_(prefix) {}
+  int64_t tokens() const { return prefix_ + height_ * width_; }
+  int64_t table_size() const override { return (2 * height_ - 1) * (2 * width_ - 1); }
+  int64_t Entry(int64_t query, int64_t key) const override {
+    if (query < prefix_ || key < prefix_) return -1;
+    const int64_t dy = (key - prefix_) / width_ - (query - prefix_) / width_;
+    const int64_t dx = (key - prefix_) % width_ - (query - prefix_) % width_;
+    return (dy + height_ - 1) * (2 * width_ - 1) + dx + width_ - 1;
+  }
+
+ private:
+  int64_t height_;
+  int64_t width_;
+  int64_t prefix_;
+};
+
+// By loops over the cells: what the layout says, without its arithmetic.
+template <class Body>
+void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
+  for (int64_t yi = 0; yi < height; ++yi) {
+    for (int64_t xi = 0; xi < width; ++xi) {
+      for (int64_t yj = 0; yj < height; ++yj) {
+        for (int64_t xj = 0; xj < width; ++xj) {
+          body(yi * width + xi, yj * width + xj, yj - yi, xj - xi);
+        }
+      }
+    }
+  }
+}
+
+// A head's logits are its biases alone: the weights must be their softmax, and the gradient of the
+// biases that of the softmax, summed over the pairs of each (dy, dx).
+TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
+  constexpr int64_t kHeight = 3;
+  constexpr int64_t kWidth = 5;
+  constexpr int64_t kCells = kHeight * kWidth;
+  const GridLayout layout(kHeight, kWidth, 0);
+  Problem<float> p =
+      RandomProblem(FindPairFunction("dot"), {.shape = {2, 4, 2, kCells, kCells, 8, 3},
+                                              .bias = ProblemOptions::kSharedBias,
+                                              .layout = &layout});
+  std::fill(p.factor.begin(), p.factor.end(), 0.0f);
+  const auto entry = [](int64_t dy, int64_t dx) {
+    return (dy + kHeight - 1) * (2 * kWidth - 1) + dx + kWidth - 1;
+  };
+  OnEveryTarget([&] {
+    const Results<float> r = p.Run();
+    std::vector<double> d_bias(p.bias.size());
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 4; ++h) {
+        std::vector<double> sum(kCells);
+        ForEachPairOfCells(kHeight, kWidth, [&](int64_t i, int64_t, int64_t dy, int64_t dx) {
+          sum[static_cast<size_t>(i)] += std::exp(p.bias_at(b, h, entry(dy, dx)));
+        });
+        std::vector<std::vector<double>> o(kCells, std::vector<double>(3));
+        ForEachPairOfCells(kHeight, kWidth, [&](int64_t i, int64_t j, int64_t dy, int64_t dx) {
+          const double weight =
+              std::exp(p.bias_at(b, h, entry(dy, dx))) / sum[static_cast<size_t>(i)];
+          for (int64_t d = 0; d < 3; ++d) {
+            o[static_cast<size_t>(i)][static_cast<size_t>(d)] += weight * p.v.at(b, h / 2, j, d);
+          }
+        });
+        ForEachPairOfCells(kHeight, kWidth, [&](int64_t i, int64_t j, int64_t dy, int64_t dx) {
+          const auto row = static_cast<size_t>(i);
+          double slope = p.d_lse[static_cast<size_t>((b * 4 + h) * kCells + i)];
+          for (int64_t d = 0; d < 3; ++d) {
+            slope +=
+                p.d_o.at(b, h, i, d) * (p.v.at(b, h / 2, j, d) - o[row][static_cast<size_t>(d)]);
+          }
+          const double weight = std::exp(p.bias_at(b, h, entry(dy, dx))) / sum[row];
+          d_bias[static_cast<size_t>(h * p.bias_size() + entry(dy, dx))] += weight * slope;
+        });
+        for (int64_t i = 0; i < kCells; ++i) {
+          const auto row = static_cast<size_t>((b * 4 + h) * kCells + i);
+          EXPECT_NEAR(r.at("lse")[row], std::log(sum[static_cast<size_t>(i)]), 1e-5);
+          for (size_t d = 0; d < 3; ++d) {
+            EXPECT_NEAR(r.at("o")[row * 3 + d], o[static_cast<size_t>(i)][d], 1e-5);
+          }
+        }
+      }
+    }
+    EXPECT_LE(Difference(r.at("d_bias"), d_bias), 1e-5);
+  });
+}
+
+TEST(GridBiasTest, MatchesReference) {
+  const GridLayout small(3, 5, 0);
+  const GridLayout large(9, 13, 1);
+  for (const GridLayout* layout : {&small, &large}) {
+    for (const auto kind : {ProblemOptions::kSharedBias, ProblemOptions::kBiasForEachBatch}) {
+      const int64_t tokens = layout->tokens();
+      ProblemOptions options = {
+          .shape = {2, 4, 2, tokens, tokens, 8, 17}, .bias = kind, .layout = layout};
+      ExpectKernelsMatchReference(RandomProblem(FindPairFunction("umbral"), options));
+      options.left = 20;
+      options.key_starts = {0, 1};
+      options.key_lengths = {tokens, 12};
+      Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
+      p.bias_at(0, 1, layout->Entry(tokens - 1, tokens - 2)) = -kInfinity;
+      ExpectKernelsMatchReference(p);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gnomon::testing
