@@ -51,14 +51,17 @@ struct Comparison {
   CompareSettings settings;
   models::TextData data;
   fs::path folder;
-  json record;
+  std::vector<RunResult> runs;
+  json record;  // all but the runs and their summary, which Save() adds
 };
 
 void Save(Comparison* work, const char* status) {
   json& record = work->record;
   record["status"] = status;
   record["updated"] = Now();
-  record["summary"] = Summarize(work->settings, record["runs"]);
+  record["runs"] = json::array();
+  for (const RunResult& run : work->runs) record["runs"].push_back(ToJson(run));
+  record["summary"] = Summarize(work->settings, work->runs);
   models::WriteFileAtomically(work->folder / kResultsName, {record.dump(1) + "\n"});
   models::WriteFileAtomically(work->folder / kTableName,
                               {FormatTable(work->settings, record["summary"])});
@@ -139,8 +142,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
                  {"sessions", json::array({DescribeSession()})},
                  {"versions", DescribeVersions()},
                  {"data", DescribeData(work.data)},
-                 {"settings", ToJson(settings)},
-                 {"runs", json::array()}};
+                 {"settings", ToJson(settings)}};
   return work;
 }
 
@@ -164,7 +166,9 @@ Comparison ResumedComparison(const std::string& folder) {
   work.record = ReadRecord(file);
   try {
     work.settings = CompareFromJson(work.record["settings"]);
-    Summarize(work.settings, work.record["runs"]);
+    for (const json& run : work.record["runs"]) {
+      work.runs.push_back(RunFromJson(work.settings, run));
+    }
     const json& data = work.record["data"];
     work.data = models::ReadText(data.at("path").get<std::string>());
     if (work.data.sha256 != data.at("sha256").get<std::string>()) {
@@ -258,15 +262,15 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   return result;
 }
 
-bool IsDone(const json& runs, int64_t combination, int64_t seed) {
-  return std::any_of(runs.begin(), runs.end(), [&](const json& run) {
-    return run["combination"] == combination && run["seed"] == seed;
+bool IsDone(const std::vector<RunResult>& runs, int64_t combination, int64_t seed) {
+  return std::any_of(runs.begin(), runs.end(), [&](const RunResult& run) {
+    return run.combination == combination && run.seed == seed;
   });
 }
 
 int RunAll(Comparison* work) {
   const CompareSettings& settings = work->settings;
-  json& runs = work->record["runs"];
+  std::vector<RunResult>& runs = work->runs;
   std::vector<std::pair<int64_t, int64_t>> todo;
   for (const int64_t seed : settings.seeds) {
     for (size_t c = 0; c < settings.combinations.size(); ++c) {
@@ -295,7 +299,7 @@ int RunAll(Comparison* work) {
                            work->folder.string()));
       return kInterrupted;
     }
-    runs.push_back(ToJson(*result));
+    runs.push_back(*result);
     Save(work, "running");
     std::string outcome = result->diverged ? " diverged" : "";
     for (const models::LengthLoss& at : result->losses) {

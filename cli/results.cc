@@ -97,7 +97,40 @@ json ToJson(const RunResult& run) {
           {"losses", losses}};
 }
 
-json Summarize(const CompareSettings& settings, const json& runs) {
+RunResult RunFromJson(const CompareSettings& settings, const json& object) {
+  RunResult run;
+  const char* field = "";
+  const auto at = [&](const char* name) { return object.at(field = name); };
+  const auto number = [](const json& value) {
+    return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+  };
+  try {
+    run.combination = at("combination").get<int64_t>();
+    run.seed = at("seed").get<int64_t>();
+    run.diverged = at("status").get<std::string>() == "diverged";
+    run.parameters = at("parameters").get<int64_t>();
+    run.ms_per_step = at("ms_per_step").get<double>();
+    run.seconds = at("seconds").get<double>();
+    const json curve = at("curve");
+    run.curve_steps = curve.at("step").get<std::vector<int64_t>>();
+    run.curve_losses = curve.at("loss").get<std::vector<double>>();
+    for (const json& loss : at("losses")) {
+      run.losses.push_back({loss.at("length").get<int64_t>(), number(loss.at("loss")),
+                            number(loss.at("last")), loss.at("windows").get<int64_t>()});
+    }
+  } catch (const json::exception& error) {
+    throw Error(StrCat("one of its runs: ", field, ": ", error.what()));
+  }
+  const bool known = run.combination >= 0 &&
+                     run.combination < static_cast<int64_t>(settings.combinations.size());
+  if (!known) throw Error(StrCat("one of its runs: there is no combination ", run.combination));
+  if (run.losses.size() != (run.diverged ? 0 : settings.lengths.size())) {
+    throw Error(StrCat("one of its runs: there are ", run.losses.size(), " losses"));
+  }
+  return run;
+}
+
+json Summarize(const CompareSettings& settings, const std::vector<RunResult>& runs) {
   json summary = json::array();
   for (size_t c = 0; c < settings.combinations.size(); ++c) {
     int64_t finished = 0;
@@ -107,16 +140,15 @@ json Summarize(const CompareSettings& settings, const json& runs) {
     const size_t lengths = settings.lengths.size();
     std::vector<std::vector<double>> loss(lengths);
     std::vector<std::vector<double>> last(lengths);
-    for (const json& run : runs) {
-      if (run["combination"] != c) continue;
+    for (const RunResult& run : runs) {
+      if (run.combination != static_cast<int64_t>(c)) continue;
       ++finished;
-      diverged += run["status"] == "diverged" ? 1 : 0;
-      parameters = run["parameters"];
-      milliseconds.push_back(run["ms_per_step"]);
-      for (size_t n = 0; n < run["losses"].size(); ++n) {
-        const json& at = run["losses"][n];
-        if (at["loss"].is_number()) loss[n].push_back(at["loss"]);
-        if (at["last"].is_number()) last[n].push_back(at["last"]);
+      diverged += run.diverged ? 1 : 0;
+      parameters = run.parameters;
+      milliseconds.push_back(run.ms_per_step);
+      for (size_t n = 0; n < run.losses.size(); ++n) {
+        if (run.losses[n].loss) loss[n].push_back(*run.losses[n].loss);
+        if (run.losses[n].last) last[n].push_back(*run.losses[n].last);
       }
     }
     json losses = json::array();

@@ -47,9 +47,11 @@ struct RunResult {
 };
 
 nlohmann::json ToJson(const RunResult& run);
+// Throws Error where a field is missing or wrong, or does not belong to these settings.
+RunResult RunFromJson(const CompareSettings& settings, const nlohmann::json& object);
 
 // Mean and sample standard deviation over the seeds at hand, for each combination.
-nlohmann::json Summarize(const CompareSettings& settings, const nlohmann::json& runs);
+nlohmann::json Summarize(const CompareSettings& settings, const std::vector<RunResult>& runs);
 
 // A Markdown table of a summary.
 std::string FormatTable(const CompareSettings& settings, const nlohmann::json& summary);
