@@ -94,8 +94,8 @@ class Cases {
     for (const Case& one : cases_) names.push_back(one.name);
     for (const std::string& name : flags_.cases) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
-        throw Error(StrCat("--cases: unknown case '", name, "'; known: ",
-                           models::Join(names, ", ")));
+        throw Error(
+            StrCat("--cases: unknown case '", name, "'; known: ", models::Join(names, ", ")));
       }
     }
     for (const Case& one : cases_) {
@@ -122,8 +122,8 @@ class Cases {
         full.masked_fill(relative > 0, -std::numeric_limits<float>::infinity());
     cases_.push_back({"sdpa+mask", "torch, ALiBi as a mask of L x L", inputs,
                       [inputs, full, causal_mask](bool causal) {
-                        return torch::scaled_dot_product_attention(
-                            inputs[0], inputs[1], inputs[2], causal ? causal_mask : full);
+                        return torch::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2],
+                                                                   causal ? causal_mask : full);
                       }});
   }
 
@@ -133,12 +133,12 @@ class Cases {
     for (const Tensor& parameter : parameters) {
       if (parameter.requires_grad()) inputs.push_back(parameter);
     }
-    cases_.push_back({name, note, inputs, [inputs, similarity, positions](bool causal) {
-                        return attention(
-                            inputs[0], inputs[1], inputs[2],
-                            AttentionOptions().similarity(similarity).position(positions).causal(
-                                causal));
-                      }});
+    cases_.push_back(
+        {name, note, inputs, [inputs, similarity, positions](bool causal) {
+           return attention(
+               inputs[0], inputs[1], inputs[2],
+               AttentionOptions().similarity(similarity).position(positions).causal(causal));
+         }});
   }
 
   void AddBiases() {
@@ -176,15 +176,14 @@ class Cases {
     }
     const std::string function = tokens.function;
     const Tensor factor = tokens.factor.detach().clone();
-    cases_.push_back(
-        {spec + " (operator)", "on mapped tokens", inputs,
-         [inputs, rows, columns, factor, function](bool causal) {
-           const OptionalSymInt right = causal ? OptionalSymInt(0) : std::nullopt;
-           return std::get<0>(CallAttentionForward(inputs[0], inputs[1], inputs[2], rows, columns,
-                                                   std::nullopt, factor, std::nullopt,
-                                                   std::nullopt, std::nullopt, function, 0,
-                                                   std::nullopt, right));
-         }});
+    cases_.push_back({spec + " (operator)", "on mapped tokens", inputs,
+                      [inputs, rows, columns, factor, function](bool causal) {
+                        const OptionalSymInt right = causal ? OptionalSymInt(0) : std::nullopt;
+                        return std::get<0>(
+                            CallAttentionForward(inputs[0], inputs[1], inputs[2], rows, columns,
+                                                 std::nullopt, factor, std::nullopt, std::nullopt,
+                                                 std::nullopt, function, 0, std::nullopt, right));
+                      }});
   }
 
   const BenchFlags& flags_;
@@ -322,8 +321,9 @@ void AddBench(CLI::App& app, Action* action) {
   add("--dim", &flags->dim, "Columns of a head, up to 512");
   add("--repeats", &flags->repeats, "Rounds that the medians are of");
   AddThreadsFlag(command, &flags->threads);
-  command->add_option("--cases", flags->cases,
-                      "Cases joined by commas, besides sdpa and dot; default: all")
+  command
+      ->add_option("--cases", flags->cases,
+                   "Cases joined by commas, besides sdpa and dot; default: all")
       ->delimiter(',');
   command->add_flag("--json", flags->as_json, "Print JSON");
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });

@@ -31,8 +31,8 @@ constexpr int64_t kCurvePoints = 100;
 
 struct CompareFlags {
   std::string data;
-  std::vector<std::string> positions = {"none", "sinusoidal",       "rope",
-                                        "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
+  std::vector<std::string> positions = {
+      "none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
   std::vector<std::string> similarities = {"dot"};
   std::vector<std::string> runs;
   std::vector<int64_t> lengths = {128, 256, 512};
@@ -150,11 +150,10 @@ json ReadRecord(const fs::path& file) {
   std::ifstream in(file);
   if (!in) throw Error(StrCat("--resume: cannot read ", file.string()));
   json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
-  const bool sound = record.is_object() && record.value("format", json()) == kResultsFormat &&
-                     record.value("settings", json()).is_object() &&
-                     record.value("data", json()).is_object() &&
-                     record.value("sessions", json()).is_array() &&
-                     record.value("runs", json()).is_array();
+  const bool sound =
+      record.is_object() && record.value("format", json()) == kResultsFormat &&
+      record.value("settings", json()).is_object() && record.value("data", json()).is_object() &&
+      record.value("sessions", json()).is_array() && record.value("runs", json()).is_array();
   if (!sound) throw Error(StrCat(file.string(), " is not the record of a comparison"));
   return record;
 }
@@ -209,8 +208,7 @@ class Schedule {
 
 // Trains and evaluates one combination with one seed. Nothing comes back if Ctrl-C came first.
 std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int64_t seed,
-                                const std::string& title, Schedule* schedule,
-                                Progress* progress) {
+                                const std::string& title, Schedule* schedule, Progress* progress) {
   const CompareSettings& settings = work.settings;
   const Stopwatch clock;
   models::TrainingOptions training = settings.training;
@@ -244,8 +242,8 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
       sum = 0;
       summed = 0;
     }
-    const double shown = summed > 0 ? sum / static_cast<double>(summed)
-                                    : result.curve_losses.back();
+    const double shown =
+        summed > 0 ? sum / static_cast<double>(summed) : result.curve_losses.back();
     progress->Update(StrCat(title, ", step ", trainer.step(), " of ", training.steps, ", loss ",
                             FormatLoss(shown), ", ", schedule->Left()));
   }
@@ -287,9 +285,8 @@ int RunAll(Comparison* work) {
                        work->folder.string()));
   Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
   for (const auto& [combination, seed] : todo) {
-    const std::string title =
-        StrCat("run ", runs.size() + 1, " of ", total, ": ",
-               settings.combinations[combination].label(), ", seed ", seed);
+    const std::string title = StrCat("run ", runs.size() + 1, " of ", total, ": ",
+                                     settings.combinations[combination].label(), ", seed ", seed);
     const std::optional<RunResult> result =
         RunOne(*work, combination, seed, title, &schedule, &progress);
     if (!result) {
@@ -337,21 +334,24 @@ void AddCompare(CLI::App& app, Action* action) {
   command->add_option("--data", flags->data,
                       "A text file, or a folder of text files; the last tenth is for validation "
                       "unless the folder has parts called train and valid");
-  command->add_option("--position", flags->positions,
-                      "Position specifications joined by commas, see `gnomon list`")
+  command
+      ->add_option("--position", flags->positions,
+                   "Position specifications joined by commas, see `gnomon list`")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--similarity", flags->similarities,
-                      "Similarity specifications joined by commas; each is combined with each "
-                      "position")
+  command
+      ->add_option("--similarity", flags->similarities,
+                   "Similarity specifications joined by commas; each is combined with each "
+                   "position")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--run", flags->runs,
                       "SIMILARITY/POSITION: one combination more, repeatable; without --position "
                       "and --similarity these are all");
-  command->add_option("--lengths", flags->lengths,
-                      "Bytes a window, joined by commas: the first to train at, all to evaluate "
-                      "at")
+  command
+      ->add_option("--lengths", flags->lengths,
+                   "Bytes a window, joined by commas: the first to train at, all to evaluate "
+                   "at")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--seeds", flags->seeds, "How many seeds; several give mean and spread")
@@ -360,8 +360,9 @@ void AddCompare(CLI::App& app, Action* action) {
   command->add_option("--seed", flags->first_seed, "The first seed")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
-  command->add_option("--evaluation-bytes", flags->evaluation_bytes,
-                      "Bytes of validation text that each length is measured on")
+  command
+      ->add_option("--evaluation-bytes", flags->evaluation_bytes,
+                   "Bytes of validation text that each length is measured on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   command->add_option("--out", flags->out,

@@ -213,8 +213,7 @@ std::string TimeLeft(double seconds, double done, double total) {
 fs::path CreateRunFolder(const std::string& out, const std::string& name) {
   fs::path folder = out;
   if (out.empty()) {
-    const std::string stem =
-        "runs/" + FormatTime("%Y%m%d-%H%M%S", /*local=*/true) + "-" + name;
+    const std::string stem = "runs/" + FormatTime("%Y%m%d-%H%M%S", /*local=*/true) + "-" + name;
     folder = stem;
     for (int n = 2; fs::exists(folder); ++n) folder = StrCat(stem, "-", n);
   }

@@ -77,9 +77,10 @@ void AddEval(CLI::App& app, Action* action) {
   command->add_option("--data", flags->data,
                       "A text file or folder, as for train; default: what the model was trained "
                       "on");
-  command->add_option("--lengths", flags->lengths,
-                      "Bytes a window, joined by commas; default 1, 2 and 4 times the training "
-                      "length")
+  command
+      ->add_option("--lengths", flags->lengths,
+                   "Bytes a window, joined by commas; default 1, 2 and 4 times the training "
+                   "length")
       ->delimiter(',');
   command->add_option("--bytes", flags->bytes, "Bytes of text to measure each length on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))

@@ -62,12 +62,14 @@ void AddGenerate(CLI::App& app, Action* action) {
   command->add_option("--tokens", flags->options.tokens, "Bytes to add")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
-  command->add_option("--temperature", flags->options.temperature,
-                      "Of the softmax that bytes are drawn from; 0: the likeliest byte each time")
+  command
+      ->add_option("--temperature", flags->options.temperature,
+                   "Of the softmax that bytes are drawn from; 0: the likeliest byte each time")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  command->add_option("--top-k", flags->options.top_k,
-                      "Draw from this many likeliest bytes; 0: from all")
+  command
+      ->add_option("--top-k", flags->options.top_k,
+                   "Draw from this many likeliest bytes; 0: from all")
       ->check(CLI::Range(0, 256))
       ->capture_default_str();
   command->add_option("--seed", flags->options.seed, "Of the draws")->capture_default_str();

@@ -22,8 +22,7 @@ json MeanAndSpread(const std::vector<double>& values) {
   if (values.size() == 1) return {{"mean", mean}, {"spread", nullptr}};
   double squares = 0;
   for (const double value : values) squares += (value - mean) * (value - mean);
-  return {{"mean", mean},
-          {"spread", std::sqrt(squares / static_cast<double>(values.size() - 1))}};
+  return {{"mean", mean}, {"spread", std::sqrt(squares / static_cast<double>(values.size() - 1))}};
 }
 
 std::string FormatNumber(const json& value, const char* format) {
@@ -121,8 +120,8 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
   } catch (const json::exception& error) {
     throw Error(StrCat("one of its runs: ", field, ": ", error.what()));
   }
-  const bool known = run.combination >= 0 &&
-                     run.combination < static_cast<int64_t>(settings.combinations.size());
+  const bool known =
+      run.combination >= 0 && run.combination < static_cast<int64_t>(settings.combinations.size());
   if (!known) throw Error(StrCat("one of its runs: there is no combination ", run.combination));
   if (run.losses.size() != (run.diverged ? 0 : settings.lengths.size())) {
     throw Error(StrCat("one of its runs: there are ", run.losses.size(), " losses"));
@@ -191,10 +190,9 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
     table += "\n";
   }
   table += StrCat("\nNats a byte, mean", settings.seeds.size() > 1 ? " ± standard deviation" : "",
-                  " over ", settings.seeds.size(), " seed",
-                  settings.seeds.size() > 1 ? "s" : "", ", trained at length ",
-                  settings.lengths[0], " for ", settings.training.steps, " steps of ",
-                  settings.training.batch * settings.lengths[0],
+                  " over ", settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
+                  ", trained at length ", settings.lengths[0], " for ", settings.training.steps,
+                  " steps of ", settings.training.batch * settings.lengths[0],
                   " bytes; \"last 32\": over the last 32 bytes of each window. A dash: not "
                   "defined at that length, or not finished.\n");
   if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";

@@ -56,8 +56,8 @@ Work ResumedWork(const TrainFlags& flags) {
     throw Error(StrCat("the text at ", checkpoint.data_path, " is not what the run began with"));
   }
   CheckTextHolds(work.data, checkpoint.training.length, checkpoint.training.length);
-  work.trainer = std::make_unique<models::Trainer>(checkpoint.model, work.data.train,
-                                                   checkpoint.training);
+  work.trainer =
+      std::make_unique<models::Trainer>(checkpoint.model, work.data.train, checkpoint.training);
   work.trainer->Restore(checkpoint.optimizer, checkpoint.step);
   return work;
 }
@@ -76,24 +76,22 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
   Progress progress;
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
-  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
-                       work.data.train.size(), " bytes to train on, steps ", first, " to ",
-                       steps));
+  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ", work.data.train.size(),
+                       " bytes to train on, steps ", first, " to ", steps));
   const Stopwatch clock;
   double smooth = 0;
   while (trainer.step() < steps && !Interrupted()) {
     const double loss = trainer.Step();
     if (!std::isfinite(loss)) {
-      throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(),
-                                      "; ", work.checkpoint.string(),
+      throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
+                                      work.checkpoint.string(),
                                       " is from before (a lower --learning-rate may help)"));
     }
     const int64_t done = trainer.step() - first;
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
-    progress.Update(StrCat("step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth),
-                           " nats a byte, ",
-                           TimeLeft(clock.seconds(), static_cast<double>(done),
-                                    static_cast<double>(steps - first))));
+    progress.Update(StrCat(
+        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats a byte, ",
+        TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(steps - first))));
     if (trainer.step() % flags.checkpoint_every == 0) save();
   }
   save();
@@ -116,34 +114,35 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
 }  // namespace
 
 void AddTrain(CLI::App& app, Action* action) {
-  CLI::App* command =
-      app.add_subcommand("train", "Train a language model over bytes and save it");
+  CLI::App* command = app.add_subcommand("train", "Train a language model over bytes and save it");
   auto flags = std::make_shared<TrainFlags>();
   flags->training.length = 256;
   command->add_option("--data", flags->data,
                       "A text file, or a folder of text files; the last tenth is for validation "
                       "unless the folder has parts called train and valid");
-  command->add_option("--position", flags->model.position,
-                      "Position specification, see `gnomon list`")
+  command
+      ->add_option("--position", flags->model.position, "Position specification, see `gnomon list`")
       ->capture_default_str();
-  command->add_option("--similarity", flags->model.similarity,
-                      "Similarity specification, see `gnomon list`")
+  command
+      ->add_option("--similarity", flags->model.similarity,
+                   "Similarity specification, see `gnomon list`")
       ->capture_default_str();
-  command->add_option("--length", flags->training.length, "Bytes a window")
-      ->capture_default_str();
-  command->add_option("--seed", flags->training.seed,
-                      "Of the weights, the order of the data and dropout")
+  command->add_option("--length", flags->training.length, "Bytes a window")->capture_default_str();
+  command
+      ->add_option("--seed", flags->training.seed,
+                   "Of the weights, the order of the data and dropout")
       ->capture_default_str();
   command->add_option("--out", flags->out,
                       "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
   command->add_option("--resume", flags->resume,
                       "Go on with the run in this folder; excludes the options that began it");
-  command->add_option("--checkpoint-every", flags->checkpoint_every,
-                      "Steps between two checkpoints")
+  command
+      ->add_option("--checkpoint-every", flags->checkpoint_every, "Steps between two checkpoints")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  command->add_option("--evaluation-bytes", flags->evaluation_bytes,
-                      "Bytes of validation text that the final loss is measured on")
+  command
+      ->add_option("--evaluation-bytes", flags->evaluation_bytes,
+                   "Bytes of validation text that the final loss is measured on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   AddThreadsFlag(command, &flags->threads);

@@ -23,8 +23,8 @@ void CheckOptions(const LanguageModelOptions& options) {
   CheckAtLeastOne("mlp", options.mlp);
   CheckAtLeastOne("max_length", options.max_length);
   if (options.dim % options.heads != 0) {
-    throw Error(StrCat("language model: dim ", options.dim, " is not a multiple of heads ",
-                       options.heads));
+    throw Error(
+        StrCat("language model: dim ", options.dim, " is not a multiple of heads ", options.heads));
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
     throw Error(StrCat("language model: dropout is ", options.dropout, ", expected [0, 1)"));
@@ -83,8 +83,8 @@ TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
   attention_norm_ = register_module(
       "attention_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
   attention_ = register_module("attention", nn::MultiheadAttention(attention));
-  mlp_norm_ = register_module("mlp_norm",
-                              torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
+  mlp_norm_ =
+      register_module("mlp_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
   mlp_in_ = register_module("mlp_in", torch::nn::Linear(options.dim, options.mlp));
   mlp_out_ = register_module("mlp_out", torch::nn::Linear(options.mlp, options.dim));
   InitializeLinear(attention_->out_proj, residual_gain);
@@ -102,27 +102,24 @@ torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache)
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  embedding_ =
-      register_module("embedding", torch::nn::Embedding(kByteVocabulary, options_.dim));
+  embedding_ = register_module("embedding", torch::nn::Embedding(kByteVocabulary, options_.dim));
   // Unit logits from a normalised stream; forward() brings the inputs to unit variance.
-  torch::nn::init::normal_(embedding_->weight, 0,
-                           1 / std::sqrt(static_cast<double>(options_.dim)));
+  torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     blocks_->push_back(TransformerBlock(options_));
   }
-  norm_ = register_module("norm",
-                          torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
-  token_position_ = register_module(
-      "token_position", nn::TokenPosition(nn::TokenPositionOptions(
-                            options_.position, options_.dim, options_.max_length)));
+  norm_ =
+      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
+  token_position_ =
+      register_module("token_position", nn::TokenPosition(nn::TokenPositionOptions(
+                                            options_.position, options_.dim, options_.max_length)));
 }
 
 torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens,
                                          std::vector<nn::KVCache>* caches) {
   const int64_t offset = caches == nullptr ? 0 : caches->front().length();
-  torch::Tensor x =
-      embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
+  torch::Tensor x = embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
   x = token_position_->forward(x, offset);
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::KVCache* cache = caches == nullptr ? nullptr : &(*caches)[layer];

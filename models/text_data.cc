@@ -35,8 +35,7 @@ bool LooksLikeText(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::array<char, kProbe> probe;
   in.read(probe.data(), probe.size());
-  return std::find(probe.begin(), probe.begin() + in.gcount(), '\0') ==
-         probe.begin() + in.gcount();
+  return std::find(probe.begin(), probe.begin() + in.gcount(), '\0') == probe.begin() + in.gcount();
 }
 
 std::vector<fs::path> TextFiles(const fs::path& folder) {
@@ -138,8 +137,8 @@ std::vector<int64_t> TrainingStarts(int64_t bytes, int64_t length, uint64_t seed
   const auto choices = static_cast<uint64_t>(bytes - length);
   std::vector<int64_t> starts(batch);
   for (int64_t row = 0; row < batch; ++row) {
-    const uint64_t mixed = Mix(Mix(Mix(seed) ^ static_cast<uint64_t>(step)) ^
-                               static_cast<uint64_t>(row));
+    const uint64_t mixed =
+        Mix(Mix(Mix(seed) ^ static_cast<uint64_t>(step)) ^ static_cast<uint64_t>(row));
     starts[row] = static_cast<int64_t>(mixed % choices);
   }
   return starts;

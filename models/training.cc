@@ -29,8 +29,7 @@ constexpr double kEpsilon = 1e-8;
 constexpr int64_t kEvaluationBatch = 8192;
 
 // Rows `starts` of `length` + 1 bytes, as int64.
-torch::Tensor Windows(std::string_view text, const int64_t* starts, int64_t count,
-                      int64_t length) {
+torch::Tensor Windows(std::string_view text, const int64_t* starts, int64_t count, int64_t length) {
   torch::Tensor rows = torch::empty({count, length + 1}, torch::kLong);
   auto* out = rows.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row) {
@@ -123,13 +122,14 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
     for (const char* moment : {kFirstMoment, kSecondMoment}) {
       const std::string name = moment + entry.key();
       if (!file.tensors.contains(kOptimizerPrefix + name)) continue;
-      checkpoint.optimizer[name] = Take(file, kOptimizerPrefix + name, entry.value().sizes(),
-                                        entry.value().scalar_type());
+      checkpoint.optimizer[name] =
+          Take(file, kOptimizerPrefix + name, entry.value().sizes(), entry.value().scalar_type());
       ++used;
     }
   }
   if (used != file.tensors.size()) {
-    throw Error(StrCat("it holds ", file.tensors.size(), " tensors, of which its model has ", used));
+    throw Error(
+        StrCat("it holds ", file.tensors.size(), " tensors, of which its model has ", used));
   }
   return checkpoint;
 }
@@ -161,8 +161,7 @@ double LearningRate(const TrainingOptions& options, int64_t step) {
   const auto rest = static_cast<double>(std::max<int64_t>(options.steps - options.warmup, 1));
   const double done = std::min(static_cast<double>(step - options.warmup) / rest, 1.0);
   const double cosine = (1 + std::cos(std::numbers::pi * done)) / 2;
-  return options.learning_rate *
-         (options.final_fraction + (1 - options.final_fraction) * cosine);
+  return options.learning_rate * (options.final_fraction + (1 - options.final_fraction) * cosine);
 }
 
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
@@ -267,8 +266,8 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, std::string_view text,
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const auto bytes = static_cast<int64_t>(text.size());
   if (bytes <= longest) {
-    throw Error(StrCat("evaluation: the text has ", bytes, " bytes, windows of ", longest,
-                       " need ", longest + 1));
+    throw Error(StrCat("evaluation: the text has ", bytes, " bytes, windows of ", longest, " need ",
+                       longest + 1));
   }
   std::vector<LengthLoss> results;
   for (const int64_t length : lengths) {
@@ -360,14 +359,14 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const T
     file.tensors[kOptimizerPrefix + name] = tensor;
   }
   file.metadata["format"] = "pt";
-  file.metadata[kConfigKey] = json{{"format", kCheckpointFormat},
-                                   {"step", trainer.step()},
-                                   {"model", ToJson(trainer.model()->options())},
-                                   {"training", ToJson(trainer.options())},
-                                   {"data",
-                                    {{"path", std::filesystem::absolute(data.path).string()},
-                                     {"sha256", data.sha256}}}}
-                                  .dump();
+  file.metadata[kConfigKey] = json{
+      {"format", kCheckpointFormat},
+      {"step", trainer.step()},
+      {"model", ToJson(trainer.model()->options())},
+      {"training", ToJson(trainer.options())},
+      {"data",
+       {{"path", std::filesystem::absolute(data.path).string()},
+        {"sha256", data.sha256}}}}.dump();
   WriteSafeTensors(path, file);
 }
 

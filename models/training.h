@@ -26,12 +26,12 @@ struct TrainingOptions {
   int64_t length = 128;  // bytes a window
   int64_t batch = 16;    // windows a step
   int64_t steps = 1000;
-  int64_t warmup = 100;           // steps of linear growth of the learning rate
-  double learning_rate = 2e-3;    // the highest
-  double final_fraction = 0.1;    // of it that is left at the end
-  double weight_decay = 0.1;      // of weight matrices and embeddings, decoupled
-  double clip = 1;                // largest norm of all gradients together
-  int64_t seed = 0;               // of the weights, the data order and dropout
+  int64_t warmup = 100;         // steps of linear growth of the learning rate
+  double learning_rate = 2e-3;  // the highest
+  double final_fraction = 0.1;  // of it that is left at the end
+  double weight_decay = 0.1;    // of weight matrices and embeddings, decoupled
+  double clip = 1;              // largest norm of all gradients together
+  int64_t seed = 0;             // of the weights, the data order and dropout
 };
 
 // Throws Error naming the field that is out of its range.

@@ -21,8 +21,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, too pale
 # for a line on white.
@@ -317,9 +317,7 @@ def settings(results: dict[str, Any]) -> str:
     rows = []
     for session in results["sessions"]:
         machine = session["machine"]
-        rows.append(
-            ("command", f"<code>{html.escape(shlex.join(session['command']))}</code>")
-        )
+        rows.append(("command", f"<code>{html.escape(shlex.join(session['command']))}</code>"))
         text = (
             f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
             f"{machine['instruction_set']}, {machine['system']}; started {session['started']}"

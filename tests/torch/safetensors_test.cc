@@ -143,8 +143,8 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
 
 // Every prefix of a file, and many files with bytes changed, are read or refused with an Error.
 TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
-  WriteSafeTensors(path_, {{{"a", torch::ones({3, 2})}, {"b", torch::ones({4}, torch::kByte)}},
-                           {{"k", "v"}}});
+  WriteSafeTensors(
+      path_, {{{"a", torch::ones({3, 2})}, {"b", torch::ones({4}, torch::kByte)}}, {{"k", "v"}}});
   const std::string whole = ReadBytes();
   for (size_t size = 0; size < whole.size(); ++size) {
     WriteBytes(whole.substr(0, size));

@@ -62,9 +62,8 @@ std::vector<torch::Tensor> Values(Trainer& trainer) {
 }
 
 bool Equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return torch::equal(x, y);
-  });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return torch::equal(x, y); });
 }
 
 TEST(LearningRateTest, WarmsUpAndDecays) {
