@@ -280,9 +280,9 @@ int RunAll(Comparison* work) {
   Save(work, "running");
   CatchInterrupts();
   Progress progress;
-  progress.Note(StrCat(todo.size(), " runs of ", settings.training.steps, " steps on ",
-                       work->data.train.size(), " bytes of ", work->data.path, ", into ",
-                       work->folder.string()));
+  progress.Note(StrCat(todo.size(), todo.size() == 1 ? " run of " : " runs of ",
+                       settings.training.steps, " steps on ", work->data.train.size(), " bytes of ",
+                       work->data.path, ", into ", work->folder.string()));
   Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
   for (const auto& [combination, seed] : todo) {
     const std::string title = StrCat("run ", runs.size() + 1, " of ", total, ": ",
