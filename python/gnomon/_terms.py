@@ -28,20 +28,15 @@ class Term:
             if isinstance(value, Tensor):
                 tensors.append(value)
             else:
-                spec += f":{field}={float(value)!r}"
+                spec += f":{field}={value}"
         for field in self._options:
             value = getattr(self, field)
+            if isinstance(value, bool):
+                value = "true" if value else "false"
+            # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
             if value is not None:
-                spec += f":{field}={_text(value)}"
+                spec += f":{field}={value}"
         return spec, tensors
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value)
-    return str(value)
 
 
 class LaterTerm:

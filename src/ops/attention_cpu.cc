@@ -3,6 +3,7 @@
 #include <gnomon/attention.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -25,6 +26,15 @@ void Translate(const Body& body) {
   }
 }
 
+void Expect(const char* name, const OptionalTensor& tensor, at::IntArrayRef sizes,
+            at::ScalarType dtype) {
+  if (!tensor) return;
+  TORCH_CHECK_VALUE(tensor->sizes() == sizes, "gnomon.attention: ", name, " has shape ",
+                    tensor->sizes(), "; expected ", sizes);
+  TORCH_CHECK_TYPE(tensor->scalar_type() == dtype, "gnomon.attention: ", name,
+                   " has dtype ", tensor->scalar_type(), "; expected ", dtype);
+}
+
 // The operator's arguments with the last axis of each made contiguous, which keeps the tensors alive
 // that the views of Input() point into.
 struct Arguments {
@@ -34,19 +44,39 @@ struct Arguments {
             const OptionalTensor& bias_in, const OptionalTensor& key_starts_in,
             const OptionalTensor& key_lengths_in, std::string_view function_name,
             c10::SymInt query_offset_in, OptionalSymInt left, OptionalSymInt right)
-      : x(WithRows(x_in)),
-        y(WithRows(y_in)),
-        v(WithRows(v_in)),
-        row_scalars(Contiguous(row_scalars_in)),
-        column_scalars(Contiguous(column_scalars_in)),
-        head_scalars(Contiguous(head_scalars_in)),
-        factor(factor_in.contiguous()),
-        bias(Contiguous(bias_in)),
-        key_starts(KeyBounds("key_starts", key_starts_in)),
-        key_lengths(KeyBounds("key_lengths", key_lengths_in)),
-        query_offset(query_offset_in.guard_int(__FILE__, __LINE__)) {
+      : query_offset(query_offset_in.guard_int(__FILE__, __LINE__)) {
     Translate([&] { function = &FindPairFunction(function_name); });
-    shape = {x.size(0), x.size(1), y.size(1), x.size(2), y.size(2), x.size(3), v.size(3)};
+    TORCH_CHECK_VALUE(x_in.dim() == 4 && y_in.dim() == 4 && v_in.dim() == 4,
+                      "gnomon.attention: x has shape ", x_in.sizes(), ", y ", y_in.sizes(),
+                      " and v ", v_in.sizes(), "; expected four axes each");
+    shape = {x_in.size(0), x_in.size(1), y_in.size(1), x_in.size(2),
+             y_in.size(2), x_in.size(3), v_in.size(3)};
+    const AttentionShape& n = shape;
+    const at::ScalarType dtype = x_in.scalar_type();
+    Expect("y", y_in, {n.batch, n.key_heads, n.keys, n.dim}, dtype);
+    Expect("v", v_in, {n.batch, n.key_heads, n.keys, n.value_dim}, dtype);
+    Expect("row_scalars", row_scalars_in, {function->row_scalars, n.batch, n.heads, n.queries},
+           dtype);
+    Expect("column_scalars", column_scalars_in,
+           {function->column_scalars, n.batch, n.key_heads, n.keys}, dtype);
+    Expect("head_scalars", head_scalars_in, {function->head_scalars, n.heads}, dtype);
+    Expect("factor", factor_in, {n.heads}, dtype);
+    const bool per_batch = bias_in && bias_in->dim() == 3 && bias_in->size(0) != 1;
+    Expect("bias", bias_in,
+           {per_batch ? n.batch : 1, n.heads, std::max<int64_t>(n.queries + n.keys - 1, 0)}, dtype);
+    Expect("key_starts", key_starts_in, {n.batch}, at::kLong);
+    Expect("key_lengths", key_lengths_in, {n.batch}, at::kLong);
+
+    x = WithRows(x_in);
+    y = WithRows(y_in);
+    v = WithRows(v_in);
+    row_scalars = Contiguous(row_scalars_in);
+    column_scalars = Contiguous(column_scalars_in);
+    head_scalars = Contiguous(head_scalars_in);
+    factor = factor_in.contiguous();
+    bias = Contiguous(bias_in);
+    key_starts = KeyBounds("key_starts", key_starts_in);
+    key_lengths = KeyBounds("key_lengths", key_lengths_in);
     if (left) mask.left = left->guard_int(__FILE__, __LINE__);
     if (right) mask.right = right->guard_int(__FILE__, __LINE__);
     if (key_starts.defined()) mask.key_starts = key_starts.const_data_ptr<int64_t>();
@@ -104,11 +134,12 @@ struct Arguments {
     return bias.defined() && bias.size(0) > 1 ? bias.size(1) * bias.size(2) : 0;
   }
 
-  bool empty() const { return x.numel() == 0 || y.numel() == 0; }
+  // No pair of a query and a key.
+  bool empty() const { return shape.batch * shape.heads * shape.queries * shape.keys == 0; }
 
   at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts,
       key_lengths;
-  const PairFunction* function = nullptr;
+  const PairFunction* function;
   AttentionShape shape;
   Mask mask;
   int64_t query_offset;
@@ -203,6 +234,12 @@ Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const 
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
                             key_starts, key_lengths, function, std::move(query_offset),
                             std::move(left), std::move(right));
+  const AttentionShape& n = arguments.shape;
+  for (const auto& [name, tensor] : {std::pair("d_o", &d_o), std::pair("o", &o)}) {
+    Expect(name, *tensor, {n.batch, n.heads, n.queries, n.value_dim}, x.scalar_type());
+  }
+  Expect("d_lse", d_lse, {n.batch, n.heads, n.queries}, x.scalar_type());
+  Expect("lse", lse, {n.batch, n.heads, n.queries}, x.scalar_type());
   const bool empty = arguments.empty();
   std::vector<at::Tensor> gradients = MakeGradients(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,

@@ -1,6 +1,7 @@
 // Autograd of attention_forward. The backward pass goes through the operator attention_backward, not
 // its kernel: otherwise torch.compile would not see it.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 

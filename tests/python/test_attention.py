@@ -19,8 +19,8 @@ from gnomon.position import OffsetBias
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
 
 
-def check(case, dtype=torch.float64, **replaced):
-    inputs = {name: x.to(dtype) for name, x in (case.inputs() | replaced).items()}
+def check(case, dtype=torch.float64):
+    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
     theirs = values_and_gradients(case.theirs, {name: x.double() for name, x in inputs.items()})
     ours = values_and_gradients(case.ours, inputs)
     assert all(x.dtype == dtype for x in ours.values())
@@ -43,13 +43,11 @@ def test_head_dims(similarity, dim, value_dim, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
 
 
-# In one dimension random tokens nearly coincide, where float32 loses a distance to cancellation.
+# Random tokens of one column nearly coincide: a distance must not be lost to cancellation.
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("similarity", ["dot", "laplacian", "gaussian"])
 def test_one_column(similarity, dtype):
-    q = torch.linspace(-1.5, 1.5, 7, dtype=torch.float64).expand(1, 2, 7)[..., None]
-    k = torch.linspace(-1.25, 1.75, 7, dtype=torch.float64).expand(1, 1, 7)[..., None]
-    check(Case(similarity, "alibi", 1, 2, 1, 7, 7, 1, 17), dtype, q=q, k=k)
+    check(Case(similarity, "alibi", 1, 2, 1, 21, 21, 1, 17), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -1,0 +1,268 @@
+"""The modules."""
+
+import math
+
+import pytest
+import torch
+
+import gnomon
+from gnomon.nn import KVCache, LearnedAbsolute, MultiheadAttention, Sinusoidal, TokenPosition
+
+SIMILARITIES = [
+    "dot",
+    "laplacian",
+    "gaussian",
+    "umbral",
+    "umbral:r=1:map=psi",
+    "penumbral",
+    "penumbral:score=height2",
+    "gaussian:gamma=fixed",
+]
+POSITIONS = [
+    "none",
+    "rope",
+    "rope:layout=half:dims=4",
+    "alibi",
+    "alibi:slopes=learned",
+    "t5",
+    "hype",
+    "hype:mu=0.01:tau=learned",
+    "hype:mu=learned:tau=learned:mode=abs",
+    "kerple",
+    "kerple:kind=power:r2=fixed",
+    "rope+hype:mu=0.001:tau=learned",
+    "alibi+alibi:slopes=learned+hype+hype:tau=learned",
+]
+
+
+def term_parameters(module):
+    return {name: p for name, p in module.named_parameters() if "_proj" not in name}
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_two_steps_of_training(similarity, position):
+    torch.manual_seed(0)
+    module = MultiheadAttention(32, 4, kv_heads=2, similarity=similarity, position=position)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    x, target = torch.randn(2, 20, 32), torch.randn(2, 20, 32)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    losses = []
+    for _ in range(3):
+        loss = (module(x, causal=True) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for name, p in module.named_parameters():
+        # A bias of the keys moves a dot product by a constant of the row.
+        if name == "k_proj.bias" and similarity == "dot":
+            continue
+        assert not torch.equal(p, before[name]), name
+
+
+def test_parameter_names():
+    module = MultiheadAttention(
+        32, 4, similarity="umbral", position="rope+t5+hype:tau=learned:mu=learned+hype:tau=learned"
+    )
+    assert {name: tuple(p.shape) for name, p in term_parameters(module).items()} == {
+        "gamma_theta": (4,),
+        "t5_table": (32, 4),
+        "hype_tau_theta": (4,),
+        "hype_mu_theta": (4,),
+        "hype2_tau_theta": (4,),
+    }
+    assert all(not p.any() for p in term_parameters(module).values())
+    assert [name for name, _ in module.named_buffers()] == ["gamma_start"]
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 64])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_logits_spread_by_about_one(similarity, head_dim):
+    torch.manual_seed(0)
+    module = MultiheadAttention(2 * head_dim, 2, similarity=similarity).double()
+    x = torch.randn(4, 200, 2 * head_dim, dtype=torch.float64)
+    q, k = (
+        projection(x).unflatten(2, (2, head_dim)).transpose(1, 2)
+        for projection in (module.q_proj, module.k_proj)
+    )
+    # Values one-hot in the key turn the output into the weights, and these into the logits.
+    v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
+    name, *options = similarity.split(":")
+    fields = dict(option.split("=") for option in options if not option.startswith("gamma"))
+    fields |= {"r": float(fields["r"])} if "r" in fields else {}
+    which = {
+        "dot": lambda: None,
+        "laplacian": lambda: gnomon.similarity.Laplacian(module.gamma_start.expand(2)),
+        "gaussian": lambda: gnomon.similarity.Gaussian(module.gamma_start.expand(2)),
+        "umbral": lambda: gnomon.similarity.Umbral(module.gamma_start.expand(2), **fields),
+        "penumbral": lambda: gnomon.similarity.Penumbral(module.gamma_start.expand(2), **fields),
+    }
+    weights = gnomon.attention(q, k, v, similarity=which[name]())
+    spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
+    assert 0.3 <= spread <= 3
+
+
+def test_hype_starts_as_alibi():
+    torch.manual_seed(0)
+    alibi = MultiheadAttention(32, 4, position="alibi").double()
+    hype = MultiheadAttention(32, 4, position="hype:mu=0.00001:tau=learned").double()
+    hype.load_state_dict(alibi.state_dict(), strict=False)
+    x = torch.randn(2, 50, 32, dtype=torch.float64)
+    torch.testing.assert_close(hype(x, causal=True), alibi(x, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("position", "name", "value"),
+    [
+        ("alibi:slopes=learned", "alibi_slopes_theta", lambda s: s),
+        ("hype:mu=0.01:tau=learned", "hype_tau_theta", lambda s: s / 0.01),
+        ("hype:tau=1.5:mu=learned", "hype_mu_theta", lambda s: torch.full((4,), 0.001)),
+    ],
+)
+def test_learned_values_are_exponential(position, name, value):
+    torch.manual_seed(0)
+    module = MultiheadAttention(32, 4, position=position, bias=False).double()
+    theta = torch.tensor([0.1, -0.2, 0.0, 0.3], dtype=torch.float64)
+    with torch.no_grad():
+        getattr(module, name).copy_(theta)
+    learned = value(gnomon.alibi_slopes(4)).double() * (5 * theta).exp()
+    term = {
+        "alibi_slopes_theta": lambda: gnomon.position.ALiBi(learned),
+        "hype_tau_theta": lambda: gnomon.position.HyPE(learned, 0.01),
+        "hype_mu_theta": lambda: gnomon.position.HyPE(1.5, learned),
+    }[name]()
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    q, k, v = (
+        projection(x).unflatten(2, (4, 8)).transpose(1, 2)
+        for projection in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    o = gnomon.attention(q, k, v, position=term, causal=True)
+    torch.testing.assert_close(module(x, causal=True), module.out_proj(o.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_t5_looks_both_ways_unless_causal(causal):
+    torch.manual_seed(0)
+    module = MultiheadAttention(16, 2, position="t5").double()
+    explicit = MultiheadAttention(
+        16, 2, position=f"t5:bidirectional={'false' if causal else 'true'}"
+    ).double()
+    with torch.no_grad():
+        module.t5_table.normal_()
+    explicit.load_state_dict(module.state_dict())
+    x = torch.randn(1, 40, 16, dtype=torch.float64)
+    assert torch.equal(module(x, causal=causal), explicit(x, causal=causal))
+    assert not torch.allclose(module(x, causal=causal), module(x, causal=not causal))
+
+
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_cache(similarity, position):
+    torch.manual_seed(0)
+    module = MultiheadAttention(
+        32, 4, kv_heads=2, qk_dim=6, similarity=similarity, position=position
+    ).double()
+    x = torch.randn(2, 11, 32, dtype=torch.float64)
+    whole = module(x, causal=True)
+    cache = KVCache()
+    parts = [module(x[:, a:b], causal=True, cache=cache) for a, b in ((0, 5), (5, 6), (6, 11))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert cache.length() == 11
+    assert cache.k.shape == (2, 2, 11, 6)
+    cache.reset()
+    assert cache.length() == 0
+
+
+def test_cross_attention():
+    torch.manual_seed(0)
+    module = MultiheadAttention(16, 2).double()
+    query, key, value = (torch.randn(2, n, 16, dtype=torch.float64) for n in (3, 7, 7))
+    q, k, v = (
+        projection(x).unflatten(2, (2, 8)).transpose(1, 2)
+        for projection, x in (
+            (module.q_proj, query),
+            (module.k_proj, key),
+            (module.v_proj, value),
+        )
+    )
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(
+        module(query, key, value), module.out_proj(o.transpose(1, 2).flatten(2))
+    )
+    lengths = torch.tensor([7, 4])
+    masked = module(query, key, value, key_lengths=lengths)
+    torch.testing.assert_close(masked[1:], module(query[1:], key[1:, :4], value[1:, :4]))
+
+
+def test_golden_module():
+    """The same module, weights and numbers as in tests/torch/nn_test.cc: both languages agree."""
+    module = MultiheadAttention(
+        8,
+        2,
+        kv_heads=1,
+        similarity="penumbral",
+        position="rope+t5+hype:mu=0.01:tau=learned",
+    ).double()
+    with torch.no_grad():
+        for n, (_, p) in enumerate(sorted(module.named_parameters())):
+            index = torch.arange(p.numel(), dtype=torch.float64)
+            p.copy_((index * 0.7 + n).sin().mul(0.3).reshape(p.shape))
+        module.gamma_start.fill_(1.25)
+    x = (torch.arange(48, dtype=torch.float64) * 0.37).cos().reshape(1, 6, 8)
+    out = module(x, causal=True, window=(3, None))[0, -1]
+    expected = [
+        *(-0.312258745162, -0.388714625559, -0.284255134003, -0.047230407236),
+        *(0.212166622111, 0.373149561168, 0.360602219062, 0.180139130061),
+    ]
+    torch.testing.assert_close(
+        out, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0
+    )
+
+
+def test_modules_copy_and_load():
+    import copy
+
+    module = MultiheadAttention(16, 2, similarity="gaussian", position="t5")
+    twin = copy.deepcopy(module)
+    twin.load_state_dict(module.state_dict())
+    x = torch.randn(1, 5, 16)
+    assert torch.equal(twin(x), module(x))
+    assert "penumbral" in repr(MultiheadAttention(16, 2, similarity="penumbral"))
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "split", "split_xl"])
+def test_sinusoidal(layout):
+    x = torch.randn(2, 5, 8)
+    expected = x + gnomon.sinusoid(torch.arange(3, 8), 8, layout=layout)
+    torch.testing.assert_close(Sinusoidal(8, layout)(x, offset=3), expected)
+    spec = f"sinusoidal:layout={layout}"
+    torch.testing.assert_close(TokenPosition(spec, 8, 16)(x, offset=3), expected)
+
+
+def test_learned_absolute():
+    torch.manual_seed(0)
+    module = LearnedAbsolute(400, 64)
+    assert math.isclose(module.table.std().item(), 0.02, rel_tol=0.05)
+    x = torch.randn(2, 5, 64)
+    torch.testing.assert_close(module(x, offset=7), x + module.table[7:12])
+
+
+@pytest.mark.parametrize(
+    ("position", "max_length", "names"),
+    [
+        ("none", None, []),
+        ("rope+hype", None, []),
+        ("sinusoidal+alibi", None, []),
+        ("learned", 32, ["learned0.table"]),
+        ("learned:length=12+rope+learned", 12, ["learned0.table", "learned1.table"]),
+    ],
+)
+def test_token_position(position, max_length, names):
+    module = TokenPosition(position, 8, 32)
+    assert module.max_length == max_length
+    assert [name for name, _ in module.named_parameters()] == names
+    x = torch.randn(1, 4, 8)
+    changes = "learned" in position or "sinusoidal" in position
+    assert torch.equal(module(x), x) != changes

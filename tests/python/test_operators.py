@@ -1,0 +1,197 @@
+"""The operators under torch.library's checks and torch.compile."""
+
+import pytest
+import torch
+from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, values_and_gradients
+
+import gnomon
+from gnomon.position import RoPE
+from gnomon.similarity import Penumbral
+
+ops = torch.ops.gnomon
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def low_level_arguments(dtype):
+    """Of attention_forward, for umbral: every optional argument but head scalars is given."""
+    torch.manual_seed(0)
+    b, h, hkv, lq, lk, d = 2, 4, 2, 5, 7, 3
+    x, y, v = (torch.randn(s, dtype=dtype) for s in ((b, h, lq, d), (b, hkv, lk, d), (b, hkv, lk, 4)))
+    rows = torch.rand(1, b, h, lq, dtype=dtype)
+    columns = torch.rand(1, b, hkv, lk, dtype=dtype)
+    factor = torch.rand(h, dtype=dtype)
+    bias = torch.randn(1, h, lq + lk - 1, dtype=dtype)
+    tensors = [x, y, v, rows, columns, None, factor, bias]
+    lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
+    return tensors, (*lengths, "umbral", 2, 4, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck_of_the_pair(dtype):
+    tensors, rest = low_level_arguments(dtype)
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+    torch.library.opcheck(ops.attention_forward, (*leaves, *rest), test_utils=CHECKS)
+    detached = [None if t is None else t.detach() for t in tensors]
+    o, lse = ops.attention_forward(*detached, *rest)
+    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse)
+    for needed in ([t is not None for t in tensors], [True] + [False] * 7):
+        torch.library.opcheck(
+            ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
+        )
+
+
+COMPOSITE_CHECKS = {
+    "attention": lambda q: (
+        ops.attention,
+        (
+            *(q, q, q, "penumbral", [torch.ones(2, requires_grad=True)]),
+            *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None, None, None),
+        ),
+    ),
+    "module_attention": lambda q: (
+        ops.module_attention,
+        (
+            *(q, q, q, "dot", "t5+alibi:slopes=learned"),
+            [torch.randn(32, 2, requires_grad=True), torch.zeros(2, requires_grad=True)],
+            *(True, None, None, None, None),
+        ),
+    ),
+    "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
+    "sinusoid": lambda q: (ops.sinusoid, (torch.arange(9), 6, "split")),
+    "hype_augment": lambda q: (
+        ops.hype_augment,
+        (q, q, torch.rand(2, requires_grad=True), torch.rand(2, requires_grad=True), 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITE_CHECKS)
+def test_opcheck_of_compositions(name):
+    op, arguments = COMPOSITE_CHECKS[name](torch.randn(1, 2, 9, 4, requires_grad=True))
+    torch.library.opcheck(op, arguments, test_utils=CHECKS)
+
+
+@pytest.fixture
+def _fresh_compiler():
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("similarity", "position"),
+    [("dot", "rope + hype + t5"), ("penumbral", "rope half"), ("umbral", "kerple log")],
+)
+def test_compile(similarity, position, dynamic):
+    def case(length):
+        mask = Mask(True, (9, None), [0, 1], [length, length - 2])
+        return Case(similarity, position, 2, 4, 2, length, length, 8, 5, mask)
+
+    @torch.compile(fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    def compiled(inputs, starts, lengths):
+        return gnomon.attention(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            causal=True,
+            window=(9, None),
+            key_starts=starts,
+            key_lengths=lengths,
+            return_lse=True,
+            similarity=SIMILARITIES[similarity].ours(inputs),
+            position=POSITIONS[position].ours(inputs),
+        )
+
+    for length in (13, 21):
+        this = case(length)
+        inputs = this.inputs()
+        starts, lengths = torch.tensor(this.mask.key_starts), torch.tensor(this.mask.key_lengths)
+        assert_near(
+            values_and_gradients(lambda x: compiled(x, starts, lengths), inputs),  # noqa: B023
+            values_and_gradients(this.ours, inputs),
+            1e-12,
+        )
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compile_with_inductor():
+    @torch.compile(fullgraph=True)
+    def layer(q, gamma):
+        return gnomon.attention(q, q, q, similarity=Penumbral(gamma), position=RoPE(), causal=True)
+
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 11, 6, dtype=torch.float64, requires_grad=True)
+    gamma = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    expected = gnomon.attention(
+        q, q, q, similarity=Penumbral(gamma), position=RoPE(), causal=True
+    )
+    ours = layer(q, gamma)
+    torch.testing.assert_close(ours, expected)
+    for got, want in zip(
+        torch.autograd.grad(ours.square().sum(), (q, gamma)),
+        torch.autograd.grad(expected.square().sum(), (q, gamma)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compile_of_a_module():
+    torch.manual_seed(0)
+    module = gnomon.nn.MultiheadAttention(
+        16, 4, kv_heads=2, similarity="umbral", position="rope+hype:tau=learned:mu=learned"
+    )
+    x = torch.randn(2, 9, 16)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
+
+
+def test_no_gradient_is_made_for_what_needs_none():
+    inputs = Case("umbral", "alibi").inputs()
+    inputs["v"].requires_grad_()
+    o, _ = Case("umbral", "alibi").ours(inputs)
+    o.sum().backward()
+    assert [name for name, x in inputs.items() if x.grad is not None] == ["v"]
+
+
+def test_no_grad_and_inference_mode():
+    case = Case("penumbral", "rope + hype + t5")
+    inputs = case.inputs()
+    expected = case.ours({name: x.requires_grad_() for name, x in inputs.items()})[0].detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            o, _ = case.ours(inputs)
+        assert not o.requires_grad
+        assert torch.equal(o, expected)
+
+
+def test_second_derivatives_are_refused():
+    q = torch.randn(1, 1, 3, 2, requires_grad=True)
+    o = gnomon.attention(q, q, q)
+    (gradient,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="attention_backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "argument"),
+    [
+        (1, lambda t: t[:1], "y"),
+        (2, lambda t: t[:, :, :3], "v"),
+        (3, lambda t: t.repeat(2, 1, 1, 1), "row_scalars"),
+        (4, lambda t: t[..., :3], "column_scalars"),
+        (6, lambda t: t[:1], "factor"),
+        (7, lambda t: t[..., 1:], "bias"),
+        (7, lambda t: t.double(), "bias"),
+    ],
+)
+def test_the_pair_checks_what_it_is_given(index, change, argument):
+    tensors, rest = low_level_arguments(torch.float32)
+    tensors[index] = change(tensors[index])
+    with pytest.raises((ValueError, TypeError), match=rf"gnomon.attention: {argument} has"):
+        ops.attention_forward(*tensors, *rest)

@@ -1,0 +1,78 @@
+"""Positions against implementations that others published."""
+
+import pytest
+import torch
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention, T5Config
+
+import gnomon
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_bucket(bidirectional):
+    relative = torch.arange(-5000, 5000)
+    for buckets, max_distance in ((32, 128), (64, 1000), (8, 20)):
+        expected = T5Attention._relative_position_bucket(
+            relative, bidirectional, buckets, max_distance
+        )
+        ours = gnomon.t5_bucket(relative, bidirectional, buckets, max_distance)
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_t5_attention(is_decoder):
+    torch.manual_seed(0)
+    config = T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=is_decoder, dropout_rate=0.0)
+    layer = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    with torch.no_grad():
+        layer.relative_attention_bias.weight.normal_()
+    x = torch.randn(2, 90, 32)
+    bias = layer.compute_bias(90, 90)
+    q, k, v = (
+        projection(x).unflatten(2, (4, 8)).transpose(1, 2)
+        for projection in (layer.q, layer.k, layer.v)
+    )
+    table = layer.relative_attention_bias.weight
+    for causal in {False, is_decoder}:
+        mask = torch.full((90, 90), -torch.inf).triu(1) if causal else 0.0
+        expected = (q @ k.transpose(2, 3) + bias + mask).softmax(-1) @ v
+        ours = gnomon.attention(
+            q,
+            k,
+            v,
+            scale=1.0,
+            position=gnomon.position.T5(table, bidirectional=not is_decoder),
+            causal=causal,
+        )
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("heads", [4, 8, 12])
+def test_alibi_of_bloom_and_mpt(heads):
+    torch.manual_seed(0)
+    length = 50
+    q, k, v = (torch.randn(1, heads, length, 8) for _ in range(3))
+    slopes = gnomon.alibi_slopes(heads)
+    ours = gnomon.attention(q, k, v, position=gnomon.position.ALiBi(slopes), causal=True)
+    mask = torch.full((length, length), -torch.inf).triu(1)
+    # Both add slope * column, which differs from ours by a constant of the row.
+    bloom = build_alibi_tensor(torch.ones(1, length), heads, torch.float32).view(1, heads, 1, -1)
+    biases = [bloom]
+    if heads != 12:  # MPT orders the slopes of other than powers of two differently
+        biases.append(build_mpt_alibi_tensor(heads, length))
+    for bias in biases:
+        scores = q @ k.transpose(2, 3) / 8**0.5 + bias + mask
+        torch.testing.assert_close(ours, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
+
+
+def test_rope_of_llama():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    frequencies = 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    angles = (torch.arange(40.0)[:, None] * frequencies).repeat(1, 2)[None]
+    turned_q, turned_k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+    expected = torch.nn.functional.scaled_dot_product_attention(turned_q, turned_k, v)
+    ours = gnomon.attention(q, k, v, position=gnomon.position.RoPE(layout="half"))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)

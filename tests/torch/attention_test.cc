@@ -1,0 +1,162 @@
+// gnomon::attention from C++: the same operator as in Python, whose tests hold it to the formulas.
+#include <gmock/gmock.h>
+#include <gnomon/catalogue.h>
+#include <gnomon/torch/attention.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace gnomon {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+torch::Tensor Normal(at::IntArrayRef sizes) {
+  return torch::randn(sizes, torch::dtype(torch::kDouble).requires_grad(true));
+}
+
+torch::Tensor Softmax(const torch::Tensor& scores, const torch::Tensor& v) {
+  return torch::matmul(scores.softmax(-1), v);
+}
+
+class AttentionTest : public ::testing::Test {
+ protected:
+  AttentionTest() { torch::manual_seed(0); }
+
+  torch::Tensor q = Normal({2, 4, 9, 6});
+  torch::Tensor k = Normal({2, 4, 9, 6});
+  torch::Tensor v = Normal({2, 4, 9, 5});
+  torch::Tensor gamma = torch::rand({4}, torch::dtype(torch::kDouble).requires_grad(true));
+};
+
+void ExpectNear(const torch::Tensor& a, const torch::Tensor& b) {
+  EXPECT_EQ(a.sizes(), b.sizes());
+  EXPECT_TRUE(torch::allclose(a, b, 1e-9, 1e-9)) << a << b;
+}
+
+TEST_F(AttentionTest, DotIsScaledDotProductAttention) {
+  ExpectNear(attention(q, k, v, AttentionOptions().causal(true)),
+             at::scaled_dot_product_attention(q, k, v, {}, 0, true));
+}
+
+TEST_F(AttentionTest, LaplacianWithABiasAndItsGradients) {
+  const torch::Tensor slopes = gamma.detach().clone().requires_grad_();
+  const auto [o, lse] = attention_with_lse(q, k, v,
+                                           AttentionOptions()
+                                               .similarity(similarity::Laplacian(gamma))
+                                               .position({position::ALiBi(slopes)}));
+  const torch::Tensor n = torch::arange(9, torch::kDouble);
+  const torch::Tensor scores =
+      -gamma.view({4, 1, 1}) * (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(-1).sqrt() -
+      slopes.view({4, 1, 1}) * (n.unsqueeze(1) - n).abs();
+  const torch::Tensor expected = Softmax(scores, v);
+  ExpectNear(o, expected);
+  ExpectNear(lse, scores.logsumexp(-1));
+  const auto gradients = [&](const torch::Tensor& output, const torch::Tensor& log_sum) {
+    return torch::autograd::grad({(output.square().sum() + log_sum.sin().sum())},
+                                 {q, k, v, gamma, slopes});
+  };
+  const auto ours = gradients(o, lse);
+  const auto theirs = gradients(expected, scores.logsumexp(-1));
+  for (size_t i = 0; i < ours.size(); ++i) ExpectNear(ours[i], theirs[i]);
+}
+
+TEST_F(AttentionTest, NumbersStandForAllHeads) {
+  const auto with = [&](const Similarity& similarity, const Position& position) {
+    return attention(q, k, v, AttentionOptions().similarity(similarity).position({position}));
+  };
+  const auto heads = [](double value) { return torch::full({4}, value, torch::kDouble); };
+  for (const auto make : {+[](HeadValue value) { return similarity::Umbral(std::move(value)); },
+                          +[](HeadValue value) { return similarity::Penumbral(std::move(value)); },
+                          +[](HeadValue value) { return similarity::Gaussian(std::move(value)); }}) {
+    ExpectNear(with(make(1.0 / 3), position::HyPE(1e-3, heads(0.7))),
+               with(make(heads(1.0 / 3)), position::HyPE(heads(1e-3), 0.7)));
+  }
+}
+
+TEST_F(AttentionTest, EveryPositionIsReachable) {
+  const torch::Tensor plain = attention(q, k, v);
+  const torch::Tensor rates = gamma.detach();
+  const std::vector<Position> positions = {
+      position::RoPE(),
+      position::RoPE(100.0, "half", 4),
+      position::ALiBi(rates),
+      position::HyPE(rates, 0.01, "cosh"),
+      position::T5(torch::randn({8, 4}, torch::kDouble), true, 20),
+      position::Kerple(rates, rates, "power"),
+      position::OffsetBias(torch::randn({4, 17}, torch::kDouble)),
+  };
+  for (const Position& position : positions) {
+    const torch::Tensor o = attention(q, k, v, AttentionOptions().position({position}));
+    EXPECT_FALSE(torch::allclose(o, plain)) << position.spec;
+  }
+}
+
+TEST_F(AttentionTest, MasksAndEmptyRows) {
+  const torch::Tensor lengths = torch::tensor({9, 0});
+  const auto [o, lse] = attention_with_lse(
+      q, k, v, AttentionOptions().key_lengths(lengths).window({{3, std::nullopt}}).query_offset(2));
+  EXPECT_EQ(o[1].abs().max().item<double>(), 0);
+  EXPECT_EQ(lse[1].max().item<double>(), -kInfinity);
+  const torch::Tensor n = torch::arange(9);
+  const torch::Tensor hidden = n.unsqueeze(0) < (n.unsqueeze(1) + 2 - 3);
+  const torch::Tensor scores =
+      (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(6.0)).masked_fill(hidden, -kInfinity);
+  ExpectNear(o[0], Softmax(scores, v)[0]);
+}
+
+TEST_F(AttentionTest, AugmentedTokensCarryTheBias) {
+  const torch::Tensor mu = gamma.detach() * 0.1;
+  const auto [augmented_q, augmented_k] = hype_augment(q, k, 2.0, mu, 2);
+  ExpectNear(attention(q, k, v, AttentionOptions().position({position::HyPE(2.0, mu)})),
+             at::scaled_dot_product_attention(augmented_q, augmented_k, v, {}, 0, false,
+                                              1 / std::sqrt(6.0)));
+}
+
+template <class Exception, class Call>
+void ExpectThrow(const Call& call, const std::string& message) {
+  try {
+    call();
+    FAIL() << "nothing was thrown; expected: " << message;
+  } catch (const Exception& error) {
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(message));
+  }
+}
+
+TEST_F(AttentionTest, ErrorsNameTheArgument) {
+  ExpectThrow<c10::ValueError>([&] { attention(q, k.narrow(3, 0, 5), v); },
+                               "k has shape [2, 4, 9, 5]");
+  ExpectThrow<c10::TypeError>([&] { attention(q, k, v.to(torch::kFloat)); }, "v has dtype Float");
+  ExpectThrow<c10::NotImplementedError>(
+      [&] {
+        attention(q, k, v, AttentionOptions().similarity(similarity::Umbral(1.0, 0.1, "exp")));
+      },
+      "map=\"exp\" is not implemented");
+  ExpectThrow<c10::ValueError>(
+      [&] { attention(q.narrow(2, 0, 3), k, v, AttentionOptions().causal(true)); },
+      "causal needs query_offset");
+  ExpectThrow<c10::ValueError>([&] { position::RoPE(1.0, "half:dims=2"); }, "layout");
+}
+
+TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
+  for (const auto* catalogue : {&SimilarityCatalogue(), &PositionCatalogue()}) {
+    EXPECT_GE(catalogue->size(), 5u);
+    for (const CatalogueEntry& entry : *catalogue) {
+      EXPECT_FALSE(entry.formula.empty()) << entry.name;
+      EXPECT_THAT(entry.citation, HasSubstr(" 20")) << entry.name;
+      for (const CatalogueParameter& parameter : entry.parameters) {
+        EXPECT_FALSE(parameter.values.empty() || parameter.default_value.empty()) << entry.name;
+      }
+    }
+  }
+  EXPECT_EQ(SimilarityCatalogue().front().name, "dot");
+  EXPECT_EQ(PositionCatalogue().front().name, "none");
+}
+
+}  // namespace
+}  // namespace gnomon
