@@ -140,6 +140,35 @@ TEST_P(PairFunctionTest, LogitsMayBeLarge) {
   ExpectKernelsMatchReference(p, 2e-3);
 }
 
+// Tokens that all but coincide, far from the origin: norms less twice the product leave no digits
+// of their squared distance.
+class DistanceTest : public ::testing::TestWithParam<const PairFunction*> {};
+
+TEST_P(DistanceTest, OfNearTokensIsExact) {
+  Problem<float> p =
+      RandomProblem(*GetParam(), {.shape = {1, 2, 2, 49, 130, 17, 17}, .on_grid = false});
+  for (auto* tokens : {&p.x, &p.y}) tokens->ForEach([](float& x) { x = 3 + x / 128; });
+  for (auto* heights : {&p.row, &p.column}) std::fill(heights->begin(), heights->end(), 0.5f);
+  for (float& factor : p.factor) factor *= 256;
+  const Results<double> forward = p.InDouble().Forward();
+  const Results<double> all = p.InDouble().Run();
+  OnEveryTarget([&] {
+    EXPECT_LE(Difference(p.Forward().at("o"), forward.at("o")), 1e-4);
+    // Gradients are sums of products with tokens, and lose the digits that these share.
+    ExpectClose(p.Run(), all, 1e-3);
+  });
+}
+
+std::vector<const PairFunction*> Distances() {
+  std::vector<const PairFunction*> distances = PairFunctions();
+  std::erase_if(distances,
+                [](const PairFunction* f) { return f->input != PairInput::kSquaredDistance; });
+  return distances;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
 // Each gradient alone is what it is among the others.
 TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
   const Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 200, 17, 17},
