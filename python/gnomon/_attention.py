@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnomon._library import ops
 from gnomon.position import Position
-from gnomon.similarity import Similarity
+from gnomon.similarity import Dot, Similarity
 
 Window = tuple[int | None, int | None]
 
@@ -116,11 +116,10 @@ def attention(
         raise NotImplementedError(
             "gnomon.attention: query_offset as a tensor is not implemented in this version"
         )
-    similarity_spec, similarity_tensors = "dot", []
-    if similarity is not None:
-        if not isinstance(similarity, Similarity):
-            raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
-        similarity_spec, similarity_tensors = similarity._lower()
+    similarity = Dot() if similarity is None else similarity
+    if not isinstance(similarity, Similarity):
+        raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
+    similarity_spec, similarity_tensors = similarity._lower()
     position_specs: list[str] = []
     position_tensors: list[Tensor] = []
     for term in _as_list(position):
@@ -166,7 +165,7 @@ def _wrong_type(argument: str, value: object, expected: str) -> TypeError:
 def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
     if position is None:
         return ()
-    return position if isinstance(position, (list, tuple)) else [position]
+    return position if isinstance(position, Sequence) else [position]
 
 
 def _window(window: Window | None) -> Window:

@@ -53,9 +53,9 @@ def hype_augment(
 ) -> tuple[Tensor, Tensor]:
     """q and k with 2 * copies columns more, for kernels that know no bias.
 
-    The inner product of the new columns is sqrt(D) times the odd HyPE bias: keep the kernel's scale
-    at 1/sqrt(D), D the head size before. tau and mu are numbers or (H,); with a tensor mu, k gets the
-    H heads of q. axes is not in this version (Angelotti 2023).
+    The inner product of the new columns is sqrt(D) times the odd HyPE bias: keep the kernel's
+    scale at 1/sqrt(D), D the head size before. tau and mu are numbers or (H,); with a tensor mu, k
+    gets the H heads of q. axes is not in this version (Angelotti 2023).
     """
     if axes is not None:
         raise NotImplementedError("gnomon.hype_augment: axes is not implemented in this version")

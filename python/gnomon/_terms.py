@@ -1,7 +1,7 @@
 """What similarities and positions have in common: how they are lowered to the operator.
 
-A term becomes a specification, "name:key=value", and the tensors of those of its parameters that are
-not numbers, in the order of the catalogue (include/gnomon/catalogue.h).
+A term becomes a specification, "name:key=value", and the tensors of those of its parameters that
+are not numbers, in the order of the catalogue (include/gnomon/catalogue.h).
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ class MultiheadAttention(torch.nn.Module):
 
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
     inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
-    similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
-    value = start * exp(5 theta), "gamma_theta" among them, and "t5_table" (buckets, H), which starts
-    at 0. The start of gamma, the buffer "gamma_start", makes the spread of the logits of N(0, 1)
-    tokens 1.
+    similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
+    with value = start * exp(5 theta), "gamma_theta" among them, and "t5_table" (buckets, H), which
+    starts at 0. The start of gamma, the buffer "gamma_start", makes the spread of the logits of
+    N(0, 1) tokens 1.
 
     Args:
         embed_dim: columns of the input and the output.
@@ -86,13 +86,13 @@ class MultiheadAttention(torch.nn.Module):
         super().__init__()
         if dropout != 0:
             raise NotImplementedError(
-                f"gnomon.nn.MultiheadAttention: dropout is {dropout}; it is not implemented in this "
-                "version"
+                f"gnomon.nn.MultiheadAttention: dropout is {dropout}; it is not implemented in "
+                "this version"
             )
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
             raise ValueError(
-                f"gnomon.nn.MultiheadAttention: embed_dim is {embed_dim} and num_heads {num_heads}; "
-                "expected a positive multiple"
+                f"gnomon.nn.MultiheadAttention: embed_dim is {embed_dim} and num_heads "
+                f"{num_heads}; expected a positive multiple"
             )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -148,8 +148,8 @@ class MultiheadAttention(torch.nn.Module):
         """Attention of query (B, Lq, embed_dim) over key and value (B, Lk, embed_dim).
 
         key is query by default, value is key. The keys and values of this call are appended to the
-        cache, the queries see all of it, and query_offset is its length before by default. The other
-        arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
+        cache, the queries see all of it, and query_offset is its length before by default. The
+        other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -224,8 +224,8 @@ class LearnedAbsolute(torch.nn.Module):
         length = embeddings.shape[1]
         if offset < 0 or offset + length > self.max_length:
             raise ValueError(
-                f"gnomon.nn.LearnedAbsolute: positions {offset} to {offset + length - 1}; the table "
-                f"has {self.max_length} rows"
+                f"gnomon.nn.LearnedAbsolute: positions {offset} to {offset + length - 1}; the "
+                f"table has {self.max_length} rows"
             )
         return embeddings + self.table[offset : offset + length].to(embeddings.dtype)
 
@@ -241,7 +241,8 @@ class TokenPosition(torch.nn.Module):
         super().__init__()
         self.position = position
         layouts, lengths = ops.token_encodings(position, max_length)
-        learned = [length for layout, length in zip(layouts, lengths, strict=True) if layout == "learned"]
+        encodings = list(zip(layouts, lengths, strict=True))
+        learned = [length for layout, length in encodings if layout == "learned"]
         for n, length in enumerate(learned):
             self.add_module(f"learned{n}", LearnedAbsolute(length, dim))
         for n, layout in enumerate(layout for layout in layouts if layout != "learned"):
@@ -274,5 +275,6 @@ class CAPE(_Later):
 def _check_embeddings(module: str, argument: str, tokens: Tensor, dim: int) -> None:
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(
-            f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected (B, L, {dim})"
+            f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected "
+            f"(B, L, {dim})"
         )

@@ -38,8 +38,8 @@ class Position(Term):
 class RoPE(Position):
     """Rotates the first `dims` coordinates of q and k by p base^(-2 i / dims), before the map.
 
-    layout "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2). By default dims is D,
-    or the largest even number <= D - 1 where the last coordinate is a height (Su et al. 2021).
+    layout "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2). By default dims is
+    D, or the largest even number <= D - 1 where the last coordinate is a height (Su et al. 2021).
     """
 
     base: float = 10000.0
@@ -92,7 +92,7 @@ class _TableTerm(Position):
 
 @dataclass(frozen=True, eq=False)
 class T5(_TableTerm):
-    """table[bucket(p_j - p_i), h]; table (buckets, H), see gnomon.t5_bucket (Raffel et al. 2020)."""
+    """table[bucket(p_j - p_i), h]; table (buckets, H) (Raffel et al. 2020). See gnomon.t5_bucket."""
 
     table: Tensor
     bidirectional: bool

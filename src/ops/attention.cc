@@ -173,8 +173,8 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
   TensorReader similarity_reader(similarity_tensors, q);
   if (resolved_similarity.entry->has_gamma) {
     const std::optional<double> gamma = component.FindNumber("gamma");
-    resolved_similarity.gamma = gamma ? HeadNumber(q, *gamma)
-                                      : similarity_reader.NextHeads(component.name(), "gamma");
+    resolved_similarity.gamma =
+        gamma ? HeadNumber(q, *gamma) : similarity_reader.NextHeads(component.name(), "gamma");
   }
   similarity_reader.CheckDone("similarity_tensors");
 

@@ -11,8 +11,8 @@
 
 namespace gnomon {
 
-// Attention of a similarity and a list of positions, each a component and the tensors of those of its
-// parameters that the component gives no number for, in the entry's order. Returns o and lse.
+// Attention of a similarity and a list of positions, each a component and the tensors of those of
+// its parameters that the component gives no number for, in the entry's order. Returns o and lse.
 std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
     at::TensorList similarity_tensors, const std::vector<std::string>& positions,

@@ -31,12 +31,12 @@ void Expect(const char* name, const OptionalTensor& tensor, at::IntArrayRef size
   if (!tensor) return;
   TORCH_CHECK_VALUE(tensor->sizes() == sizes, "gnomon.attention: ", name, " has shape ",
                     tensor->sizes(), "; expected ", sizes);
-  TORCH_CHECK_TYPE(tensor->scalar_type() == dtype, "gnomon.attention: ", name,
-                   " has dtype ", tensor->scalar_type(), "; expected ", dtype);
+  TORCH_CHECK_TYPE(tensor->scalar_type() == dtype, "gnomon.attention: ", name, " has dtype ",
+                   tensor->scalar_type(), "; expected ", dtype);
 }
 
-// The operator's arguments with the last axis of each made contiguous, which keeps the tensors alive
-// that the views of Input() point into.
+// The operator's arguments with the last axis of each made contiguous, which keeps the tensors
+// alive that the views of Input() point into.
 struct Arguments {
   Arguments(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& v_in,
             const OptionalTensor& row_scalars_in, const OptionalTensor& column_scalars_in,
@@ -165,11 +165,11 @@ void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse) {
 }
 
 std::tuple<at::Tensor, at::Tensor> ForwardCpu(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
-    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
-    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
-    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right) {
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+    const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
+    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
                             key_starts, key_lengths, function, std::move(query_offset),
                             std::move(left), std::move(right));
@@ -250,8 +250,8 @@ Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const 
     const at::Tensor d_o_rows = Arguments::WithRows(d_o);
     const at::Tensor d_lse_rows = Arguments::Contiguous(d_lse);
     if (x.scalar_type() == at::kDouble) {
-      RunBackward<double>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o),
-                          lse.contiguous(), gradients);
+      RunBackward<double>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o), lse.contiguous(),
+                          gradients);
     } else {
       RunBackward<float>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o), lse.contiguous(),
                          gradients);
@@ -267,9 +267,9 @@ std::tuple<at::Tensor, at::Tensor> ForwardMeta(
     const OptionalTensor& /*bias*/, const OptionalTensor& /*key_starts*/,
     const OptionalTensor& /*key_lengths*/, std::string_view /*function*/,
     c10::SymInt /*query_offset*/, OptionalSymInt /*left*/, OptionalSymInt /*right*/) {
-  return {at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), v.sym_size(3)},
-                           x.options()),
-          at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2)}, x.options())};
+  return {
+      at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), v.sym_size(3)}, x.options()),
+      at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2)}, x.options())};
 }
 
 Gradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*/,

@@ -1,5 +1,5 @@
-// Autograd of attention_forward. The backward pass goes through the operator attention_backward, not
-// its kernel: otherwise torch.compile would not see it.
+// Autograd of attention_forward. The backward pass goes through the operator attention_backward,
+// not its kernel: otherwise torch.compile would not see it.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -25,8 +25,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                const OptionalTensor& head_scalars, const at::Tensor& factor,
                                const OptionalTensor& bias, const OptionalTensor& key_starts,
                                const OptionalTensor& key_lengths, std::string function,
-                               c10::SymInt query_offset, OptionalSymInt left,
-                               OptionalSymInt right, std::array<bool, kGradients> needed) {
+                               c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right,
+                               std::array<bool, kGradients> needed) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [o, lse] =
         CallAttentionForward(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
@@ -66,11 +66,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         CallAttentionBackward(d_o, optional(d_outputs[1]), o, saved[1], saved[2], saved[3],
                               saved[4], optional(saved[5]), optional(saved[6]), optional(saved[7]),
                               saved[8], optional(saved[9]), optional(saved[10]),
-                              optional(saved[11]),
-                              context->saved_data["function"].toStringRef(), *symint("query_offset"),
-                              symint("left"), symint("right"), needed);
-    variable_list gradients = {d_x,      d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars,
-                               d_factor, d_bias};
+                              optional(saved[11]), context->saved_data["function"].toStringRef(),
+                              *symint("query_offset"), symint("left"), symint("right"), needed);
+    variable_list gradients = {
+        d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias};
     for (size_t n = 0; n < kGradients; ++n) {
       if (!needed[n]) gradients[n] = at::Tensor();
     }
@@ -83,15 +82,20 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 };
 
 std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
-    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
-    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
-    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right) {
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+    const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
+    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right) {
   const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
-  const std::array<bool, kGradients> needed = {
-      needs(x),           needs(y),      needs(v),   needs(row_scalars), needs(column_scalars),
-      needs(head_scalars), needs(factor), needs(bias)};
+  const std::array<bool, kGradients> needed = {needs(x),
+                                               needs(y),
+                                               needs(v),
+                                               needs(row_scalars),
+                                               needs(column_scalars),
+                                               needs(head_scalars),
+                                               needs(factor),
+                                               needs(bias)};
   variable_list outputs = AttentionFunction::apply(
       x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
       std::string(function), std::move(query_offset), std::move(left), std::move(right), needed);

@@ -146,7 +146,8 @@ std::string UnknownName(std::string_view kind, std::string_view name,
   std::vector<std::pair<size_t, std::string>> near;
   for (const std::string& candidate : known) {
     const size_t distance = EditDistance(name, candidate);
-    if (distance <= std::max<size_t>(1, candidate.size() / 2)) near.emplace_back(distance, candidate);
+    if (distance <= std::max<size_t>(1, candidate.size() / 2))
+      near.emplace_back(distance, candidate);
   }
   std::stable_sort(near.begin(), near.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -16,8 +16,8 @@ void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), "gnomon.attention: ", name,
                               " is on ", tensor.device(), "; this version runs on the CPU only");
   const at::ScalarType dtype = tensor.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype != at::kBFloat16 && dtype != at::kHalf, "gnomon.attention: ",
-                              name, " has dtype ", dtype,
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype != at::kBFloat16 && dtype != at::kHalf,
+                              "gnomon.attention: ", name, " has dtype ", dtype,
                               "; this version takes float32 and float64");
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, "gnomon.attention: ", name,
                    " has dtype ", dtype, "; expected float32 or float64");
@@ -48,12 +48,13 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
                         const CallArguments& arguments) {
   if (arguments.query_offset) return *arguments.query_offset;
   if (q.sym_size(2) != k.sym_size(2)) {
-    const char* needs_it = has_position           ? "a position"
+    const char* needs_it = has_position                        ? "a position"
                            : arguments.left || arguments.right ? "a window"
                            : arguments.causal                  ? "causal"
                                                                : nullptr;
-    TORCH_CHECK_VALUE(needs_it == nullptr, "gnomon.attention: query_offset is None, Lq = ",
-                      q.sym_size(2), " and Lk = ", k.sym_size(2), "; ", needs_it ? needs_it : "",
+    TORCH_CHECK_VALUE(needs_it == nullptr,
+                      "gnomon.attention: query_offset is None, Lq = ", q.sym_size(2),
+                      " and Lk = ", k.sym_size(2), "; ", needs_it ? needs_it : "",
                       " needs query_offset, the position of the first query");
   }
   return 0;
@@ -63,8 +64,7 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths) {
   if (!key_starts && !key_lengths) return k;
-  const at::Tensor columns =
-      at::arange(k.sym_size(2), k.options().dtype(at::kLong)).unsqueeze(0);
+  const at::Tensor columns = at::arange(k.sym_size(2), k.options().dtype(at::kLong)).unsqueeze(0);
   at::Tensor visible = columns >= 0;
   if (key_starts) visible = visible.logical_and(columns >= key_starts->unsqueeze(1));
   if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));

@@ -1,5 +1,5 @@
-// Attention as a composition: positions rotate tokens and add biases, the similarity maps tokens, and
-// the operator does the rest. Both languages, and modules, come here.
+// Attention as a composition: positions rotate tokens and add biases, the similarity maps tokens,
+// and the operator does the rest. Both languages, and modules, come here.
 #ifndef GNOMON_OPS_COMPOSE_H_
 #define GNOMON_OPS_COMPOSE_H_
 
@@ -47,7 +47,8 @@ at::Tensor HeadNumber(const at::Tensor& q, double number);
 
 // Tokens checked by CheckTokens. Returns o and lse.
 std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v, const ResolvedSimilarity& similarity,
+                                           const at::Tensor& v,
+                                           const ResolvedSimilarity& similarity,
                                            const std::vector<ResolvedPosition>& positions,
                                            const CallArguments& arguments);
 

@@ -15,8 +15,8 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
                     q.sym_sizes(), " and k ", k.sym_sizes(),
                     "; expected four axes, (batch, heads, length, columns)");
   TORCH_CHECK_TYPE(q.is_floating_point() && k.scalar_type() == q.scalar_type(),
-                   "gnomon.hype_augment: q has dtype ", q.scalar_type(), " and k ",
-                   k.scalar_type(), "; expected the same floating-point type");
+                   "gnomon.hype_augment: q has dtype ", q.scalar_type(), " and k ", k.scalar_type(),
+                   "; expected the same floating-point type");
   TORCH_CHECK_VALUE(copies >= 1, "gnomon.hype_augment: copies is ", copies,
                     "; expected at least 1");
   const c10::SymInt heads = q.sym_size(1);
@@ -34,13 +34,13 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
     return heads_value.to(at::kDouble).reshape({-1, 1});
   };
   const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
-    return over_tokens(mu) * at::arange(first, first + tokens.sym_size(2),
-                                        tokens.options().dtype(at::kDouble));
+    return over_tokens(mu) *
+           at::arange(first, first + tokens.sym_size(2), tokens.options().dtype(at::kDouble));
   };
   const auto with_columns = [&](const at::Tensor& tokens, const at::Tensor& columns) {
     const at::Tensor repeated = columns.repeat({1, 1, copies}).to(dtype).unsqueeze(0);
-    return at::cat({tokens, repeated.expand_symint({tokens.sym_size(0), tokens.sym_size(1), -1, -1})},
-                   3);
+    return at::cat(
+        {tokens, repeated.expand_symint({tokens.sym_size(0), tokens.sym_size(1), -1, -1})}, 3);
   };
   const at::Tensor query_angles = angles(query_offset, q);
   const at::Tensor factor =
@@ -49,15 +49,14 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
       at::stack({-factor * query_angles.exp(), factor * (-query_angles).exp()}, 2);
   const at::Tensor key_angles = angles(0, k);
   const at::Tensor key_columns = at::stack({(-key_angles).exp(), key_angles.exp()}, 2);
-  const at::Tensor keys =
-      mu.dim() == 0 ? k : k.repeat_interleave_symint(heads / key_heads, 1);
+  const at::Tensor keys = mu.dim() == 0 ? k : k.repeat_interleave_symint(heads / key_heads, 1);
   return {with_columns(q, query_columns), with_columns(keys, key_columns)};
 }
 
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
-                                                      const torch::Tensor& k,
-                                                      const HeadValue& tau, const HeadValue& mu,
-                                                      int64_t copies, int64_t query_offset) {
+                                                      const torch::Tensor& k, const HeadValue& tau,
+                                                      const HeadValue& mu, int64_t copies,
+                                                      int64_t query_offset) {
   const auto as_tensor = [&](const HeadValue& value) {
     return value.is_number() ? at::scalar_tensor(value.number(), q.options().dtype(at::kDouble))
                              : value.tensor();

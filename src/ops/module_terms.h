@@ -31,8 +31,8 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 // A component that is added to embeddings.
 struct TokenEncoding {
-  bool learned;         // a table of `length` rows; else sinusoids
-  std::string layout;   // of the sinusoids
+  bool learned;        // a table of `length` rows; else sinusoids
+  std::string layout;  // of the sinusoids
   int64_t length;
 };
 

@@ -70,9 +70,8 @@ void MultiheadAttentionImpl::reset() {
   const int64_t key_heads = KeyHeads(options);
   const int64_t value_dim = embed_dim / options.num_heads();
   const auto linear = [&](const char* name, int64_t out) {
-    torch::nn::Linear layer =
-        register_module(name, torch::nn::Linear(torch::nn::LinearOptions(embed_dim, out)
-                                                    .bias(options.bias())));
+    torch::nn::Linear layer = register_module(
+        name, torch::nn::Linear(torch::nn::LinearOptions(embed_dim, out).bias(options.bias())));
     torch::nn::init::normal_(layer->weight, 0, 1 / std::sqrt(static_cast<double>(embed_dim)));
     if (options.bias()) torch::nn::init::zeros_(layer->bias);
     return layer;

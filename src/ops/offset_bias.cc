@@ -74,10 +74,10 @@ at::Tensor KerpleBias(const Component& component, const std::vector<at::Tensor>&
 at::Tensor RawBias(const Component&, const std::vector<at::Tensor>& tensors,
                    const OffsetRange& range) {
   const at::Tensor& table = tensors[0];
-  TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads &&
-                        table.sym_size(1) == range.size(),
-                    "gnomon.attention: the table of OffsetBias has shape ", table.sym_sizes(),
-                    "; expected (H, Lq + Lk - 1) = (", range.heads, ", ", range.size(), ")");
+  TORCH_CHECK_VALUE(
+      table.dim() == 2 && table.sym_size(0) == range.heads && table.sym_size(1) == range.size(),
+      "gnomon.attention: the table of OffsetBias has shape ", table.sym_sizes(),
+      "; expected (H, Lq + Lk - 1) = (", range.heads, ", ", range.size(), ")");
   return table;
 }
 
@@ -107,8 +107,7 @@ at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, in
                     "; expected more than ", exact, ", the number of exact buckets");
   const at::Tensor relative = relative_position.to(at::kLong);
   const at::Tensor distance = bidirectional ? relative.abs() : -relative.clamp_max(0);
-  const double log_range =
-      std::log(static_cast<double>(max_distance) / static_cast<double>(exact));
+  const double log_range = std::log(static_cast<double>(max_distance) / static_cast<double>(exact));
   const at::Tensor far =
       ((distance.clamp_min(1).to(at::kFloat) / exact).log() / log_range * (one_side - exact))
           .to(at::kLong)

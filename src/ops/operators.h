@@ -28,20 +28,23 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at:
 // (B,) int64; function names a pair function; left and right bound the window. Returns o (B, H, Lq,
 // Dv) and lse (B, H, Lq).
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor>(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
-    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
-    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
-    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right);
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+    const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
+    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right);
 
 // The gradients that are needed; the others are empty.
-using BackwardSignature = Gradients(
-    const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o, const at::Tensor& lse,
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v, const OptionalTensor& row_scalars,
-    const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
-    const at::Tensor& factor, const OptionalTensor& bias, const OptionalTensor& key_starts,
-    const OptionalTensor& key_lengths, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed);
+using BackwardSignature = Gradients(const at::Tensor& d_o, const OptionalTensor& d_lse,
+                                    const at::Tensor& o, const at::Tensor& lse, const at::Tensor& x,
+                                    const at::Tensor& y, const at::Tensor& v,
+                                    const OptionalTensor& row_scalars,
+                                    const OptionalTensor& column_scalars,
+                                    const OptionalTensor& head_scalars, const at::Tensor& factor,
+                                    const OptionalTensor& bias, const OptionalTensor& key_starts,
+                                    const OptionalTensor& key_lengths, std::string_view function,
+                                    c10::SymInt query_offset, OptionalSymInt left,
+                                    OptionalSymInt right, std::array<bool, kGradients> needed);
 
 ForwardSignature CallAttentionForward;
 BackwardSignature CallAttentionBackward;

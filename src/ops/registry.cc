@@ -49,8 +49,7 @@ at::Tensor T5TableStart(const Component& component, int64_t heads) {
 }
 
 template <class Entry>
-const Entry& Find(const char* kind, const std::vector<Entry>& entries,
-                  const Component& component) {
+const Entry& Find(const char* kind, const std::vector<Entry>& entries, const Component& component) {
   std::vector<std::string> known;
   for (const Entry& entry : entries) {
     if (entry.catalogue.name == component.name()) {

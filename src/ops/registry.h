@@ -49,8 +49,8 @@ struct PositionEntry {
 const std::vector<SimilarityEntry>& SimilarityEntries();
 const std::vector<PositionEntry>& PositionEntries();
 
-// The entry of that name; checks the component's keys. Throws c10::ValueError naming the nearest and
-// all known ones.
+// The entry of that name; checks the component's keys. Throws c10::ValueError naming the nearest
+// and all known ones.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
 

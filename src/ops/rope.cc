@@ -17,8 +17,9 @@ int64_t RotatedColumns(const Component& component, int64_t head_dim, bool last_i
     return free - free % 2;
   }
   const int64_t dims = component.Integer("dims", 0);
-  TORCH_CHECK_VALUE(dims >= 0 && dims % 2 == 0 && dims <= free, "gnomon.attention: RoPE has dims = ",
-                    dims, "; expected an even number, at most ", free,
+  TORCH_CHECK_VALUE(dims >= 0 && dims % 2 == 0 && dims <= free,
+                    "gnomon.attention: RoPE has dims = ", dims,
+                    "; expected an even number, at most ", free,
                     last_is_height ? " (the last coordinate is a height)" : "");
   return dims;
 }
@@ -27,8 +28,8 @@ int64_t RotatedColumns(const Component& component, int64_t head_dim, bool last_i
 
 at::Tensor Rotate(const Component& component, const at::Tensor& x, const c10::SymInt& position,
                   bool last_is_height) {
-  const int64_t dims = RotatedColumns(
-      component, x.sym_size(3).guard_int(__FILE__, __LINE__), last_is_height);
+  const int64_t dims =
+      RotatedColumns(component, x.sym_size(3).guard_int(__FILE__, __LINE__), last_is_height);
   const double base = component.Number("base", 10000.0);
   TORCH_CHECK_VALUE(base > 0 && std::isfinite(base), "gnomon.attention: RoPE has base = ", base,
                     "; expected a positive number");

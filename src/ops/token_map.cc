@@ -87,13 +87,7 @@ MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at
   };
   const auto [x, u] = map_token(q);
   const auto [y, v] = map_token(k);
-  return {"umbral",
-          x,
-          y,
-          u.unsqueeze(0),
-          v.unsqueeze(0),
-          gamma * 0.5,
-          -OverRows(gamma) * u};
+  return {"umbral", x, y, u.unsqueeze(0), v.unsqueeze(0), gamma * 0.5, -OverRows(gamma) * u};
 }
 
 // Tseng et al. 2023, eq. 23 and the map xi.

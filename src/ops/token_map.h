@@ -9,13 +9,13 @@
 namespace gnomon {
 
 struct MappedTokens {
-  const char* function;        // the name of the pair function
-  at::Tensor x;                // (B, H, Lq, D')
-  at::Tensor y;                // (B, Hkv, Lk, D')
-  at::Tensor row_scalars;      // (R, B, H, Lq), or undefined
-  at::Tensor column_scalars;   // (C, B, Hkv, Lk), or undefined
-  at::Tensor factor;           // (H)
-  at::Tensor row_constant;     // what the pair function drops, broadcast to (B, H, Lq), or undefined
+  const char* function;       // the name of the pair function
+  at::Tensor x;               // (B, H, Lq, D')
+  at::Tensor y;               // (B, Hkv, Lk, D')
+  at::Tensor row_scalars;     // (R, B, H, Lq), or undefined
+  at::Tensor column_scalars;  // (C, B, Hkv, Lk), or undefined
+  at::Tensor factor;          // (H)
+  at::Tensor row_constant;    // what the pair function drops, broadcast to (B, H, Lq), or undefined
 };
 
 // head_factor (H): the scale of a dot product, gamma of the others.

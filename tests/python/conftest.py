@@ -1,4 +1,4 @@
-"""One thread, except where a test says otherwise: waiting threads of a busy machine cost minutes."""
+"""One thread, except where a test says otherwise: busy machines pay for waiting threads."""
 
 import torch
 

@@ -130,8 +130,9 @@ SIMILARITIES = {
     ),
     "penumbral": Similarity(
         lambda p: gnomon.similarity.Penumbral(p["gamma"]),
-        lambda p, q, k: -per_head(p["gamma"])
-        * penumbral_square(xi(1.0)(q), xi(1.0)(k), 1.0).sqrt(),
+        lambda p, q, k: (
+            -per_head(p["gamma"]) * penumbral_square(xi(1.0)(q), xi(1.0)(k), 1.0).sqrt()
+        ),
         random_gamma,
         has_height=True,
     ),
@@ -238,8 +239,10 @@ POSITIONS = {
     ),
     "kerple power": Position(
         lambda p: [gnomon.position.Kerple(p["r1"], p["r2"], kind="power")],
-        lambda p, i, j: -per_head(p["r1"])
-        * torch.where(i == j, 0.0, torch.where(i == j, 1.0, (i - j).abs()) ** per_head(p["r2"])),
+        lambda p, i, j: (
+            -per_head(p["r1"])
+            * torch.where(i == j, 0.0, torch.where(i == j, 1.0, (i - j).abs()) ** per_head(p["r2"]))
+        ),
         rates("r1", "r2", high=1.0),
     ),
     "rope": rope(),
@@ -253,8 +256,9 @@ POSITIONS = {
             gnomon.position.T5(p["table"], True, max_distance=30),
         ],
         lambda p, i, j: hype_bias("odd")(p, i, j) + t5_bias(True)(p, i, j),
-        lambda heads: hype_parameters(heads)
-        | {"table": torch.randn(12, heads, dtype=torch.float64)},
+        lambda heads: (
+            hype_parameters(heads) | {"table": torch.randn(12, heads, dtype=torch.float64)}
+        ),
         rotation={},
     ),
 }

@@ -1,6 +1,8 @@
 """gnomon.attention against the formulas: values, lse and every gradient."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -35,9 +37,7 @@ def test_every_similarity_with_every_position(similarity, position, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(
-    ("dim", "value_dim"), [(3, 1), (17, 64), (64, 3), (80, 129), (129, 80)]
-)
+@pytest.mark.parametrize(("dim", "value_dim"), [(3, 1), (17, 64), (64, 3), (80, 129), (129, 80)])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_head_dims(similarity, dim, value_dim, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
@@ -199,7 +199,8 @@ def test_gamma_may_be_a_number_negative_or_zero(similarity):
     }
     for gamma in (0.7, 1, 0.0, -0.3):
         got = gnomon.attention(x["q"], x["k"], x["v"], similarity=ours(gamma, **fields))
-        expected, _ = case.theirs(x | {"gamma": torch.full((4,), float(gamma), dtype=torch.float64)})
+        heads = torch.full((4,), float(gamma), dtype=torch.float64)
+        expected, _ = case.theirs(x | {"gamma": heads})
         torch.testing.assert_close(got, expected)
 
 
@@ -216,7 +217,8 @@ def test_lse_alone_has_gradients():
 
     ours, theirs = only_lse(case.ours), only_lse(case.theirs)
     for name, expected in theirs.items():
-        torch.testing.assert_close(ours[name], torch.zeros_like(inputs[name]) if expected is None else expected)
+        unused = torch.zeros_like(inputs[name])
+        torch.testing.assert_close(ours[name], unused if expected is None else expected)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -297,3 +299,28 @@ def test_umbral_at_equal_heights_is_laplacian():
         gnomon.attention(q, k, v, similarity=umbral),
         gnomon.attention(q, k, v, similarity=laplacian),
     )
+
+
+MEMORY = """
+import resource, torch, gnomon
+from gnomon.position import ALiBi
+from gnomon.similarity import Penumbral
+
+def step(length):
+    q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
+    slopes = torch.ones(1, requires_grad=True)
+    o = gnomon.attention(q, k, v, similarity=Penumbral(1.0), position=ALiBi(slopes), causal=True)
+    o.sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = step(512)
+print(step(32768) - before)
+"""
+
+
+def test_memory_is_linear_in_the_length():
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240
+    )
+    # One array of L x L bytes would be 1024 MiB.
+    assert int(run.stdout) < 100 * 1024

@@ -28,7 +28,8 @@ def test_sinusoid(layout, dim):
 def test_sinusoid_of_float64_positions_is_float64():
     table = gnomon.sinusoid(torch.tensor([0.5], dtype=torch.float64), 2)
     assert table.dtype == torch.float64
-    torch.testing.assert_close(table[0], torch.tensor([math.sin(0.5), math.cos(0.5)]).double(), atol=1e-7, rtol=0)
+    expected = torch.tensor([math.sin(0.5), math.cos(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(table[0], expected, atol=1e-15, rtol=0)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

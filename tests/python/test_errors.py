@@ -1,4 +1,4 @@
-"""Wrong arguments: the kind of error, and a message that names the argument and what was expected."""
+"""Wrong arguments: the kind of error, and a message with the argument and what was expected."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ VALUE_ERRORS = {
         r"dims = 8.*at most 7 \(the last coordinate is a height\)",
     ),
     "odd head": (
-        lambda: attend(tokens(1, 1, 2, 3), tokens(1, 1, 2, 3), tokens(1, 1, 2, 3), position=position.RoPE()),
+        lambda: attend(*[tokens(1, 1, 2, 3)] * 3, position=position.RoPE()),
         "q has 3 columns; expected an even number",
     ),
     "base": (lambda: attend(position=position.RoPE(base=0.0)), "base = 0; expected a positive"),
@@ -275,9 +275,7 @@ LATER = {
     'map="exp"': lambda: attend(similarity=similarity.Umbral(1.0, map="exp")),
     'penumbral with map="exp"': lambda: attend(similarity=similarity.Penumbral(1.0, map="exp")),
     'score="log"': lambda: attend(similarity=similarity.Umbral(1.0, score="log")),
-    'penumbral with score="log"': lambda: attend(
-        similarity=similarity.Penumbral(1.0, score="log")
-    ),
+    'penumbral with score="log"': lambda: attend(similarity=similarity.Penumbral(1.0, score="log")),
     **{
         f"similarity.{name}": getattr(similarity, name)
         for name in ("Hyperbolic", "Entailment", "Additive")

@@ -139,7 +139,8 @@ def test_learned_values_are_exponential(position, name, value):
         for projection in (module.q_proj, module.k_proj, module.v_proj)
     )
     o = gnomon.attention(q, k, v, position=term, causal=True)
-    torch.testing.assert_close(module(x, causal=True), module.out_proj(o.transpose(1, 2).flatten(2)))
+    expected = module.out_proj(o.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, causal=True), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -216,9 +217,7 @@ def test_golden_module():
         *(-0.312258745162, -0.388714625559, -0.284255134003, -0.047230407236),
         *(0.212166622111, 0.373149561168, 0.360602219062, 0.180139130061),
     ]
-    torch.testing.assert_close(
-        out, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0
-    )
+    torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_modules_copy_and_load():

@@ -21,7 +21,8 @@ def low_level_arguments(dtype):
     """Of attention_forward, for umbral: every optional argument but head scalars is given."""
     torch.manual_seed(0)
     b, h, hkv, lq, lk, d = 2, 4, 2, 5, 7, 3
-    x, y, v = (torch.randn(s, dtype=dtype) for s in ((b, h, lq, d), (b, hkv, lk, d), (b, hkv, lk, 4)))
+    shapes = (b, h, lq, d), (b, hkv, lk, d), (b, hkv, lk, 4)
+    x, y, v = (torch.randn(shape, dtype=dtype) for shape in shapes)
     rows = torch.rand(1, b, h, lq, dtype=dtype)
     columns = torch.rand(1, b, hkv, lk, dtype=dtype)
     factor = torch.rand(h, dtype=dtype)
@@ -127,9 +128,7 @@ def test_compile_with_inductor():
     torch.manual_seed(0)
     q = torch.randn(1, 2, 11, 6, dtype=torch.float64, requires_grad=True)
     gamma = torch.rand(2, dtype=torch.float64, requires_grad=True)
-    expected = gnomon.attention(
-        q, q, q, similarity=Penumbral(gamma), position=RoPE(), causal=True
-    )
+    expected = gnomon.attention(q, q, q, similarity=Penumbral(gamma), position=RoPE(), causal=True)
     ours = layer(q, gamma)
     torch.testing.assert_close(ours, expected)
     for got, want in zip(

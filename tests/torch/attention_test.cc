@@ -71,9 +71,10 @@ TEST_F(AttentionTest, NumbersStandForAllHeads) {
     return attention(q, k, v, AttentionOptions().similarity(similarity).position({position}));
   };
   const auto heads = [](double value) { return torch::full({4}, value, torch::kDouble); };
-  for (const auto make : {+[](HeadValue value) { return similarity::Umbral(std::move(value)); },
-                          +[](HeadValue value) { return similarity::Penumbral(std::move(value)); },
-                          +[](HeadValue value) { return similarity::Gaussian(std::move(value)); }}) {
+  for (const auto make :
+       {+[](HeadValue value) { return similarity::Umbral(std::move(value)); },
+        +[](HeadValue value) { return similarity::Penumbral(std::move(value)); },
+        +[](HeadValue value) { return similarity::Gaussian(std::move(value)); }}) {
     ExpectNear(with(make(1.0 / 3), position::HyPE(1e-3, heads(0.7))),
                with(make(heads(1.0 / 3)), position::HyPE(heads(1e-3), 0.7)));
   }

@@ -79,8 +79,8 @@ TEST(MultiheadAttentionTest, TrainsItsTerms) {
     losses.push_back(loss.item<double>());
   }
   EXPECT_LT(losses.back(), losses.front());
-  for (const char* name : {"gamma_theta", "kerple_r1_theta", "kerple_r2_theta",
-                           "alibi_slopes_theta"}) {
+  for (const char* name :
+       {"gamma_theta", "kerple_r1_theta", "kerple_r2_theta", "alibi_slopes_theta"}) {
     EXPECT_GT(module->named_parameters()[name].abs().max().item<double>(), 0) << name;
   }
 }
@@ -105,8 +105,7 @@ TEST(MultiheadAttentionTest, ACacheGivesTheSameAsTheWhole) {
 }
 
 TEST(MultiheadAttentionTest, ClonesAreApart) {
-  MultiheadAttention module(
-      MultiheadAttentionOptions(16, 2).similarity("gaussian").position("t5"));
+  MultiheadAttention module(MultiheadAttentionOptions(16, 2).similarity("gaussian").position("t5"));
   const auto twin = std::dynamic_pointer_cast<MultiheadAttentionImpl>(module->clone());
   const torch::Tensor x = torch::randn({1, 5, 16});
   EXPECT_TRUE(torch::equal(twin->forward(x), module(x)));

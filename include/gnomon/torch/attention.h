@@ -28,7 +28,7 @@ namespace gnomon {
 // Its dtype is float32, or float64 exactly if q is float64.
 class HeadValue {
  public:
-  HeadValue(double number) : number_(number) {}                        // NOLINT: implicit
+  HeadValue(double number) : number_(number) {}                                // NOLINT: implicit
   HeadValue(torch::Tensor tensor) : number_(0), tensor_(std::move(tensor)) {}  // NOLINT: implicit
   bool is_number() const { return !tensor_.defined(); }
   double number() const { return number_; }
@@ -93,10 +93,10 @@ Position Kerple(torch::Tensor r1, torch::Tensor r2, const std::string& kind = "l
 // is; -inf masks.
 Position OffsetBias(torch::Tensor table);
 
-// Rotates the first `dims` coordinates of q and k by their positions times base^(-2 i / dims), before
-// the map of the similarity (Su et al. 2021). layout "interleaved": pairs (2 i, 2 i + 1); "half":
-// pairs (i, i + dims / 2). By default dims is D, or the largest even number <= D - 1 where the last
-// coordinate is a height.
+// Rotates the first `dims` coordinates of q and k by their positions times base^(-2 i / dims),
+// before the map of the similarity (Su et al. 2021). layout "interleaved": pairs (2 i, 2 i + 1);
+// "half": pairs (i, i + dims / 2). By default dims is D, or the largest even number <= D - 1 where
+// the last coordinate is a height.
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt);
 
@@ -123,8 +123,8 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<double>, scale);
 };
 
-// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, float32 or float64 on
-// the CPU; returns o (B, H, Lq, Dv). A row that sees no key gives 0.
+// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, float32 or float64
+// on the CPU; returns o (B, H, Lq, Dv). A row that sees no key gives 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
@@ -144,19 +144,18 @@ torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirection
                         int64_t num_buckets = 32, int64_t max_distance = 128);
 
 // Sinusoids of positions (...): (..., dim), dim even; float64 for float64 positions, else float32.
-// layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017); "split": all
-// sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with
-// exponent -2 i / dim (Dai et al. 2019).
+// layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017); "split":
+// all sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same
+// with exponent -2 i / dim (Dai et al. 2019).
 torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
 // q and k with 2 * copies columns more, whose inner product is sqrt(D) times the odd HyPE bias, for
-// kernels that know no bias: keep their scale at 1/sqrt(D), D the head size before. tau and mu (H,);
-// k gets the H heads of q (Angelotti 2023).
+// kernels that know no bias: keep their scale at 1/sqrt(D), D the head size before. tau and mu
+// (H,); k gets the H heads of q (Angelotti 2023).
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
-                                                      const torch::Tensor& k,
-                                                      const HeadValue& tau, const HeadValue& mu,
-                                                      int64_t copies = 1,
+                                                      const torch::Tensor& k, const HeadValue& tau,
+                                                      const HeadValue& mu, int64_t copies = 1,
                                                       int64_t query_offset = 0);
 
 }  // namespace gnomon

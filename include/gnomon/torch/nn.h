@@ -1,7 +1,7 @@
 // Torch modules on gnomon::attention. Positions and similarities are named by specifications in the
 // grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned", "penumbral:score=height2"), so
-// that a model has no special case for any of them: it hands the same specification to TokenPosition
-// and to MultiheadAttention, and each takes the components that act in it.
+// that a model has no special case for any of them: it hands the same specification to
+// TokenPosition and to MultiheadAttention, and each takes the components that act in it.
 //
 // Parameters have the same names in Python (gnomon.nn).
 #ifndef GNOMON_TORCH_NN_H_
@@ -63,9 +63,9 @@ struct AttentionCall {
 // Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
 // inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
 // similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
-// value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" among them, and
-// "t5_table" (buckets, H), which starts at 0. The start of gamma, the buffer "gamma_start", makes the
-// spread of the logits of N(0, 1) tokens 1.
+// value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" among them,
+// and "t5_table" (buckets, H), which starts at 0. The start of gamma, the buffer "gamma_start",
+// makes the spread of the logits of N(0, 1) tokens 1.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -74,8 +74,8 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   void reset() override;
 
-  // query (B, Lq, embed_dim), key (B, Lk, embed_dim), value likewise; key is query by default, value
-  // is key. Returns (B, Lq, embed_dim).
+  // query (B, Lq, embed_dim), key (B, Lk, embed_dim), value likewise; key is query by default,
+  // value is key. Returns (B, Lq, embed_dim).
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
