@@ -92,7 +92,7 @@ class _TableTerm(Position):
 
 @dataclass(frozen=True, eq=False)
 class T5(_TableTerm):
-    """table[bucket(p_j - p_i), h]; table (buckets, H) (Raffel et al. 2020). See gnomon.t5_bucket."""
+    """table[bucket(p_j - p_i), h], the table (buckets, H) (Raffel et al. 2020); see t5_bucket."""
 
     table: Tensor
     bidirectional: bool
