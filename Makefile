@@ -116,7 +116,7 @@ sanitize-thread: .venv/.setup ## core tests that use threads: data races
 	@test -e build-tsan/build.ninja || $(configure) -B build-tsan -DGNOMON_TORCH=OFF \
 		-DGNOMON_SANITIZE=thread -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
 	$(CMAKE) --build build-tsan
-	$(ctest) --test-dir build-tsan -R Thread
+	$(ctest) --test-dir build-tsan -R 'Thread|Workers'
 
 .PHONY: clean
 clean: ## remove what was built; .venv stays
