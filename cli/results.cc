@@ -185,7 +185,7 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
                     FormatNumber(row["parameters"], "%.0f"), " | ",
                     FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
     for (const char* kind : {"loss", "last"}) {
-      for (const json& at : row["losses"]) table += " " + FormatCell(at[kind]) + " |";
+      for (const json& at : row["losses"]) table += StrCat(" ", FormatCell(at[kind]), " |");
     }
     table += "\n";
   }

@@ -208,9 +208,9 @@ std::vector<std::string> Targets();
 void SetTarget(std::string_view name);
 std::string CurrentTarget();
 
-// Runs a loop of multiply-adds shaped like the fp32 GEMM of the kernels, with all operands in cache,
-// on every worker of the executor for about `seconds`; returns the rate of all workers together in
-// floating-point operations a second. The yardstick of `gnomon bench`.
+// Runs a loop of multiply-adds shaped like the fp32 GEMM of the kernels, with all operands in
+// cache, on every worker of the executor for about `seconds`; returns the rate of all workers
+// together in floating-point operations a second. The yardstick of `gnomon bench`.
 double MeasurePeakFlops(double seconds, const Executor& executor);
 
 }  // namespace gnomon

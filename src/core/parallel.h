@@ -12,8 +12,7 @@ namespace gnomon {
 
 // How many workers a loop over `tasks` may use.
 inline int WorkersFor(const Executor& executor, int64_t tasks) {
-  return static_cast<int>(
-      std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));
+  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));
 }
 
 // Calls body(task, worker) for task = 0 .. tasks - 1, each once, in an order that is not fixed:

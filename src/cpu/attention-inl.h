@@ -1,11 +1,11 @@
 // The fused operator, forward and backward, for one pair function and one instruction set.
 //
-// Keys are packed once for each head as transposed panels of kPanel columns, so that one microkernel
-// serves every product. A tile is a block of query rows by a block of keys: its scores are made by
-// one product, turned into weights while they are in cache, and used up by the next products.
-// Queries are independent tasks forward; backward, keys are, and what they add to queries goes to
-// one partial sum for each chunk of keys. Tasks are cut by shape alone and sums over tasks run in
-// fixed order: results do not depend on the number of workers.
+// Keys are packed once for each head as transposed panels of kPanel columns, so that one
+// microkernel serves every product. A tile is a block of query rows by a block of keys: its scores
+// are made by one product, turned into weights while they are in cache, and used up by the next
+// products. Queries are independent tasks forward; backward, keys are, and what they add to queries
+// goes to one partial sum for each chunk of keys. Tasks are cut by shape alone and sums over tasks
+// run in fixed order: results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ATTENTION_INL_H_
 #undef GNOMON_SRC_CPU_ATTENTION_INL_H_
@@ -69,7 +69,8 @@ struct Rows {
   const float* row(int64_t i) const { return data + i * stride; }
 };
 
-// A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are not.
+// A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are
+// not.
 class PaddedRows {
  public:
   // Copies nothing yet; Fill copies rows [begin, end) of one head.
@@ -78,9 +79,7 @@ class PaddedRows {
     if (padded_ != columns) copy_.Reset(batch * heads * rows * padded_);
   }
 
-  static int64_t Padded(int64_t columns) {
-    return RoundUp(columns, kLaneCount);
-  }
+  static int64_t Padded(int64_t columns) { return RoundUp(columns, kLaneCount); }
   bool copies() const { return static_cast<bool>(copy_); }
 
   void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
@@ -144,8 +143,7 @@ class Panels {
 
  private:
   float* At(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() +
-           ((b * heads_ + h) * panels_ + p) * columns_ * kWidth;
+    return data_.data() + ((b * heads_ + h) * panels_ + p) * columns_ * kWidth;
   }
 
   View<const float> view_;
@@ -161,8 +159,8 @@ class BiasTable {
   explicit BiasTable(const AttentionInput<float>& in)
       : bias_(in.bias), heads_(in.shape.heads), queries_(in.shape.queries) {
     if (!exists()) return;
-    size_ = bias_.layout != nullptr ? bias_.layout->table_size()
-                                    : in.shape.queries + in.shape.keys - 1;
+    size_ =
+        bias_.layout != nullptr ? bias_.layout->table_size() : in.shape.queries + in.shape.keys - 1;
     // Rows are read in whole panels: up to one past the last key.
     stride_ = size_ + kWidth;
     tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
@@ -250,8 +248,8 @@ inline float SquaredNorm(const float* row, int64_t columns) {
   return sum;
 }
 
-// The column scalars of each key head and, for a distance, the squared norms of its keys behind them;
-// padded to whole panels, zeros outside the batch's keys.
+// The column scalars of each key head and, for a distance, the squared norms of its keys behind
+// them; padded to whole panels, zeros outside the batch's keys.
 template <class Definition>
 class ColumnScalars {
  public:
@@ -544,8 +542,8 @@ class ForwardPass {
   void Pack() {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
-    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
-                       bias_.exists();
+    const bool hides =
+        in_.mask.left != kUnbounded || in_.mask.right != kUnbounded || bias_.exists();
     if (hides) {
       non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
     }
@@ -574,9 +572,9 @@ class ForwardPass {
     int64_t h;
     int64_t first_row;
     int64_t rows;
-    float* tile;          // kRowBlock x kForwardColumns
-    float* sum;           // kRowBlock x value_columns_: weights times values
-    float* bias;          // scratch of one row
+    float* tile;               // kRowBlock x kForwardColumns
+    float* sum;                // kRowBlock x value_columns_: weights times values
+    float* bias;               // scratch of one row
     float largest[kRowBlock];  // score, in units of log2
     float weight[kRowBlock];   // sum of 2^(score - largest)
   };
@@ -602,8 +600,7 @@ class ForwardPass {
       seen.begin = std::min(seen.begin, keys.begin);
       seen.end = std::max(seen.end, keys.end);
     }
-    for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
-         first += kForwardColumns) {
+    for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end; first += kForwardColumns) {
       TileMask mask;
       mask.Set(in_.mask, batch, position, block.rows, first,
                std::min(kForwardColumns, n_.keys - first));
@@ -664,8 +661,8 @@ class ForwardPass {
     const RowSpan in_tile{visible.begin - span.begin, visible.end - span.begin};
     float top;
     if (bias_.exists()) {
-      const float* bias = bias_.Row(block.b, block.h, query, first + span.begin, columns, n_.keys,
-                                    block.bias);
+      const float* bias =
+          bias_.Row(block.b, block.h, query, first + span.begin, columns, n_.keys, block.bias);
       top = masked ? RowScores<Definition, true, true>(tile, columns, row, scalars.data(), factor,
                                                        bias, in_tile)
                    : RowScores<Definition, true, false>(tile, columns, row, scalars.data(), factor,
@@ -757,8 +754,8 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
                                            int64_t columns, const RowVectors<Definition>& row,
                                            const float* const* column_scalars,
                                            float* const* d_columns, float factor,
-                                           const float* HWY_RESTRICT bias, float* d_bias,
-                                           float lse, float delta, RowSpan span) {
+                                           const float* HWY_RESTRICT bias, float* d_bias, float lse,
+                                           float delta, RowSpan span) {
   const DF d;
   const VF zero = hn::Zero(d);
   const VF c = hn::Set(d, factor);
@@ -860,8 +857,8 @@ class BackwardPass {
   void Run() {
     Prepare();
     const int64_t tasks = n_.batch * n_.key_heads * chunks_;
-    const int64_t scratch = kBackwardColumns * (padded_dim_ + padded_value_dim_ +
-                                                kColumnSums + 2 * kRowBlock + 2);
+    const int64_t scratch =
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 2);
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       const int64_t head = task / chunks_;
@@ -872,8 +869,8 @@ class BackwardPass {
   }
 
  private:
-  // Sums over keys that every query has, and over queries that every key has: its scalars' gradients
-  // and, last, its squared norm's.
+  // Sums over keys that every query has, and over queries that every key has: its scalars'
+  // gradients and, last, its squared norm's.
   static constexpr int kRowSums = Definition::kRowScalars + (kIsDistance<Definition> ? 1 : 0);
   static constexpr int kColumnSums = ColumnScalars<Definition>::kCount;
 
@@ -991,9 +988,9 @@ class BackwardPass {
       }
     }
     for (int s = 0; grad_.column_scalars != nullptr && s < Definition::kColumnScalars; ++s) {
-      std::copy_n(d_columns + s * kBackwardColumns, columns,
-                  grad_.column_scalars +
-                      ((s * n_.batch + b) * n_.key_heads + key_head) * n_.keys + first);
+      std::copy_n(
+          d_columns + s * kBackwardColumns, columns,
+          grad_.column_scalars + ((s * n_.batch + b) * n_.key_heads + key_head) * n_.keys + first);
     }
   }
 
@@ -1039,9 +1036,8 @@ class BackwardPass {
     if (d_queries_) {
       const Rows keys = keys_.Head(b, key_head);
       MultiplyAdd(Size(rows), Size(padded_dim_) / kLanes, seen,
-                  {gradient + mask.begin, Size(kBackwardColumns), 1},
-                  keys.row(first + mask.begin), Size(keys.stride),
-                  QueryGradient(chunk, head, first_row), Size(padded_dim_));
+                  {gradient + mask.begin, Size(kBackwardColumns), 1}, keys.row(first + mask.begin),
+                  Size(keys.stride), QueryGradient(chunk, head, first_row), Size(padded_dim_));
     }
   }
 
@@ -1076,20 +1072,21 @@ class BackwardPass {
         float* d_bias = d_bias_ ? bias_.GradientRow(d_table, i, first + begin, width,
                                                     bias_scratch + kBackwardColumns)
                                 : nullptr;
-        sums = masked ? RowGradient<Definition, true, true>(
-                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
-                            bias, d_bias, lse, delta, span)
+        sums = masked ? RowGradient<Definition, true, true>(weights, d_scores, width, row,
+                                                            scalars.data(), d_scalars.data(),
+                                                            factor, bias, d_bias, lse, delta, span)
                       : RowGradient<Definition, true, false>(
                             weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
                             bias, d_bias, lse, delta, span);
         if (d_bias_) bias_.Scatter(d_table, i, first + begin, width, n_.keys, d_bias);
       } else {
-        sums = masked ? RowGradient<Definition, false, true>(
-                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
-                            nullptr, nullptr, lse, delta, span)
-                      : RowGradient<Definition, false, false>(
-                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
-                            nullptr, nullptr, lse, delta, span);
+        sums = masked
+                   ? RowGradient<Definition, false, true>(weights, d_scores, width, row,
+                                                          scalars.data(), d_scalars.data(), factor,
+                                                          nullptr, nullptr, lse, delta, span)
+                   : RowGradient<Definition, false, false>(weights, d_scores, width, row,
+                                                           scalars.data(), d_scalars.data(), factor,
+                                                           nullptr, nullptr, lse, delta, span);
       }
       totals.factor += sums.factor;
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
@@ -1146,8 +1143,8 @@ class BackwardPass {
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
       // A table that the batch shares is there even if the batch is empty.
       for (int64_t n = 0; n < bias_.tables() / n_.heads; ++n) {
-        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias_.size(),
-                    bias_.size(), 0.0f);
+        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias_.size(), bias_.size(),
+                    0.0f);
       }
       for (int64_t b = 0; b < n_.batch; ++b) {
         float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias_.size();

@@ -152,7 +152,8 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
   // Sums over the batch: a part for each element of it, added up in order at the end.
   std::vector<double> d_factor(static_cast<size_t>(n.batch * n.heads));
   std::vector<double> d_head(static_cast<size_t>(n.batch * n.heads * 3));
-  std::vector<double> d_bias(static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));
+  std::vector<double> d_bias(
+      static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));
 
   ParallelTasks(executor, n.batch * n.key_heads, [&](int64_t task, int) {
     const int64_t b = task / n.key_heads;
