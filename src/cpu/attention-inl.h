@@ -263,15 +263,14 @@ class ColumnScalars {
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     const int64_t head = b * in_.shape.key_heads + h;
+    const int64_t heads = in_.shape.batch * in_.shape.key_heads;
     for (int s = 0; s < kCount; ++s) {
-      const float* from =
-          in_.column_scalars + (s * in_.shape.batch * in_.shape.key_heads + head) * in_.shape.keys;
       float* to = data_.data() + (head * kCount + s) * padded_;
       for (int64_t j = p * kWidth; j < (p + 1) * kWidth; ++j) {
         if (j < keys.begin || j >= keys.end) {
           to[j] = 0.0f;
         } else if (s < Definition::kColumnScalars) {
-          to[j] = from[j];
+          to[j] = in_.column_scalars[(s * heads + head) * in_.shape.keys + j];
         } else {
           to[j] = SquaredNorm(in_.y.row(b, h, j), in_.shape.dim);
         }
