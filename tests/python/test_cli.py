@@ -434,8 +434,8 @@ def test_bench_prints_ratios(folder):
     for mode in ("forward, full", "forward, causal", "forward + backward, causal"):
         assert f"### {mode}" in text
     result = json.loads(succeed("bench", *arguments, "--cases", "penumbral", "--json", cwd=folder))
-    assert result["peak_gflops"] > 0
     for mode in result["modes"]:
+        assert mode["peak_gflops"] > 0
         assert [row["case"] for row in mode["cases"]] == ["sdpa", "dot", "penumbral"]
         assert mode["cases"][0]["to_sdpa"] == 1
         assert mode["cases"][1]["to_dot"] == 1
