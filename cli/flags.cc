@@ -84,15 +84,24 @@ models::LanguageModel BuildModel(const models::LanguageModelOptions& options, in
   };
   try {
     models::LanguageModel model = models::NewModel(options, seed);
+    const std::optional<int64_t> most = model->max_length();
+    if (most && *most < options.max_length) {
+      throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
+                         options.max_length));
+    }
     const torch::NoGradGuard no_grad;
-    model->forward(torch::zeros({1, std::min<int64_t>(2, options.max_length)}, torch::kLong));
+    const int64_t length = std::min<int64_t>(8, options.max_length);
+    const torch::Tensor logits = model->forward(torch::arange(length).unsqueeze(0));
+    if (!torch::isfinite(logits).all().item<bool>()) {
+      throw Error("gives numbers that are not finite");
+    }
     return model;
-  } catch (const c10::ValueError& error) {
+  } catch (const Error& error) {
+    throw Error(name() + error.what());
+  } catch (const c10::Error& error) {
     throw Error(name() + error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    throw Error(name() + error.what_without_backtrace());
-  } catch (const c10::NotImplementedError& error) {
-    throw Error(name() + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw Error(name() + "cannot be built: " + error.what());
   }
 }
 

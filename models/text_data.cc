@@ -24,6 +24,10 @@ constexpr size_t kMostBytes = size_t{4} << 30;
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
 std::string ReadFile(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_character_file(path, error) || fs::is_block_file(path, error)) {
+    throw Error(StrCat("the data file ", path.string(), " is a device"));
+  }
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(StrCat("cannot read the data file ", path.string()));
   std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, overload
 
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from gnomon._library import ops
 from gnomon.position import Position
@@ -106,6 +106,18 @@ def attention(
         TypeError: a dtype or a device.
         NotImplementedError: an argument that this version does not offer.
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise _wrong_type(name, tensor, "a Tensor")
+    for name, bounds in (("key_lengths", key_lengths), ("key_starts", key_starts)):
+        if bounds is not None and not isinstance(bounds, Tensor):
+            raise _wrong_type(name, bounds, "a Tensor (B,) of integers, or None")
+    if not isinstance(causal, bool):
+        raise _wrong_type("causal", causal, "True or False")
+    if scale is not None and not _is_number(scale):
+        raise _wrong_type("scale", scale, "a number, or None")
+    if not _is_number(dropout):
+        raise _wrong_type("dropout", dropout, "a number")
     _refuse_later(
         dropout=dropout != 0,
         seed=seed is not None,
@@ -116,6 +128,7 @@ def attention(
         raise NotImplementedError(
             "gnomon.attention: query_offset as a tensor is not implemented in this version"
         )
+    _check_integer("query_offset", query_offset)
     similarity = Dot() if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
@@ -176,7 +189,22 @@ def _window(window: Window | None) -> Window:
             f"gnomon.attention: window is {window!r}; expected (left, right), None for unbounded"
         )
     left, right = window
+    _check_integer("window's left", left)
+    _check_integer("window's right", right)
     return left, right
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_integer(argument: str, value: int | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, SymInt)) or isinstance(value, bool):
+        raise _wrong_type(argument, value, "an integer, or None")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"gnomon.attention: {argument} is {value}; expected an int64")
 
 
 def linear_attention(*_args: Any, **_kwargs: Any) -> NoReturn:

@@ -31,6 +31,10 @@ class Term:
                 spec += f":{field}={value}"
         for field in self._options:
             value = getattr(self, field)
+            if isinstance(value, Tensor):
+                raise TypeError(
+                    f"gnomon.attention: {field} of {self._name} is a Tensor; expected a number"
+                )
             if isinstance(value, bool):
                 value = "true" if value else "false"
             # Formatting, unlike repr() and str(), is what torch.compile can do to a number.

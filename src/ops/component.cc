@@ -129,7 +129,7 @@ void Component::CheckKeys(const CatalogueEntry& entry) const {
 std::optional<double> ParseNumber(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || std::isnan(number)) {
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number)) {
     return std::nullopt;
   }
   return number;

@@ -33,9 +33,9 @@ void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q
 
 OptionalTensor CheckKeyBounds(const char* name, const OptionalTensor& bounds, const at::Tensor& q) {
   if (!bounds) return std::nullopt;
-  TORCH_CHECK_TYPE(bounds->scalar_type() == at::kLong || bounds->scalar_type() == at::kInt,
+  TORCH_CHECK_TYPE(at::isIntegralType(bounds->scalar_type(), /*includeBool=*/false),
                    "gnomon.attention: ", name, " has dtype ", bounds->scalar_type(),
-                   "; expected int64 or int32");
+                   "; expected integers");
   TORCH_CHECK_TYPE(bounds->device() == q.device(), "gnomon.attention: ", name, " is on ",
                    bounds->device(), " and q on ", q.device(), "; expected the same");
   TORCH_CHECK_VALUE(bounds->dim() == 1 && bounds->sym_size(0) == q.sym_size(0),
@@ -46,7 +46,15 @@ OptionalTensor CheckKeyBounds(const char* name, const OptionalTensor& bounds, co
 
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
-  if (arguments.query_offset) return *arguments.query_offset;
+  if (arguments.query_offset) {
+    // Beyond this, positions in float64 are no longer exact.
+    constexpr int64_t kFarthest = int64_t{1} << 53;
+    const std::optional<int64_t> offset = arguments.query_offset->maybe_as_int();
+    TORCH_CHECK_VALUE(!offset || (*offset >= -kFarthest && *offset <= kFarthest),
+                      "gnomon.attention: query_offset is ", *arguments.query_offset,
+                      "; expected -2^53 to 2^53");
+    return *arguments.query_offset;
+  }
   if (q.sym_size(2) != k.sym_size(2)) {
     const char* needs_it = has_position                        ? "a position"
                            : arguments.left || arguments.right ? "a window"
@@ -102,6 +110,9 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor
   const SimilarityEntry& entry = *similarity.entry;
   TORCH_CHECK_VALUE(!entry.has_height || q.sym_size(3) >= 2, "gnomon.attention: q has one column; ",
                     entry.catalogue.name, " needs two, the last of them the height");
+  TORCH_CHECK_VALUE(!arguments.scale || std::isfinite(*arguments.scale),
+                    "gnomon.attention: scale is ", arguments.scale.value_or(0),
+                    "; expected a finite number");
   TORCH_CHECK_VALUE(!arguments.scale || !entry.has_gamma, "gnomon.attention: scale goes with dot; ",
                     entry.catalogue.name, " has gamma");
   for (const auto& [name, side] :

@@ -105,7 +105,9 @@ at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, in
                     "; expected at least ", bidirectional ? 4 : 2);
   TORCH_CHECK_VALUE(max_distance > exact, "gnomon.t5_bucket: max_distance is ", max_distance,
                     "; expected more than ", exact, ", the number of exact buckets");
-  const at::Tensor relative = relative_position.to(at::kLong);
+  // All far distances share a bucket; those near the ends of int64 have no absolute value.
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const at::Tensor relative = relative_position.to(at::kLong).clamp(-kFar, kFar);
   const at::Tensor distance = bidirectional ? relative.abs() : -relative.clamp_max(0);
   const double log_range = std::log(static_cast<double>(max_distance) / static_cast<double>(exact));
   const at::Tensor far =

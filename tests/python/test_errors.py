@@ -27,6 +27,9 @@ def on_cuda():
 
 HEADS = torch.ones(4)
 VALUE_ERRORS = {
+    "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
+    "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
+    "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*an int64"),
     "three axes": (lambda: attend(q=tokens(2, 6, 8)), r"q has shape \[2, 6, 8\].*four axes"),
     "no column": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*at least one column"),
     "columns of k": (lambda: attend(k=tokens(2, 2, 6, 7)), r"k has shape \[2, 2, 6, 7\].*D = 8"),
@@ -241,7 +244,17 @@ TYPE_ERRORS = {
     ),
     "floating-point lengths": (
         lambda: attend(key_lengths=torch.ones(2)),
-        "key_lengths has dtype Float; expected int64 or int32",
+        "key_lengths has dtype Float; expected integers",
+    ),
+    "lengths that are no tensor": (lambda: attend(key_lengths=[6, 3]), "key_lengths is a list"),
+    "an offset between rows": (lambda: attend(query_offset=1.5), "query_offset is a float"),
+    "a window between columns": (lambda: attend(window=(1.5, 2)), "left is a float; expected"),
+    "a worded scale": (lambda: attend(scale="1"), "scale is a str; expected a number"),
+    "a worded flag": (lambda: attend(causal="yes"), "causal is a str; expected True or False"),
+    "an array": (lambda: attend(k=tokens(2, 2, 6, 8).numpy()), "k is a ndarray; expected a Tensor"),
+    "a radius with a gradient": (
+        lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
+        "r of penumbral is a Tensor; expected a number",
     ),
     "a similarity's name": (
         lambda: attend(similarity="umbral"),
