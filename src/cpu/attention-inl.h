@@ -235,17 +235,23 @@ class BiasTable {
   std::vector<char> masks_;
 };
 
-inline float SquaredNorm(const float* row, int64_t columns) {
-  // Lanes of their own let the loop run in vectors.
-  float part[16] = {};
-  int64_t d = 0;
-  for (; d + 16 <= columns; d += 16) {
-    for (int64_t n = 0; n < 16; ++n) part[n] += row[d + n] * row[d + n];
+// term(0) + ... + term(count - 1), in sixteen sums of their own so that the loop runs in vectors.
+template <class Term>
+HWY_INLINE float Sum(int64_t count, const Term& term) {
+  constexpr int64_t kParts = 16;
+  float part[kParts] = {};
+  int64_t e = 0;
+  for (; e + kParts <= count; e += kParts) {
+    for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
   }
-  for (; d < columns; ++d) part[0] += row[d] * row[d];
+  for (; e < count; ++e) part[0] += term(e);
   float sum = 0;
   for (const float p : part) sum += p;
   return sum;
+}
+
+inline float SquaredNorm(const float* row, int64_t columns) {
+  return Sum(columns, [row](int64_t e) { return row[e] * row[e]; });
 }
 
 // The column scalars of each key head and, for a distance, the squared norms of its keys behind
@@ -353,9 +359,11 @@ struct RowVectors {
   int64_t dim = 0;
 };
 
+// norm is the squared norm of the row's token, for a distance.
 template <class Definition>
 HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64_t b, int64_t h,
-                                          int64_t key_head, int64_t i, int64_t first_column) {
+                                          int64_t key_head, int64_t i, int64_t first_column,
+                                          float norm) {
   const DF d;
   const AttentionShape& n = in.shape;
   RowVectors<Definition> row;
@@ -370,7 +378,7 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
     row.y = in.y.row(b, key_head, first_column);
     row.y_stride = in.y.stride[2];
     row.dim = n.dim;
-    row.norm = hn::Set(d, SquaredNorm(row.x, n.dim));
+    row.norm = hn::Set(d, norm);
   }
   return row;
 }
@@ -386,17 +394,10 @@ HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const float* 
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if (!(s[lane] < limit[lane])) continue;
     const float* key = y + static_cast<int64_t>(lane) * row.y_stride;
-    float part[16] = {};
-    int64_t e = 0;
-    for (; e + 16 <= row.dim; e += 16) {
-      for (int64_t n = 0; n < 16; ++n) {
-        const float difference = row.x[e + n] - key[e + n];
-        part[n] += difference * difference;
-      }
-    }
-    for (; e < row.dim; ++e) part[0] += (row.x[e] - key[e]) * (row.x[e] - key[e]);
-    s[lane] = 0;
-    for (const float p : part) s[lane] += p;
+    s[lane] = Sum(row.dim, [x = row.x, key](int64_t e) {
+      const float difference = x[e] - key[e];
+      return difference * difference;
+    });
   }
 }
 
@@ -494,15 +495,8 @@ inline bool HasNonFinite(View<const float> view, int64_t b, int64_t h, int64_t b
                          int64_t columns) {
   float sum = 0;
   for (int64_t i = begin; i < end; ++i) {
-    const float* row = view.row(b, h, i);
-    // 0 for finite numbers; lanes of their own let the loop run in vectors.
-    float part[16] = {};
-    int64_t d = 0;
-    for (; d + 16 <= columns; d += 16) {
-      for (int64_t n = 0; n < 16; ++n) part[n] += row[d + n] * 0.0f;
-    }
-    for (; d < columns; ++d) part[0] += row[d] * 0.0f;
-    for (const float p : part) sum += p;
+    // 0 for finite numbers, else NaN.
+    sum += Sum(columns, [row = view.row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
   }
   return sum != 0.0f;
 }
@@ -576,6 +570,7 @@ class ForwardPass {
     float* bias;               // scratch of one row
     float largest[kRowBlock];  // score, in units of log2
     float weight[kRowBlock];   // sum of 2^(score - largest)
+    float norm[kRowBlock];     // squared norm of the query, for a distance
   };
 
   void QueryBlock(int64_t b, int64_t h, int64_t first_row, float* scratch) const {
@@ -592,13 +587,11 @@ class ForwardPass {
 
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     const int64_t position = in_.query_offset + first_row;
-    KeyRange seen{n_.keys, 0};
-    for (int64_t r = 0; r < block.rows; ++r) {
-      const KeyRange keys = VisibleKeys(in_.mask, batch, position + r);
-      if (keys.empty()) continue;
-      seen.begin = std::min(seen.begin, keys.begin);
-      seen.end = std::max(seen.end, keys.end);
+    for (int64_t r = 0; kIsDistance<Definition> && r < block.rows; ++r) {
+      block.norm[r] = SquaredNorm(in_.x.row(b, h, first_row + r), n_.dim);
     }
+    TileMask seen;
+    seen.Set(in_.mask, batch, position, block.rows, 0, n_.keys);
     for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end; first += kForwardColumns) {
       TileMask mask;
       mask.Set(in_.mask, batch, position, block.rows, first,
@@ -653,8 +646,8 @@ class ForwardPass {
     const int64_t columns = span.end - span.begin;
     float* tile = block.tile + r * kForwardColumns + span.begin;
     const int64_t key_head = block.h / group_;
-    const RowVectors<Definition> row =
-        LoadRow<Definition>(in_, block.b, block.h, key_head, query, first + span.begin);
+    const RowVectors<Definition> row = LoadRow<Definition>(in_, block.b, block.h, key_head, query,
+                                                           first + span.begin, block.norm[r]);
     const auto scalars = scalars_.At(block.b, key_head, first + span.begin);
     const float factor = in_.factor[block.h] * kLog2E;
     const RowSpan in_tile{visible.begin - span.begin, visible.end - span.begin};
@@ -847,6 +840,7 @@ class BackwardPass {
         delta_(head_rows_),
         d_head_(static_cast<size_t>(n_.batch * n_.heads * chunks_)) {
     if (grad.x.data != nullptr && dim_ > 0) d_queries_.Reset(chunks_ * head_rows_ * padded_dim_);
+    if (kIsDistance<Definition>) norms_.Reset(head_rows_);
     if (kRowSums > 0) d_rows_.Reset(chunks_ * kRowSums * head_rows_);
     if (grad.bias.table != nullptr) {
       d_bias_.Reset(n_.batch * n_.heads * chunks_ * bias_.stride());
@@ -915,6 +909,7 @@ class BackwardPass {
     if (dim_ > 0) queries_.Fill(b, h, begin, end);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      if (norms_) norms_.data()[row] = SquaredNorm(in_.x.row(b, h, i), dim_);
       if (saved_.lse[row] == -kInfinity) {
         // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
         lse_.data()[row] = kInfinity;
@@ -923,14 +918,7 @@ class BackwardPass {
       }
       const float* o = saved_.o.row(b, h, i);
       const float* d_o = saved_.d_o.row(b, h, i);
-      float part[16] = {};
-      int64_t e = 0;
-      for (; e + 16 <= n_.value_dim; e += 16) {
-        for (int64_t k = 0; k < 16; ++k) part[k] += o[e + k] * d_o[e + k];
-      }
-      for (; e < n_.value_dim; ++e) part[0] += o[e] * d_o[e];
-      float sum = 0;
-      for (const float q : part) sum += q;
+      const float sum = Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
       lse_.data()[row] = saved_.lse[row] * kLog2E;
       delta_.data()[row] = sum - (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
     }
@@ -1056,7 +1044,8 @@ class BackwardPass {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
       const RowVectors<Definition> row =
-          LoadRow<Definition>(in_, b, h, h / group_, i, first + begin);
+          LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
+                              norms_ ? norms_.data()[head * n_.queries + i] : 0);
       const RowSpan span{mask.rows[r].begin - begin, mask.rows[r].end - begin};
       float* const weights = tile + r * kBackwardColumns + begin;
       float* const d_scores = gradient + r * kBackwardColumns + begin;
@@ -1190,6 +1179,7 @@ class BackwardPass {
   BiasTable bias_;
   Buffer lse_;    // in units of log2
   Buffer delta_;  // sum_j p_ij dP_ij - dlse_i
+  Buffer norms_;  // squared norms of the queries, for a distance
   std::vector<RowSums<Definition>> d_head_;
   Buffer d_queries_;
   Buffer d_rows_;
