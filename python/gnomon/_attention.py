@@ -78,7 +78,8 @@ def attention(
     Query row i stands at p_i = query_offset + i, key column j at p_j = j.
 
     Args:
-        q: (B, H, Lq, D), float32 or float64, on the CPU.
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
+            and float16 are computed in float32 and rounded at the end.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         similarity: of gnomon.similarity; None is Dot().
@@ -98,8 +99,10 @@ def attention(
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 
+    Tensors of similarity and position have q's dtype, or float32 where that is lower.
+
     Returns:
-        o (B, H, Lq, Dv), or (o, lse). A row that sees no key gives 0, and lse = -inf.
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no key gives 0, and lse = -inf.
 
     Raises:
         ValueError: a shape or a value.

@@ -30,12 +30,9 @@ class TensorReader {
     const std::string what = name + " of " + component;
     TORCH_CHECK_VALUE(next_ < tensors_.size(), "gnomon.attention: ", what, " is missing");
     const at::Tensor& tensor = tensors_[next_++];
-    TORCH_CHECK_TYPE(tensor.scalar_type() == q_.scalar_type(), "gnomon.attention: ", what,
-                     " has dtype ", tensor.scalar_type(), " and q ", q_.scalar_type(),
-                     "; expected float64 exactly if q is float64, else float32");
     TORCH_CHECK_TYPE(tensor.device() == q_.device(), "gnomon.attention: ", what, " is on ",
                      tensor.device(), " and q on ", q_.device(), "; expected the same");
-    return tensor;
+    return AsParameter(tensor, q_, "gnomon.attention: " + what);
   }
 
   at::Tensor NextHeads(const std::string& component, const std::string& name) {

@@ -10,17 +10,17 @@
 namespace gnomon {
 namespace {
 
+bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
 int64_t Concrete(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
 void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), "gnomon.attention: ", name,
                               " is on ", tensor.device(), "; this version runs on the CPU only");
   const at::ScalarType dtype = tensor.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype != at::kBFloat16 && dtype != at::kHalf,
-                              "gnomon.attention: ", name, " has dtype ", dtype,
-                              "; this version takes float32 and float64");
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, "gnomon.attention: ", name,
-                   " has dtype ", dtype, "; expected float32 or float64");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype),
+                   "gnomon.attention: ", name, " has dtype ", dtype,
+                   "; expected bfloat16, float16, float32 or float64");
   TORCH_CHECK_TYPE(dtype == q.scalar_type(), "gnomon.attention: ", name, " has dtype ", dtype,
                    " and q ", q.scalar_type(), "; expected the same");
   TORCH_CHECK_TYPE(tensor.device() == q.device(), "gnomon.attention: ", name, " is on ",
@@ -98,15 +98,33 @@ void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) 
                     "; expected a multiple");
 }
 
-at::Tensor HeadNumber(const at::Tensor& q, double number) {
-  return at::full_symint({q.sym_size(1)}, number, q.options());
+at::ScalarType ComputingType(const at::Tensor& q) {
+  return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
 }
 
-std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v,
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what) {
+  const at::ScalarType computing = ComputingType(q);
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what, " has dtype ", dtype,
+                   " and q ", q.scalar_type(), "; expected ", computing,
+                   computing == q.scalar_type() ? "" : " or that of q");
+  return tensor.to(computing);
+}
+
+at::Tensor HeadNumber(const at::Tensor& q, double number) {
+  return at::full_symint({q.sym_size(1)}, number, q.options().dtype(ComputingType(q)));
+}
+
+std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Tensor& k_in,
+                                           const at::Tensor& v_in,
                                            const ResolvedSimilarity& similarity,
                                            const std::vector<ResolvedPosition>& positions,
                                            const CallArguments& arguments) {
+  // Low precision is rounded at both ends and nowhere between.
+  const at::ScalarType computing = ComputingType(q_in);
+  const at::Tensor q = q_in.to(computing);
+  const at::Tensor k = k_in.to(computing);
+  const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
   TORCH_CHECK_VALUE(!entry.has_height || q.sym_size(3) >= 2, "gnomon.attention: q has one column; ",
                     entry.catalogue.name, " needs two, the last of them the height");
@@ -165,7 +183,7 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor
       std::nullopt, tokens.factor, bias, key_starts, key_lengths, tokens.function, query_offset,
       arguments.left, arguments.causal ? c10::SymInt(0) : arguments.right);
   if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
-  return {o, lse};
+  return {o.to(q_in.scalar_type()), lse};
 }
 
 }  // namespace gnomon

@@ -19,13 +19,13 @@ namespace gnomon {
 struct ResolvedSimilarity {
   const SimilarityEntry* entry;
   Component component;
-  at::Tensor gamma;  // (H,), in the dtype of q; undefined for dot
+  at::Tensor gamma;  // (H,), in the computing type; undefined for dot
 };
 
 struct ResolvedPosition {
   const PositionEntry* entry;
   Component component;
-  std::vector<at::Tensor> tensors;  // those of the entry, in the dtype of q
+  std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
 };
 
 struct CallArguments {
@@ -42,10 +42,17 @@ struct CallArguments {
 // attention takes.
 void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// A number in every head, as q needs it.
+// What a call computes in, its parameters and its lse: q's dtype, or float32 for a lower one.
+at::ScalarType ComputingType(const at::Tensor& q);
+
+// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError; `what`
+// begins the message.
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what);
+
+// A number in every head, in the computing type.
 at::Tensor HeadNumber(const at::Tensor& q, double number);
 
-// Tokens checked by CheckTokens. Returns o and lse.
+// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse, in the computing type.
 std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v,
                                            const ResolvedSimilarity& similarity,

@@ -134,9 +134,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
     TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
                       "\" and \"", position, "\"");
     const at::Tensor& tensor = tensors[next++];
-    TORCH_CHECK_TYPE(tensor.scalar_type() == q.scalar_type(), "gnomon.nn: a parameter has dtype ",
-                     tensor.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
-    return tensor;
+    return AsParameter(tensor, q, "gnomon.nn: a parameter");
   };
   ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
   const Component& component = resolved_similarity.component;
@@ -174,7 +172,8 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
         values.push_back(HeadNumber(q, term.Number(parameter.name, 0)));
         continue;
       }
-      const at::Tensor start = parameter.start(term, num_heads).to(q.options());
+      const at::Tensor start =
+          parameter.start(term, num_heads).to(q.options().dtype(ComputingType(q)));
       values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
     }
     if (!arguments.causal) term.SetDefault("bidirectional", "true");

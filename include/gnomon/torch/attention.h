@@ -25,7 +25,7 @@
 namespace gnomon {
 
 // One number for all heads, or a tensor (H,) with one for each query head, which may require grad.
-// Its dtype is float32, or float64 exactly if q is float64.
+// Its dtype is that of q, or float32 where q is float16 or bfloat16.
 class HeadValue {
  public:
   HeadValue(double number) : number_(number) {}                                // NOLINT: implicit
@@ -123,13 +123,14 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<double>, scale);
 };
 
-// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, float32 or float64
-// on the CPU; returns o (B, H, Lq, Dv). A row that sees no key gives 0.
+// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,
+// float16, float32 or float64 on the CPU; returns o (B, H, Lq, Dv) in the dtype of q. bfloat16 and
+// float16 are computed in float32 and rounded at the end. A row that sees no key gives 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
-// Adds lse (B, H, Lq): the natural logarithm of sum_j exp(s_ij), s as documented, constants
-// included; differentiable. A row that sees no key gives -inf.
+// Adds lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij), s as
+// documented, constants included; differentiable. A row that sees no key gives -inf.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,

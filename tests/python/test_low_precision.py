@@ -1,0 +1,123 @@
+"""bfloat16 and float16: as near to float64 as the plain formula in the same type, twice over."""
+
+import math
+
+import pytest
+import torch
+from formulas import POSITIONS, SIMILARITIES, Case, Mask, values_and_gradients
+
+import gnomon
+from gnomon import nn
+
+LOW = [torch.bfloat16, torch.float16]
+TOKENS = ("q", "k", "v")
+
+
+class PlainCase(Case):
+    """The formula with every step in the type of the tokens; for biases alone."""
+
+    def scores(self, inputs):
+        similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
+        dtype = inputs["q"].dtype
+        inputs = {name: x.to(dtype) for name, x in inputs.items()}
+        i = torch.arange(self.queries, dtype=torch.float64)[:, None]
+        j = torch.arange(self.keys, dtype=torch.float64)[None, :]
+        k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
+        bias = torch.as_tensor(position.bias(inputs, i, j)).to(dtype)
+        scores = similarity.scores(inputs, inputs["q"], k) + bias
+        return scores.masked_fill(~self.mask.visible(i, j, self.batch), -math.inf)
+
+
+def low_inputs(case, dtype, parameter_dtype):
+    return {
+        name: x.to(dtype if name in TOKENS else parameter_dtype)
+        for name, x in case.inputs().items()
+    }
+
+
+def errors(results, exact):
+    return {name: float((results[name].double() - x).abs().max()) for name, x in exact.items()}
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("position", ["none", "alibi", "t5 both"])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_errors_are_at_most_twice_those_of_the_plain_formula(similarity, position, dtype):
+    arguments = (similarity, position, 2, 4, 2, 65, 65, 24, 16, Mask(causal=True, query_offset=0))
+    inputs = low_inputs(Case(*arguments), dtype, torch.float32)
+    exact = values_and_gradients(
+        Case(*arguments).theirs, {name: x.double() for name, x in inputs.items()}
+    )
+    plain = errors(values_and_gradients(PlainCase(*arguments).theirs, inputs), exact)
+    ours = errors(values_and_gradients(Case(*arguments).ours, inputs), exact)
+    for name, x in exact.items():
+        # The last rounding alone, of the largest number, costs half a unit.
+        least = torch.finfo(dtype).eps * float(x.abs().max()) / 2
+        assert ours[name] <= 2 * max(plain[name], least), (name, ours[name], plain[name])
+
+
+@pytest.mark.parametrize("parameter_dtype", ["own", "float32"])
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_dtypes(dtype, parameter_dtype):
+    of_parameters = dtype if parameter_dtype == "own" else torch.float32
+    case = Case("penumbral", "rope + hype + t5", key_heads=2)
+    results = values_and_gradients(case.ours, low_inputs(case, dtype, of_parameters))
+    for name, x in results.items():
+        expected = of_parameters if name.startswith("d") else torch.float32
+        if name in ("o", "dq", "dk", "dv"):
+            expected = dtype
+        assert x.dtype == expected, name
+
+
+# A table entry that bfloat16 would round away decides the softmax.
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_the_bias_is_not_rounded(dtype):
+    q, k = torch.zeros(1, 1, 1, 4, dtype=dtype), torch.zeros(1, 1, 2, 4, dtype=dtype)
+    v = torch.tensor([[[[0.0], [1.0]]]], dtype=dtype)
+    table = torch.tensor([[1024.0, 1024.25]])
+    o, lse = gnomon.attention(
+        q, k, v, position=gnomon.position.OffsetBias(table), query_offset=0, return_lse=True
+    )
+    assert abs(float(o) - torch.tensor(0.25).sigmoid()) < 4e-3
+    assert abs(float(lse) - float(table.double().logsumexp(1))) < 1e-3
+
+
+# |q - k| where q and k are equal once rounded, and squared norms are far above their difference.
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_near_tokens_keep_their_distance(dtype):
+    torch.manual_seed(0)
+    k = (torch.randn(1, 1, 20, 64) * 4).to(dtype)
+    q = k.clone()
+    _, lse = gnomon.attention(
+        q, k, k, similarity=gnomon.similarity.Laplacian(100.0), return_lse=True
+    )
+    assert float(lse.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("similarity", ["dot", "umbral", "penumbral"])
+def test_modules(similarity, dtype):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(32, 4, similarity=similarity, position="rope+hype:tau=learned")
+    x = torch.randn(2, 17, 32)
+    exact = module(x, causal=True)
+    module.to(dtype)
+    y = module(x.to(dtype), causal=True)
+    y.float().square().sum().backward()
+    assert y.dtype == dtype
+    assert (y.float() - exact).abs().max() < 0.1 * exact.abs().max()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("similarity", ["dot", "umbral"])
+def test_autocast(similarity):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(32, 4, similarity=similarity, position="alibi:slopes=learned")
+    x = torch.randn(2, 17, 32)
+    exact = module(x, causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x, causal=True)
+    y.float().square().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert (y.float() - exact).abs().max() < 0.1 * exact.abs().max()
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
