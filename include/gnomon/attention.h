@@ -88,12 +88,16 @@ struct View {
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
 // Query i stands at position query_offset + i, key j at j. Query i sees key j iff
-// p_i - left <= j <= p_i + right and key_starts[b] <= j < key_lengths[b]. Causal is right = 0.
+// p_i - left <= j <= p_i + right, key_starts[b] <= j < key_lengths[b], and both are of the same
+// segment. Causal is right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
   const int64_t* key_starts = nullptr;   // (B); null: 0
   const int64_t* key_lengths = nullptr;  // (B); null: Lk
+  // (B, Lq) and (B, Lk), contiguous, any numbers: packed documents. Both or neither.
+  const int32_t* query_segments = nullptr;
+  const int32_t* key_segments = nullptr;
 };
 
 // How a bias table is read when its entries are not offsets. Entry(i, j) must lie in
@@ -127,6 +131,7 @@ struct AttentionInput {
   Bias<const T> bias;
   Mask mask;
   int64_t query_offset = 0;
+  const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
 };
 
 template <class T>

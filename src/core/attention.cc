@@ -38,6 +38,9 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     RequireView(in.y, "y", columns * n.dim);
   }
   RequireView(in.v, "v", columns * n.value_dim);
+  Require(rows * columns == 0 ||
+              (in.mask.query_segments == nullptr) == (in.mask.key_segments == nullptr),
+          "query_segments, key_segments", "one of them is null; expected both or neither");
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
   const std::string needs = std::string("is null; ") + f.name + " needs ";
   Require(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars",

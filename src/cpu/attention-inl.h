@@ -299,6 +299,64 @@ class ColumnScalars {
   Buffer data_;
 };
 
+// The segments of keys, with room to read whole vectors, and each panel's range of them.
+class Segments {
+ public:
+  Segments(const Mask& mask, const AttentionShape& n)
+      : queries_(mask.query_segments),
+        query_count_(n.queries),
+        stride_(RoundUp(n.keys, kWidth)),
+        panels_(stride_ / kWidth) {
+    if (!exists()) return;
+    keys_.assign(Size(n.batch * stride_), 0);
+    for (int64_t b = 0; b < n.batch; ++b) {
+      std::copy_n(mask.key_segments + b * n.keys, n.keys, keys_.data() + b * stride_);
+      for (int64_t p = 0; p < panels_; ++p) {
+        const int32_t* panel = mask.key_segments + b * n.keys + p * kWidth;
+        const auto [low, high] =
+            std::minmax_element(panel, panel + std::min(kWidth, n.keys - p * kWidth));
+        ranges_.push_back({*low, *high});
+      }
+    }
+  }
+
+  struct Range {
+    int32_t low;
+    int32_t high;
+  };
+
+  bool exists() const { return queries_ != nullptr; }
+  const int32_t* Keys(int64_t b, int64_t begin) const {
+    return exists() ? keys_.data() + b * stride_ + begin : nullptr;
+  }
+  int32_t Query(int64_t b, int64_t i) const {
+    return exists() ? queries_[b * query_count_ + i] : 0;
+  }
+
+  Range OfQueries(int64_t b, int64_t begin, int64_t end) const {
+    const int32_t* first = queries_ + b * query_count_;
+    const auto [low, high] = std::minmax_element(first + begin, first + end);
+    return {*low, *high};
+  }
+  // At least that of keys [begin, end).
+  Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
+    Range range = ranges_[Size(b * panels_ + begin / kWidth)];
+    for (int64_t p = begin / kWidth + 1; p * kWidth < end; ++p) {
+      const Range& panel = ranges_[Size(b * panels_ + p)];
+      range = {std::min(range.low, panel.low), std::max(range.high, panel.high)};
+    }
+    return range;
+  }
+
+ private:
+  const int32_t* queries_;
+  int64_t query_count_;
+  int64_t stride_;
+  int64_t panels_;
+  std::vector<int32_t> keys_;
+  std::vector<Range> ranges_;
+};
+
 // The visible part of one row of a tile, relative to the tile's first column.
 struct RowSpan {
   int64_t begin = 0;
@@ -311,6 +369,7 @@ struct TileMask {
   int64_t begin = 0;  // first column that a row sees
   int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
   bool partial = false;
+  bool segmented = false;  // rows may not see a key of their span, for its segment
 
   // Spans of `count` rows from query i on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
@@ -326,6 +385,21 @@ struct TileMask {
       end = std::max(end, rows[r].end);
     }
     partial = HidesWithin({begin, end}, 0, count);
+  }
+
+  // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
+  void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
+                   int64_t first) {
+    if (!segments.exists() || end <= begin) return;
+    const Segments::Range rows_range = segments.OfQueries(b, query, query + count);
+    const Segments::Range keys_range = segments.OfKeys(b, first + begin, first + end);
+    if (rows_range.high < keys_range.low || keys_range.high < rows_range.low) {
+      end = begin;
+      std::fill_n(rows, count, RowSpan{});
+      return;
+    }
+    segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||
+                rows_range.low != rows_range.high;
   }
 
   // What any of rows [first_row, last_row) sees.
@@ -345,6 +419,13 @@ struct TileMask {
       return row.begin > span.begin || row.end < span.end;
     });
   }
+};
+
+// What a row sees of some columns: those of its span that are of its segment.
+struct RowView {
+  RowSpan span;
+  const int32_t* segments = nullptr;  // of the columns; null: one segment
+  int32_t segment = 0;
 };
 
 // What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
@@ -425,17 +506,19 @@ HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
   }
 }
 
-// Lanes of columns [j, j + kLanes) within the span.
-HWY_INLINE auto InSpan(RowSpan span, int64_t j) {
+// Lanes of columns [j, j + kLanes) that the row sees.
+HWY_INLINE auto Visible(const RowView& view, int64_t j) {
   const DI di;
   const VI lane = hn::Iota(di, static_cast<int32_t>(j));
-  return hn::And(lane > hn::Set(di, static_cast<int32_t>(span.begin - 1)),
-                 lane < hn::Set(di, static_cast<int32_t>(span.end)));
+  const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
+                               lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
+  if (view.segments == nullptr) return in_span;
+  return hn::And(in_span, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
 }
 
-HWY_INLINE VF Masked(VF value, VF hidden, RowSpan span, int64_t j) {
+HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
   const DF d;
-  return hn::IfThenElse(hn::RebindMask(d, InSpan(span, j)), value, hidden);
+  return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
 }
 
 // Inner products -> scores in units of log2, in place; returns the largest. `columns` is a multiple
@@ -443,7 +526,7 @@ HWY_INLINE VF Masked(VF value, VF hidden, RowSpan span, int64_t j) {
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t columns,
                            const RowVectors<Definition>& row, const float* const* column_scalars,
-                           float factor, const float* HWY_RESTRICT bias, RowSpan span) {
+                           float factor, const float* HWY_RESTRICT bias, const RowView& view) {
   const DF d;
   const VF c = hn::Set(d, factor);
   const VF hidden = hn::Set(d, -kInfinity);
@@ -464,7 +547,7 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t columns,
     } else {
       score = f * c;
     }
-    if constexpr (kMasked) score = Masked(score, hidden, span, j);
+    if constexpr (kMasked) score = Masked(score, hidden, view, j);
     largest = hn::Max(largest, score);
     hn::Store(score, d, tile + j);
   }
@@ -515,7 +598,8 @@ class ForwardPass {
         keys_(in.y, n_.batch, n_.key_heads, kHasProduct<Definition> ? n_.keys : 0, n_.dim),
         values_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
         scalars_(in),
-        bias_(in) {}
+        bias_(in),
+        segments_(in.mask, n_) {}
 
   void Run() {
     Pack();
@@ -535,8 +619,8 @@ class ForwardPass {
   void Pack() {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
-    const bool hides =
-        in_.mask.left != kUnbounded || in_.mask.right != kUnbounded || bias_.exists();
+    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
+                       bias_.exists() || segments_.exists();
     if (hides) {
       non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
     }
@@ -586,7 +670,7 @@ class ForwardPass {
     std::fill_n(block.sum, block.rows * value_columns_, 0.0f);
 
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
-    const int64_t position = in_.query_offset + first_row;
+    const int64_t position = QueryOffset(in_, b) + first_row;
     for (int64_t r = 0; kIsDistance<Definition> && r < block.rows; ++r) {
       block.norm[r] = SquaredNorm(in_.x.row(b, h, first_row + r), n_.dim);
     }
@@ -596,6 +680,8 @@ class ForwardPass {
       TileMask mask;
       mask.Set(in_.mask, batch, position, block.rows, first,
                std::min(kForwardColumns, n_.keys - first));
+      mask.SetSegments(segments_, b, first_row, block.rows, first);
+      if (mask.end <= mask.begin) continue;
       // Rows that see different keys go in small groups, each as far as it sees.
       const int64_t step = mask.partial ? static_cast<int64_t>(kMicroRows) : block.rows;
       for (int64_t r = 0; r < block.rows; r += step) {
@@ -625,8 +711,8 @@ class ForwardPass {
     }
     // Whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
-    const bool masked =
-        mask.HidesWithin(span, first_row, last_row) || bias_.masks(block.b, block.h);
+    const bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented ||
+                        bias_.masks(block.b, block.h);
     for (int64_t r = first_row; r < last_row; ++r) {
       AddWeights(block, r, first, span, masked, mask.rows[r]);
     }
@@ -650,20 +736,22 @@ class ForwardPass {
                                                            first + span.begin, block.norm[r]);
     const auto scalars = scalars_.At(block.b, key_head, first + span.begin);
     const float factor = in_.factor[block.h] * kLog2E;
-    const RowSpan in_tile{visible.begin - span.begin, visible.end - span.begin};
+    const RowView view{{visible.begin - span.begin, visible.end - span.begin},
+                       segments_.Keys(block.b, first + span.begin),
+                       segments_.Query(block.b, query)};
     float top;
     if (bias_.exists()) {
       const float* bias =
           bias_.Row(block.b, block.h, query, first + span.begin, columns, n_.keys, block.bias);
       top = masked ? RowScores<Definition, true, true>(tile, columns, row, scalars.data(), factor,
-                                                       bias, in_tile)
+                                                       bias, view)
                    : RowScores<Definition, true, false>(tile, columns, row, scalars.data(), factor,
-                                                        bias, in_tile);
+                                                        bias, view);
     } else {
       top = masked ? RowScores<Definition, false, true>(tile, columns, row, scalars.data(), factor,
-                                                        nullptr, in_tile)
+                                                        nullptr, view)
                    : RowScores<Definition, false, false>(tile, columns, row, scalars.data(), factor,
-                                                         nullptr, in_tile);
+                                                         nullptr, view);
     }
     if (top > block.largest[r]) {
       // The first time the sums are 0, and 2^-inf is 0 as well.
@@ -708,8 +796,11 @@ class ForwardPass {
       const float* bias = bias_.exists() ? bias_.Row(block.b, block.h, block.first_row + r, first,
                                                      span.end, n_.keys, block.bias)
                                          : nullptr;
+      const int32_t* segments = segments_.Keys(block.b, first);
+      const int32_t segment = segments_.Query(block.b, block.first_row + r);
       for (int64_t j = span.begin; j < span.end; ++j) {
         if (bias != nullptr && bias[j] == -kInfinity) continue;
+        if (segments != nullptr && segments[j] != segment) continue;
         const float* v = in_.v.row(block.b, block.h / group_, first + j);
         for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weights[j] * v[e];
       }
@@ -726,6 +817,7 @@ class ForwardPass {
   PaddedRows values_;
   ColumnScalars<Definition> scalars_;
   BiasTable bias_;
+  Segments segments_;
   std::vector<char> non_finite_;  // for each panel of values
 };
 
@@ -747,7 +839,7 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
                                            const float* const* column_scalars,
                                            float* const* d_columns, float factor,
                                            const float* HWY_RESTRICT bias, float* d_bias, float lse,
-                                           float delta, RowSpan span) {
+                                           float delta, const RowView& view) {
   const DF d;
   const VF zero = hn::Zero(d);
   const VF c = hn::Set(d, factor);
@@ -770,7 +862,7 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
     const VF f = Definition::Gradient(g, row.a, b, row.t, slope);
     VF exponent = hn::MulSub(f, c2, shift);
     if constexpr (kBias) exponent = exponent + hn::LoadU(d, bias + j);
-    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), span, j);
+    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
     const VF p = Exp2(exponent);
     const VF ds = p * (hn::Load(d, gradient + j) - mean);
     hn::Store(p, d, tile + j);
@@ -836,6 +928,7 @@ class BackwardPass {
         d_o_(saved.d_o, n_.batch, n_.heads, n_.queries, n_.value_dim),
         scalars_(in),
         bias_(in),
+        segments_(in.mask, n_),
         lse_(head_rows_),
         delta_(head_rows_),
         d_head_(static_cast<size_t>(n_.batch * n_.heads * chunks_)) {
@@ -988,8 +1081,9 @@ class BackwardPass {
     const int64_t head = b * n_.heads + h;
     const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
     TileMask mask;
-    mask.Set(in_.mask, batch, in_.query_offset + first_row, rows, first,
+    mask.Set(in_.mask, batch, QueryOffset(in_, b) + first_row, rows, first,
              std::min(kBackwardColumns, n_.keys - first));
+    mask.SetSegments(segments_, b, first_row, rows, first);
     if (mask.end <= mask.begin) return;
     const Rows d_o = d_o_.Head(b, h);
     for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
@@ -1036,7 +1130,7 @@ class BackwardPass {
     // Whole vectors that some row sees.
     const int64_t begin = mask.begin / kLaneCount * kLaneCount;
     const int64_t end = RoundUp(mask.end, kLaneCount);
-    const bool masked = mask.HidesWithin({begin, end}, 0, rows);
+    const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
     for (int s = 0; s < kColumnSums; ++s) d_scalars[s] = d_columns + s * kBackwardColumns + begin;
@@ -1046,7 +1140,9 @@ class BackwardPass {
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);
-      const RowSpan span{mask.rows[r].begin - begin, mask.rows[r].end - begin};
+      const RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
+                         segments_.Keys(b, first + begin),
+                         segments_.Query(b, i)};
       float* const weights = tile + r * kBackwardColumns + begin;
       float* const d_scores = gradient + r * kBackwardColumns + begin;
       const float lse = lse_.data()[head * n_.queries + i];
@@ -1062,19 +1158,19 @@ class BackwardPass {
                                 : nullptr;
         sums = masked ? RowGradient<Definition, true, true>(weights, d_scores, width, row,
                                                             scalars.data(), d_scalars.data(),
-                                                            factor, bias, d_bias, lse, delta, span)
+                                                            factor, bias, d_bias, lse, delta, view)
                       : RowGradient<Definition, true, false>(
                             weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
-                            bias, d_bias, lse, delta, span);
+                            bias, d_bias, lse, delta, view);
         if (d_bias_) bias_.Scatter(d_table, i, first + begin, width, n_.keys, d_bias);
       } else {
         sums = masked
                    ? RowGradient<Definition, false, true>(weights, d_scores, width, row,
                                                           scalars.data(), d_scalars.data(), factor,
-                                                          nullptr, nullptr, lse, delta, span)
+                                                          nullptr, nullptr, lse, delta, view)
                    : RowGradient<Definition, false, false>(weights, d_scores, width, row,
                                                            scalars.data(), d_scalars.data(), factor,
-                                                           nullptr, nullptr, lse, delta, span);
+                                                           nullptr, nullptr, lse, delta, view);
       }
       totals.factor += sums.factor;
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
@@ -1177,6 +1273,7 @@ class BackwardPass {
   PaddedRows d_o_;
   ColumnScalars<Definition> scalars_;
   BiasTable bias_;
+  Segments segments_;
   Buffer lse_;    // in units of log2
   Buffer delta_;  // sum_j p_ij dP_ij - dlse_i
   Buffer norms_;  // squared norms of the queries, for a distance

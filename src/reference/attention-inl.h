@@ -77,8 +77,13 @@ class Problem {
     return in_.bias.layout != nullptr ? in_.bias.layout->table_size() : n_.queries + n_.keys - 1;
   }
 
-  // s_ij for a value of f. A bias of -inf masks whatever f is, NaN included.
+  // s_ij for a value of f. Another segment or a bias of -inf masks whatever f is, NaN included.
   double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
+    const Mask& mask = in_.mask;
+    if (mask.key_segments != nullptr &&
+        mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
+      return -std::numeric_limits<double>::infinity();
+    }
     const int64_t entry = BiasEntry(i, j);
     const double score = in_.factor[h] * f;
     if (entry < 0) return score;
@@ -87,7 +92,7 @@ class Problem {
   }
 
   KeyRange Keys(int64_t b, int64_t i) const {
-    return VisibleKeys(in_.mask, BatchKeys(in_.mask, n_.keys, b), in_.query_offset + i);
+    return VisibleKeys(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryOffset(in_, b) + i);
   }
 
   static double Dot(const double* x, const double* y, int64_t n) {

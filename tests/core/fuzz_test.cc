@@ -37,6 +37,22 @@ ProblemOptions RandomOptions(std::mt19937& engine) {
     o.bias = chance(50) ? ProblemOptions::kSharedBias : ProblemOptions::kBiasForEachBatch;
   }
   o.padded = chance(50);
+  if (chance(25)) {
+    for (int64_t b = 0; b < n.batch; ++b) o.query_offsets.push_back(draw(-150, 300));
+  }
+  if (chance(25)) {
+    const auto segments = [&](int64_t tokens) {
+      std::vector<int32_t> drawn;
+      int32_t segment = 0;
+      for (int64_t t = 0; t < n.batch * tokens; ++t) {
+        if (chance(3)) segment = static_cast<int32_t>(draw(-2, 2));
+        drawn.push_back(segment);
+      }
+      return drawn;
+    };
+    o.query_segments = segments(n.queries);
+    o.key_segments = segments(n.keys);
+  }
   o.seed = static_cast<unsigned>(draw(1, 1 << 20));
   return o;
 }

@@ -101,6 +101,11 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
       {"attention: y: is null", [](C& c) { c.in.y.data = nullptr; }},
       {"attention: v: is null", [](C& c) { c.in.v.data = nullptr; }},
       {"attention: factor: is null", [](C& c) { c.in.factor = nullptr; }},
+      {"attention: query_segments, key_segments: one of them is null; expected both or neither",
+       [](C& c) {
+         static constexpr int32_t kSegment = 0;
+         c.in.mask.query_segments = &kSegment;
+       }},
       {"attention: row_scalars: is null; penumbral needs 2",
        [](C& c) { c.in.row_scalars = nullptr; }},
       {"attention: column_scalars: is null; penumbral needs 2",

@@ -31,6 +31,11 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.options; }
 
+std::vector<int32_t> Modulo(std::vector<int32_t> segments, int32_t divisor) {
+  for (int32_t& segment : segments) segment %= divisor;
+  return segments;
+}
+
 std::vector<Case> AccuracyCases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
@@ -66,6 +71,33 @@ std::vector<Case> AccuracyCases() {
       {"NoQueries", {.shape = {2, 2, 1, 0, 49, 3, 17}, .bias = kShared}},
       {"NoBatch", {.shape = {0, 2, 2, 47, 49, 64, 17}, .bias = kShared}},
       {"NoHeads", {.shape = {2, 0, 0, 47, 49, 64, 17}}},
+      {"Documents",
+       {.shape = {2, 2, 1, 700, 700, 17, 17},
+        .right = 0,
+        .query_segments = Documents(2, 700, 130),
+        .key_segments = Documents(2, 700, 130),
+        .bias = kShared}},
+      // Segments that come back, and queries of a segment that no key is of.
+      {"MixedSegments",
+       {.shape = {2, 4, 2, 97, 300, 17, 3},
+        .left = 200,
+        .query_offset = 150,
+        .query_segments = Modulo(Documents(2, 97, 5, -1), 4),
+        .key_segments = Modulo(Documents(2, 300, 7), 3),
+        .padded = true}},
+      {"SegmentsAndLengths",
+       {.shape = {2, 2, 2, 49, 257, 3, 17},
+        .key_starts = {0, 70},
+        .key_lengths = {150, 257},
+        .query_segments = Documents(2, 49, 10),
+        .key_segments = Documents(2, 257, 52),
+        .bias = kEach}},
+      {"OffsetsOfBatches",
+       {.shape = {3, 2, 1, 49, 257, 17, 17},
+        .left = 90,
+        .right = 0,
+        .query_offsets = {0, 208, -30},
+        .bias = kEach}},
       {"NoValueColumns", {.shape = {1, 2, 2, 47, 49, 17, 0}, .right = 0}},
   };
 }
@@ -241,6 +273,9 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape, .left = 20, .padded = true},
         {.shape = shape, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
+        {.shape = shape,
+         .query_segments = Documents(2, 130, 50),
+         .key_segments = Documents(2, 130, 50)},
         {.shape = shape},
     };
     for (const ProblemOptions& options : all) {

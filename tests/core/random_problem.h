@@ -114,6 +114,9 @@ struct ProblemOptions {
   std::vector<int64_t> key_starts = {};   // empty: none
   std::vector<int64_t> key_lengths = {};  // empty: none
   int64_t query_offset = 0;
+  std::vector<int64_t> query_offsets = {};   // for each batch; empty: query_offset
+  std::vector<int32_t> query_segments = {};  // (B, Lq); empty: none
+  std::vector<int32_t> key_segments = {};    // (B, Lk)
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
   const BiasLayout* layout = nullptr;
   bool padded = false;
@@ -135,18 +138,37 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   if (o.right != kUnbounded) out << " right " << o.right;
   list(" starts", o.key_starts);
   list(" lengths", o.key_lengths);
+  list(" offsets", o.query_offsets);
+  if (!o.query_segments.empty()) out << " segments";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
 
 // Whether query i of batch b sees key j, but for a bias of -inf: the definition of the mask.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
-  const int64_t offset = j - (o.query_offset + i);
   const auto batch = static_cast<size_t>(b);
-  return (o.left == kUnbounded || -offset <= o.left) &&
+  const int64_t offset =
+      j - i - (o.query_offsets.empty() ? o.query_offset : o.query_offsets[batch]);
+  const bool same_segment =
+      o.query_segments.empty() || o.query_segments[static_cast<size_t>(b * o.shape.queries + i)] ==
+                                      o.key_segments[static_cast<size_t>(b * o.shape.keys + j)];
+  return same_segment && (o.left == kUnbounded || -offset <= o.left) &&
          (o.right == kUnbounded || offset <= o.right) &&
          (o.key_starts.empty() || j >= o.key_starts[batch]) &&
          (o.key_lengths.empty() || j < o.key_lengths[batch]);
+}
+
+// `count` tokens for each of `batch`, in documents of `length` tokens numbered from `first` on, the
+// first of them shorter by b tokens in batch b.
+inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t length,
+                                      int32_t first = 0) {
+  std::vector<int32_t> segments;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t t = 0; t < count; ++t) {
+      segments.push_back(first + static_cast<int32_t>((t + b) / length));
+    }
+  }
+  return segments;
 }
 
 // Outputs and gradients by name ("o", "lse", "d_x", ...), without gaps.
@@ -211,10 +233,14 @@ struct Problem {
     if (options.bias != ProblemOptions::kNoBias) {
       in.bias = {bias.data(), bias_stride(), options.layout};
     }
-    in.mask = {options.left, options.right,
+    in.mask = {options.left,
+               options.right,
                options.key_starts.empty() ? nullptr : options.key_starts.data(),
-               options.key_lengths.empty() ? nullptr : options.key_lengths.data()};
+               options.key_lengths.empty() ? nullptr : options.key_lengths.data(),
+               options.query_segments.empty() ? nullptr : options.query_segments.data(),
+               options.key_segments.empty() ? nullptr : options.key_segments.data()};
     in.query_offset = options.query_offset;
+    if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();
     return in;
   }
 

@@ -85,6 +85,14 @@ const std::vector<Case>& Cases() {
     ProblemOptions& behind = add("NegativeOffset", {1, 2, 2, 6, 5, 3, 2});
     behind.right = 0;
     behind.query_offset = -2;
+    ProblemOptions& documents = add("Documents", {2, 2, 1, 6, 7, 3, 2});
+    documents.query_segments = {1, 1, 2, 2, 2, 9, 4, 4, 4, 3, 3, 3};
+    documents.key_segments = {1, 2, 2, 2, 1, 3, 3, 4, 4, 3, 3, 3, 4, 4};
+    ProblemOptions& offsets = add("OffsetsOfBatches", {3, 2, 2, 4, 6, 3, 2});
+    offsets.right = 0;
+    offsets.left = 3;
+    offsets.query_offsets = {0, 2, -1};
+    offsets.bias = ProblemOptions::kBiasForEachBatch;
     return list;
   }();
   return cases;
