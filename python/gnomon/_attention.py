@@ -89,10 +89,11 @@ def attention(
         key_lengths: (B,) integers: batch b sees the columns before key_lengths[b] only.
         key_starts: (B,) integers: batch b sees the columns from key_starts[b] on only. Columns
             outside may hold NaN; they shift no position.
-        query_segments: not in this version.
-        key_segments: not in this version.
-        query_offset: of any sign. None is 0 where Lq = Lk; elsewhere, with causal, a window or a
-            position, it is an error.
+        query_segments: (B, Lq) integers within int32: a query sees the keys of its own segment only
+            (packed documents). They shift no position.
+        key_segments: (B, Lk) integers; with query_segments.
+        query_offset: of any sign, or (B,) integers, one for each batch. None is 0 where Lq = Lk;
+            elsewhere, with causal, a window or a position, it is an error.
         scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
         dropout: of the weights; only 0 in this version.
         seed: of the dropout; not in this version.
@@ -102,7 +103,8 @@ def attention(
     Tensors of similarity and position have q's dtype, or float32 where that is lower.
 
     Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no key gives 0, and lse = -inf.
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no
+        key gives 0, and lse = -inf.
 
     Raises:
         ValueError: a shape or a value.
@@ -112,9 +114,14 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise _wrong_type(name, tensor, "a Tensor")
-    for name, bounds in (("key_lengths", key_lengths), ("key_starts", key_starts)):
-        if bounds is not None and not isinstance(bounds, Tensor):
-            raise _wrong_type(name, bounds, "a Tensor (B,) of integers, or None")
+    for name, integers, shape in (
+        ("key_lengths", key_lengths, "(B,)"),
+        ("key_starts", key_starts, "(B,)"),
+        ("query_segments", query_segments, "(B, Lq)"),
+        ("key_segments", key_segments, "(B, Lk)"),
+    ):
+        if integers is not None and not isinstance(integers, Tensor):
+            raise _wrong_type(name, integers, f"a Tensor {shape} of integers, or None")
     if not isinstance(causal, bool):
         raise _wrong_type("causal", causal, "True or False")
     if scale is not None and not _is_number(scale):
@@ -124,14 +131,10 @@ def attention(
     _refuse_later(
         dropout=dropout != 0,
         seed=seed is not None,
-        query_segments=query_segments is not None,
-        key_segments=key_segments is not None,
     )
-    if isinstance(query_offset, Tensor):
-        raise NotImplementedError(
-            "gnomon.attention: query_offset as a tensor is not implemented in this version"
-        )
-    _check_integer("query_offset", query_offset)
+    query_offsets = query_offset if isinstance(query_offset, Tensor) else None
+    first_query = None if isinstance(query_offset, Tensor) else query_offset
+    _check_integer("query_offset", first_query)
     similarity = Dot() if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
@@ -158,7 +161,10 @@ def attention(
         right,
         key_starts,
         key_lengths,
-        query_offset,
+        query_segments,
+        key_segments,
+        first_query,
+        query_offsets,
         scale,
     )
     return (o, lse) if return_lse else o

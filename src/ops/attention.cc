@@ -215,7 +215,10 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
   arguments.right = window.second;
   arguments.key_starts = options.key_starts();
   arguments.key_lengths = options.key_lengths();
+  arguments.query_segments = options.query_segments();
+  arguments.key_segments = options.key_segments();
   arguments.query_offset = options.query_offset();
+  arguments.query_offsets = options.query_offsets();
   arguments.scale = options.scale();
   return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
                           tensors, arguments);

@@ -42,8 +42,10 @@ struct Arguments {
             const OptionalTensor& row_scalars_in, const OptionalTensor& column_scalars_in,
             const OptionalTensor& head_scalars_in, const at::Tensor& factor_in,
             const OptionalTensor& bias_in, const OptionalTensor& key_starts_in,
-            const OptionalTensor& key_lengths_in, std::string_view function_name,
-            c10::SymInt query_offset_in, OptionalSymInt left, OptionalSymInt right)
+            const OptionalTensor& key_lengths_in, const OptionalTensor& query_offsets_in,
+            const OptionalTensor& query_segments_in, const OptionalTensor& key_segments_in,
+            std::string_view function_name, c10::SymInt query_offset_in, OptionalSymInt left,
+            OptionalSymInt right)
       : query_offset(query_offset_in.guard_int(__FILE__, __LINE__)) {
     Translate([&] { function = &FindPairFunction(function_name); });
     TORCH_CHECK_VALUE(x_in.dim() == 4 && y_in.dim() == 4 && v_in.dim() == 4,
@@ -66,6 +68,9 @@ struct Arguments {
            {per_batch ? n.batch : 1, n.heads, std::max<int64_t>(n.queries + n.keys - 1, 0)}, dtype);
     Expect("key_starts", key_starts_in, {n.batch}, at::kLong);
     Expect("key_lengths", key_lengths_in, {n.batch}, at::kLong);
+    Expect("query_offset", query_offsets_in, {n.batch}, at::kLong);
+    Expect("query_segments", query_segments_in, {n.batch, n.queries}, at::kLong);
+    Expect("key_segments", key_segments_in, {n.batch, n.keys}, at::kLong);
 
     x = WithRows(x_in);
     y = WithRows(y_in);
@@ -77,6 +82,11 @@ struct Arguments {
     bias = Contiguous(bias_in);
     key_starts = KeyBounds("key_starts", key_starts_in);
     key_lengths = KeyBounds("key_lengths", key_lengths_in);
+    query_offsets = Contiguous(query_offsets_in);
+    query_segments = SegmentIds("query_segments", query_segments_in);
+    key_segments = SegmentIds("key_segments", key_segments_in);
+    if (query_segments.defined()) mask.query_segments = query_segments.const_data_ptr<int32_t>();
+    if (key_segments.defined()) mask.key_segments = key_segments.const_data_ptr<int32_t>();
     if (left) mask.left = left->guard_int(__FILE__, __LINE__);
     if (right) mask.right = right->guard_int(__FILE__, __LINE__);
     if (key_starts.defined()) mask.key_starts = key_starts.const_data_ptr<int64_t>();
@@ -100,6 +110,14 @@ struct Arguments {
                         b, "] is ", values[b], "; expected 0 to Lk = ", y.size(2));
     }
     return contiguous;
+  }
+
+  static at::Tensor SegmentIds(const char* name, const OptionalTensor& segments) {
+    if (!segments) return {};
+    at::Tensor ids = segments->to(at::kInt).contiguous();
+    TORCH_CHECK_VALUE(ids.to(at::kLong).equal(*segments), "gnomon.attention: ", name,
+                      " has numbers beyond int32");
+    return ids;
   }
 
   template <class T>
@@ -127,6 +145,7 @@ struct Arguments {
     input.bias.batch_stride = BiasBatchStride();
     input.mask = mask;
     input.query_offset = query_offset;
+    input.query_offsets = Data<int64_t>(query_offsets);
     return input;
   }
 
@@ -138,7 +157,7 @@ struct Arguments {
   bool empty() const { return shape.batch * shape.heads * shape.queries * shape.keys == 0; }
 
   at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts,
-      key_lengths;
+      key_lengths, query_offsets, query_segments, key_segments;
   const PairFunction* function;
   AttentionShape shape;
   Mask mask;
@@ -168,11 +187,13 @@ std::tuple<at::Tensor, at::Tensor> ForwardCpu(
     const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
     const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
     const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
-    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
-    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right) {
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+    const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+    const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
-                            key_starts, key_lengths, function, std::move(query_offset),
-                            std::move(left), std::move(right));
+                            key_starts, key_lengths, query_offsets, query_segments, key_segments,
+                            function, std::move(query_offset), std::move(left), std::move(right));
   const AttentionShape& n = arguments.shape;
   at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, x.options());
   at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, x.options());
@@ -229,11 +250,13 @@ Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const 
                       const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
                       const at::Tensor& factor, const OptionalTensor& bias,
                       const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-                      std::string_view function, c10::SymInt query_offset, OptionalSymInt left,
-                      OptionalSymInt right, std::array<bool, kGradients> needed) {
+                      const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+                      const OptionalTensor& key_segments, std::string_view function,
+                      c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right,
+                      std::array<bool, kGradients> needed) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
-                            key_starts, key_lengths, function, std::move(query_offset),
-                            std::move(left), std::move(right));
+                            key_starts, key_lengths, query_offsets, query_segments, key_segments,
+                            function, std::move(query_offset), std::move(left), std::move(right));
   const AttentionShape& n = arguments.shape;
   for (const auto& [name, tensor] : {std::pair("d_o", &d_o), std::pair("o", &o)}) {
     Expect(name, *tensor, {n.batch, n.heads, n.queries, n.value_dim}, x.scalar_type());
@@ -265,8 +288,10 @@ std::tuple<at::Tensor, at::Tensor> ForwardMeta(
     const OptionalTensor& /*row_scalars*/, const OptionalTensor& /*column_scalars*/,
     const OptionalTensor& /*head_scalars*/, const at::Tensor& /*factor*/,
     const OptionalTensor& /*bias*/, const OptionalTensor& /*key_starts*/,
-    const OptionalTensor& /*key_lengths*/, std::string_view /*function*/,
-    c10::SymInt /*query_offset*/, OptionalSymInt /*left*/, OptionalSymInt /*right*/) {
+    const OptionalTensor& /*key_lengths*/, const OptionalTensor& /*query_offsets*/,
+    const OptionalTensor& /*query_segments*/, const OptionalTensor& /*key_segments*/,
+    std::string_view /*function*/, c10::SymInt /*query_offset*/, OptionalSymInt /*left*/,
+    OptionalSymInt /*right*/) {
   return {
       at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), v.sym_size(3)}, x.options()),
       at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2)}, x.options())};
@@ -278,9 +303,11 @@ Gradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*
                        const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
                        const at::Tensor& factor, const OptionalTensor& bias,
                        const OptionalTensor& /*key_starts*/, const OptionalTensor& /*key_lengths*/,
-                       std::string_view /*function*/, c10::SymInt /*query_offset*/,
-                       OptionalSymInt /*left*/, OptionalSymInt /*right*/,
-                       std::array<bool, kGradients> needed) {
+                       const OptionalTensor& /*query_offsets*/,
+                       const OptionalTensor& /*query_segments*/,
+                       const OptionalTensor& /*key_segments*/, std::string_view /*function*/,
+                       c10::SymInt /*query_offset*/, OptionalSymInt /*left*/,
+                       OptionalSymInt /*right*/, std::array<bool, kGradients> needed) {
   return AsTuple(MakeGradients(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
       [](const at::Tensor& of) { return at::empty_symint(of.sym_sizes(), of.options()); }));

@@ -19,25 +19,26 @@ using torch::autograd::variable_list;
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y,
-                               const at::Tensor& v, const OptionalTensor& row_scalars,
-                               const OptionalTensor& column_scalars,
-                               const OptionalTensor& head_scalars, const at::Tensor& factor,
-                               const OptionalTensor& bias, const OptionalTensor& key_starts,
-                               const OptionalTensor& key_lengths, std::string function,
-                               c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right,
-                               std::array<bool, kGradients> needed) {
+  static variable_list forward(
+      AutogradContext* context, const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+      const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+      const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
+      const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+      const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+      const OptionalTensor& key_segments, std::string function, c10::SymInt query_offset,
+      OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [o, lse] =
-        CallAttentionForward(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
-                             key_starts, key_lengths, function, query_offset, left, right);
+    auto [o, lse] = CallAttentionForward(
+        x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
+        query_offsets, query_segments, key_segments, function, query_offset, left, right);
     const auto or_undefined = [](const OptionalTensor& tensor) {
       return tensor.value_or(at::Tensor());
     };
     context->save_for_backward({o, lse, x, y, v, or_undefined(row_scalars),
                                 or_undefined(column_scalars), or_undefined(head_scalars), factor,
                                 or_undefined(bias), or_undefined(key_starts),
-                                or_undefined(key_lengths)});
+                                or_undefined(key_lengths), or_undefined(query_offsets),
+                                or_undefined(query_segments), or_undefined(key_segments)});
     context->saved_data["function"] = std::move(function);
     context->saved_data["query_offset"] = std::move(query_offset);
     context->saved_data["left"] = std::move(left);
@@ -66,7 +67,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         CallAttentionBackward(d_o, optional(d_outputs[1]), o, saved[1], saved[2], saved[3],
                               saved[4], optional(saved[5]), optional(saved[6]), optional(saved[7]),
                               saved[8], optional(saved[9]), optional(saved[10]),
-                              optional(saved[11]), context->saved_data["function"].toStringRef(),
+                              optional(saved[11]), optional(saved[12]), optional(saved[13]),
+                              optional(saved[14]), context->saved_data["function"].toStringRef(),
                               *symint("query_offset"), symint("left"), symint("right"), needed);
     variable_list gradients = {
         d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias};
@@ -78,15 +80,17 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 
  private:
-  static constexpr size_t kForwardArguments = 15;
+  static constexpr size_t kForwardArguments = 18;
 };
 
 std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
     const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
     const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
     const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
-    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
-    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right) {
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+    const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+    const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right) {
   const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   const std::array<bool, kGradients> needed = {needs(x),
                                                needs(y),
@@ -98,7 +102,8 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
                                                needs(bias)};
   variable_list outputs = AttentionFunction::apply(
       x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
-      std::string(function), std::move(query_offset), std::move(left), std::move(right), needed);
+      query_offsets, query_segments, key_segments, std::string(function), std::move(query_offset),
+      std::move(left), std::move(right), needed);
   return {outputs[0], outputs[1]};
 }
 

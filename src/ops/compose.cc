@@ -31,21 +31,28 @@ void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q
                     tensor.sym_sizes(), "; expected at least one column");
 }
 
-OptionalTensor CheckKeyBounds(const char* name, const OptionalTensor& bounds, const at::Tensor& q) {
+// An integer tensor of q's batch: (B,), or (B, length).
+OptionalTensor CheckIntegers(const char* name, const OptionalTensor& bounds, const at::Tensor& q,
+                             const OptionalSymInt& length = std::nullopt) {
   if (!bounds) return std::nullopt;
   TORCH_CHECK_TYPE(at::isIntegralType(bounds->scalar_type(), /*includeBool=*/false),
                    "gnomon.attention: ", name, " has dtype ", bounds->scalar_type(),
                    "; expected integers");
   TORCH_CHECK_TYPE(bounds->device() == q.device(), "gnomon.attention: ", name, " is on ",
                    bounds->device(), " and q on ", q.device(), "; expected the same");
-  TORCH_CHECK_VALUE(bounds->dim() == 1 && bounds->sym_size(0) == q.sym_size(0),
+  TORCH_CHECK_VALUE(length || (bounds->dim() == 1 && bounds->sym_size(0) == q.sym_size(0)),
                     "gnomon.attention: ", name, " has shape ", bounds->sym_sizes(),
                     "; expected (B,) = (", q.sym_size(0), ",)");
+  TORCH_CHECK_VALUE(!length || (bounds->dim() == 2 && bounds->sym_size(0) == q.sym_size(0) &&
+                                bounds->sym_size(1) == *length),
+                    "gnomon.attention: ", name, " has shape ", bounds->sym_sizes(),
+                    "; expected (B, length) = (", q.sym_size(0), ", ", length.value_or(0), ")");
   return bounds->to(at::kLong);
 }
 
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
+  if (arguments.query_offsets) return 0;
   if (arguments.query_offset) {
     // Beyond this, positions in float64 are no longer exact.
     constexpr int64_t kFarthest = int64_t{1} << 53;
@@ -138,8 +145,19 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
     TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
                       "; expected at least 0, or None for unbounded");
   }
-  const OptionalTensor key_starts = CheckKeyBounds("key_starts", arguments.key_starts, q);
-  const OptionalTensor key_lengths = CheckKeyBounds("key_lengths", arguments.key_lengths, q);
+  const OptionalTensor key_starts = CheckIntegers("key_starts", arguments.key_starts, q);
+  const OptionalTensor key_lengths = CheckIntegers("key_lengths", arguments.key_lengths, q);
+  TORCH_CHECK_VALUE(
+      arguments.query_segments.has_value() == arguments.key_segments.has_value(),
+      "gnomon.attention: ", arguments.query_segments ? "key_segments" : "query_segments",
+      " is None; expected both query_segments and key_segments, or neither");
+  const OptionalTensor query_segments =
+      CheckIntegers("query_segments", arguments.query_segments, q, q.sym_size(2));
+  const OptionalTensor key_segments =
+      CheckIntegers("key_segments", arguments.key_segments, q, k.sym_size(2));
+  const OptionalTensor query_offsets = CheckIntegers("query_offset", arguments.query_offsets, q);
+  TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
+                    "gnomon.attention: query_offset and query_offsets are both given");
 
   bool has_position = false;
   const ResolvedPosition* rotation = nullptr;
@@ -154,16 +172,17 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   at::Tensor query = q;
   at::Tensor key = k;
   OptionalTensor bias;
-  const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1))};
+  const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
+                          query_offsets};
   for (const ResolvedPosition& position : positions) {
     if (position.entry->role != PositionEntry::Role::kBias) continue;
     const at::Tensor term = position.entry->bias(position.component, position.tensors, range);
     bias = bias ? *bias + term : term;
   }
-  if (bias) bias = bias->unsqueeze(0);
+  if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
   if (rotation) {
-    query = Rotate(rotation->component, query, query_offset, entry.has_height);
-    key = Rotate(rotation->component, key, 0, entry.has_height);
+    query = Rotate(rotation->component, query, query_offset, query_offsets, entry.has_height);
+    key = Rotate(rotation->component, key, 0, std::nullopt, entry.has_height);
   }
 
   MappedTokens tokens;
@@ -178,10 +197,11 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
   };
-  auto [o, lse] = CallAttentionForward(
-      tokens.x, tokens.y, v, optional(tokens.row_scalars), optional(tokens.column_scalars),
-      std::nullopt, tokens.factor, bias, key_starts, key_lengths, tokens.function, query_offset,
-      arguments.left, arguments.causal ? c10::SymInt(0) : arguments.right);
+  auto [o, lse] = CallAttentionForward(tokens.x, tokens.y, v, optional(tokens.row_scalars),
+                                       optional(tokens.column_scalars), std::nullopt, tokens.factor,
+                                       bias, key_starts, key_lengths, query_offsets, query_segments,
+                                       key_segments, tokens.function, query_offset, arguments.left,
+                                       arguments.causal ? c10::SymInt(0) : arguments.right);
   if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
   return {o.to(q_in.scalar_type()), lse};
 }

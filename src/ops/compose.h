@@ -34,7 +34,10 @@ struct CallArguments {
   OptionalSymInt right;
   OptionalTensor key_starts;
   OptionalTensor key_lengths;
+  OptionalTensor query_segments;
+  OptionalTensor key_segments;
   OptionalSymInt query_offset;
+  OptionalTensor query_offsets;  // (B,), instead of query_offset
   std::optional<double> scale;
 };
 

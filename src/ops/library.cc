@@ -19,10 +19,12 @@ std::tuple<at::Tensor, at::Tensor> Attention(
     at::TensorList similarity_tensors, std::vector<std::string> position,
     at::TensorList position_tensors, bool causal, OptionalSymInt left, OptionalSymInt right,
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-    OptionalSymInt query_offset, std::optional<double> scale) {
-  return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
-                          {causal, std::move(left), std::move(right), key_starts, key_lengths,
-                           std::move(query_offset), scale});
+    const OptionalTensor& query_segments, const OptionalTensor& key_segments,
+    OptionalSymInt query_offset, const OptionalTensor& query_offsets, std::optional<double> scale) {
+  return AttentionOfSpecs(
+      q, k, v, similarity, similarity_tensors, position, position_tensors,
+      {causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
+       key_segments, std::move(query_offset), query_offsets, scale});
 }
 
 at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -30,9 +32,10 @@ at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at:
                              at::TensorList tensors, bool causal, OptionalSymInt left,
                              OptionalSymInt right, const OptionalTensor& key_lengths,
                              OptionalSymInt query_offset) {
-  return ModuleAttention(q, k, v, similarity, position, tensors,
-                         {causal, std::move(left), std::move(right), std::nullopt, key_lengths,
-                          std::move(query_offset), std::nullopt});
+  return ModuleAttention(
+      q, k, v, similarity, position, tensors,
+      {causal, std::move(left), std::move(right), std::nullopt, key_lengths, std::nullopt,
+       std::nullopt, std::move(query_offset), std::nullopt, std::nullopt});
 }
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
@@ -73,12 +76,14 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(
       "attention_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, "
       "Tensor? column_scalars, Tensor? head_scalars, Tensor factor, Tensor? bias, "
-      "Tensor? key_starts, Tensor? key_lengths, str function, SymInt query_offset, SymInt? left, "
+      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
+      "Tensor? key_segments, str function, SymInt query_offset, SymInt? left, "
       "SymInt? right) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
       "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
-      "Tensor? bias, Tensor? key_starts, Tensor? key_lengths, str function, SymInt query_offset, "
+      "Tensor? bias, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
+      "Tensor? query_segments, Tensor? key_segments, str function, SymInt query_offset, "
       "SymInt? left, SymInt? right, bool[8] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
@@ -86,7 +91,8 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
       "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
-      "Tensor? key_starts, Tensor? key_lengths, SymInt? query_offset, float? scale) -> "
+      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
+      "SymInt? query_offset, Tensor? query_offsets, float? scale) -> "
       "(Tensor, Tensor)",
       Attention);
   m.def(

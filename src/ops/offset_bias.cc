@@ -23,7 +23,9 @@ c10::SymInt OffsetRange::size() const { return (queries + keys - 1).max(0); }
 
 at::Tensor OffsetRange::Distances(const at::TensorOptions& options) const {
   const c10::SymInt first = query_offset + queries - 1;
-  return at::arange(first, first - size(), -1, options.dtype(at::kLong));
+  const at::Tensor distances = at::arange(first, first - size(), -1, options.dtype(at::kLong));
+  if (!query_offsets) return distances;
+  return distances + query_offsets->reshape({-1, 1, 1});
 }
 
 // Press et al. 2022, section 3.
@@ -58,7 +60,9 @@ at::Tensor T5Bias(const Component& component, const std::vector<at::Tensor>& ten
   const at::Tensor buckets = t5_bucket(-range.Distances(table.options()),
                                        component.FindFlag("bidirectional").value_or(true),
                                        table.size(0), component.Integer("max_distance", 128));
-  return table.index_select(0, buckets).t();
+  if (!range.query_offsets) return table.index_select(0, buckets).t();
+  // (B, 1, entries) to (B, H, entries).
+  return table.index({buckets.squeeze(1)}).transpose(1, 2);
 }
 
 // Chi et al. 2022, eq. 6 and eq. 7.

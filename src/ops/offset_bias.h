@@ -1,11 +1,13 @@
 // Biases that depend on the offset of a pair alone: (H, Lq + Lk - 1), entry n for
-// column - row = n - (Lq - 1).
+// column - row = n - (Lq - 1); or (B, H, Lq + Lk - 1) where batches have query offsets of their
+// own.
 #ifndef GNOMON_OPS_OFFSET_BIAS_H_
 #define GNOMON_OPS_OFFSET_BIAS_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
+#include <optional>
 #include <vector>
 
 #include "ops/component.h"
@@ -17,9 +19,10 @@ struct OffsetRange {
   c10::SymInt keys;
   c10::SymInt query_offset;
   int64_t heads;
+  std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
 
   c10::SymInt size() const;
-  // p_i - p_j of every entry, int64.
+  // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).
   at::Tensor Distances(const at::TensorOptions& options) const;
 };
 

@@ -24,27 +24,29 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at:
 
 // As the interface on plain views (gnomon/attention.h) has it: x (B, H, Lq,
 // D), y (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), row_scalars (R, B, H, Lq), column_scalars (C, B, Hkv,
-// Lk), head_scalars (S, H), factor (H), bias (1 or B, H, Lq + Lk - 1), key_starts and key_lengths
-// (B,) int64; function names a pair function; left and right bound the window. Returns o (B, H, Lq,
-// Dv) and lse (B, H, Lq).
+// Lk), head_scalars (S, H), factor (H), bias (1 or B, H, Lq + Lk - 1), key_starts, key_lengths and
+// query_offsets (B,), query_segments (B, Lq) and key_segments (B, Lk) int64; function names a pair
+// function; query_offset counts where query_offsets is absent; left and right bound the window.
+// Returns o (B, H, Lq, Dv) and lse (B, H, Lq).
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor>(
     const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
     const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
     const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
-    const OptionalTensor& key_starts, const OptionalTensor& key_lengths, std::string_view function,
-    c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right);
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+    const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+    const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right);
 
 // The gradients that are needed; the others are empty.
-using BackwardSignature = Gradients(const at::Tensor& d_o, const OptionalTensor& d_lse,
-                                    const at::Tensor& o, const at::Tensor& lse, const at::Tensor& x,
-                                    const at::Tensor& y, const at::Tensor& v,
-                                    const OptionalTensor& row_scalars,
-                                    const OptionalTensor& column_scalars,
-                                    const OptionalTensor& head_scalars, const at::Tensor& factor,
-                                    const OptionalTensor& bias, const OptionalTensor& key_starts,
-                                    const OptionalTensor& key_lengths, std::string_view function,
-                                    c10::SymInt query_offset, OptionalSymInt left,
-                                    OptionalSymInt right, std::array<bool, kGradients> needed);
+using BackwardSignature = Gradients(
+    const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o, const at::Tensor& lse,
+    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+    const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
+    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+    const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
+    const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
+    OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed);
 
 ForwardSignature CallAttentionForward;
 BackwardSignature CallAttentionBackward;

@@ -27,7 +27,7 @@ int64_t RotatedColumns(const Component& component, int64_t head_dim, bool last_i
 }  // namespace
 
 at::Tensor Rotate(const Component& component, const at::Tensor& x, const c10::SymInt& position,
-                  bool last_is_height) {
+                  const std::optional<at::Tensor>& firsts, bool last_is_height) {
   const int64_t dims =
       RotatedColumns(component, x.sym_size(3).guard_int(__FILE__, __LINE__), last_is_height);
   const double base = component.Number("base", 10000.0);
@@ -38,10 +38,11 @@ at::Tensor Rotate(const Component& component, const at::Tensor& x, const c10::Sy
 
   // In float64: float32 angles are off by 8e-3 at position a million.
   const at::TensorOptions options = x.options().dtype(at::kDouble);
-  const at::Tensor positions = at::arange(position, position + x.sym_size(2), options);
+  at::Tensor positions = at::arange(position, position + x.sym_size(2), options);
+  if (firsts) positions = positions + firsts->to(at::kDouble).reshape({-1, 1, 1});
   const at::Tensor frequencies =
       (at::arange(dims / 2, options) * (-2.0 / static_cast<double>(dims)) * std::log(base)).exp();
-  const at::Tensor angles = positions.unsqueeze(1) * frequencies;
+  const at::Tensor angles = positions.unsqueeze(-1) * frequencies;
   const at::Tensor cosine = angles.cos().to(x.scalar_type());
   const at::Tensor sine = angles.sin().to(x.scalar_type());
 

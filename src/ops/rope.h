@@ -4,15 +4,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 
+#include <optional>
+
 #include "ops/component.h"
 
 namespace gnomon {
 
-// Rotates the first coordinates of x (B, H, L, D), whose first row stands at `position`, as the
+// Rotates the first coordinates of x (B, H, L, D), whose first row stands at `position`, or at
+// firsts[b] in each batch, as the
 // component "rope:base=...:layout=...:dims=..." says (Su et al. 2021, eq. 34). The last coordinate
 // stays where it is a height.
 at::Tensor Rotate(const Component& component, const at::Tensor& x, const c10::SymInt& position,
-                  bool last_is_height);
+                  const std::optional<at::Tensor>& firsts, bool last_is_height);
 
 }  // namespace gnomon
 

@@ -276,7 +276,7 @@ def rotate(
     if dims is None:
         dims = 2 * ((x.shape[-1] - has_height) // 2)
     turned, rest = x[..., :dims], x[..., dims:]
-    angle = positions[:, None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    angle = positions[..., None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
     turn = torch.polar(torch.ones_like(angle), angle)
     if layout == "half":
         pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn
@@ -293,25 +293,46 @@ class Mask:
     window: tuple[int | None, int | None] | None = None
     key_starts: Sequence[int] | None = None
     key_lengths: Sequence[int] | None = None
-    query_offset: int | None = None
+    query_offset: int | Sequence[int] | None = None
+    #: One row of each, for all batches; batch b has them rolled by b.
+    query_segments: Sequence[int] | None = None
+    key_segments: Sequence[int] | None = None
 
-    def arguments(self) -> dict[str, object]:
+    def segments(self, batch: int) -> tuple[Tensor, Tensor] | None:
+        if self.query_segments is None or self.key_segments is None:
+            return None
+        rows = torch.tensor(self.query_segments), torch.tensor(self.key_segments)
+        queries, keys = (torch.stack([x.roll(b) for b in range(batch)]) for x in rows)
+        return queries, keys
+
+    def first(self, batch: int) -> Tensor:
+        """(B, 1, 1, 1): the position of each batch's first query."""
+        offset = self.query_offset
+        values = [offset or 0] * batch if isinstance(offset, int | None) else list(offset)
+        return torch.tensor(values, dtype=torch.float64)[:, None, None, None]
+
+    def arguments(self, batch: int) -> dict[str, object]:
         """The keyword arguments of gnomon.attention."""
 
         def integers(values: Sequence[int] | None) -> Tensor | None:
             return None if values is None else torch.tensor(values)
 
+        segments = self.segments(batch)
         return {
             "causal": self.causal,
             "window": self.window,
             "key_starts": integers(self.key_starts),
             "key_lengths": integers(self.key_lengths),
-            "query_offset": self.query_offset,
+            "query_offset": self.query_offset
+            if isinstance(self.query_offset, int | None)
+            else integers(self.query_offset),
+            "query_segments": None if segments is None else segments[0],
+            "key_segments": None if segments is None else segments[1],
         }
 
     def visible(self, i: Tensor, j: Tensor, batch: int) -> Tensor:
-        """(B, 1, Lq, Lk) of the positions (Lq, 1) and (1, Lk)."""
-        visible = torch.ones(batch, 1, len(i), j.shape[1], dtype=torch.bool)
+        """(B, 1, Lq, Lk) of the positions (Lq, 1) or (B, 1, Lq, 1), and (1, Lk)."""
+        visible = torch.ones(batch, 1, i.shape[-2], j.shape[1], dtype=torch.bool)
         left, right = self.window or (None, None)
         if self.causal:
             visible &= j <= i
@@ -323,6 +344,9 @@ class Mask:
             visible &= j >= torch.tensor(self.key_starts)[:, None, None, None]
         if self.key_lengths is not None:
             visible &= j < torch.tensor(self.key_lengths)[:, None, None, None]
+        segments = self.segments(batch)
+        if segments is not None:
+            visible &= (segments[0][:, :, None] == segments[1][:, None, :])[:, None]
         return visible
 
 
@@ -363,22 +387,26 @@ class Case:
             similarity=SIMILARITIES[self.similarity].ours(inputs),
             position=POSITIONS[self.position].ours(inputs),
             return_lse=True,
-            **self.mask.arguments(),
+            **self.mask.arguments(self.batch),
         )
 
     def scores(self, inputs: Parameters) -> Tensor:
         """(B, H, Lq, Lk), -inf where no query may look."""
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
-        first = self.mask.query_offset or 0
-        i = torch.arange(first, first + self.queries, dtype=torch.float64)
+        i = torch.arange(self.queries, dtype=torch.float64)[:, None] + self.mask.first(self.batch)
         j = torch.arange(self.keys, dtype=torch.float64)
         q = inputs["q"]
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         if position.rotation is not None:
-            q = rotate(q, i, similarity.has_height, **position.rotation)
+            q = rotate(q, i[:, :, :, 0], similarity.has_height, **position.rotation)
             k = rotate(k, j, similarity.has_height, **position.rotation)
-        scores = similarity.scores(inputs, q, k) + position.bias(inputs, i[:, None], j[None, :])
-        visible = self.mask.visible(i[:, None], j[None, :], self.batch)
+        shape = self.heads, self.queries, self.keys
+        bias = [
+            torch.as_tensor(position.bias(inputs, row[0], j[None, :])).expand(shape)
+            for row in (i if self.batch else i.new_zeros(1, 1, self.queries, 1))
+        ]
+        scores = similarity.scores(inputs, q, k) + torch.stack(bias)
+        visible = self.mask.visible(i, j[None, :], self.batch)
         return scores.masked_fill(~visible, -math.inf)
 
     def theirs(self, inputs: Parameters) -> tuple[Tensor, Tensor]:

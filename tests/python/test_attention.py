@@ -1,5 +1,6 @@
 """gnomon.attention against the formulas: values, lse and every gradient."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -83,6 +84,15 @@ MASKS = {
     "window past the end": Mask(window=(3, 3), query_offset=200),
     "starts and lengths": Mask(key_starts=[3, 0], key_lengths=[11, 9]),
     "all at once": Mask(True, (9, None), [2, 30], [30, 40], 4),
+    "documents": Mask(
+        causal=True,
+        query_segments=[0] * 9 + [1] * 20 + [2] * 8,
+        key_segments=[0] * 9 + [1] * 20 + [2] * 12,
+    ),
+    "mixed segments": Mask(
+        query_segments=[n % 3 for n in range(37)], key_segments=[n // 2 % 4 for n in range(41)]
+    ),
+    "an offset for each batch": Mask(True, (20, None), query_offset=[4, -3]),
     "nothing to see": Mask(key_starts=[5, 0], key_lengths=[5, 0]),
 }
 
@@ -97,7 +107,7 @@ def test_masks(mask, similarity, dtype):
 def with_offset(name):
     mask = MASKS[name]
     offset = 0 if mask.query_offset is None else mask.query_offset
-    return Mask(mask.causal, mask.window, mask.key_starts, mask.key_lengths, offset)
+    return dataclasses.replace(mask, query_offset=offset)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

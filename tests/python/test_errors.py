@@ -30,6 +30,32 @@ VALUE_ERRORS = {
     "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
     "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
     "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*an int64"),
+    "segments of queries alone": (
+        lambda: attend(query_segments=torch.zeros(2, 6, dtype=torch.int64)),
+        "key_segments is None; expected both",
+    ),
+    "segments of keys alone": (
+        lambda: attend(key_segments=torch.zeros(2, 6, dtype=torch.int64)),
+        "query_segments is None; expected both",
+    ),
+    "the shape of segments": (
+        lambda: attend(
+            query_segments=torch.zeros(2, 6, dtype=torch.int64),
+            key_segments=torch.zeros(2, 5, dtype=torch.int64),
+        ),
+        r"key_segments has shape \[2, 5\]; expected \(B, length\) = \(2, 6\)",
+    ),
+    "a large segment": (
+        lambda: attend(
+            query_segments=torch.zeros(2, 6, dtype=torch.int64),
+            key_segments=torch.full((2, 6), 2**40),
+        ),
+        "key_segments has numbers beyond int32",
+    ),
+    "offsets of another batch": (
+        lambda: attend(query_offset=torch.zeros(3, dtype=torch.int64)),
+        r"query_offset has shape \[3\]; expected \(B,\) = \(2,\)",
+    ),
     "three axes": (lambda: attend(q=tokens(2, 6, 8)), r"q has shape \[2, 6, 8\].*four axes"),
     "no column": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*at least one column"),
     "columns of k": (lambda: attend(k=tokens(2, 2, 6, 7)), r"k has shape \[2, 2, 6, 7\].*D = 8"),
@@ -230,6 +256,18 @@ TYPE_ERRORS = {
         lambda: attend(k=tokens(2, 2, 6, 8, dtype=torch.float64)),
         "k has dtype Double and q Float; expected the same",
     ),
+    "segments that are no integers": (
+        lambda: attend(query_segments=torch.zeros(2, 6), key_segments=torch.zeros(2, 6)),
+        "query_segments has dtype Float; expected integers",
+    ),
+    "segments in a list": (
+        lambda: attend(query_segments=[0] * 6, key_segments=torch.zeros(2, 6)),
+        "query_segments is a list; expected a Tensor",
+    ),
+    "offsets that are no integers": (
+        lambda: attend(query_offset=torch.zeros(2)),
+        "query_offset has dtype Float; expected integers",
+    ),
     "gamma's dtype": (
         lambda: attend(similarity=similarity.Gaussian(HEADS.double())),
         "gamma of gaussian has dtype Double and q Float; expected Float",
@@ -279,9 +317,6 @@ def test_type_errors(name):
 LATER = {
     "dropout": lambda: attend(dropout=0.1),
     "seed": lambda: attend(seed=1),
-    "query_segments": lambda: attend(query_segments=torch.zeros(2, 6)),
-    "key_segments": lambda: attend(key_segments=torch.zeros(2, 6)),
-    "query_offset": lambda: attend(query_offset=torch.tensor([0, 1])),
     "cuda": on_cuda,
     'map="exp"': lambda: attend(similarity=similarity.Umbral(1.0, map="exp")),
     'penumbral with map="exp"': lambda: attend(similarity=similarity.Penumbral(1.0, map="exp")),

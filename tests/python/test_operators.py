@@ -29,7 +29,9 @@ def low_level_arguments(dtype):
     bias = torch.randn(1, h, lq + lk - 1, dtype=dtype)
     tensors = [x, y, v, rows, columns, None, factor, bias]
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
-    return tensors, (*lengths, "umbral", 2, 4, 0)
+    offsets = torch.tensor([2, 0])
+    segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
+    return tensors, (*lengths, offsets, *segments, "umbral", 0, 4, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -51,7 +53,9 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *(q, q, q, "penumbral", [torch.ones(2, requires_grad=True)]),
-            *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None, None, None),
+            *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None),
+            *(torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 4 + [1] * 5])),
+            *(None, torch.tensor([2]), None),
         ),
     ),
     "module_attention": lambda q: (

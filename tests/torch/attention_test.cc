@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace gnomon {
 namespace {
@@ -42,6 +43,35 @@ void ExpectNear(const torch::Tensor& a, const torch::Tensor& b) {
 TEST_F(AttentionTest, DotIsScaledDotProductAttention) {
   ExpectNear(attention(q, k, v, AttentionOptions().causal(true)),
              at::scaled_dot_product_attention(q, k, v, {}, 0, true));
+}
+
+TEST_F(AttentionTest, SegmentsAreAttendedToApart) {
+  const torch::Tensor segments = torch::tensor({3, 3, 3, 3, 1, 1, 1, 1, 1}).expand({2, 9});
+  const torch::Tensor o = attention(
+      q, k, v, AttentionOptions().causal(true).query_segments(segments).key_segments(segments));
+  for (const auto& [begin, end] : {std::pair(0, 4), std::pair(4, 9)}) {
+    const auto part = [begin = begin, end = end](const torch::Tensor& x) {
+      return x.slice(2, begin, end);
+    };
+    ExpectNear(part(o), attention(part(q), part(k), part(v), AttentionOptions().causal(true)));
+  }
+}
+
+TEST_F(AttentionTest, EachBatchHasItsQueryOffset) {
+  const auto position = position::ALiBi(gamma);
+  const torch::Tensor o = attention(q, k, v,
+                                    AttentionOptions()
+                                        .causal(true)
+                                        .position({position, position::RoPE()})
+                                        .query_offsets(torch::tensor({3, -2})));
+  for (const auto& [b, offset] : {std::pair(0, 3), std::pair(1, -2)}) {
+    const auto batch = [b = b](const torch::Tensor& x) { return x.slice(0, b, b + 1); };
+    ExpectNear(batch(o), attention(batch(q), batch(k), batch(v),
+                                   AttentionOptions()
+                                       .causal(true)
+                                       .position({position, position::RoPE()})
+                                       .query_offset(offset)));
+  }
 }
 
 TEST_F(AttentionTest, LaplacianWithABiasAndItsGradients) {

@@ -116,9 +116,15 @@ struct AttentionOptions {
   // may hold NaN. They shift no position.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
+  // (B, Lq) and (B, Lk) integers within int32: a query sees the keys of its own segment only
+  // (packed documents). Both or neither.
+  TORCH_ARG(std::optional<torch::Tensor>, query_segments);
+  TORCH_ARG(std::optional<torch::Tensor>, key_segments);
   // Any sign. nullopt is 0 where Lq = Lk; elsewhere, with causal, a window or a position, it is an
   // error.
   TORCH_ARG(std::optional<int64_t>, query_offset);
+  // (B,) integers: an offset for each batch, instead of query_offset.
+  TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
   // Of the dot product, by default 1/sqrt(D); with another similarity it is an error.
   TORCH_ARG(std::optional<double>, scale);
 };
