@@ -179,10 +179,10 @@ class Cases {
     cases_.push_back({spec + " (operator)", "on mapped tokens", inputs,
                       [inputs, rows, columns, factor, function](bool causal) {
                         const OptionalSymInt right = causal ? OptionalSymInt(0) : std::nullopt;
-                        return std::get<0>(
-                            CallAttentionForward(inputs[0], inputs[1], inputs[2], rows, columns,
-                                                 std::nullopt, factor, std::nullopt, std::nullopt,
-                                                 std::nullopt, function, 0, std::nullopt, right));
+                        return std::get<0>(CallAttentionForward(
+                            inputs[0], inputs[1], inputs[2], rows, columns, std::nullopt, factor,
+                            std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
+                            std::nullopt, function, 0, std::nullopt, right));
                       }});
   }
 
