@@ -1,46 +1,43 @@
-# Kernels generated from definitions: one translation unit each, so that they compile in parallel.
+# Kernels generated from definitions: one translation unit for each, so that they compile in
+# parallel.
 
 set(GNOMON_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
 
-# penumbral_square -> PenumbralSquare
-function(gnomon_camel_case name result)
-  string(REPLACE "_" ";" words ${name})
-  set(camel "")
-  foreach(word IN LISTS words)
-    string(SUBSTRING ${word} 0 1 head)
-    string(SUBSTRING ${word} 1 -1 tail)
-    string(TOUPPER ${head} head)
-    string(APPEND camel ${head}${tail})
+# The structs of a definition file, all but templates. Editing the file runs CMake again.
+function(gnomon_definition_structs file result)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(STRINGS ${file} lines REGEX "^(template|struct) ")
+  set(structs "")
+  set(previous "")
+  foreach(line IN LISTS lines)
+    if(NOT previous MATCHES "^template " AND line MATCHES "^struct ([A-Za-z0-9]+)")
+      list(APPEND structs ${CMAKE_MATCH_1})
+    endif()
+    set(previous ${line})
   endforeach()
-  set(${result} ${camel} PARENT_SCOPE)
+  set(${result} ${structs} PARENT_SCOPE)
 endfunction()
 
-# Compiles the definition `struct` from `file` (relative to the calling CMakeLists.txt, or to an
-# include folder) on the kernel template, into `target`.
-function(gnomon_add_definition_kernel target struct file)
-  set(GNOMON_DEFINITION_STRUCT ${struct})
-  set(GNOMON_DEFINITION_FILE ${file})
-  get_filename_component(GNOMON_DEFINITION_NAME ${file} NAME)
-  string(REGEX REPLACE "-inl\\.h$" "" GNOMON_DEFINITION_NAME ${GNOMON_DEFINITION_NAME})
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
-    set(GNOMON_DEFINITION_FILE ${CMAKE_CURRENT_SOURCE_DIR}/${file})
-  endif()
-  set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${struct}.cc)
-  configure_file(${GNOMON_CMAKE_DIR}/definition_kernel.cc.in ${source} @ONLY)
-  target_sources(${target} PRIVATE ${source})
-endfunction()
-
-# Writes definition_list.h and adds the kernels of all `names` to `target`.
-function(gnomon_add_definitions target)
-  set(GNOMON_DEFINITION_ENTRIES "")
-  foreach(name IN LISTS ARGN)
-    gnomon_camel_case(${name} struct)
-    gnomon_add_definition_kernel(${target} ${struct} definitions/${name}-inl.h)
-    string(APPEND GNOMON_DEFINITION_ENTRIES " X(${struct}, ${name})")
+# Compiles each definition in `files` on the kernel template, into `target`, and sets `entries` to
+# their list, " X(PenumbralSquare, penumbral_square)", by which they are known.
+function(gnomon_add_definitions target entries)
+  set(list "")
+  foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)
+    gnomon_definition_structs(${GNOMON_DEFINITION_FILE} structs)
+    foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
+      string(
+        REGEX REPLACE
+        "([a-z0-9])([A-Z])"
+        "\\1_\\2"
+        GNOMON_DEFINITION_NAME
+        ${GNOMON_DEFINITION_STRUCT}
+      )
+      string(TOLOWER ${GNOMON_DEFINITION_NAME} GNOMON_DEFINITION_NAME)
+      set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
+      configure_file(${GNOMON_CMAKE_DIR}/definition_kernel.cc.in ${source} @ONLY)
+      target_sources(${target} PRIVATE ${source})
+      string(APPEND list " X(${GNOMON_DEFINITION_STRUCT}, ${GNOMON_DEFINITION_NAME})")
+    endforeach()
   endforeach()
-  configure_file(
-    ${GNOMON_CMAKE_DIR}/definition_list.h.in
-    ${PROJECT_BINARY_DIR}/generated/definition_list.h
-    @ONLY
-  )
+  set(${entries} "${list}" PARENT_SCOPE)
 endfunction()

@@ -7,6 +7,8 @@
 #define GNOMON_SRC_CPU_VOCABULARY_INL_H_
 #endif
 
+#include <limits>
+
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -48,6 +50,63 @@ HWY_INLINE VF Rsqrt(VF a) {
   const VF half = a * Splat(a, -0.5f);
   return estimate * hn::MulAdd(half * estimate, estimate, Splat(a, 1.5f));
 #endif
+}
+
+// The natural logarithm of normal a > 0, relative error 2e-7; infinity and NaN give themselves.
+HWY_INLINE VF Log(VF a) {
+  const DF d;
+  const DI di;
+  // a = 2^exponent (1 + f), 1 + f in [sqrt(1/2), sqrt(2)).
+  const VI bits = hn::BitCast(di, a);
+  const VI exponent = hn::ShiftRight<23>(bits - hn::Set(di, 0x3f3504f3));
+  const VF f = hn::BitCast(d, bits - hn::ShiftLeft<23>(exponent)) - hn::Set(d, 1.0f);
+  const VF e = hn::ConvertTo(d, exponent);
+  // log(1 + f) = f + f^2 (-1/2 + f p(f)), p minimax.
+  VF p = hn::Set(d, 0.0870043784f);
+  p = hn::MulAdd(p, f, hn::Set(d, -0.142674878f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.149147674f));
+  p = hn::MulAdd(p, f, hn::Set(d, -0.16577585f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.199630633f));
+  p = hn::MulAdd(p, f, hn::Set(d, -0.250013381f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.333339095f));
+  p = hn::MulAdd(p, f, hn::Set(d, -0.5f));
+  // ln 2 in two parts, of which the first has few enough bits for its product to be exact.
+  p = hn::MulAdd(f * f, p, e * hn::Set(d, 1.42860677e-6f));
+  const VF log = hn::MulAdd(e, hn::Set(d, 0.693145752f), f + p);
+  return hn::IfThenElse(a < hn::Set(d, std::numeric_limits<float>::infinity()), log, a);
+}
+
+// log(1 + a) for a >= 0, relative error 3e-7 also where 1 + a rounds to 1.
+HWY_INLINE VF Log1p(VF a) {
+  const VF one = Splat(a, 1.0f);
+  const VF sum = one + a;
+  // What the sum has lost, to first order; a large sum has lost nothing that matters.
+  const VF lost = Select(a < Splat(a, 1e9f), a - (sum - one), a - a);
+  return Log(sum) + lost / sum;
+}
+
+// The angle of (x, y), y >= 0, from the axis of x: 0 to pi, error 3e-7; 0 at the origin.
+HWY_INLINE VF Angle(VF x, VF y) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const VF adjacent = hn::Abs(x);
+  const auto steep = y > adjacent;
+  const VF low = Select(steep, adjacent, y);
+  const VF high = Select(steep, y, adjacent);
+  // atan(low / high) by the half of it that is below tan(pi / 8).
+  const auto wide = low > high * hn::Set(d, 0.414213562f);
+  const VF divisor = Select(wide, high + low, high);
+  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0f), divisor);
+  const VF z = r * r;
+  // atan(r) = r + r z p(z), p minimax.
+  VF p = hn::Set(d, 0.0805372298f);
+  p = hn::MulAdd(p, z, hn::Set(d, -0.138776794f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.199777097f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0.333329499f));
+  VF angle = hn::MulAdd(r * z, p, r);
+  angle = angle + Select(wide, hn::Set(d, 0.785398163f), zero);
+  angle = Select(steep, hn::Set(d, 1.57079633f) - angle, angle);
+  return Select(x < zero, hn::Set(d, 3.14159265f) - angle, angle);
 }
 
 // 2^a for a <= 128, relative error 1e-7; exactly 0 below -126.5. NaN gives NaN.

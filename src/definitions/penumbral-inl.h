@@ -57,3 +57,28 @@ struct Penumbral {
     return value2 * inverse_value;
   }
 };
+
+// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. Heights below 5e-16 r count as
+// that.
+struct PenumbralLog {
+  static constexpr int kRowScalars = Penumbral::kRowScalars;
+  static constexpr int kColumnScalars = Penumbral::kColumnScalars;
+  static constexpr int kHeadScalars = Penumbral::kHeadScalars;
+  static constexpr PairInput kInput = Penumbral::kInput;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* t) {
+    return Log(Max(Splat(g, 1e-15f), Penumbral::Value(g, a, b, t)));
+  }
+
+  template <class V, class D>
+  static V Gradient(V g, const V* a, const V* b, const V* t, D& d) {
+    const V least = Splat(g, 1e-15f);
+    const V height = Penumbral::Gradient(g, a, b, t, d);
+    const V inverse = Select(height > least, Splat(g, 1.0f) / Max(least, height), Splat(g, 0.0f));
+    d.g = d.g * inverse;
+    for (int n = 0; n < kRowScalars; ++n) d.a[n] = d.a[n] * inverse;
+    for (int n = 0; n < kColumnScalars; ++n) d.b[n] = d.b[n] * inverse;
+    return Log(Max(least, height));
+  }
+};

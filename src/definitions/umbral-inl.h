@@ -1,8 +1,25 @@
-// Umbral cone (Tseng et al. 2023, "Coneheads: Hierarchy Aware Attention"):
-//   h = (u + v + max(|u - v|, D)) / 2,  D = |X_i - X_j| / sinh r
-// with heights u of the query and v of the key; the token map divides X by sinh r. Similarity
-// -gamma h = gamma/2 (f - 2u): f = (u - v) - max(|u - v|, D), c = gamma / 2, row constant -2u
-// dropped. Scalars: the heights u and v.
+// Umbral cones (Tseng et al. 2023, "Coneheads: Hierarchy Aware Attention"):
+//   h = (u + v + M) / 2,  M = max(|u - v|, D),  D = |X_i - X_j| / sinh r
+// with heights u of the query and v of the key; the token map divides X by sinh r.
+
+// M, and its derivatives by g = D^2 and by u - v. A tie is split evenly.
+template <class V>
+V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
+  const V zero = Splat(g, 0.0f);
+  const V half = Splat(g, 0.5f);
+  const V one = Splat(g, 1.0f);
+  const V square = difference * difference;
+  const V larger = Max(square, g);
+  const V inverse = Select(larger > zero, Rsqrt(Max(larger, Splat(g, 1e-30f))), zero);
+  // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
+  const V share = Select(g > square, one, Select(g < square, zero, half));
+  by_g = half * share * inverse;
+  by_difference = (one - share) * difference * inverse;
+  return larger * inverse;
+}
+
+// Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, row constant -2u dropped.
+// Scalars: the heights u and v.
 struct Umbral {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -18,19 +35,46 @@ struct Umbral {
   template <class V, class D>
   static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
-    const V half = Splat(g, 0.5f);
-    const V one = Splat(g, 1.0f);
     const V difference = a[0] - b[0];
-    const V square = difference * difference;
-    const V larger = Max(square, g);
-    const V inverse = Select(larger > zero, Rsqrt(Max(larger, Splat(g, 1e-30f))), zero);
-    // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
-    const V share = Select(g > square, one, Select(g < square, zero, half));
-    const V ds = zero - half * share * inverse;
-    const V dd = one - (one - share) * difference * inverse;
-    d.g = ds;
+    V by_g = zero;
+    V by_difference = zero;
+    const V maximum = UmbralMaximum(g, difference, by_g, by_difference);
+    const V dd = Splat(g, 1.0f) - by_difference;
+    d.g = zero - by_g;
     d.a[0] = dd;
     d.b[0] = zero - dd;
-    return difference - larger * inverse;
+    return difference - maximum;
+  }
+};
+
+// Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 count as
+// that. Scalars: the heights u and v.
+struct UmbralLog {
+  static constexpr int kRowScalars = 1;
+  static constexpr int kColumnScalars = 1;
+  static constexpr int kHeadScalars = 0;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* /*t*/) {
+    const V difference = a[0] - b[0];
+    const V maximum = Sqrt(Max(difference * difference, g));
+    return Log(Max(Splat(g, 1e-15f), a[0] + b[0] + maximum));
+  }
+
+  template <class V, class D>
+  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const V zero = Splat(g, 0.0f);
+    const V one = Splat(g, 1.0f);
+    const V least = Splat(g, 1e-15f);
+    V by_g = zero;
+    V by_difference = zero;
+    const V maximum = UmbralMaximum(g, a[0] - b[0], by_g, by_difference);
+    const V sum = a[0] + b[0] + maximum;
+    const V inverse = Select(sum > least, one / Max(least, sum), zero);
+    d.g = by_g * inverse;
+    d.a[0] = (one + by_difference) * inverse;
+    d.b[0] = (one - by_difference) * inverse;
+    return Log(Max(least, sum));
   }
 };

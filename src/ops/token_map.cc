@@ -3,37 +3,79 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <numbers>
 #include <string>
 #include <utility>
+
+#include "ops/geometry.h"
 
 namespace gnomon {
 namespace {
 
-// (B, H, L, D) to (B, H, L, D - 1) and (B, H, L).
-std::pair<at::Tensor, at::Tensor> SplitHeight(const at::Tensor& x) {
-  const c10::SymInt last = x.sym_size(3) - 1;
-  return {x.narrow_symint(3, 0, last), x.select_symint(3, last)};
-}
+// How far from the origin a map puts a token at most, in hyperbolic distance: heights lie between
+// e^-30 and e^30, whose squares and quotients float32 still holds.
+constexpr double kFarthest = 30;
+
+// Directions and distances of tokens nearer to 0 than this are made smooth.
+constexpr double kOrigin = 1e-6;
 
 // (H) to (H, 1), to go with (B, H, Lq).
 at::Tensor OverRows(const at::Tensor& heads) { return heads.unsqueeze(1); }
 
-// sqrt of x >= 0, with derivative 0 at 0.
-at::Tensor SafeSqrt(const at::Tensor& x) {
-  const at::Tensor positive = x > 0;
-  return at::where(positive, at::where(positive, x, 1.0).sqrt(), 0.0);
+// (B, H, L) to (B, H, L, 1), to go with tokens.
+at::Tensor OverColumns(const at::Tensor& x) { return x.unsqueeze(3); }
+
+double PositiveNumber(const Component& component, const char* key, double default_value) {
+  const double number = component.Number(key, default_value);
+  TORCH_CHECK_VALUE(number > 0 && std::isfinite(number), "gnomon: ", component.name(), ":", key,
+                    "=", number, "; expected a positive number");
+  return number;
 }
 
-double Radius(const Component& component, double default_value) {
-  const double r = component.Number("r", default_value);
-  TORCH_CHECK_VALUE(r > 0 && std::isfinite(r), "gnomon: ", component.name(), ":r=", r,
-                    "; expected a positive number");
-  return r;
+// A point of the upper half-space.
+struct HalfSpacePoint {
+  at::Tensor x;
+  at::Tensor height;
+};
+
+// The map psi (Tseng et al. 2023, section 4).
+HalfSpacePoint Psi(const at::Tensor& token) {
+  const auto [x, z] = SplitLast(token);
+  const at::Tensor height = z.clamp(-kFarthest, kFarthest).exp();
+  return {x * OverColumns(height), height};
 }
 
-void RefuseLater(const Component& component, const char* key, const char* value) {
-  TORCH_CHECK_NOT_IMPLEMENTED(component.Find(key) != value, "gnomon: ", component.name(), " with ",
-                              key, "=\"", value, "\" is not implemented in this version");
+// sinh(n) / n of n^2.
+at::Tensor SinhRatio(const at::Tensor& n, const at::Tensor& square) {
+  const at::Tensor large = n > 1e-2;
+  const at::Tensor safe = at::where(large, n, 1.0);
+  return at::where(large, safe.sinh() / safe, 1 + square / 6 + square.square() / 120);
+}
+
+// The exponential map at (0, ..., 0, 1), of tangents in its orthonormal frame:
+//   height = 1 / (cosh n - v_d sinh(n) / n), X = w sinh(n) / n height,  v = (w, v_d), n = |v|,
+// with cosh n - v_d sinh(n) / n = e^-n + (n - v_d) sinh(n) / n, and n - v_d = |w|^2 / (n + v_d)
+// where v_d > 0, so that nothing cancels.
+HalfSpacePoint ExponentialMap(const at::Tensor& token) {
+  const at::Tensor length = SafeSqrt(SquaredNorm(token));
+  const at::Tensor v = token * OverColumns(kFarthest / length.clamp_min(kFarthest));
+  const at::Tensor square = SquaredNorm(v);
+  const at::Tensor n = SafeSqrt(square);
+  const auto [w, last] = SplitLast(v);
+  const at::Tensor up = last > 0;
+  const at::Tensor gap = at::where(up, SquaredNorm(w) / at::where(up, n + last, 1.0), n - last);
+  const at::Tensor ratio = SinhRatio(n, square);
+  const at::Tensor height = 1 / ((-n).exp() + ratio * gap);
+  return {w * OverColumns(ratio * height), height};
+}
+
+HalfSpacePoint MapToHalfSpace(const at::Tensor& token, const std::string& map) {
+  if (map == "psi") return Psi(token);
+  if (map == "exp") return ExponentialMap(token);
+  const auto [x, z] = SplitLast(token);
+  if (map == "none") return {x, z};
+  const at::Tensor height = z.sigmoid();  // xi
+  return {x * OverColumns(height), height};
 }
 
 // A token below the horosphere, scaled so that r = 1.
@@ -43,76 +85,251 @@ struct PenumbralToken {
   at::Tensor a;   // sqrt(1 - u^2), the radius of the geodesic's shadow
 };
 
-PenumbralToken MapToken(const at::Tensor& token, const std::string& map, double r) {
-  const auto [x, z] = SplitHeight(token);
+PenumbralToken MapToPenumbra(const at::Tensor& token, const std::string& map, double r) {
   if (map == "xi") {
+    const auto [x, z] = SplitLast(token);
     const at::Tensor u = z.sigmoid();
     // 1 - u^2 = sigmoid(-z) (1 + sigmoid(z)), without the cancellation.
-    return {x * u.unsqueeze(3), u * u, SafeSqrt((-z).sigmoid() * (1 + u))};
+    return {x * OverColumns(u), u * u, SafeSqrt((-z).sigmoid() * (1 + u))};
   }
-  const at::Tensor u = (z / r).clamp(0, 1);
-  return {x / r, u * u, SafeSqrt((1 - u) * (1 + u))};
+  const HalfSpacePoint point = MapToHalfSpace(token, map);
+  const at::Tensor u = (point.height / r).clamp(0, 1);
+  return {point.x / r, u * u, SafeSqrt((1 - u) * (1 + u))};
+}
+
+// A token as src/definitions/hyperbolic-inl.h reads it.
+struct HyperbolicToken {
+  at::Tensor x;
+  at::Tensor scalars;  // (3, B, H, L)
+};
+
+HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& u, const at::Tensor& p) {
+  return {x, at::stack({u, std::numbers::sqrt2 / 2 / u, p * (std::numbers::sqrt2 / 2)})};
+}
+
+HyperbolicToken InHalfSpace(const HalfSpacePoint& point) {
+  const at::Tensor height = point.height.clamp(std::exp(-kFarthest), std::exp(kFarthest));
+  return FromScalars(point.x, height, 1 / height);
+}
+
+// The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
+// `length` is a parabola that touches |x|, and `unit` is x / kOrigin: distances are smooth there
+// too, with their true gradients at 0, and off by kOrigin^2.
+struct Radius {
+  at::Tensor unit;
+  at::Tensor length;
+  at::Tensor divisor;  // x = divisor * unit
+};
+
+Radius RadiusOf(const at::Tensor& x) {
+  const at::Tensor square = SquaredNorm(x);
+  const at::Tensor norm = SafeSqrt(square);
+  const at::Tensor divisor = norm.clamp_min(kOrigin);
+  return {x / OverColumns(divisor),
+          at::where(norm > kOrigin, norm, square * (0.5 / kOrigin) + kOrigin / 2), divisor};
+}
+
+// The hyperboloid's normalised pseudopolar map (Gulcehre et al. 2019, Hyperbolic Attention
+// Networks): direction x / |x|, at distance z from the origin; a negative distance turns it round.
+HyperbolicToken Pseudopolar(const at::Tensor& token) {
+  const auto [x, z] = SplitLast(token);
+  const at::Tensor ahead = z >= 0;
+  const at::Tensor distance = at::where(ahead, z, -z).clamp_max(kFarthest);
+  const at::Tensor unit = RadiusOf(x).unit;
+  return FromScalars(at::where(OverColumns(ahead), unit, -unit), distance.exp(), distance.sinh());
+}
+
+// The exponential map at the origin. Distances do not depend on the model.
+HyperbolicToken FromTangent(const at::Tensor& token) {
+  const Radius radius = RadiusOf(token);
+  return FromScalars(radius.unit, radius.length.clamp_max(kFarthest).exp(),
+                     radius.divisor.clamp_max(kFarthest).sinh());
+}
+
+// (x, sqrt(1 + |x|^2)), of which x suffices.
+HyperbolicToken OnHyperboloid(const at::Tensor& token) {
+  const Radius radius = RadiusOf(SplitLast(token).first);
+  const double most = std::sinh(kFarthest);
+  const at::Tensor sinh = radius.length.clamp_max(most);
+  return FromScalars(radius.unit, sinh + (1 + sinh * sinh).sqrt(), radius.divisor.clamp_max(most));
+}
+
+// Points on or outside the unit sphere, pulled to just inside it.
+at::Tensor InUnitBall(const at::Tensor& x) {
+  const double most = 1 - (x.scalar_type() == at::kDouble ? 1e-12 : 1e-5);
+  return x * OverColumns(most / SafeSqrt(SquaredNorm(x)).clamp_min(most));
+}
+
+HyperbolicToken InBall(const at::Tensor& token) {
+  const at::Tensor x = InUnitBall(token);
+  const at::Tensor p = 2 / (1 - SquaredNorm(x));
+  return FromScalars(x, at::ones_like(p), p);
+}
+
+// Through the hyperboloid, x / sqrt(1 - |x|^2), to the ball.
+HyperbolicToken InKlein(const at::Tensor& token) {
+  const at::Tensor x = InUnitBall(token);
+  const at::Tensor root = (1 - SquaredNorm(x)).sqrt();
+  return FromScalars(x / OverColumns(1 + root), at::ones_like(root), 1 + 1 / root);
+}
+
+// The model of a hyperbolic similarity and the map into it.
+struct Chart {
+  std::string model;
+  std::string map;
+};
+
+Chart ChartOf(const Component& component) {
+  const std::string model = component.Choice("model", {"hyperboloid", "half_space", "ball", "klein"});
+  if (model == "hyperboloid") return {model, component.Choice("map", {"pseudopolar", "exp", "none"})};
+  if (model == "half_space") return {model, component.Choice("map", {"psi", "xi", "exp", "none"})};
+  return {model, component.Choice("map", {"exp", "none"})};
+}
+
+HyperbolicToken MapToHyperbolic(const at::Tensor& token, const Chart& chart) {
+  // The exponential maps of the half-space at (0, ..., 0, 1) and of the others at their origins are
+  // the same up to an isometry.
+  if (chart.map == "exp") return FromTangent(token);
+  if (chart.map == "pseudopolar") return Pseudopolar(token);
+  if (chart.model == "half_space") return InHalfSpace(MapToHalfSpace(token, chart.map));
+  if (chart.model == "hyperboloid") return OnHyperboloid(token);
+  return chart.model == "ball" ? InBall(token) : InKlein(token);
+}
+
+// The Poincare ball's exponential map at 0: tanh(|v| / 2) v / |v|.
+at::Tensor IntoBall(const at::Tensor& token) {
+  const at::Tensor square = SquaredNorm(token);
+  const at::Tensor large = square > 1e-4;
+  const at::Tensor n = at::where(large, square, 1.0).sqrt();
+  const at::Tensor ratio =
+      at::where(large, (n / 2).tanh() / n, 0.5 - square / 24 + square.square() / 240);
+  return InUnitBall(token * OverColumns(ratio));
 }
 
 }  // namespace
 
 MappedTokens MapDot(const Component&, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& scale) {
-  return {"dot", q, k, {}, {}, scale, {}};
+  return {.function = "dot", .x = q, .y = k, .factor = scale};
 }
 
 MappedTokens MapLaplacian(const Component&, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& gamma) {
-  return {"laplacian", q, k, {}, {}, -gamma, {}};
+  return {.function = "laplacian", .x = q, .y = k, .factor = -gamma};
 }
 
 MappedTokens MapGaussian(const Component&, const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& gamma) {
-  return {"gaussian", q, k, {}, {}, -gamma, {}};
+  return {.function = "gaussian", .x = q, .y = k, .factor = -gamma};
 }
 
-// Tseng et al. 2023, section 4 and the map psi.
+// Tseng et al. 2023, section 4.
 MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at::Tensor& k,
                        const at::Tensor& gamma) {
-  RefuseLater(component, "map", "exp");
-  RefuseLater(component, "score", "log");
-  component.Choice("score", {"height"});
-  const std::string map = component.Choice("map", {"psi", "none"});
-  const double by_sinh = 1.0 / std::sinh(Radius(component, 0.1));
-  const auto map_token = [&](const at::Tensor& token) -> std::pair<at::Tensor, at::Tensor> {
-    const auto [x, z] = SplitHeight(token);
-    if (map == "none") return {x * by_sinh, z};
-    const at::Tensor height = z.exp();
-    return {x * (height * by_sinh).unsqueeze(3), height};
-  };
-  const auto [x, u] = map_token(q);
-  const auto [y, v] = map_token(k);
-  return {"umbral", x, y, u.unsqueeze(0), v.unsqueeze(0), gamma * 0.5, -OverRows(gamma) * u};
+  const std::string map = component.Choice("map", {"psi", "exp", "none"});
+  const std::string score = component.Choice("score", {"height", "log"});
+  const double by_sinh = 1.0 / std::sinh(PositiveNumber(component, "r", 0.1));
+  const HalfSpacePoint query = MapToHalfSpace(q, map);
+  const HalfSpacePoint key = MapToHalfSpace(k, map);
+  MappedTokens tokens{.function = "umbral",
+                      .x = query.x * by_sinh,
+                      .y = key.x * by_sinh,
+                      .factor = gamma * 0.5,
+                      .row_scalars = query.height.unsqueeze(0),
+                      .column_scalars = key.height.unsqueeze(0)};
+  if (score == "height") {
+    tokens.row_constant = -OverRows(gamma) * query.height;
+  } else {
+    tokens.function = "umbral_log";
+    tokens.factor = -gamma;
+    tokens.row_constant = OverRows(gamma) * std::numbers::ln2;
+  }
+  return tokens;
 }
 
-// Tseng et al. 2023, eq. 23 and the map xi.
+// Tseng et al. 2023, eq. 23.
 MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& gamma) {
-  RefuseLater(component, "map", "exp");
-  RefuseLater(component, "score", "log");
-  const std::string map = component.Choice("map", {"xi", "none"});
-  const std::string score = component.Choice("score", {"height", "height2"});
-  const double r = Radius(component, 1.0);
-  const PenumbralToken query = MapToken(q, map, r);
-  const PenumbralToken key = MapToken(k, map, r);
+  const std::string map = component.Choice("map", {"xi", "exp", "none"});
+  const std::string score = component.Choice("score", {"height", "height2", "log"});
+  const double r = PositiveNumber(component, "r", 1.0);
+  const PenumbralToken query = MapToPenumbra(q, map, r);
+  const PenumbralToken key = MapToPenumbra(k, map, r);
   if (score == "height2") {
-    return {"penumbral_square",
-            query.x,
-            key.x,
-            query.a.unsqueeze(0),
-            key.a.unsqueeze(0),
-            gamma * (r * r / 4),
-            -OverRows(gamma) * (r * r)};
+    return {.function = "penumbral_square",
+            .x = query.x,
+            .y = key.x,
+            .factor = gamma * (r * r / 4),
+            .row_scalars = query.a.unsqueeze(0),
+            .column_scalars = key.a.unsqueeze(0),
+            .row_constant = -OverRows(gamma) * (r * r)};
   }
   const auto scalars = [](const PenumbralToken& token) {
     return at::stack({token.u2 / (1 + token.a), token.u2});
   };
-  return {"penumbral", query.x, key.x, scalars(query), scalars(key), gamma * (-r / 2), {}};
+  MappedTokens tokens{.function = "penumbral",
+                      .x = query.x,
+                      .y = key.x,
+                      .factor = gamma * (-r / 2),
+                      .row_scalars = scalars(query),
+                      .column_scalars = scalars(key)};
+  if (score == "log") {
+    tokens.function = "penumbral_log";
+    tokens.factor = -gamma;
+    tokens.row_constant = OverRows(gamma) * std::numbers::ln2;
+  }
+  return tokens;
+}
+
+MappedTokens MapHyperbolic(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& beta) {
+  const Chart chart = ChartOf(component);
+  const HyperbolicToken query = MapToHyperbolic(q, chart);
+  const HyperbolicToken key = MapToHyperbolic(k, chart);
+  return {.function = "hyperbolic",
+          .x = query.x,
+          .y = key.x,
+          .factor = -beta,
+          .row_scalars = query.scalars,
+          .column_scalars = key.scalars};
+}
+
+bool HyperbolicHasHeight(const Component& component) {
+  const Chart chart = ChartOf(component);
+  return chart.model == "half_space" || (chart.model == "hyperboloid" && chart.map != "exp");
+}
+
+// Ganea et al. 2018, eqs. 26 and 28.
+MappedTokens MapEntailment(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& gamma) {
+  const std::string map = component.Choice("map", {"ball", "none"});
+  const double aperture = PositiveNumber(component, "K", 0.1);
+  const at::Tensor query = map == "ball" ? IntoBall(q) : InUnitBall(q);
+  const at::Tensor key = map == "ball" ? IntoBall(k) : InUnitBall(k);
+  const at::Tensor square = SquaredNorm(query);
+  // Near the origin, where no cone is defined, half of space.
+  const at::Tensor sine = aperture * (1 - square) / SafeSqrt(square).clamp_min(kOrigin);
+  const at::Tensor narrow = sine < 1;
+  const at::Tensor psi =
+      at::where(narrow, at::where(narrow, sine, 0.0).asin(), std::numbers::pi / 2);
+  return {.function = "entailment",
+          .x = query,
+          .y = key,
+          .factor = -gamma,
+          .row_scalars = at::stack({square, psi}),
+          .column_scalars = SquaredNorm(key).unsqueeze(0)};
+}
+
+// Velickovic et al. 2018, eq. 3, of the two scores.
+MappedTokens MapAdditive(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& one) {
+  return {.function = "additive",
+          .x = q.narrow(3, 0, 0),
+          .y = k.narrow(3, 0, 0),
+          .factor = one,
+          .row_scalars = q.select(3, 0).unsqueeze(0),
+          .column_scalars = k.select(3, 0).unsqueeze(0),
+          .head_scalars = (one * component.Number("slope", 0.2)).unsqueeze(0)};
 }
 
 }  // namespace gnomon

@@ -9,16 +9,17 @@
 namespace gnomon {
 
 struct MappedTokens {
-  const char* function;       // the name of the pair function
-  at::Tensor x;               // (B, H, Lq, D')
-  at::Tensor y;               // (B, Hkv, Lk, D')
-  at::Tensor row_scalars;     // (R, B, H, Lq), or undefined
-  at::Tensor column_scalars;  // (C, B, Hkv, Lk), or undefined
-  at::Tensor factor;          // (H)
-  at::Tensor row_constant;    // what the pair function drops, broadcast to (B, H, Lq), or undefined
+  const char* function;            // the name of the pair function
+  at::Tensor x;                    // (B, H, Lq, D')
+  at::Tensor y;                    // (B, Hkv, Lk, D')
+  at::Tensor factor;               // (H)
+  at::Tensor row_scalars = {};     // (R, B, H, Lq), or undefined
+  at::Tensor column_scalars = {};  // (C, B, Hkv, Lk), or undefined
+  at::Tensor head_scalars = {};    // (S, H), or undefined
+  at::Tensor row_constant = {};    // what the pair function drops, broadcast to (B, H, Lq)
 };
 
-// head_factor (H): the scale of a dot product, gamma of the others.
+// head_factor (H): the scale of a dot product, gamma or beta of the others, or 1.
 using TokenMap = MappedTokens (*)(const Component& component, const at::Tensor& q,
                                   const at::Tensor& k, const at::Tensor& head_factor);
 
@@ -32,6 +33,16 @@ MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at
                        const at::Tensor& gamma);
 MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& gamma);
+MappedTokens MapHyperbolic(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& beta);
+MappedTokens MapEntailment(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& gamma);
+MappedTokens MapAdditive(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& one);
+
+// Whether the last coordinate of a token of MapHyperbolic is told apart: a height, a time, or the
+// distance from the origin.
+bool HyperbolicHasHeight(const Component& component);
 
 }  // namespace gnomon
 

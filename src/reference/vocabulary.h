@@ -13,6 +13,10 @@ inline double Min(double a, double b) { return a < b || a != a ? a : b; }
 inline double Abs(double a) { return std::fabs(a); }
 inline double Sqrt(double a) { return std::sqrt(a); }
 inline double Rsqrt(double a) { return 1.0 / std::sqrt(a); }
+inline double Log(double a) { return std::log(a); }
+inline double Log1p(double a) { return std::log1p(a); }
+// x + 0 is not -0: the angle of the origin is 0.
+inline double Angle(double x, double y) { return std::atan2(y, x + 0.0); }
 inline double Select(bool mask, double yes, double no) { return mask ? yes : no; }
 
 }  // namespace gnomon::reference

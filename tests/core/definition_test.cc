@@ -117,8 +117,8 @@ Point Along(const Definition& definition, const std::string& argument) {
   return direction;
 }
 
-// g of two points of a plane, the squared norms as first scalars of a product's, and any numbers
-// for the rest.
+// g of two points of a plane, their squared norms as first scalars of entailment cones, and any
+// numbers for the rest.
 Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   std::normal_distribution<double> normal(0, 0.4);
   std::uniform_real_distribution<double> uniform(0.02, 0.98);
@@ -138,9 +138,11 @@ Point RandomPoint(const Definition& definition, std::mt19937& engine) {
       break;
     case PairInput::kInnerProduct:
       p.g = x[0] * y[0] + x[1] * y[1];
-      p.a[0] = x[0] * x[0] + x[1] * x[1];
-      p.b[0] = y[0] * y[0] + y[1] * y[1];
       break;
+  }
+  if (definition.row_scalars == 2 && definition.column_scalars == 1) {
+    p.a[0] = x[0] * x[0] + x[1] * x[1];
+    p.b[0] = y[0] * y[0] + y[1] * y[1];
   }
   return p;
 }
@@ -150,30 +152,31 @@ std::string Branch(const std::string& name, const Point& p) {
   const double distance = std::sqrt(std::max(0.0, p.g));
   const double turn = std::fabs(p.a[0] - p.b[0]);
   const std::string nested = distance > turn ? "crossing" : "ancestor";
-  if (name == "umbral") return nested;
-  if (name == "penumbral") {
+  if (name == "umbral" || name == "umbral_log") return nested;
+  if (name == "penumbral" || name == "penumbral_log") {
     return p.a[0] + p.b[0] + std::max(distance, turn) <= 2 ? nested : "outside";
   }
   if (name == "penumbral_square") {
     return p.a[0] + p.b[0] >= std::max(distance, turn) ? nested : "outside";
   }
-  if (name == "leaky_additive") return p.a[0] + p.b[0] > 0 ? "positive" : "negative";
-  if (name == "cosine_entailment") {
-    const double distance2 = p.a[0] + p.b[0] - 2 * p.g;
-    const double cosine = (p.g * (1 + p.a[0]) - p.a[0] * (1 + p.b[0])) /
-                          std::sqrt(p.a[0] * distance2 * (1 + p.a[0] * p.b[0] - 2 * p.g));
-    return cosine < p.a[1] ? "outside" : "inside";
+  if (name == "additive") return p.a[0] + p.b[0] > 0 ? "positive" : "negative";
+  if (name == "cosine_entailment" || name == "entailment") {
+    const bool by_product = name == "cosine_entailment";
+    const double other = p.a[0] + p.b[0] - p.g;
+    const double distance2 = by_product ? other - p.g : p.g;
+    const double product = by_product ? p.g : other / 2;
+    const double cosine = (product * (1 + p.a[0]) - p.a[0] * (1 + p.b[0])) /
+                          std::sqrt(p.a[0] * distance2 * (1 + p.a[0] * p.b[0] - 2 * product));
+    return cosine < (by_product ? p.a[1] : std::cos(p.a[1])) ? "outside" : "inside";
   }
   return "everywhere";
 }
 
 std::set<std::string> Branches(const std::string& name) {
-  if (name == "umbral") return {"crossing", "ancestor"};
-  if (name == "penumbral" || name == "penumbral_square") {
-    return {"crossing", "ancestor", "outside"};
-  }
-  if (name == "leaky_additive") return {"positive", "negative"};
-  if (name == "cosine_entailment") return {"inside", "outside"};
+  if (name.starts_with("umbral")) return {"crossing", "ancestor"};
+  if (name.starts_with("penumbral")) return {"crossing", "ancestor", "outside"};
+  if (name == "additive") return {"positive", "negative"};
+  if (name.ends_with("entailment")) return {"inside", "outside"};
   return {"everywhere"};
 }
 
@@ -242,9 +245,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Tie{"KeyAbove", "umbral", {0.0625, {0.25}, {0.5}, {}}, "g"},
                       Tie{"QueryAbove", "penumbral", {0.0625, {0.5, 0.4}, {0.25, 0.1}, {}}, "g"},
                       Tie{"KeyAbove", "penumbral", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
+                      Tie{"QueryAbove", "umbral_log", {0.0625, {0.5}, {0.25}, {}}, "g"},
+                      Tie{"KeyAbove", "umbral_log", {0.0625, {0.25}, {0.5}, {}}, "g"},
+                      Tie{"KeyAbove",
+                          "penumbral_log",
+                          {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}},
+                          "g"},
                       Tie{"QueryBelow", "penumbral_square", {0.0625, {0.5}, {0.25}, {}}, "g"},
                       Tie{"KeyBelow", "penumbral_square", {0.0625, {0.25}, {0.5}, {}}, "g"},
-                      Tie{"AtZero", "leaky_additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"}),
+                      Tie{"AtZero", "additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"}),
     [](const auto& test) { return std::string(test.param.definition) + test.param.description; });
 
 // Equal points: the distance is 0 with derivative 0, and nothing is NaN.
@@ -266,14 +275,15 @@ TEST_P(DistanceZeroTest, HasNoSlope) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
-                         ::testing::Values("laplacian", "umbral", "penumbral", "penumbral_square"),
+                         ::testing::Values("laplacian", "umbral", "umbral_log", "penumbral",
+                                           "penumbral_log", "penumbral_square", "hyperbolic"),
                          [](const auto& test) { return test.param; });
 
 // Where two cones just meet, the slope jumps; and a point at height 0 is its own cone.
 TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
-  for (const char* name : {"penumbral", "penumbral_square"}) {
+  for (const char* name : {"penumbral", "penumbral_log", "penumbral_square"}) {
     const Definition& definition = Find(name);
-    const double low = name == std::string("penumbral") ? 0 : 1;
+    const double low = name == std::string("penumbral_square") ? 1 : 0;
     const double high = 1 - low;
     // Distance 1 with alpha = beta = 1/2; the same place at height 0, and at that of the light.
     const Point points[] = {
@@ -289,6 +299,58 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
       }
     }
   }
+}
+
+// Below the least height, the logarithm stays and has no slope.
+TEST(LogTest, IsFiniteAtHeightZero) {
+  for (const char* name : {"umbral_log", "penumbral_log"}) {
+    Point derivative;
+    EXPECT_NEAR(Find(name).gradient({}, derivative), std::log(1e-15), 1e-6) << name;
+    for (const auto& [argument, slope] : Entries(Find(name), derivative)) {
+      EXPECT_EQ(*slope, 0) << name << " " << argument;
+    }
+  }
+}
+
+// Distances from 1e-12 to 60 of points over one another, where they are differences of logarithms
+// of heights, and next to one another.
+TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
+  const double root = std::sqrt(0.5);
+  for (double distance = 1e-12; distance < 60; distance *= 1.7) {
+    const double height = std::exp(-distance / 2);
+    // v - u as the definition makes it carries the rounding of v alone.
+    const Point over = {0, {height, root / height, 1}, {1 / height, root * height, 1}, {}};
+    Point derivative;
+    const double tolerance = 1e-14 / distance + 1e-13;
+    EXPECT_NEAR(Find("hyperbolic").gradient(over, derivative) / distance, 1, tolerance);
+    EXPECT_NEAR(derivative.b[0] * 1 / height + derivative.b[1] * -root * height, 1,
+                tolerance);  // d f / d log v
+    // Heights 1: cosh f = 1 + s / 2, f = 2 arsinh(sqrt(s) / 2).
+    const double side = 2 * std::sinh(distance / 2);
+    const Point beside = {side * side, {1, root, root}, {1, root, root}, {}};
+    EXPECT_NEAR(Find("hyperbolic").gradient(beside, derivative) / distance, 1, 1e-13);
+    EXPECT_NEAR(derivative.g * 2 * side * std::cosh(distance / 2), 1, 1e-13);
+  }
+}
+
+// On a query's axis the angle is 0 outwards, pi inwards, and pi / 2 across it at the first order.
+TEST(EntailmentTest, AnglesAreExactOnTheAxis) {
+  const Definition& definition = Find("entailment");
+  const double aperture = 0.25;
+  Point derivative;
+  const auto energy = [&](double x, double y) {
+    return definition.gradient({(x - y) * (x - y), {x * x, aperture}, {y * y}, {}}, derivative);
+  };
+  EXPECT_EQ(energy(0.5, 0.75), 0);
+  EXPECT_EQ(energy(0.5, 0.5), 0);
+  EXPECT_NEAR(energy(0.5, 0.25), std::acos(-1) - aperture, 1e-15);
+  EXPECT_NEAR(energy(0.5, -0.25), std::acos(-1) - aperture, 1e-15);
+  for (const auto& [argument, slope] : Entries(definition, derivative)) {
+    EXPECT_TRUE(std::isfinite(*slope)) << argument;
+  }
+  const double step = 1e-6;
+  EXPECT_NEAR(definition.value({step * step, {0.25, aperture}, {0.25 + step * step}, {}}, {}).value,
+              std::acos(-1) / 2 - aperture, 1e-5);
 }
 
 }  // namespace

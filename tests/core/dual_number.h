@@ -89,6 +89,20 @@ Dual<T> Rsqrt(Dual<T> a) {
   return {inverse, -a.tangent * inverse / (2 * a.value)};
 }
 
+template <class T>
+Dual<T> Log(Dual<T> a) {
+  return {std::log(a.value), a.tangent / a.value};
+}
+template <class T>
+Dual<T> Log1p(Dual<T> a) {
+  return {std::log1p(a.value), a.tangent / (1 + a.value)};
+}
+template <class T>
+Dual<T> Angle(Dual<T> x, Dual<T> y) {
+  const T square = x.value * x.value + y.value * y.value;
+  return {std::atan2(y.value, x.value), (x.value * y.tangent - y.value * x.tangent) / square};
+}
+
 #include "all_definitions-inl.h"
 
 }  // namespace gnomon::testing::dual

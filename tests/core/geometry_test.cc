@@ -111,12 +111,18 @@ double Umbral(const Token& a, const Token& b, double radius) {
   return FindPairFunction("umbral").value(g, &a.height, &b.height, nullptr);
 }
 
-double Penumbral(const Token& a, const Token& b, double light) {
+double UmbralLog(const Token& a, const Token& b, double radius) {
+  const double g = SquaredDistance(a, b, std::sinh(radius));
+  return FindPairFunction("umbral_log").value(g, &a.height, &b.height, nullptr);
+}
+
+double Penumbral(const Token& a, const Token& b, double light,
+                 const char* function = "penumbral") {
   const auto scalars = [&](const Token& t) {
     const double square = t.height * t.height / light / light;
     return std::array<double, 2>{1 - std::sqrt(1 - square), square};
   };
-  return FindPairFunction("penumbral")
+  return FindPairFunction(function)
       .value(SquaredDistance(a, b, light), scalars(a).data(), scalars(b).data(), nullptr);
 }
 
@@ -157,6 +163,7 @@ TEST_P(ConeTest, UmbralHeightIsThatOfTheLowestCommonAncestor) {
     const Token b = Draw(std::sinh(radius) * (pair % 3 + 0.2), 2);
     const double height = UmbralHeight(a, b, radius);
     EXPECT_NEAR(a.height - Umbral(a, b, radius) / 2, height, 1e-6);
+    EXPECT_NEAR(std::exp(UmbralLog(a, b, radius)) / 2, height, 1e-6);
     nested += InUmbra(a, b, radius) || InUmbra(b, a, radius) ? 1 : 0;
   }
   EXPECT_GT(nested, kPairs / 10);
@@ -172,6 +179,7 @@ TEST_P(ConeTest, PenumbralHeightIsThatOfTheLowestCommonAncestor) {
     const Token b = Draw(light * (pair % 4 + 0.2) * 0.6, light);
     const double height = PenumbralHeight(a, b, light);
     EXPECT_NEAR(light * Penumbral(a, b, light) / 2, height, 1e-6);
+    EXPECT_NEAR(light * std::exp(Penumbral(a, b, light, "penumbral_log")) / 2, height, 1e-6);
     EXPECT_NEAR(light * light * (4 - PenumbralSquare(a, b, light)) / 4, height * height, 1e-6);
     nested += InPenumbra(a, b, light) || InPenumbra(b, a, light) ? 1 : 0;
     outside += height > light ? 1 : 0;

@@ -322,13 +322,18 @@ TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
   ExpectOnlySeeingRowsChange([&](Problem<float>& p) { p.v.at(1, 0, kPoisoned, 16) = poison(); });
 }
 
-// A token map makes a column scalar of each coordinate: the norm of what is not finite is not
-// finite.
-// Of a key, NaN: infinite distances may have weights of 0.
+// Of a key, NaN: infinite distances may have weights of 0. A pair function that reads no tokens has
+// its scalars of the key spoiled.
 class PoisonedKeyTest : public PoisonTest {};
 
 TEST_P(PoisonedKeyTest, ReachesTheRowsThatSeeIt) {
-  ExpectOnlySeeingRowsChange([&](Problem<float>& p) { p.y.at(1, 0, kPoisoned, 3) = poison(); });
+  ExpectOnlySeeingRowsChange([&](Problem<float>& p) {
+    if (p.function.input == PairInput::kNone) {
+      p.column_at(0, 1, 0, kPoisoned) = poison();
+    } else {
+      p.y.at(1, 0, kPoisoned, 3) = poison();
+    }
+  });
 }
 
 std::string PoisonName(const ::testing::TestParamInfo<PoisonTest::ParamType>& test) {

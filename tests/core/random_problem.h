@@ -354,17 +354,17 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     const int64_t tables = options.bias == ProblemOptions::kBiasForEachBatch ? n.batch : 1;
     p.bias = vector(tables * n.heads * p.bias_size(), unit);
   }
-  // The squared height of a cone belongs to alpha, u^2 = alpha (2 - alpha); the first scalar of an
-  // entailment cone is the squared norm of its token.
+  // The squared height of a penumbral cone belongs to alpha, u^2 = alpha (2 - alpha); the first
+  // scalar of an entailment cone is the squared norm of its token.
   const auto set_squared_heights = [](std::vector<float>& scalars) {
     const size_t tokens = scalars.size() / 2;
     for (size_t t = 0; t < tokens; ++t) scalars[tokens + t] = scalars[t] * (2 - scalars[t]);
   };
-  if (f.input == PairInput::kSquaredDistance && f.row_scalars == 2) {
+  if (f.row_scalars == 2 && f.column_scalars == 2) {
     set_squared_heights(p.row);
     set_squared_heights(p.column);
   }
-  if (f.input == PairInput::kInnerProduct && f.row_scalars > 0) {
+  if (f.row_scalars == 2 && f.column_scalars == 1) {
     set_norms(p.row, p.x);
     set_norms(p.column, p.y);
   }

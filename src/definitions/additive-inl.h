@@ -1,7 +1,6 @@
-// Additive attention of graph networks (Velickovic et al. 2018, eq. 3) with a slope for each head:
-//   f = LeakyReLU_t(a + b)
-// No inner product; one scalar of the query, of the key and of the head.
-struct LeakyAdditive {
+// Additive attention of graph networks (Velickovic et al. 2018, eq. 3): f = LeakyReLU_t(a + b).
+// c = 1. Scalars: the scores a of the query and b of the key, the slope t of the head.
+struct Additive {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
   static constexpr int kHeadScalars = 1;
@@ -22,7 +21,7 @@ struct LeakyAdditive {
     d.g = zero;
     d.a[0] = slope;
     d.b[0] = slope;
-    d.t[0] = Min(z, zero);
+    d.t[0] = Min(zero, z);
     return Select(z >= zero, z, t[0] * z);
   }
 };

@@ -1,0 +1,48 @@
+// Hyperbolic distance: f = arcosh(1 + t) = log(1 + t + sqrt(t (t + 2))), c = -beta, with
+//   t = (u - v)^2 / (2 u v) + |x - y|^2 p q / 2.
+// Sums of terms that are not negative: near points lose no digits, unlike with the product of
+// Minkowski. The models of hyperbolic space say what u, v, p and q are:
+//   half-space: u, v the heights, x and y the places, p = 1/u, q = 1/v
+//     (Ratcliffe 2006, Foundations of Hyperbolic Manifolds, theorem 4.6.1);
+//   ball: u = v = 1, x and y the points, p = 2 / (1 - |x|^2), q likewise (theorem 4.5.1);
+//   polar coordinates, at distance rho from the origin in direction x: u = e^rho, p = sinh rho,
+//     by cosh t = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
+// Scalars: (u, 1 / (u sqrt 2), p / sqrt 2) of the query, the same of the key.
+struct Hyperbolic {
+  static constexpr int kRowScalars = 3;
+  static constexpr int kColumnScalars = 3;
+  static constexpr int kHeadScalars = 0;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* /*t*/) {
+    const V difference = a[0] - b[0];
+    const V t = (difference * a[1]) * (difference * b[1]) + (g * a[2]) * b[2];
+    // Not the root of the product, which would overflow.
+    return Log1p(t + Sqrt(t) * Sqrt(t + Splat(g, 2.0f)));
+  }
+
+  template <class V, class D>
+  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const V zero = Splat(g, 0.0f);
+    const V two = Splat(g, 2.0f);
+    const V tiny = Splat(g, 1e-30f);
+    const V difference = a[0] - b[0];
+    const V query = difference * a[1];
+    const V key = difference * b[1];
+    const V spread = g * a[2];
+    const V t = query * key + spread * b[2];
+    // df/dt = 1 / sqrt(t (t + 2)); a distance of 0 has derivative 0.
+    const V inverse = Select(t > tiny, Rsqrt(Max(tiny, t)), zero);
+    const V slope = inverse * Rsqrt(t + two);
+    const V by_height = slope * two * query * b[1];
+    d.g = slope * a[2] * b[2];
+    d.a[0] = by_height;
+    d.a[1] = slope * difference * key;
+    d.a[2] = slope * g * b[2];
+    d.b[0] = zero - by_height;
+    d.b[1] = slope * difference * query;
+    d.b[2] = slope * spread;
+    return Log1p(t + Sqrt(t) * Sqrt(t + two));
+  }
+};

@@ -1,0 +1,19 @@
+#include "ops/geometry.h"
+
+#include <ATen/ATen.h>
+
+namespace gnomon {
+
+std::pair<at::Tensor, at::Tensor> SplitLast(const at::Tensor& x) {
+  const c10::SymInt last = x.sym_size(-1) - 1;
+  return {x.narrow_symint(-1, 0, last), x.select_symint(-1, last)};
+}
+
+at::Tensor SafeSqrt(const at::Tensor& x) {
+  const at::Tensor positive = x > 0;
+  return at::where(positive, at::where(positive, x, 1.0).sqrt(), 0.0);
+}
+
+at::Tensor SquaredNorm(const at::Tensor& x) { return x.square().sum(-1); }
+
+}  // namespace gnomon
