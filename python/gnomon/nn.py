@@ -56,15 +56,16 @@ class MultiheadAttention(torch.nn.Module):
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
     inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
     similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
-    with value = start * exp(5 theta), "gamma_theta" among them, and "t5_table" (buckets, H), which
-    starts at 0. The start of gamma, the buffer "gamma_start", makes the spread of the logits of
-    N(0, 1) tokens 1.
+    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and "t5_table"
+    (buckets, H), which starts at 0. The start of gamma or beta, the buffer "gamma_start" or
+    "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
 
     Args:
         embed_dim: columns of the input and the output.
         num_heads: query heads; a divisor of embed_dim.
         kv_heads: heads of keys and values, a divisor of num_heads; num_heads by default.
-        qk_dim: columns of one head of q and k; embed_dim / num_heads by default.
+        qk_dim: columns of one head of q and k; embed_dim / num_heads by default, or the only number
+            that the similarity takes (1 of "additive").
         similarity: a specification, "penumbral:score=height2".
         position: a specification, "rope+hype:mu=0.001:tau=learned"; None is "none". Components that
             are added to embeddings do nothing here: give the same specification to TokenPosition.
@@ -97,7 +98,11 @@ class MultiheadAttention(torch.nn.Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.kv_heads = num_heads if kv_heads is None else kv_heads
-        self.qk_dim = embed_dim // num_heads if qk_dim is None else qk_dim
+        self.qk_dim = (
+            ops.module_head_columns(similarity, embed_dim // num_heads)
+            if qk_dim is None
+            else qk_dim
+        )
         self.similarity = similarity
         self.position = "none" if position is None else position
         if self.kv_heads < 1 or num_heads % self.kv_heads != 0:

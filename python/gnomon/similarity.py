@@ -1,6 +1,7 @@
 """Similarities: the number s_ij that a query and a key give to the softmax.
 
-gamma is any real number, or a tensor (H,) with one for each query head, which may require grad.
+gamma and beta are any real number, or a tensor (H,) with one for each query head, which may require
+grad.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._terms import LaterTerm, Term
+from gnomon._terms import Term
 
 __all__ = [
     "Additive",
@@ -58,10 +59,11 @@ class Gaussian(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Umbral(Similarity):
-    """-gamma h, h the height of the lowest common ancestor under umbral cones of balls of radius r.
+    """-gamma h ("height") or -gamma log h ("log"), h the height of the lowest common ancestor.
 
-    Needs D >= 2: the last coordinate z is the height's. map "psi": height e^z, X = x e^z; "none":
-    (X, height) = (x, z) (Tseng et al. 2023).
+    Of umbral cones of balls of radius r. Needs D >= 2: the last coordinate z is the height's. map
+    "psi": height e^z, X = x e^z, z clamped to +-30; "exp": the exponential map of the half-space at
+    (0, ..., 0, 1), tangents no longer than 30; "none": (X, height) = (x, z) (Tseng et al. 2023).
     """
 
     gamma: float | Tensor
@@ -76,11 +78,12 @@ class Umbral(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Penumbral(Similarity):
-    """-gamma h ("height") or -gamma h^2 ("height2"), h the height of the lowest common ancestor.
+    """-gamma h ("height"), -gamma h^2 ("height2") or gamma log(r / h) ("log").
 
-    Of penumbral cones below the horosphere of height r. Needs D >= 2: the last coordinate z is the
-    height's. map "xi": height r sigmoid(z), X = x r sigmoid(z); "none": (X, height) = (x, z), z
-    clamped to [0, r] (Tseng et al. 2023).
+    h is the height of the lowest common ancestor of penumbral cones below the horosphere of height
+    r. Needs D >= 2: the last coordinate z is the height's. map "xi": height r sigmoid(z),
+    X = x r sigmoid(z); "exp": the exponential map of the half-space at (0, ..., 0, 1), heights
+    clamped to r; "none": (X, height) = (x, z), z clamped to [0, r] (Tseng et al. 2023).
     """
 
     gamma: float | Tensor
@@ -93,13 +96,59 @@ class Penumbral(Similarity):
     _options: ClassVar[tuple[str, ...]] = ("r", "map", "score")
 
 
-class Hyperbolic(LaterTerm, Similarity):
-    """-beta times the hyperbolic distance; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Hyperbolic(Similarity):
+    """-beta d, d the distance in hyperbolic space (Gulcehre et al. 2019).
+
+    The model says what the map "none" takes, and which maps there are, the first by default:
+
+    - "hyperboloid": "pseudopolar", the point at distance z, the last coordinate, from the origin in
+      the direction of the others, x; "exp", the exponential map at the origin, of D-dimensional
+      tangents; "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2);
+    - "half_space": "psi" and "exp" as for Umbral; "xi", height sigmoid(z), X = x sigmoid(z);
+      "none", (X, height), heights clamped to e^-30 .. e^30;
+    - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, where those outside
+      are pulled to its edge.
+
+    Needs D >= 2, but for the two balls and "exp". Maps reach no farther than 30 from the origin.
+    """
+
+    beta: float | Tensor
+    model: str = "hyperboloid"
+    map: str | None = None
+
+    _name: ClassVar[str] = "hyperbolic"
+    _tensors: ClassVar[tuple[str, ...]] = ("beta",)
+    _options: ClassVar[tuple[str, ...]] = ("model", "map")
 
 
-class Entailment(LaterTerm, Similarity):
-    """Ganea's entailment cones; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Entailment(Similarity):
+    """-gamma max(0, Xi - psi): how far k is outside the entailment cone of q in the Poincare ball.
+
+    Xi is the angle at q between the cone's axis and k, psi = arcsin(K (1 - |q|^2) / |q|) the
+    aperture, pi / 2 where that has none (Ganea et al. 2018, eqs. 26 and 28). map "ball":
+    tanh(|x| / 2) x / |x|; "none": points of the unit ball, where those outside are pulled to its
+    edge.
+    """
+
+    gamma: float | Tensor
+    K: float = 0.1
+    map: str = "ball"
+
+    _name: ClassVar[str] = "entailment"
+    _tensors: ClassVar[tuple[str, ...]] = ("gamma",)
+    _options: ClassVar[tuple[str, ...]] = ("K", "map")
 
 
-class Additive(LaterTerm, Similarity):
-    """The additive scores of graph attention; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Additive(Similarity):
+    """LeakyReLU(q + k) with that slope below 0.
+
+    q and k (B, H, L, 1) are the two scores of graph attention (Velickovic et al. 2018, eq. 3).
+    """
+
+    slope: float = 0.2
+
+    _name: ClassVar[str] = "additive"
+    _options: ClassVar[tuple[str, ...]] = ("slope",)

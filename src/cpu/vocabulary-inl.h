@@ -81,7 +81,7 @@ HWY_INLINE VF Log1p(VF a) {
   const VF one = Splat(a, 1.0f);
   const VF sum = one + a;
   // What the sum has lost, to first order; a large sum has lost nothing that matters.
-  const VF lost = Select(a < Splat(a, 1e9f), a - (sum - one), a - a);
+  const VF lost = Select(a < Splat(a, 1e9f), a - (sum - one), Splat(a, 0.0f));
   return Log(sum) + lost / sum;
 }
 

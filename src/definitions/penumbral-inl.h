@@ -58,8 +58,8 @@ struct Penumbral {
   }
 };
 
-// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. Heights below 5e-16 r count as
-// that.
+// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. h is never below 3e-8 r, as that
+// of two points of height 0 at one place.
 struct PenumbralLog {
   static constexpr int kRowScalars = Penumbral::kRowScalars;
   static constexpr int kColumnScalars = Penumbral::kColumnScalars;
@@ -68,17 +68,16 @@ struct PenumbralLog {
 
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* t) {
-    return Log(Max(Splat(g, 1e-15f), Penumbral::Value(g, a, b, t)));
+    return Log(Penumbral::Value(g, a, b, t));
   }
 
   template <class V, class D>
   static V Gradient(V g, const V* a, const V* b, const V* t, D& d) {
-    const V least = Splat(g, 1e-15f);
     const V height = Penumbral::Gradient(g, a, b, t, d);
-    const V inverse = Select(height > least, Splat(g, 1.0f) / Max(least, height), Splat(g, 0.0f));
+    const V inverse = Splat(g, 1.0f) / height;
     d.g = d.g * inverse;
     for (int n = 0; n < kRowScalars; ++n) d.a[n] = d.a[n] * inverse;
     for (int n = 0; n < kColumnScalars; ++n) d.b[n] = d.b[n] * inverse;
-    return Log(Max(least, height));
+    return Log(height);
   }
 };

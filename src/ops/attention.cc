@@ -97,11 +97,12 @@ Similarity Gaussian(HeadValue gamma) {
   return TermBuilder("gaussian").Option("gamma", gamma).Build<Similarity>();
 }
 
-Similarity Umbral(HeadValue gamma, double r, const std::string& map) {
+Similarity Umbral(HeadValue gamma, double r, const std::string& map, const std::string& score) {
   return TermBuilder("umbral")
       .Option("gamma", gamma)
       .Option("r", HeadValue(r))
       .Option("map", map)
+      .Option("score", score)
       .Build<Similarity>();
 }
 
@@ -112,6 +113,26 @@ Similarity Penumbral(HeadValue gamma, double r, const std::string& map, const st
       .Option("map", map)
       .Option("score", score)
       .Build<Similarity>();
+}
+
+Similarity Hyperbolic(HeadValue beta, const std::string& model,
+                      const std::optional<std::string>& map) {
+  TermBuilder builder("hyperbolic");
+  builder.Option("beta", beta).Option("model", model);
+  if (map) builder.Option("map", *map);
+  return builder.Build<Similarity>();
+}
+
+Similarity Entailment(HeadValue gamma, double K, const std::string& map) {
+  return TermBuilder("entailment")
+      .Option("gamma", gamma)
+      .Option("K", HeadValue(K))
+      .Option("map", map)
+      .Build<Similarity>();
+}
+
+Similarity Additive(double slope) {
+  return TermBuilder("additive").Option("slope", HeadValue(slope)).Build<Similarity>();
 }
 
 }  // namespace similarity
@@ -168,10 +189,10 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
   const Component& component = resolved_similarity.component;
   resolved_similarity.entry = &FindSimilarity(component);
   TensorReader similarity_reader(similarity_tensors, q);
-  if (resolved_similarity.entry->has_gamma) {
-    const std::optional<double> gamma = component.FindNumber("gamma");
-    resolved_similarity.gamma =
-        gamma ? HeadNumber(q, *gamma) : similarity_reader.NextHeads(component.name(), "gamma");
+  if (const char* name = resolved_similarity.entry->head_parameter) {
+    const std::optional<double> number = component.FindNumber(name);
+    resolved_similarity.head_parameter =
+        number ? HeadNumber(q, *number) : similarity_reader.NextHeads(component.name(), name);
   }
   similarity_reader.CheckDone("similarity_tensors");
 

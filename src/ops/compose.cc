@@ -133,13 +133,14 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const at::Tensor k = k_in.to(computing);
   const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
-  TORCH_CHECK_VALUE(!entry.has_height || q.sym_size(3) >= 2, "gnomon.attention: q has one column; ",
-                    entry.catalogue.name, " needs two, the last of them the height");
+  const bool has_height = entry.HasHeight(similarity.component);
+  const int64_t head_dim = Concrete(q.sym_size(3));
+  entry.CheckColumns(similarity.component, head_dim, "gnomon.attention: q has ");
   TORCH_CHECK_VALUE(!arguments.scale || std::isfinite(*arguments.scale),
                     "gnomon.attention: scale is ", arguments.scale.value_or(0),
                     "; expected a finite number");
-  TORCH_CHECK_VALUE(!arguments.scale || !entry.has_gamma, "gnomon.attention: scale goes with dot; ",
-                    entry.catalogue.name, " has gamma");
+  TORCH_CHECK_VALUE(!arguments.scale || entry.takes_scale,
+                    "gnomon.attention: scale goes with dot, not with ", entry.catalogue.name);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
     TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
@@ -181,24 +182,23 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   }
   if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
   if (rotation) {
-    query = Rotate(rotation->component, query, query_offset, query_offsets, entry.has_height);
-    key = Rotate(rotation->component, key, 0, std::nullopt, entry.has_height);
+    query = Rotate(rotation->component, query, query_offset, query_offsets, has_height);
+    key = Rotate(rotation->component, key, 0, std::nullopt, has_height);
   }
 
-  MappedTokens tokens;
-  if (entry.has_gamma) {
-    tokens = entry.map(similarity.component, query, WithoutHidden(key, key_starts, key_lengths),
-                       similarity.gamma);
-  } else {
-    const double head_dim = static_cast<double>(Concrete(q.sym_size(3)));
-    tokens = entry.map(similarity.component, query, key,
-                       HeadNumber(q, arguments.scale.value_or(1.0 / std::sqrt(head_dim))));
-  }
+  const double root = std::sqrt(static_cast<double>(head_dim));
+  const at::Tensor factor =
+      entry.head_parameter != nullptr
+          ? similarity.head_parameter
+          : HeadNumber(q, entry.takes_scale ? arguments.scale.value_or(1.0 / root) : 1.0);
+  // The dot product, whose tokens are not mapped, takes the keys as they are.
+  if (!entry.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
+  const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
   };
   auto [o, lse] = CallAttentionForward(tokens.x, tokens.y, v, optional(tokens.row_scalars),
-                                       optional(tokens.column_scalars), std::nullopt, tokens.factor,
+                                       optional(tokens.column_scalars), optional(tokens.head_scalars), tokens.factor,
                                        bias, key_starts, key_lengths, query_offsets, query_segments,
                                        key_segments, tokens.function, query_offset, arguments.left,
                                        arguments.causal ? c10::SymInt(0) : arguments.right);

@@ -19,7 +19,8 @@ namespace gnomon {
 struct ResolvedSimilarity {
   const SimilarityEntry* entry;
   Component component;
-  at::Tensor gamma;  // (H,), in the computing type; undefined for dot
+  // (H,), in the computing type: the entry's head parameter, undefined where it has none.
+  at::Tensor head_parameter;
 };
 
 struct ResolvedPosition {

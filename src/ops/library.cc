@@ -104,6 +104,7 @@ TORCH_LIBRARY(gnomon, m) {
       "module_tensors(str similarity, str position, int num_heads, int head_dim) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
+  m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
   m.def("token_encodings(str position, int max_length) -> (str[], int[])", EncodingsOfTokens);
   m.def("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
   m.def(
@@ -115,6 +116,9 @@ TORCH_LIBRARY(gnomon, m) {
       "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, SymInt query_offset) -> "
       "(Tensor, Tensor)",
       HypeAugmentOp);
+  m.def("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
+  m.def("cone_lowest_common_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor",
+        cones::lowest_common_ancestor);
 }
 
 }  // namespace gnomon

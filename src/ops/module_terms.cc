@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gnomon/attention.h>
 
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -24,7 +23,7 @@ Setting SettingOf(const Component& component, const std::string& name, bool lear
   return Setting::kNumber;
 }
 
-// How far the logits of one query lie apart, gamma = 1, for N(0, 1) tokens: the root of the mean
+// How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the mean
 // over queries of the variance over keys. Measured through the pair function, so that it holds for
 // any similarity.
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
@@ -44,21 +43,23 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
     inputs = at::cdist(tokens.x, tokens.y).square().contiguous();
   }
   const double* g = inputs.const_data_ptr<double>();
-  const auto read = [](const at::Tensor& scalars, int64_t token) {
-    std::array<double, 3> values{};
-    for (int64_t n = 0; scalars.defined() && n < scalars.size(0); ++n) {
-      values[n] = scalars.const_data_ptr<double>()[n * kTokens + token];
-    }
-    return values;
+  // (scalars, ...) as one row of scalars for each token, or for the head.
+  const auto by_token = [](const at::Tensor& scalars) {
+    return scalars.defined() ? scalars.reshape({scalars.size(0), -1}).t().contiguous() : scalars;
+  };
+  const at::Tensor rows = by_token(tokens.row_scalars);
+  const at::Tensor columns = by_token(tokens.column_scalars);
+  const at::Tensor heads = by_token(tokens.head_scalars);
+  const auto scalars_of = [](const at::Tensor& scalars, int64_t token) {
+    return scalars.defined() ? scalars.const_data_ptr<double>() + token * scalars.size(1) : nullptr;
   };
   double variance = 0;
   for (int64_t i = 0; i < kTokens; ++i) {
-    const std::array<double, 3> a = read(tokens.row_scalars, i);
     double sum = 0;
     double squares = 0;
     for (int64_t j = 0; j < kTokens; ++j) {
-      const std::array<double, 3> b = read(tokens.column_scalars, j);
-      const double value = function.value(g[i * kTokens + j], a.data(), b.data(), nullptr);
+      const double value = function.value(g[i * kTokens + j], scalars_of(rows, i),
+                                          scalars_of(columns, j), scalars_of(heads, 0));
       sum += value;
       squares += value * value;
     }
@@ -90,23 +91,27 @@ at::Tensor LearnedValue(const at::Tensor& start, const at::Tensor& theta) {
 
 }  // namespace
 
+int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
+  const int64_t columns = FindSimilarity(Component::Parse(similarity)).columns;
+  return columns == 0 ? otherwise : columns;
+}
+
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
                                         int64_t num_heads, int64_t head_dim) {
   std::vector<ModuleTensor> tensors;
   const at::Tensor theta = at::zeros({num_heads}, at::TensorOptions().dtype(at::kDouble));
   const Component component = Component::Parse(similarity);
   const SimilarityEntry& entry = FindSimilarity(component);
-  TORCH_CHECK_VALUE(!entry.has_height || head_dim >= 2, "gnomon.nn.MultiheadAttention: qk_dim is ",
-                    head_dim, "; ", entry.catalogue.name,
-                    " needs two columns, the last of them the height");
-  if (entry.has_gamma) {
-    const Setting setting = SettingOf(component, "gamma", /*learned=*/true);
+  entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention: qk_dim is ");
+  if (entry.head_parameter != nullptr) {
+    const std::string name = entry.head_parameter;
+    const Setting setting = SettingOf(component, name, /*learned=*/true);
     if (setting != Setting::kNumber) {
       const double spread = LogitSpread(entry, component, head_dim);
-      tensors.push_back({"gamma_start", at::scalar_tensor(1.0 / spread, theta.options()),
+      tensors.push_back({name + "_start", at::scalar_tensor(1.0 / spread, theta.options()),
                          /*learned=*/false});
     }
-    if (setting == Setting::kLearned) tensors.push_back({"gamma_theta", theta, /*learned=*/true});
+    if (setting == Setting::kLearned) tensors.push_back({name + "_theta", theta, /*learned=*/true});
   }
   Namer namer;
   for (const Component& term : ParseSum(position)) {
@@ -139,17 +144,18 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
   ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
   const Component& component = resolved_similarity.component;
   resolved_similarity.entry = &FindSimilarity(component);
-  if (resolved_similarity.entry->has_gamma) {
-    switch (SettingOf(component, "gamma", /*learned=*/true)) {
+  if (const char* name = resolved_similarity.entry->head_parameter) {
+    at::Tensor& value = resolved_similarity.head_parameter;
+    switch (SettingOf(component, name, /*learned=*/true)) {
       case Setting::kNumber:
-        resolved_similarity.gamma = HeadNumber(q, component.Number("gamma", 1));
+        value = HeadNumber(q, component.Number(name, 1));
         break;
       case Setting::kFixed:
-        resolved_similarity.gamma = HeadNumber(q, 1) * take();
+        value = HeadNumber(q, 1) * take();
         break;
       case Setting::kLearned: {
         const at::Tensor start = take();
-        resolved_similarity.gamma = LearnedValue(start, take());
+        value = LearnedValue(start, take());
         break;
       }
     }

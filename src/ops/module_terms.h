@@ -20,7 +20,11 @@ struct ModuleTensor {
   bool learned;
 };
 
-// Those of a module of that many query heads with head_dim columns, in the order in which
+// The columns that a head of q and k has by default: the only number that the similarity takes, or
+// `otherwise`. Throws c10::ValueError for a mistake in the specification.
+int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
+
+// The tensors of a module of that many query heads with head_dim columns, in the order in which
 // ModuleAttention takes them. Throws c10::ValueError for a mistake in a specification.
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
                                         int64_t num_heads, int64_t head_dim);

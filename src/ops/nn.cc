@@ -20,7 +20,8 @@ int64_t KeyHeads(const MultiheadAttentionOptions& options) {
 }
 
 int64_t HeadDim(const MultiheadAttentionOptions& options) {
-  return options.qk_dim().value_or(options.embed_dim() / options.num_heads());
+  if (options.qk_dim()) return *options.qk_dim();
+  return HeadColumns(options.similarity(), options.embed_dim() / options.num_heads());
 }
 
 void Check(const MultiheadAttentionOptions& options) {

@@ -48,6 +48,8 @@ at::Tensor T5TableStart(const Component& component, int64_t heads) {
                    at::TensorOptions().dtype(at::kDouble));
 }
 
+bool Always(const Component&) { return true; }
+
 template <class Entry>
 const Entry& Find(const char* kind, const std::vector<Entry>& entries, const Component& component) {
   std::vector<std::string> known;
@@ -72,42 +74,65 @@ std::vector<CatalogueEntry> Catalogue(const std::vector<Entry>& entries) {
 
 const std::vector<SimilarityEntry>& SimilarityEntries() {
   static const std::vector<SimilarityEntry> entries = {
-      {{"dot", "q.k / sqrt(D)", "Vaswani et al. 2017, Attention Is All You Need", {}},
-       /*has_gamma=*/false,
-       /*has_height=*/false,
-       MapDot},
-      {{"laplacian", "-gamma |q - k|", kTseng, {{"gamma", kLearnable, "learned"}}},
-       /*has_gamma=*/true,
-       /*has_height=*/false,
-       MapLaplacian},
-      {{"gaussian",
-        "-gamma |q - k|^2",
-        "Chen et al. 2021, Skyformer",
-        {{"gamma", kLearnable, "learned"}}},
-       /*has_gamma=*/true,
-       /*has_height=*/false,
-       MapGaussian},
-      {{"umbral",
-        "-gamma h, h the height of the lowest common ancestor of umbral cones of radius r",
-        kTseng,
-        {{"gamma", kLearnable, "learned"},
-         {"r", "number", "0.1"},
-         {"map", "psi | none", "psi"},
-         {"score", "height", "height"}}},
-       /*has_gamma=*/true,
-       /*has_height=*/true,
-       MapUmbral},
-      {{"penumbral",
-        "-gamma h or -gamma h^2, h the height of the lowest common ancestor of penumbral cones "
-        "below the horosphere of height r",
-        kTseng,
-        {{"gamma", kLearnable, "learned"},
-         {"r", "number", "1"},
-         {"map", "xi | none", "xi"},
-         {"score", "height | height2", "height"}}},
-       /*has_gamma=*/true,
-       /*has_height=*/true,
-       MapPenumbral},
+      {.catalogue = {"dot", "q.k / sqrt(D)", "Vaswani et al. 2017, Attention Is All You Need", {}},
+       .map = MapDot,
+       .takes_scale = true},
+      {.catalogue = {"laplacian", "-gamma |q - k|", kTseng, {{"gamma", kLearnable, "learned"}}},
+       .map = MapLaplacian,
+       .head_parameter = "gamma"},
+      {.catalogue = {"gaussian",
+                     "-gamma |q - k|^2",
+                     "Chen et al. 2021, Skyformer",
+                     {{"gamma", kLearnable, "learned"}}},
+       .map = MapGaussian,
+       .head_parameter = "gamma"},
+      {.catalogue = {"umbral",
+                     "-gamma h or -gamma log h, h the height of the lowest common ancestor of "
+                     "umbral cones of radius r",
+                     kTseng,
+                     {{"gamma", kLearnable, "learned"},
+                      {"r", "number", "0.1"},
+                      {"map", "psi | exp | none", "psi"},
+                      {"score", "height | log", "height"}}},
+       .map = MapUmbral,
+       .head_parameter = "gamma",
+       .has_height = Always},
+      {.catalogue = {"penumbral",
+                     "-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common "
+                     "ancestor of penumbral cones below the horosphere of height r",
+                     kTseng,
+                     {{"gamma", kLearnable, "learned"},
+                      {"r", "number", "1"},
+                      {"map", "xi | exp | none", "xi"},
+                      {"score", "height | height2 | log", "height"}}},
+       .map = MapPenumbral,
+       .head_parameter = "gamma",
+       .has_height = Always},
+      {.catalogue = {"hyperbolic",
+                     "-beta d, d the distance in hyperbolic space",
+                     "Gulcehre et al. 2019, Hyperbolic Attention Networks",
+                     {{"beta", kLearnable, "learned"},
+                      {"model", "hyperboloid | half_space | ball | klein", "hyperboloid"},
+                      {"map", "pseudopolar | psi | xi | exp | none",
+                       "pseudopolar of the hyperboloid, psi of half_space, exp of the others"}}},
+       .map = MapHyperbolic,
+       .head_parameter = "beta",
+       .has_height = HyperbolicHasHeight},
+      {.catalogue = {"entailment",
+                     "-gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in "
+                     "the Poincare ball, psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture",
+                     "Ganea et al. 2018, Hyperbolic Entailment Cones",
+                     {{"gamma", kLearnable, "learned"},
+                      {"K", "number", "0.1"},
+                      {"map", "ball | none", "ball"}}},
+       .map = MapEntailment,
+       .head_parameter = "gamma"},
+      {.catalogue = {"additive",
+                     "LeakyReLU(q + k), of one column",
+                     "Velickovic et al. 2018, Graph Attention Networks",
+                     {{"slope", "number", "0.2"}}},
+       .map = MapAdditive,
+       .columns = 1},
   };
   return entries;
 }
@@ -190,6 +215,15 @@ const std::vector<PositionEntry>& PositionEntries() {
        RawBias},
   };
   return entries;
+}
+
+void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
+                                   const std::string& what) const {
+  const char* unit = head_dim == 1 ? " column; " : " columns; ";
+  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, what, head_dim, unit, catalogue.name,
+                    " needs two, the last of them the height");
+  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, what, head_dim, unit,
+                    catalogue.name, " takes ", columns);
 }
 
 const SimilarityEntry& FindSimilarity(const Component& component) {

@@ -31,9 +31,21 @@ struct TensorParameter {
 
 struct SimilarityEntry {
   CatalogueEntry catalogue;
-  bool has_gamma;
-  bool has_height;  // the last coordinate of a token is its height
   TokenMap map;
+  // The parameter that multiplies the scores of each head, "gamma" or "beta"; null: none.
+  const char* head_parameter = nullptr;
+  // Whether the last coordinate of a token is told apart, a height; null: it is not.
+  bool (*has_height)(const Component& component) = nullptr;
+  // The one number of columns that tokens have; 0: any.
+  int64_t columns = 0;
+  // Whether the argument `scale` of attention multiplies the scores.
+  bool takes_scale = false;
+
+  bool HasHeight(const Component& component) const {
+    return has_height != nullptr && has_height(component);
+  }
+  // Throws c10::ValueError, which begins with `what`, unless tokens may have that many columns.
+  void CheckColumns(const Component& component, int64_t head_dim, const std::string& what) const;
 };
 
 struct PositionEntry {

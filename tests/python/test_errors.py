@@ -71,7 +71,57 @@ VALUE_ERRORS = {
     ),
     "scale": (
         lambda: attend(similarity=similarity.Gaussian(1.0), scale=0.5),
-        "scale goes with dot; gaussian has gamma",
+        "scale goes with dot, not with gaussian",
+    ),
+    "scale of additive": (
+        lambda: attend(
+            *[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5
+        ),
+        "scale goes with dot, not with additive",
+    ),
+    "columns of additive": (
+        lambda: attend(similarity=similarity.Additive()),
+        "q has 8 columns; additive takes 1",
+    ),
+    "a slope": (
+        lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive("steep")),
+        "additive:slope=steep; expected",
+    ),
+    "beta": (
+        lambda: attend(similarity=similarity.Hyperbolic(torch.ones(3))),
+        r"beta of hyperbolic has shape \[3\]; expected \(H,\) = \(4,\)",
+    ),
+    "a model": (
+        lambda: attend(similarity=similarity.Hyperbolic(1.0, "torus")),
+        "hyperbolic:model=torus; expected one of hyperboloid, half_space, ball, klein",
+    ),
+    "a map of another model": (
+        lambda: attend(similarity=similarity.Hyperbolic(1.0, "ball", "psi")),
+        "hyperbolic:map=psi; expected one of exp, none",
+    ),
+    "a hyperboloid in one dimension": (
+        lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
+        "q has 1 column; hyperbolic needs two",
+    ),
+    "K": (
+        lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
+        "entailment:K=0; expected a positive number",
+    ),
+    "map of entailment": (
+        lambda: attend(similarity=similarity.Entailment(1.0, map="exp")),
+        "entailment:map=exp; expected one of ball, none",
+    ),
+    "a cone's name": (
+        lambda: gnomon.cones.ancestor(HEADS, HEADS, cone="antumbral"),
+        'cones.ancestor: cone is "antumbral"; expected one of penumbral, umbral',
+    ),
+    "a cone's radius": (
+        lambda: gnomon.cones.lowest_common_ancestor(HEADS, HEADS, r=-1.0),
+        "cones.lowest_common_ancestor: r is -1; expected a positive number",
+    ),
+    "points of a cone": (
+        lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
+        r"u has shape \[4\] and v \[3\]; expected \(..., D\) each with D >= 2",
     ),
     "a cone in one dimension": (
         lambda: attend(
@@ -80,15 +130,15 @@ VALUE_ERRORS = {
             v=tokens(1, 1, 2, 1),
             similarity=similarity.Umbral(1.0),
         ),
-        "q has one column; umbral needs two",
+        "q has 1 column; umbral needs two",
     ),
     "map": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="xi")),
-        "umbral:map=xi; expected one of psi, none",
+        "umbral:map=xi; expected one of psi, exp, none",
     ),
     "score": (
         lambda: attend(similarity=similarity.Penumbral(1.0, score="depth")),
-        "penumbral:score=depth; expected one of height, height2",
+        "penumbral:score=depth; expected one of height, height2, log",
     ),
     "r": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=-1.0)),
@@ -300,6 +350,18 @@ TYPE_ERRORS = {
     ),
     "a position's name": (lambda: attend(position="rope"), "position is a str; expected one of"),
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
+    "cones of integers": (
+        lambda: gnomon.cones.ancestor(HEADS.long(), HEADS.long()),
+        "cones.ancestor: u has dtype Long and v Long; expected the same floating-point type",
+    ),
+    "a list for a point": (
+        lambda: gnomon.cones.lowest_common_ancestor(HEADS, [0.0, 1.0]),
+        "cones.lowest_common_ancestor: v is a list; expected a Tensor",
+    ),
+    "beta's dtype": (
+        lambda: attend(similarity=similarity.Hyperbolic(HEADS.double())),
+        "beta of hyperbolic has dtype Double",
+    ),
     "floating-point distances": (
         lambda: gnomon.t5_bucket(torch.ones(3), True),
         "relative_position has dtype Float; expected integers",
@@ -318,22 +380,12 @@ LATER = {
     "dropout": lambda: attend(dropout=0.1),
     "seed": lambda: attend(seed=1),
     "cuda": on_cuda,
-    'map="exp"': lambda: attend(similarity=similarity.Umbral(1.0, map="exp")),
-    'penumbral with map="exp"': lambda: attend(similarity=similarity.Penumbral(1.0, map="exp")),
-    'score="log"': lambda: attend(similarity=similarity.Umbral(1.0, score="log")),
-    'penumbral with score="log"': lambda: attend(similarity=similarity.Penumbral(1.0, score="log")),
-    **{
-        f"similarity.{name}": getattr(similarity, name)
-        for name in ("Hyperbolic", "Entailment", "Additive")
-    },
     **{
         f"position.{name}": getattr(position, name)
         for name in ("Relative", "TransformerXL", "Relative2D", "AbsoluteKeys", "Grid", "GridBias")
     },
     "linear_attention": lambda: gnomon.linear_attention(*[tokens(1, 1, 2, 2)] * 3),
     "graph_attention": lambda: gnomon.graph_attention(*[tokens(2, 1, 2)] * 3),
-    "cones.ancestor": lambda: gnomon.cones.ancestor(HEADS, HEADS),
-    "cones.lowest_common_ancestor": lambda: gnomon.cones.lowest_common_ancestor(HEADS, HEADS),
     "axes": lambda: gnomon.hype_augment(
         tokens(1, 1, 2, 2), tokens(1, 1, 2, 2), 1.0, 0.1, axes=[HEADS]
     ),

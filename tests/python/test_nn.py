@@ -17,6 +17,17 @@ SIMILARITIES = [
     "penumbral",
     "penumbral:score=height2",
     "gaussian:gamma=fixed",
+    "umbral:map=exp:score=log",
+    "penumbral:map=exp",
+    "penumbral:score=log",
+    "hyperbolic",
+    "hyperbolic:map=exp",
+    "hyperbolic:model=half_space",
+    "hyperbolic:model=half_space:map=xi",
+    "hyperbolic:model=ball:beta=fixed",
+    "hyperbolic:model=klein:map=none",
+    "entailment",
+    "additive",
 ]
 POSITIONS = [
     "none",
@@ -39,8 +50,16 @@ def term_parameters(module):
     return {name: p for name, p in module.named_parameters() if "_proj" not in name}
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+# What has one column has nothing to rotate.
+COMBINATIONS = [
+    (similarity, position)
+    for similarity in SIMILARITIES
+    for position in POSITIONS
+    if similarity != "additive" or "rope" not in position
+]
+
+
+@pytest.mark.parametrize(("similarity", "position"), COMBINATIONS)
 def test_two_steps_of_training(similarity, position):
     torch.manual_seed(0)
     module = MultiheadAttention(32, 4, kv_heads=2, similarity=similarity, position=position)
@@ -77,6 +96,16 @@ def test_parameter_names():
     assert [name for name, _ in module.named_buffers()] == ["gamma_start"]
 
 
+def at_its_start(module):
+    """The similarity of a module, with the start of its gamma or beta."""
+    name, *options = module.similarity.split(":")
+    fields = dict(option.split("=") for option in options)
+    fields |= {key: float(fields[key]) for key in ("r", "K") if key in fields}
+    for buffer, start in module.named_buffers():
+        fields[buffer.removesuffix("_start")] = start.expand(module.num_heads)
+    return getattr(gnomon.similarity, name.capitalize())(**fields)
+
+
 @pytest.mark.parametrize("head_dim", [8, 16, 64])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_logits_spread_by_about_one(similarity, head_dim):
@@ -84,24 +113,30 @@ def test_logits_spread_by_about_one(similarity, head_dim):
     module = MultiheadAttention(2 * head_dim, 2, similarity=similarity).double()
     x = torch.randn(4, 200, 2 * head_dim, dtype=torch.float64)
     q, k = (
-        projection(x).unflatten(2, (2, head_dim)).transpose(1, 2)
+        projection(x).unflatten(2, (2, module.qk_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj)
     )
     # Values one-hot in the key turn the output into the weights, and these into the logits.
     v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
-    name, *options = similarity.split(":")
-    fields = dict(option.split("=") for option in options if not option.startswith("gamma"))
-    fields |= {"r": float(fields["r"])} if "r" in fields else {}
-    which = {
-        "dot": lambda: None,
-        "laplacian": lambda: gnomon.similarity.Laplacian(module.gamma_start.expand(2)),
-        "gaussian": lambda: gnomon.similarity.Gaussian(module.gamma_start.expand(2)),
-        "umbral": lambda: gnomon.similarity.Umbral(module.gamma_start.expand(2), **fields),
-        "penumbral": lambda: gnomon.similarity.Penumbral(module.gamma_start.expand(2), **fields),
-    }
-    weights = gnomon.attention(q, k, v, similarity=which[name]())
+    weights = gnomon.attention(q, k, v, similarity=at_its_start(module))
     spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
     assert 0.3 <= spread <= 3
+
+
+def test_additive_has_one_column():
+    module = MultiheadAttention(32, 4, kv_heads=2, similarity="additive").double()
+    assert module.qk_dim == 1
+    assert module.q_proj.weight.shape == (4, 32)
+    assert module.k_proj.weight.shape == (2, 32)
+    assert not term_parameters(module)
+
+
+def test_beta_is_named_as_it_is():
+    module = MultiheadAttention(32, 4, similarity="hyperbolic:model=half_space")
+    assert list(term_parameters(module)) == ["beta_theta"]
+    assert [name for name, _ in module.named_buffers()] == ["beta_start"]
+    fixed = MultiheadAttention(32, 4, similarity="hyperbolic:beta=2.5")
+    assert not term_parameters(fixed) and not list(fixed.named_buffers())
 
 
 def test_hype_starts_as_alibi():

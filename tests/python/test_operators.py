@@ -68,6 +68,26 @@ COMPOSITE_CHECKS = {
     ),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
     "sinusoid": lambda q: (ops.sinusoid, (torch.arange(9), 6, "split")),
+    "attention with additive scores": lambda q: (
+        ops.attention,
+        (
+            *([q[..., :1]] * 2 + [q]),
+            *("additive", [], ["alibi:slopes=0.5"], [], True, None, None, None, None, None, None),
+        ),
+    ),
+    "attention with hyperbolic distances": lambda q: (
+        ops.attention,
+        (
+            *(q, q, q, "hyperbolic:model=half_space", [torch.ones(2, requires_grad=True)]),
+            *([], [], False, None, None, None, None, None, None),
+        ),
+    ),
+    "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
+    "cone_ancestor": lambda q: (ops.cone_ancestor, (q.detach(), q.detach(), "umbral", None)),
+    "cone_lowest_common_ancestor": lambda q: (
+        ops.cone_lowest_common_ancestor,
+        (q, q.flip(2), "penumbral", 2.0),
+    ),
     "hype_augment": lambda q: (
         ops.hype_augment,
         (q, q, torch.rand(2, requires_grad=True), torch.rand(2, requires_grad=True), 2, 3),

@@ -60,16 +60,43 @@ Similarity Laplacian(HeadValue gamma);
 // -gamma |q - k|^2.
 Similarity Gaussian(HeadValue gamma);
 
-// -gamma h, h the height of the lowest common ancestor under umbral cones of balls of radius r
-// (Tseng et al. 2023). Needs D >= 2: the last coordinate z is the height's. map "psi": height e^z,
-// X = x e^z; "none": (X, height) = (x, z).
-Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi");
+// -gamma h (score "height") or -gamma log h ("log"), h the height of the lowest common ancestor
+// under umbral cones of balls of radius r (Tseng et al. 2023). Needs D >= 2: the last coordinate z
+// is the height's. map "psi": height e^z, X = x e^z, z clamped to +-30; "exp": the exponential map
+// of the half-space at (0, ..., 0, 1), tangents no longer than 30; "none": (X, height) = (x, z).
+Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi",
+                  const std::string& score = "height");
 
-// -gamma h (score "height") or -gamma h^2 ("height2"), h the height of the lowest common ancestor
-// under penumbral cones below the horosphere of height r (Tseng et al. 2023). Needs D >= 2. map
-// "xi": height r sigmoid(z), X = x r sigmoid(z); "none": (X, height) = (x, z), z clamped to [0, r].
+// -gamma h (score "height"), -gamma h^2 ("height2") or gamma log(r / h) ("log"), h the height of
+// the lowest common ancestor under penumbral cones below the horosphere of height r (Tseng et al.
+// 2023). Needs D >= 2. map "xi": height r sigmoid(z), X = x r sigmoid(z); "exp": the exponential
+// map, heights clamped to r; "none": (X, height) = (x, z), z clamped to [0, r].
 Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "xi",
                      const std::string& score = "height");
+
+// -beta d, d the distance in hyperbolic space (Gulcehre et al. 2019). `model` says what the map
+// "none" takes, and which maps there are, the first by default:
+//   "hyperboloid": "pseudopolar", the point at distance z from the origin in the direction of the
+//     other coordinates x; "exp", the exponential map at the origin, of D-dimensional tangents;
+//     "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2);
+//   "half_space": "psi", "exp" as for cones; "xi", height sigmoid(z), X = x sigmoid(z); "none",
+//     (X, height), heights clamped to e^-30 .. e^30;
+//   "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, where those outside
+//     are pulled to its edge.
+// Needs D >= 2 but for "exp" and "none" of the two balls and "exp" of the hyperboloid. Maps reach
+// no farther than 30 from the origin.
+Similarity Hyperbolic(HeadValue beta, const std::string& model = "hyperboloid",
+                      const std::optional<std::string>& map = std::nullopt);
+
+// -gamma max(0, Xi - psi): how far the key is outside the entailment cone of the query in the
+// Poincare ball (Ganea et al. 2018, eqs. 26, 28). Xi is the angle at the query between the cone's
+// axis and the key, psi = arcsin(K (1 - |q|^2) / |q|) the aperture, pi/2 where that has none. map
+// "ball": tanh(|x| / 2) x / |x|; "none": points of the unit ball.
+Similarity Entailment(HeadValue gamma, double K = 0.1, const std::string& map = "ball");
+
+// LeakyReLU(q + k), with that slope below 0: q and k (B, H, L, 1) are the two scores of graph
+// attention (Velickovic et al. 2018, eq. 3).
+Similarity Additive(double slope = 0.2);
 
 }  // namespace similarity
 
@@ -164,6 +191,25 @@ std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,
                                                       int64_t query_offset = 0);
+
+// The order that cones make of points (..., D), D >= 2, of the upper half-space, whose last
+// coordinate is the height (Tseng et al. 2023). cone "penumbral": below the horosphere of height r,
+// by default 1, heights clamped to [0, r]; "umbral": of balls of radius r, by default 0.1.
+namespace cones {
+
+// Whether u is an ancestor of v, that is v in the cone of u: booleans in the shape that u and v
+// without their last axis broadcast to.
+torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
+                       const std::string& cone = "penumbral",
+                       std::optional<double> r = std::nullopt);
+
+// The lowest point whose cone holds u and v, (..., D). Penumbral cones of points too far apart have
+// none below r; the top of the geodesic through both then stands for it, higher than r.
+torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor& v,
+                                     const std::string& cone = "penumbral",
+                                     std::optional<double> r = std::nullopt);
+
+}  // namespace cones
 
 }  // namespace gnomon
 

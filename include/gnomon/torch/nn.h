@@ -63,9 +63,10 @@ struct AttentionCall {
 // Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
 // inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
 // similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
-// value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" among them,
-// and "t5_table" (buckets, H), which starts at 0. The start of gamma, the buffer "gamma_start",
-// makes the spread of the logits of N(0, 1) tokens 1.
+// value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" or
+// "beta_theta" among them, and "t5_table" (buckets, H), which starts at 0. The start of gamma or
+// beta, the buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens
+// 1.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
