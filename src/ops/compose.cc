@@ -135,7 +135,7 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
   const int64_t head_dim = Concrete(q.sym_size(3));
-  entry.CheckColumns(similarity.component, head_dim, "gnomon.attention: q has ");
+  entry.CheckColumns(similarity.component, head_dim, "gnomon.attention: q has D = ");
   TORCH_CHECK_VALUE(!arguments.scale || std::isfinite(*arguments.scale),
                     "gnomon.attention: scale is ", arguments.scale.value_or(0),
                     "; expected a finite number");

@@ -219,11 +219,10 @@ const std::vector<PositionEntry>& PositionEntries() {
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
                                    const std::string& what) const {
-  const char* unit = head_dim == 1 ? " column; " : " columns; ";
-  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, what, head_dim, unit, catalogue.name,
-                    " needs two, the last of them the height");
-  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, what, head_dim, unit,
-                    catalogue.name, " takes ", columns);
+  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, what, head_dim, "; ", catalogue.name,
+                    " needs two columns, the last of them the height");
+  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, what, head_dim, "; ", catalogue.name,
+                    " has ", columns);
 }
 
 const SimilarityEntry& FindSimilarity(const Component& component) {

@@ -171,7 +171,8 @@ def entailment(x: Tensor, y: Tensor, k: float) -> Tensor:
     below = xx.sqrt() * (x - y).norm(dim=-1) * (1 + xx * yy - 2 * xy).sqrt()
     limit = 1 - 4 * torch.finfo(x.dtype).eps
     angle = ((xy * (1 + xx) - xx * (1 + yy)) / below).clamp(-limit, limit).acos()
-    aperture = (k * (1 - xx) / xx.sqrt()).clamp_max(limit).asin()
+    sine = k * (1 - xx) / xx.sqrt()
+    aperture = torch.where(sine < 1, sine.clamp_max(limit).asin(), math.pi / 2)
     return (angle - aperture).clamp_min(0)
 
 

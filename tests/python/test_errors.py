@@ -81,7 +81,7 @@ VALUE_ERRORS = {
     ),
     "columns of additive": (
         lambda: attend(similarity=similarity.Additive()),
-        "q has 8 columns; additive takes 1",
+        "q has D = 8; additive has 1",
     ),
     "a slope": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive("steep")),
@@ -101,7 +101,7 @@ VALUE_ERRORS = {
     ),
     "a hyperboloid in one dimension": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
-        "q has 1 column; hyperbolic needs two",
+        "q has D = 1; hyperbolic needs two columns",
     ),
     "K": (
         lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
@@ -130,7 +130,7 @@ VALUE_ERRORS = {
             v=tokens(1, 1, 2, 1),
             similarity=similarity.Umbral(1.0),
         ),
-        "q has 1 column; umbral needs two",
+        "q has D = 1; umbral needs two columns",
     ),
     "map": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="xi")),
@@ -241,6 +241,10 @@ VALUE_ERRORS = {
     "a cone's qk_dim": (
         lambda: nn.MultiheadAttention(8, 4, qk_dim=1, similarity="penumbral"),
         "qk_dim is 1; penumbral needs two",
+    ),
+    "qk_dim of additive": (
+        lambda: nn.MultiheadAttention(8, 4, qk_dim=2, similarity="additive"),
+        "qk_dim is 2; additive has 1",
     ),
     "embeddings": (
         lambda: nn.MultiheadAttention(8, 4)(torch.zeros(2, 3, 7)),
