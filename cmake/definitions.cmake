@@ -24,8 +24,7 @@ function(gnomon_add_definitions target entries)
     gnomon_definition_structs(${GNOMON_DEFINITION_FILE} structs)
     foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
       string(
-        REGEX REPLACE
-        "([a-z0-9])([A-Z])"
+        REGEX REPLACE "([a-z0-9])([A-Z])"
         "\\1_\\2"
         GNOMON_DEFINITION_NAME
         ${GNOMON_DEFINITION_STRUCT}

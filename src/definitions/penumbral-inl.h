@@ -58,8 +58,8 @@ struct Penumbral {
   }
 };
 
-// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. h is never below 3e-8 r, as that
-// of two points of height 0 at one place.
+// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. h is never below 3e-8 r, as
+// that of two points of height 0 at one place.
 struct PenumbralLog {
   static constexpr int kRowScalars = Penumbral::kRowScalars;
   static constexpr int kColumnScalars = Penumbral::kColumnScalars;

@@ -23,9 +23,9 @@ Setting SettingOf(const Component& component, const std::string& name, bool lear
   return Setting::kNumber;
 }
 
-// How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the mean
-// over queries of the variance over keys. Measured through the pair function, so that it holds for
-// any similarity.
+// How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the
+// mean over queries of the variance over keys. Measured through the pair function, so that it holds
+// for any similarity.
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
   constexpr int64_t kTokens = 256;
   constexpr uint64_t kSeed = 20230906;

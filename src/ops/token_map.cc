@@ -180,8 +180,10 @@ struct Chart {
 };
 
 Chart ChartOf(const Component& component) {
-  const std::string model = component.Choice("model", {"hyperboloid", "half_space", "ball", "klein"});
-  if (model == "hyperboloid") return {model, component.Choice("map", {"pseudopolar", "exp", "none"})};
+  const std::string model =
+      component.Choice("model", {"hyperboloid", "half_space", "ball", "klein"});
+  if (model == "hyperboloid")
+    return {model, component.Choice("map", {"pseudopolar", "exp", "none"})};
   if (model == "half_space") return {model, component.Choice("map", {"psi", "xi", "exp", "none"})};
   return {model, component.Choice("map", {"exp", "none"})};
 }

@@ -247,10 +247,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Tie{"KeyAbove", "penumbral", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
                       Tie{"QueryAbove", "umbral_log", {0.0625, {0.5}, {0.25}, {}}, "g"},
                       Tie{"KeyAbove", "umbral_log", {0.0625, {0.25}, {0.5}, {}}, "g"},
-                      Tie{"KeyAbove",
-                          "penumbral_log",
-                          {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}},
-                          "g"},
+                      Tie{"KeyAbove", "penumbral_log", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
                       Tie{"QueryBelow", "penumbral_square", {0.0625, {0.5}, {0.25}, {}}, "g"},
                       Tie{"KeyBelow", "penumbral_square", {0.0625, {0.25}, {0.5}, {}}, "g"},
                       Tie{"AtZero", "additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"}),
@@ -303,7 +300,8 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
 
 // The least height has a finite logarithm, and finite slopes.
 TEST(LogTest, IsFiniteAtHeightZero) {
-  for (const auto& [name, least] : {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 3e-8)}) {
+  for (const auto& [name, least] :
+       {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 3e-8)}) {
     Point derivative;
     EXPECT_NEAR(Find(name).gradient({}, derivative), std::log(2 * least), 0.1) << name;
     for (const auto& [argument, slope] : Entries(Find(name), derivative)) {

@@ -116,14 +116,13 @@ double UmbralLog(const Token& a, const Token& b, double radius) {
   return FindPairFunction("umbral_log").value(g, &a.height, &b.height, nullptr);
 }
 
-double Penumbral(const Token& a, const Token& b, double light,
-                 const char* function = "penumbral") {
+double Penumbral(const Token& a, const Token& b, double light, const char* function = "penumbral") {
   const auto scalars = [&](const Token& t) {
     const double square = t.height * t.height / light / light;
     return std::array<double, 2>{1 - std::sqrt(1 - square), square};
   };
-  return FindPairFunction(function)
-      .value(SquaredDistance(a, b, light), scalars(a).data(), scalars(b).data(), nullptr);
+  return FindPairFunction(function).value(SquaredDistance(a, b, light), scalars(a).data(),
+                                          scalars(b).data(), nullptr);
 }
 
 double PenumbralSquare(const Token& a, const Token& b, double light) {

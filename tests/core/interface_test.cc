@@ -131,8 +131,7 @@ TYPED_TEST(ErrorTest, OutputsAreChecked) {
 TYPED_TEST(ErrorTest, HeadScalarsAreChecked) {
   Call<TypeParam> call("additive");
   call.in.head_scalars = nullptr;
-  EXPECT_EQ(Message([&] { call.Forward(); }),
-            "attention: head_scalars: is null; additive needs 1");
+  EXPECT_EQ(Message([&] { call.Forward(); }), "attention: head_scalars: is null; additive needs 1");
 }
 
 TYPED_TEST(ErrorTest, BackwardIsChecked) {
@@ -166,10 +165,10 @@ TEST(PairFunctionsTest, AreFoundByName) {
     EXPECT_EQ(&FindPairFunction(function->name), function);
     names.emplace_back(function->name);
   }
-  EXPECT_THAT(names, ::testing::IsSupersetOf({"additive", "dot", "entailment", "gaussian",
-                                              "hyperbolic", "laplacian", "penumbral",
-                                              "penumbral_log", "penumbral_square", "umbral",
-                                              "umbral_log"}));
+  EXPECT_THAT(
+      names, ::testing::IsSupersetOf({"additive", "dot", "entailment", "gaussian", "hyperbolic",
+                                      "laplacian", "penumbral", "penumbral_log", "penumbral_square",
+                                      "umbral", "umbral_log"}));
   EXPECT_THAT(Message([] { FindPairFunction("cosine"); }),
               AllOf(HasSubstr("no pair function 'cosine'; there are additive, dot, entailment"),
                     HasSubstr("penumbral_square")));

@@ -61,8 +61,9 @@ constexpr float kLeast = std::numeric_limits<float>::min();
 
 // Positive numbers of every size, the ends of the range and what is near 1 among them.
 std::vector<float> Numbers() {
-  std::vector<float> numbers = {kLeast, kMost, 1.0f, std::nextafter(1.0f, 0.0f),
-                                std::nextafter(1.0f, 2.0f), 0.70710678f, 1.41421356f};
+  std::vector<float> numbers = {
+      kLeast,      kMost,      1.0f, std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f),
+      0.70710678f, 1.41421356f};
   std::mt19937 engine(3);
   std::uniform_real_distribution<float> exponent(-37.5f, 38.5f);
   std::uniform_real_distribution<float> near(-0.4f, 0.4f);

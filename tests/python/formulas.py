@@ -285,7 +285,10 @@ SIMILARITIES = {
         "hyperboloid",
         "exp",
         lambda q, k: minkowski_distance(
-            *(x.norm(dim=-1, keepdim=True).sinh() / x.norm(dim=-1, keepdim=True) * x for x in (q, k))
+            *(
+                x.norm(dim=-1, keepdim=True).sinh() / x.norm(dim=-1, keepdim=True) * x
+                for x in (q, k)
+            )
         ),
     ),
     "hyperboloid none": hyperbolic(

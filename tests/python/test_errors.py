@@ -74,9 +74,7 @@ VALUE_ERRORS = {
         "scale goes with dot, not with gaussian",
     ),
     "scale of additive": (
-        lambda: attend(
-            *[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5
-        ),
+        lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5),
         "scale goes with dot, not with additive",
     ),
     "columns of additive": (

@@ -1,5 +1,6 @@
-"""Positions against implementations that others published."""
+"""Positions and similarities against implementations that others published."""
 
+import geoopt
 import pytest
 import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -76,3 +77,83 @@ def test_rope_of_llama():
     expected = torch.nn.functional.scaled_dot_product_attention(turned_q, turned_k, v)
     ours = gnomon.attention(q, k, v, position=gnomon.position.RoPE(layout="half"))
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def in_ball(x, ball):
+    """By tangents in coordinates, which are half of ours: the metric at the origin is 4."""
+    return ball.expmap0(x / 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "map_name", "points"),
+    [
+        ("ball", None, lambda x, ball: in_ball(x, ball)),
+        ("klein", None, lambda x, ball: in_ball(x, ball)),
+        ("half_space", "exp", lambda x, ball: in_ball(x, ball)),
+        ("hyperboloid", "exp", lambda x, ball: in_ball(x, ball)),
+        ("ball", "none", lambda x, ball: x),
+        (
+            "klein",
+            "none",
+            # To the hyperboloid (c, c x), and on to the ball.
+            lambda x, ball: geoopt.manifolds.lorentz.math.lorentz_to_poincare(
+                torch.cat([torch.ones_like(x[..., :1]), x], -1)
+                / (1 - x.square().sum(-1, keepdim=True)).sqrt(),
+                torch.tensor(1.0),
+            ),
+        ),
+        (
+            "half_space",
+            "none",
+            # The inversion about (0, ..., 0, -1) with radius sqrt(2) carries one to the other.
+            lambda x, ball: inverted(x),
+        ),
+    ],
+)
+def test_hyperbolic_distance_of_geoopt(model, map_name, points):
+    torch.manual_seed(0)
+    ball = geoopt.PoincareBall()
+    q, k = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (9, 11))
+    if map_name == "none":
+        q, k = (0.9 * x / (1 + x.norm(dim=-1, keepdim=True)) for x in (q, k))
+    if model == "half_space" and map_name == "none":
+        q[..., -1], k[..., -1] = q[..., -1].exp(), k[..., -1].exp()
+    x, y = points(q, ball), points(k, ball)
+    distance = ball.dist(x[..., :, None, :], y[..., None, :, :])
+    v = torch.randn(2, 3, 11, 5, dtype=torch.float64)
+    o, lse = gnomon.attention(
+        q, k, v, similarity=gnomon.similarity.Hyperbolic(1.3, model, map_name), return_lse=True
+    )
+    torch.testing.assert_close(lse, (-1.3 * distance).logsumexp(-1))
+    torch.testing.assert_close(o, (-1.3 * distance).softmax(-1) @ v)
+
+
+def inverted(x):
+    centre = torch.zeros_like(x)
+    centre[..., -1] = -1
+    return centre + 2 * (x - centre) / (x - centre).square().sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("map_name", ["none", "pseudopolar"])
+def test_the_hyperboloid_of_geoopt(map_name):
+    torch.manual_seed(0)
+    lorentz = geoopt.Lorentz()
+    q, k = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (9, 11))
+
+    def point(x):
+        # From the origin by the tangent (0, z x / |x|); its time comes first.
+        x, z = x[..., :-1], x[..., -1:]
+        return lorentz.expmap0(
+            torch.cat([torch.zeros_like(z), z * x / x.norm(dim=-1)[..., None]], -1)
+        )
+
+    x, y = point(q), point(k)
+    distance = lorentz.dist(x[..., :, None, :], y[..., None, :, :])
+    tokens = (q, k) if map_name == "pseudopolar" else (p.roll(-1, -1) for p in (x, y))
+    _, lse = gnomon.attention(
+        *tokens,
+        torch.zeros(2, 3, 11, 1, dtype=torch.float64),
+        similarity=gnomon.similarity.Hyperbolic(0.8, map=map_name),
+        return_lse=True,
+    )
+    torch.testing.assert_close(lse, (-0.8 * distance).logsumexp(-1))

@@ -159,15 +159,75 @@ void ExpectThrow(const Call& call, const std::string& message) {
   }
 }
 
+// Each model's own map, and the exponential map, which is the same in all of them.
+TEST_F(AttentionTest, HyperbolicDistanceIsThatOfItsModel) {
+  const auto lse = [&](const Similarity& similarity) {
+    return std::get<1>(attention_with_lse(q, k, v, AttentionOptions().similarity(similarity)));
+  };
+  const auto split = [](const torch::Tensor& x) {
+    return std::pair(x.narrow(3, 0, 5), x.select(3, 5));
+  };
+  const auto [x, z] = split(q);
+  const auto [y, w] = split(k);
+  const auto unit = [](const torch::Tensor& t) { return t / t.norm(2, {3}, /*keepdim=*/true); };
+  const torch::Tensor minkowski = z.cosh().unsqueeze(3) * w.cosh().unsqueeze(2) -
+                                  torch::matmul(unit(x) * z.sinh().unsqueeze(3),
+                                                (unit(y) * w.sinh().unsqueeze(3)).transpose(2, 3));
+  ExpectNear(lse(similarity::Hyperbolic(gamma)),
+             (-gamma.view({4, 1, 1}) * minkowski.acosh()).logsumexp(-1));
+  const torch::Tensor u = z.exp();
+  const torch::Tensor t = w.exp();
+  const torch::Tensor places =
+      ((x * u.unsqueeze(3)).unsqueeze(3) - (y * t.unsqueeze(3)).unsqueeze(2)).square().sum(-1);
+  const torch::Tensor rise = (u.unsqueeze(3) - t.unsqueeze(2)).square();
+  const torch::Tensor cosh = 1 + (places + rise) / (2 * u.unsqueeze(3) * t.unsqueeze(2));
+  ExpectNear(lse(similarity::Hyperbolic(0.7, "half_space")), (-0.7 * cosh.acosh()).logsumexp(-1));
+  const torch::Tensor expected = lse(similarity::Hyperbolic(gamma, "ball"));
+  for (const char* model : {"hyperboloid", "half_space", "klein"}) {
+    ExpectNear(lse(similarity::Hyperbolic(gamma, model, "exp")), expected);
+  }
+}
+
+TEST_F(AttentionTest, AdditiveScoresHaveOneColumn) {
+  const torch::Tensor a = q.narrow(3, 0, 1);
+  const torch::Tensor b = k.narrow(3, 0, 1);
+  const auto options = AttentionOptions().similarity(similarity::Additive(0.3));
+  ExpectNear(attention(a, b, v, options), Softmax(at::leaky_relu(a + b.transpose(2, 3), 0.3), v));
+}
+
+TEST_F(AttentionTest, AWideConeEntailsEverything) {
+  const torch::Tensor points = q * 0.01;
+  const auto options = AttentionOptions().similarity(similarity::Entailment(gamma, 0.1, "none"));
+  const torch::Tensor keys = points * 1.5;
+  // So near the origin, where cones are half of space: keys straight ahead have no energy.
+  const auto [o, lse] =
+      attention_with_lse(points.narrow(2, 0, 1), keys.narrow(2, 0, 1), v.narrow(2, 0, 1), options);
+  ExpectNear(lse, torch::zeros_like(lse));
+}
+
+TEST(ConesTest, OrderPoints) {
+  const auto point = [](double x, double height) {
+    return torch::tensor({x, height}, torch::kDouble);
+  };
+  EXPECT_TRUE(cones::ancestor(point(0, 0.9), point(0, 0.1)).item<bool>());
+  EXPECT_FALSE(cones::ancestor(point(0, 0.1), point(0, 0.9)).item<bool>());
+  EXPECT_TRUE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral").item<bool>());
+  EXPECT_FALSE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral", 0.01).item<bool>());
+  // By symmetry half-way between points of the same height.
+  const torch::Tensor lca =
+      cones::lowest_common_ancestor(point(-0.2, 0.5), point(0.4, 0.5), "umbral", 0.5);
+  ExpectNear(lca, point(0.1, 0.5 + 0.3 / std::sinh(0.5)));
+}
+
 TEST_F(AttentionTest, ErrorsNameTheArgument) {
   ExpectThrow<c10::ValueError>([&] { attention(q, k.narrow(3, 0, 5), v); },
                                "k has shape [2, 4, 9, 5]");
   ExpectThrow<c10::TypeError>([&] { attention(q, k, v.to(torch::kFloat)); }, "v has dtype Float");
-  ExpectThrow<c10::NotImplementedError>(
+  ExpectThrow<c10::ValueError>(
       [&] {
-        attention(q, k, v, AttentionOptions().similarity(similarity::Umbral(1.0, 0.1, "exp")));
+        attention(q, k, v, AttentionOptions().similarity(similarity::Umbral(1.0, 0.1, "xi")));
       },
-      "map=\"exp\" is not implemented");
+      "umbral:map=xi; expected one of psi, exp, none");
   ExpectThrow<c10::ValueError>(
       [&] { attention(q.narrow(2, 0, 3), k, v, AttentionOptions().causal(true)); },
       "causal needs query_offset");
