@@ -197,11 +197,11 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
   };
-  auto [o, lse] = CallAttentionForward(tokens.x, tokens.y, v, optional(tokens.row_scalars),
-                                       optional(tokens.column_scalars), optional(tokens.head_scalars), tokens.factor,
-                                       bias, key_starts, key_lengths, query_offsets, query_segments,
-                                       key_segments, tokens.function, query_offset, arguments.left,
-                                       arguments.causal ? c10::SymInt(0) : arguments.right);
+  auto [o, lse] = CallAttentionForward(
+      tokens.x, tokens.y, v, optional(tokens.row_scalars), optional(tokens.column_scalars),
+      optional(tokens.head_scalars), tokens.factor, bias, key_starts, key_lengths, query_offsets,
+      query_segments, key_segments, tokens.function, query_offset, arguments.left,
+      arguments.causal ? c10::SymInt(0) : arguments.right);
   if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
   return {o.to(q_in.scalar_type()), lse};
 }
