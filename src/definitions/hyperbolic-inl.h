@@ -6,8 +6,9 @@
 //     (Ratcliffe 2006, Foundations of Hyperbolic Manifolds, theorem 4.6.1);
 //   ball: u = v = 1, x and y the points, p = 2 / (1 - |x|^2), q likewise (theorem 4.5.1);
 //   polar coordinates, at distance rho from the origin in direction x: u = e^rho, p = sinh rho,
-//     by cosh t = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
-// Scalars: (u, 1 / (u sqrt 2), p / sqrt 2) of the query, the same of the key.
+//     by cosh f = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
+// Scalars: (u - u0, 1 / (u sqrt 2), p / sqrt 2) of the query, the same of the key, with any u0 that
+// leaves the differences of u their digits.
 struct Hyperbolic {
   static constexpr int kRowScalars = 3;
   static constexpr int kColumnScalars = 3;
@@ -17,7 +18,7 @@ struct Hyperbolic {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    const V t = (difference * a[1]) * (difference * b[1]) + (g * a[2]) * b[2];
+    const V t = (difference * a[1]) * (difference * b[1]) + g * (a[2] * b[2]);
     // Not the root of the product, which would overflow.
     return Log1p(t + Sqrt(t) * Sqrt(t + Splat(g, 2.0f)));
   }
@@ -30,19 +31,19 @@ struct Hyperbolic {
     const V difference = a[0] - b[0];
     const V query = difference * a[1];
     const V key = difference * b[1];
-    const V spread = g * a[2];
-    const V t = query * key + spread * b[2];
+    const V scale = a[2] * b[2];
+    const V t = query * key + g * scale;
     // df/dt = 1 / sqrt(t (t + 2)); a distance of 0 has derivative 0.
     const V inverse = Select(t > tiny, Rsqrt(Max(tiny, t)), zero);
     const V slope = inverse * Rsqrt(t + two);
     const V by_height = slope * two * query * b[1];
-    d.g = slope * a[2] * b[2];
+    d.g = slope * scale;
     d.a[0] = by_height;
     d.a[1] = slope * difference * key;
     d.a[2] = slope * g * b[2];
     d.b[0] = zero - by_height;
     d.b[1] = slope * difference * query;
-    d.b[2] = slope * spread;
+    d.b[2] = slope * g * a[2];
     return Log1p(t + Sqrt(t) * Sqrt(t + two));
   }
 };

@@ -103,13 +103,21 @@ struct HyperbolicToken {
   at::Tensor scalars;  // (3, B, H, L)
 };
 
-HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& u, const at::Tensor& p) {
-  return {x, at::stack({u, std::numbers::sqrt2 / 2 / u, p * (std::numbers::sqrt2 / 2)})};
+// offset = u - u0.
+HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& offset, const at::Tensor& u,
+                            const at::Tensor& p) {
+  const double root = std::numbers::sqrt2 / 2;
+  return {x, at::stack({offset, root / u, p * root})};
+}
+
+// The point at that distance from the origin, e^distance - 1 = excess, in the direction of x.
+HyperbolicToken FromPolar(const at::Tensor& x, const at::Tensor& excess, const at::Tensor& sinh) {
+  return FromScalars(x, excess, 1 + excess, sinh);
 }
 
 HyperbolicToken InHalfSpace(const HalfSpacePoint& point) {
   const at::Tensor height = point.height.clamp(std::exp(-kFarthest), std::exp(kFarthest));
-  return FromScalars(point.x, height, 1 / height);
+  return FromScalars(point.x, height, height, 1 / height);
 }
 
 // The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
@@ -136,14 +144,14 @@ HyperbolicToken Pseudopolar(const at::Tensor& token) {
   const at::Tensor ahead = z >= 0;
   const at::Tensor distance = at::where(ahead, z, -z).clamp_max(kFarthest);
   const at::Tensor unit = RadiusOf(x).unit;
-  return FromScalars(at::where(OverColumns(ahead), unit, -unit), distance.exp(), distance.sinh());
+  return FromPolar(at::where(OverColumns(ahead), unit, -unit), distance.expm1(), distance.sinh());
 }
 
 // The exponential map at the origin. Distances do not depend on the model.
 HyperbolicToken FromTangent(const at::Tensor& token) {
   const Radius radius = RadiusOf(token);
-  return FromScalars(radius.unit, radius.length.clamp_max(kFarthest).exp(),
-                     radius.divisor.clamp_max(kFarthest).sinh());
+  return FromPolar(radius.unit, radius.length.clamp_max(kFarthest).expm1(),
+                   radius.divisor.clamp_max(kFarthest).sinh());
 }
 
 // (x, sqrt(1 + |x|^2)), of which x suffices.
@@ -151,7 +159,9 @@ HyperbolicToken OnHyperboloid(const at::Tensor& token) {
   const Radius radius = RadiusOf(SplitLast(token).first);
   const double most = std::sinh(kFarthest);
   const at::Tensor sinh = radius.length.clamp_max(most);
-  return FromScalars(radius.unit, sinh + (1 + sinh * sinh).sqrt(), radius.divisor.clamp_max(most));
+  const at::Tensor square = sinh * sinh;
+  return FromPolar(radius.unit, sinh + square / (1 + (1 + square).sqrt()),
+                   radius.divisor.clamp_max(most));
 }
 
 // Points on or outside the unit sphere, pulled to just inside it.
@@ -163,14 +173,16 @@ at::Tensor InUnitBall(const at::Tensor& x) {
 HyperbolicToken InBall(const at::Tensor& token) {
   const at::Tensor x = InUnitBall(token);
   const at::Tensor p = 2 / (1 - SquaredNorm(x));
-  return FromScalars(x, at::ones_like(p), p);
+  const at::Tensor one = at::ones_like(p);
+  return FromScalars(x, one, one, p);
 }
 
 // Through the hyperboloid, x / sqrt(1 - |x|^2), to the ball.
 HyperbolicToken InKlein(const at::Tensor& token) {
   const at::Tensor x = InUnitBall(token);
   const at::Tensor root = (1 - SquaredNorm(x)).sqrt();
-  return FromScalars(x / OverColumns(1 + root), at::ones_like(root), 1 + 1 / root);
+  const at::Tensor one = at::ones_like(root);
+  return FromScalars(x / OverColumns(1 + root), one, one, 1 + 1 / root);
 }
 
 // The model of a hyperbolic similarity and the map into it.

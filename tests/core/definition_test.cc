@@ -321,7 +321,7 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
     Point derivative;
     const double tolerance = 1e-14 / distance + 1e-13;
     EXPECT_NEAR(Find("hyperbolic").gradient(over, derivative) / distance, 1, tolerance);
-    EXPECT_NEAR(derivative.b[0] * 1 / height + derivative.b[1] * -root * height, 1,
+    EXPECT_NEAR(derivative.b[0] / height - derivative.b[1] * root * height, 1,
                 tolerance);  // d f / d log v
     // Heights 1: cosh f = 1 + s / 2, f = 2 arsinh(sqrt(s) / 2).
     const double side = 2 * std::sinh(distance / 2);

@@ -95,12 +95,8 @@ def in_ball(x, ball):
         (
             "klein",
             "none",
-            # To the hyperboloid (c, c x), and on to the ball.
-            lambda x, ball: geoopt.manifolds.lorentz.math.lorentz_to_poincare(
-                torch.cat([torch.ones_like(x[..., :1]), x], -1)
-                / (1 - x.square().sum(-1, keepdim=True)).sqrt(),
-                torch.tensor(1.0),
-            ),
+            # Through the hyperboloid's (c x, c), c = 1 / sqrt(1 - |x|^2), to the ball's c x / (1 + c).
+            lambda x, ball: x / (1 + (1 - x.square().sum(-1, keepdim=True)).sqrt()),
         ),
         (
             "half_space",
