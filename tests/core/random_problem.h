@@ -12,6 +12,7 @@
 #include <ostream>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gnomon/attention.h"
@@ -293,6 +294,12 @@ struct Problem {
     return results;
   }
 };
+
+// Whether the pair function reads angles, which have kinks at 0 and pi: points of a few dimensions are
+// too often nearly collinear, where differences and rounding mean little.
+inline bool ReadsAngles(const PairFunction& f) {
+  return std::string_view(f.name).ends_with("entailment");
+}
 
 // What is spread too wide or too narrow tests nothing: inner products and distances are about 1.
 //
