@@ -295,8 +295,8 @@ struct Problem {
   }
 };
 
-// Whether the pair function reads angles, which have kinks at 0 and pi: points of a few dimensions are
-// too often nearly collinear, where differences and rounding mean little.
+// Whether the pair function reads angles, which have kinks at 0 and pi: points of a few dimensions
+// are too often nearly collinear, where differences and rounding mean little.
 inline bool ReadsAngles(const PairFunction& f) {
   return std::string_view(f.name).ends_with("entailment");
 }

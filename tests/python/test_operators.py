@@ -72,14 +72,14 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *([q[..., :1]] * 2 + [q]),
-            *("additive", [], ["alibi:slopes=0.5"], [], True, None, None, None, None, None, None),
+            *("additive", [], ["alibi:slopes=0.5"], [], True, *[None] * 9),
         ),
     ),
     "attention with hyperbolic distances": lambda q: (
         ops.attention,
         (
             *(q, q, q, "hyperbolic:model=half_space", [torch.ones(2, requires_grad=True)]),
-            *([], [], False, None, None, None, None, None, None),
+            *([], [], False, *[None] * 9),
         ),
     ),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
