@@ -107,6 +107,9 @@ class BiasLayout {
   virtual ~BiasLayout() = default;
   virtual int64_t table_size() const = 0;
   virtual int64_t Entry(int64_t query, int64_t key) const = 0;
+  // How many keys from `key` on are known to have entries that follow each other, or all of them
+  // none: at least 1. It may reach beyond the last key.
+  virtual int64_t RunLength(int64_t /*query*/, int64_t /*key*/) const { return 1; }
 };
 
 // A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and

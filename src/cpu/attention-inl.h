@@ -197,10 +197,15 @@ class BiasTable {
                    float* scratch) const {
     const float* table = scaled_.data() + Index(b, h) * stride_;
     if (!by_layout()) return table + queries_ - 1 + begin - i;
-    for (int64_t n = 0; n < count; ++n) {
-      const int64_t entry = begin + n < keys ? bias_.layout->Entry(i, begin + n) : -1;
-      scratch[n] = entry < 0 ? 0.0f : table[entry];
-    }
+    const int64_t in_range = std::clamp<int64_t>(keys - begin, 0, count);
+    ForEachRun(i, begin, in_range, [&](int64_t n, int64_t length, int64_t entry) {
+      if (entry < 0) {
+        std::fill_n(scratch + n, length, 0.0f);
+      } else {
+        std::copy_n(table + entry, length, scratch + n);
+      }
+    });
+    std::fill_n(scratch + in_range, count - in_range, 0.0f);
     return scratch;
   }
 
@@ -214,13 +219,25 @@ class BiasTable {
   void Scatter(float* table, int64_t i, int64_t begin, int64_t count, int64_t keys,
                const float* scratch) const {
     if (!by_layout()) return;
-    for (int64_t n = 0; n < std::min(count, keys - begin); ++n) {
-      const int64_t entry = bias_.layout->Entry(i, begin + n);
-      if (entry >= 0) table[entry] += scratch[n];
-    }
+    ForEachRun(i, begin, std::min(count, keys - begin),
+               [&](int64_t n, int64_t length, int64_t entry) {
+                 if (entry < 0) return;
+                 for (int64_t m = 0; m < length; ++m) table[entry + m] += scratch[n + m];
+               });
   }
 
  private:
+  // Calls body(n, length, entry) for the runs of entries of row i, columns [begin, begin + count);
+  // n counts from begin.
+  template <class Body>
+  void ForEachRun(int64_t i, int64_t begin, int64_t count, const Body& body) const {
+    for (int64_t n = 0; n < count;) {
+      const int64_t length = std::min(bias_.layout->RunLength(i, begin + n), count - n);
+      body(n, length, bias_.layout->Entry(i, begin + n));
+      n += length;
+    }
+  }
+
   int64_t Index(int64_t b, int64_t h) const {
     return (bias_.batch_stride == 0 ? 0 : b * heads_) + h;
   }
