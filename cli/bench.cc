@@ -182,7 +182,7 @@ class Cases {
                         return std::get<0>(CallAttentionForward(
                             inputs[0], inputs[1], inputs[2], rows, columns, std::nullopt, factor,
                             std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                            std::nullopt, function, 0, std::nullopt, right));
+                            std::nullopt, function, 0, std::nullopt, right, std::nullopt));
                       }});
   }
 

@@ -90,8 +90,9 @@ models::LanguageModel BuildModel(const models::LanguageModelOptions& options, in
                          options.max_length));
     }
     const torch::NoGradGuard no_grad;
-    const int64_t length = std::min<int64_t>(8, options.max_length);
-    const torch::Tensor logits = model->forward(torch::arange(length).unsqueeze(0));
+    // What ends at a length may be a grid that takes all of its tokens at once.
+    const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
+    const torch::Tensor logits = model->forward(torch::arange(length).remainder(256).unsqueeze(0));
     if (!torch::isfinite(logits).all().item<bool>()) {
       throw Error("gives numbers that are not finite");
     }

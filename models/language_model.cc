@@ -111,19 +111,20 @@ LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(st
   }
   norm_ =
       register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
-  token_position_ =
-      register_module("token_position", nn::TokenPosition(nn::TokenPositionOptions(
-                                            options_.position, options_.dim, options_.max_length)));
+  token_position_ = register_module(
+      "token_position", nn::TokenPosition(nn::TokenPositionOptions(options_.position, options_.dim,
+                                                                   options_.max_length)
+                                              .causal(true)));
 }
 
-torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens,
-                                         std::vector<nn::KVCache>* caches) {
-  const int64_t offset = caches == nullptr ? 0 : caches->front().length();
+torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache) {
   torch::Tensor x = embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
-  x = token_position_->forward(x, offset);
+  nn::TokenCall call;
+  call.cache = cache == nullptr ? nullptr : &cache->tokens;
+  x = token_position_->forward(x, call);
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
-    nn::KVCache* cache = caches == nullptr ? nullptr : &(*caches)[layer];
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, cache);
+    nn::KVCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[layer];
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache);
   }
   return torch::matmul(norm_->forward(x), embedding_->weight.t());
 }
@@ -146,13 +147,13 @@ std::string Generate(LanguageModel& model, std::string_view prompt,
   std::mt19937_64 generator(options.seed);
   std::vector<int64_t> tokens;
   for (const char byte : prompt) tokens.push_back(static_cast<unsigned char>(byte));
-  std::vector<nn::KVCache> caches(model->options().depth);
+  LanguageModelCache cache(model->options().depth);
   int64_t seen = 0;  // tokens already in the caches
   std::string text;
   for (int64_t n = 0; n < options.tokens; ++n) {
     const std::vector<int64_t> fresh(tokens.begin() + seen, tokens.end());
     const torch::Tensor input = torch::tensor(fresh, torch::kLong).unsqueeze(0);
-    const torch::Tensor logits = model->forward(input, options.use_cache ? &caches : nullptr);
+    const torch::Tensor logits = model->forward(input, options.use_cache ? &cache : nullptr);
     if (options.use_cache) seen = static_cast<int64_t>(tokens.size());
     tokens.push_back(Sample(logits[0][-1], options, &generator));
     text.push_back(static_cast<char>(tokens.back()));

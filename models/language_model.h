@@ -29,6 +29,14 @@ struct LanguageModelOptions {
   int64_t max_length = 512;  // rows of a learned table of absolute positions
 };
 
+// What a model remembers of the tokens so far.
+struct LanguageModelCache {
+  explicit LanguageModelCache(int64_t depth) : layers(depth) {}
+
+  nn::TokenCache tokens;
+  std::vector<nn::KVCache> layers;
+};
+
 // One layer: x + attention(norm(x)), then x + mlp(norm(x)).
 class TransformerBlockImpl : public torch::nn::Module {
  public:
@@ -52,9 +60,9 @@ class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);
 
-  // Logits (B, L, 256) of the byte after each of `tokens` (B, L), int64. With caches, one
-  // for each layer, the tokens follow those already in them.
-  torch::Tensor forward(const torch::Tensor& tokens, std::vector<nn::KVCache>* caches = nullptr);
+  // Logits (B, L, 256) of the byte after each of `tokens` (B, L), int64. With a cache, the tokens
+  // follow those already in it.
+  torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr);
 
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.

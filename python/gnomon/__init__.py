@@ -2,7 +2,13 @@
 
 from gnomon import _library, cones, nn, position, similarity
 from gnomon._attention import attention, graph_attention, linear_attention
-from gnomon._encodings import alibi_slopes, hype_augment, sinusoid, t5_bucket
+from gnomon._encodings import (
+    alibi_slopes,
+    grid_sinusoid,
+    hype_augment,
+    sinusoid,
+    t5_bucket,
+)
 
 __version__ = _library.VERSION
 
@@ -11,6 +17,7 @@ __all__ = [
     "attention",
     "cones",
     "graph_attention",
+    "grid_sinusoid",
     "hype_augment",
     "linear_attention",
     "nn",

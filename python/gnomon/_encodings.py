@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnomon._library import ops
+from gnomon._terms import check_shape
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -42,23 +43,35 @@ def sinusoid(positions: Tensor, dim: int, *, layout: str = "interleaved") -> Ten
     return table
 
 
+def grid_sinusoid(
+    shape: Sequence[int], dim: int, *, layout: str = "interleaved", prefix: int = 0
+) -> Tensor:
+    """Sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order.
+
+    dim is split evenly over the axes, each part the sinusoids of one coordinate; float32, and zero
+    for the prefix. See sinusoid for the layouts.
+    """
+    sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
+    table: Tensor = ops.grid_sinusoid(sizes, dim, layout, prefix)
+    return table
+
+
 def hype_augment(
     q: Tensor,
     k: Tensor,
     tau: float | Tensor,
     mu: float | Tensor,
     copies: int = 1,
-    axes: Sequence[Tensor] | None = None,
+    axes: Sequence[int] | None = None,
     query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """q and k with 2 * copies columns more, for kernels that know no bias.
 
     The inner product of the new columns is sqrt(D) times the odd HyPE bias: keep the kernel's
     scale at 1/sqrt(D), D the head size before. tau and mu are numbers or (H,); with a tensor mu, k
-    gets the H heads of q. axes is not in this version (Angelotti 2023).
+    gets the H heads of q. axes is the shape of a grid that the tokens lie on in row-major order:
+    the bias is then the sum over its axes, with 2 * copies columns for each (Angelotti 2023).
     """
-    if axes is not None:
-        raise NotImplementedError("gnomon.hype_augment: axes is not implemented in this version")
     numbers = {"dtype": torch.float64, "device": q.device}
     augmented: tuple[Tensor, Tensor] = ops.hype_augment(
         q,
@@ -66,6 +79,7 @@ def hype_augment(
         tau if isinstance(tau, Tensor) else torch.tensor(tau, **numbers),
         mu if isinstance(mu, Tensor) else torch.tensor(mu, **numbers),
         copies,
+        [] if axes is None else check_shape("gnomon.hype_augment: axes", axes),
         query_offset,
     )
     return augmented

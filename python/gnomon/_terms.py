@@ -6,9 +6,34 @@ are not numbers, in the order of the catalogue (include/gnomon/catalogue.h).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
+
+
+def to_spec(name: str, **options: object) -> str:
+    """The specification "name:key=value" of the options that are not None."""
+    spec = name
+    for key, value in options.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, (tuple, list)):
+            value = "x".join([f"{size}" for size in value])
+        # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
+        spec += f":{key}={value}"
+    return spec
+
+
+def check_shape(what: str, shape: object) -> list[int]:
+    """The lengths of the axes of a grid; `what` names the operator and the argument."""
+    if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
+        raise TypeError(f"{what} is {shape!r}; expected a sequence of integers")
+    if len(shape) == 0:
+        raise ValueError(f"{what} is {shape!r}; expected one axis or more")
+    return list(shape)
 
 
 class Term:
@@ -21,26 +46,22 @@ class Term:
     _tensors: ClassVar[tuple[str, ...]] = ()
 
     def _lower(self) -> tuple[str, list[Tensor]]:
-        spec = self._name
         tensors: list[Tensor] = []
+        options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
             if isinstance(value, Tensor):
                 tensors.append(value)
             else:
-                spec += f":{field}={value}"
+                options[field] = value
         for field in self._options:
             value = getattr(self, field)
             if isinstance(value, Tensor):
                 raise TypeError(
                     f"gnomon.attention: {field} of {self._name} is a Tensor; expected a number"
                 )
-            if isinstance(value, bool):
-                value = "true" if value else "false"
-            # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
-            if value is not None:
-                spec += f":{field}={value}"
-        return spec, tensors
+            options[field] = value
+        return to_spec(self._name, **options), tensors
 
 
 class LaterTerm:

@@ -5,14 +5,15 @@ The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnomon._attention import Window, _window
-from gnomon._encodings import sinusoid
 from gnomon._library import ops
+from gnomon._terms import to_spec
 
 __all__ = [
     "CAPE",
@@ -21,6 +22,8 @@ __all__ = [
     "LearnedAbsolute",
     "MultiheadAttention",
     "Sinusoidal",
+    "TokenCache",
+    "TokenEncoding",
     "TokenPosition",
 ]
 
@@ -56,9 +59,10 @@ class MultiheadAttention(torch.nn.Module):
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
     inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
     similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
-    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and "t5_table"
-    (buckets, H), which starts at 0. The start of gamma or beta, the buffer "gamma_start" or
-    "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
+    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and tables that
+    start at 0, "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1, 2 width - 1) among
+    them. The start of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of
+    the logits of N(0, 1) tokens 1.
 
     Args:
         embed_dim: columns of the input and the output.
@@ -192,92 +196,265 @@ class MultiheadAttention(torch.nn.Module):
         )
 
 
-class Sinusoidal(torch.nn.Module):
-    """Adds the sinusoids of their positions to embeddings; see gnomon.sinusoid."""
+class TokenCache:
+    """What token encodings keep of the tokens so far.
 
-    def __init__(self, dim: int, layout: str = "interleaved") -> None:
+    embeddings (B, N, dim), of those that the next tokens read (a convolution's), or None.
+    """
+
+    def __init__(self) -> None:
+        self.embeddings: Tensor | None = None
+        self._length = 0
+
+    def length(self) -> int:
+        """How many tokens there were."""
+        return self._length
+
+    def append(self, embeddings: Tensor, history: int) -> None:
+        """Adds tokens; keeps the last `history` of all."""
+        self._length += embeddings.shape[1]
+        if history > 0:
+            parts = [embeddings] if self.embeddings is None else [self.embeddings, embeddings]
+            self.embeddings = torch.cat(parts, 1)[:, -history:]
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        self.embeddings = None
+        self._length = 0
+
+
+class TokenEncoding(torch.nn.Module):
+    """A component of a position that is added to embeddings.
+
+    What it learns are parameters with the names that the classes below document.
+
+    Args:
+        spec: one component of the catalogue, "conv:kernel=64".
+        dim: columns of the embeddings.
+        causal: whether no token may see a later one.
+    """
+
+    def __init__(self, spec: str, dim: int, causal: bool = False) -> None:
         super().__init__()
-        sinusoid(torch.zeros(0), dim, layout=layout)
+        names, starts, max_length, history = ops.token_encoding_tensors(spec, dim, causal)
+        self.spec = spec
         self.dim = dim
-        self.layout = layout
+        self.causal = causal
+        #: The positions at which it is defined; None: all.
+        self.max_length: int | None = max_length
+        #: How many tokens before the first one it reads.
+        self.history: int = history
+        self._tensor_names = tuple(names)
+        for name, start in zip(names, starts, strict=True):
+            value = start.to(torch.get_default_dtype())
+            self.register_parameter(name, torch.nn.Parameter(value))
 
-    def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
-        """embeddings (B, L, dim), the first of them at position `offset`; the same shape."""
-        _check_embeddings("Sinusoidal", "embeddings", embeddings, self.dim)
-        positions = torch.arange(
-            offset, offset + embeddings.shape[1], device=embeddings.device, dtype=torch.int64
+    def encode(
+        self,
+        embeddings: Tensor,
+        offset: int = 0,
+        before: Tensor | None = None,
+        lengths: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """What forward adds; it broadcasts with the embeddings.
+
+        before (B, N, dim) are the embeddings of the N tokens before the first one.
+        """
+        encoding: Tensor = ops.encode_tokens(
+            embeddings,
+            self.spec,
+            self.dim,
+            self.causal,
+            [getattr(self, name) for name in self._tensor_names],
+            offset,
+            self.training,
+            lengths,
+            before,
+            generator,
         )
-        return embeddings + sinusoid(positions, self.dim, layout=self.layout).to(embeddings.dtype)
+        return encoding
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        offset: int | None = None,
+        *,
+        lengths: Tensor | None = None,
+        cache: TokenCache | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """embeddings (B, L, dim) and their encoding, their sum; the same shape.
+
+        The first token is at position `offset`: by default the length of the cache before the call,
+        and 0 without one. The tokens from lengths (B,) on are padding, which no other token sees;
+        without a cache only. The tokens of a call follow those that went through the cache. What
+        training draws comes from the generator, Torch's own by default.
+        """
+        return _add_encodings([self], embeddings, offset, lengths, cache, generator)
+
+    def extra_repr(self) -> str:
+        """The arguments, for print()."""
+        return f"{self.spec!r}, {self.dim}, causal={self.causal}"
 
 
-class LearnedAbsolute(torch.nn.Module):
+class Sinusoidal(TokenEncoding):
+    """Adds the sinusoids of their positions to embeddings; see gnomon.sinusoid.
+
+    With a shape, those of the coordinates of tokens on a grid; see gnomon.grid_sinusoid.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layout: str = "interleaved",
+        shape: Sequence[int] | None = None,
+        prefix: int = 0,
+    ) -> None:
+        super().__init__(to_spec("sinusoidal", layout=layout, shape=shape, prefix=prefix), dim)
+
+
+class LearnedAbsolute(TokenEncoding):
     """Adds a learned table of positions to embeddings.
 
     Parameter `table` (max_length, dim), which starts as N(0, 0.02^2) (Radford et al. 2019).
     """
 
     def __init__(self, max_length: int, dim: int) -> None:
-        super().__init__()
-        self.max_length = max_length
-        self.dim = dim
-        self.table = torch.nn.Parameter(torch.empty(max_length, dim))
-        torch.nn.init.normal_(self.table, 0, 0.02)
+        super().__init__(to_spec("learned", length=max_length), dim)
 
-    def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
-        """embeddings (B, L, dim) at positions offset, ...; offset + L <= max_length."""
-        _check_embeddings("LearnedAbsolute", "embeddings", embeddings, self.dim)
-        length = embeddings.shape[1]
-        if offset < 0 or offset + length > self.max_length:
-            raise ValueError(
-                f"gnomon.nn.LearnedAbsolute: positions {offset} to {offset + length - 1}; the "
-                f"table has {self.max_length} rows"
-            )
-        return embeddings + self.table[offset : offset + length].to(embeddings.dtype)
+
+class Convolutional(TokenEncoding):
+    """Adds GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0).
+
+    Token i sees `kernel` tokens from i - kernel // 2 on or, causal, the last `kernel` up to itself.
+    The weight is weight_g weight_v / |weight_v|, normalised for each place of the kernel.
+    Parameters `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as
+    N(0, 4 / (kernel dim)), and `bias` (dim), which starts at 0.
+    """
+
+    def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
+        super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
+
+
+class CAPE(TokenEncoding):
+    """Continuous augmented positional embeddings (Likhomanenko et al. 2021).
+
+    Adds sinusoids of positions that are shifted, jittered and scaled at random in training, anew
+    for each call and each sequence; as they are in evaluation.
+
+    Args:
+        dim: columns of the embeddings, an even number.
+        global_shift: bound of the shift of all positions; 5 by default.
+        local_shift: bound of the shift of each position, in spacings of the positions; 0.5.
+        global_scale: bound, with its inverse, of the factor of all positions; 1.03.
+        normalize: subtract the mean of the positions first; in a sequence only.
+        shape: (height, width) of a grid, whose coordinates lie in [-1, 1]: global_shift is then 0.5
+            and global_scale 1.4 by default. Tokens are in row-major order.
+        prefix: tokens before the grid, which get nothing.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        global_shift: float | None = None,
+        local_shift: float | None = None,
+        global_scale: float | None = None,
+        normalize: bool = False,
+        shape: Sequence[int] | None = None,
+        prefix: int = 0,
+    ) -> None:
+        spec = to_spec(
+            "cape",
+            global_shift=global_shift,
+            local_shift=local_shift,
+            global_scale=global_scale,
+            normalize=normalize,
+            shape=shape,
+            prefix=prefix,
+        )
+        super().__init__(spec, dim)
 
 
 class TokenPosition(torch.nn.Module):
-    """Adds the token encodings of a position ("sinusoidal", "learned") to embeddings.
+    """Adds the token encodings of a position to embeddings: sinusoidal, learned, conv, cape.
 
-    Nothing for the components that act in attention. max_length is the number of rows of a learned
-    table; "learned:length=N" in the specification overrides it.
+    Nothing for the components that act in attention. Each encoding reads the embeddings that came
+    in, so that their order does not matter. Submodules "<name><n>", n counting those of a name.
+
+    Args:
+        position: a specification.
+        dim: columns of the embeddings.
+        max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
+        causal: whether no token may see a later one.
     """
 
-    def __init__(self, position: str, dim: int, max_length: int) -> None:
+    def __init__(self, position: str, dim: int, max_length: int, causal: bool = False) -> None:
         super().__init__()
         self.position = position
-        layouts, lengths = ops.token_encodings(position, max_length)
-        encodings = list(zip(layouts, lengths, strict=True))
-        learned = [length for layout, length in encodings if layout == "learned"]
-        for n, length in enumerate(learned):
-            self.add_module(f"learned{n}", LearnedAbsolute(length, dim))
-        for n, layout in enumerate(layout for layout in layouts if layout != "learned"):
-            self.add_module(f"sinusoidal{n}", Sinusoidal(dim, layout))
+        self.dim = dim
+        count: dict[str, int] = {}
+        names, specs, grid_tokens = ops.token_encodings(position, max_length)
+        # Of a grid in attention, too, such as alibi's.
+        ends: list[int] = [] if grid_tokens is None else [grid_tokens]
+        for name, spec in zip(names, specs, strict=True):
+            n = count[name] = count.get(name, -1) + 1
+            encoding = TokenEncoding(spec, dim, causal)
+            self.add_module(f"{name}{n}", encoding)
+            if encoding.max_length is not None:
+                ends.append(encoding.max_length)
         #: The longest length at which the whole position is defined; None: any.
-        self.max_length: int | None = min(learned, default=None)
+        self.max_length: int | None = min(ends, default=None)
 
-    def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
-        """embeddings (B, L, dim), the first of them at position `offset`; the same shape."""
-        for encoding in self.children():
-            embeddings = encoding(embeddings, offset)
-        return embeddings
+    def forward(
+        self,
+        embeddings: Tensor,
+        offset: int | None = None,
+        *,
+        lengths: Tensor | None = None,
+        cache: TokenCache | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """embeddings (B, L, dim); the same shape. The arguments are those of TokenEncoding."""
+        _check_embeddings("TokenPosition", "embeddings", embeddings, self.dim)
+        return _add_encodings(list(self.children()), embeddings, offset, lengths, cache, generator)
 
 
-class _Later(torch.nn.Module):
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        raise NotImplementedError(
-            f"gnomon.nn.{type(self).__name__} is not implemented in this version"
+def _add_encodings(
+    encodings: Sequence[Any],
+    embeddings: Tensor,
+    offset: int | None,
+    lengths: Tensor | None,
+    cache: TokenCache | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Adds to embeddings what each of them makes of them."""
+    _check_tensor("embeddings", embeddings)
+    if lengths is not None:
+        _check_tensor("lengths", lengths)
+    if lengths is not None and cache is not None:
+        raise ValueError(
+            "gnomon.nn: lengths and a cache are both given; expected lengths in a call of all "
+            "tokens, without a cache"
         )
+    if offset is None:
+        offset = 0 if cache is None else cache.length()
+    before = None if cache is None else cache.embeddings
+    tokens = embeddings
+    for encoding in encodings:
+        tokens = tokens + encoding.encode(embeddings, offset, before, lengths, generator)
+    if cache is not None:
+        cache.append(embeddings, max((encoding.history for encoding in encodings), default=0))
+    return tokens
 
 
-class Convolutional(_Later):
-    """Positions from a convolution; not in this version."""
-
-
-class CAPE(_Later):
-    """Continuous augmented positional embeddings; not in this version."""
+def _check_tensor(argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"gnomon.nn: {argument} is a {type(value).__name__}; expected a tensor")
 
 
 def _check_embeddings(module: str, argument: str, tokens: Tensor, dim: int) -> None:
+    _check_tensor(argument, tokens)
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(
             f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected "

@@ -6,12 +6,13 @@ tensor requires grad.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._terms import LaterTerm, Term
+from gnomon._terms import LaterTerm, Term, check_shape, to_spec
 
 __all__ = [
     "T5",
@@ -40,14 +41,21 @@ class RoPE(Position):
 
     layout "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2). By default dims is
     D, or the largest even number <= D - 1 where the last coordinate is a height (Su et al. 2021).
+
+    With a shape, tokens lie on a grid in row-major order, after `prefix` tokens that are not
+    rotated. The rotated coordinates are split evenly over its axes, each of which rotates its part
+    by its own coordinate, with dims / axes for dims; dims is by default the largest multiple of
+    2 * axes.
     """
 
     base: float = 10000.0
     layout: str = "interleaved"
     dims: int | None = None
+    shape: Sequence[int] | None = None
+    prefix: int = 0
 
     _name: ClassVar[str] = "rope"
-    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims")
+    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +156,57 @@ class AbsoluteKeys(LaterTerm, Position):
     """A learned key for each position; not in this version."""
 
 
-class Grid(LaterTerm, Position):
-    """One bias for each axis of a grid; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Grid(Position):
+    """One bias for each axis of a grid, summed.
+
+    Each of axes (ALiBi, HyPE, T5, Kerple or OffsetBias) reads the coordinates along its axis
+    instead of p_i and p_j; shape is (height, width), or of any number of axes. Tokens are in
+    row-major order, after `prefix` tokens (a class token) that have no bias, neither as queries nor
+    as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product of the shape,
+    query_offset None or 0.
+    """
+
+    shape: Sequence[int]
+    axes: Sequence[Position]
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        shape = check_shape("gnomon.position.Grid: shape", self.shape)
+        if len(shape) != len(self.axes):
+            raise ValueError(
+                f"gnomon.position.Grid: shape has {len(shape)} axes and axes "
+                f"{len(self.axes)} biases; expected one bias for each axis"
+            )
+        for bias in self.axes:
+            error = ValueError if isinstance(bias, Position) else TypeError
+            if not isinstance(bias, (ALiBi, HyPE, T5, Kerple, OffsetBias)):
+                raise error(
+                    f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
+                    "one offset: ALiBi, HyPE, T5, Kerple, OffsetBias"
+                )
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        specs: list[str] = []
+        tensors: list[Tensor] = []
+        for axis, bias in enumerate(self.axes):
+            spec, its_tensors = bias._lower()
+            specs.append(to_spec(spec, shape=self.shape, axis=axis, prefix=self.prefix))
+            tensors += its_tensors
+        return "+".join(specs), tensors
 
 
-class GridBias(LaterTerm, Position):
-    """A table of biases over offsets on a grid; not in this version."""
+@dataclass(frozen=True, eq=False)
+class GridBias(_TableTerm):
+    """table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i.
+
+    table (H, 2 height - 1, 2 width - 1), or of any number of axes; tokens as in Grid. Swin's tables
+    (Liu et al. 2021) are indexed by the opposite differences: flip them along both axes.
+    """
+
+    table: Tensor
+    prefix: int = 0
+
+    _name: ClassVar[str] = "grid_bias"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _options: ClassVar[tuple[str, ...]] = ("prefix",)

@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <array>
-#include <charconv>
 #include <cstddef>
 #include <utility>
 
@@ -13,13 +11,6 @@
 
 namespace gnomon {
 namespace {
-
-// The shortest text that reads back as the same number.
-std::string NumberText(double number) {
-  std::array<char, 32> text;
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
-  return {text.data(), end};
-}
 
 // Hands out the tensors of a list, each checked to go with q.
 class TensorReader {
@@ -171,11 +162,40 @@ Position OffsetBias(torch::Tensor table) {
   return TermBuilder("offset_bias").Option("table", HeadValue(std::move(table))).Build<Position>();
 }
 
-Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims) {
+Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims,
+              const std::vector<int64_t>& shape, int64_t prefix) {
   TermBuilder builder("rope");
   builder.Option("base", HeadValue(base)).Option("layout", layout);
   if (dims) builder.Option("dims", std::to_string(*dims));
+  if (!shape.empty()) builder.Option("shape", SizesText(shape));
+  builder.Option("prefix", std::to_string(prefix));
   return builder.Build<Position>();
+}
+
+Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
+              int64_t prefix) {
+  TORCH_CHECK_VALUE(!shape.empty() && axes.size() == shape.size(), "gnomon.position.Grid: shape ",
+                    "has ", shape.size(), " axes and axes ", axes.size(),
+                    " biases; expected one bias for each axis");
+  Position sum;
+  for (size_t axis = 0; axis < axes.size(); ++axis) {
+    const Component bias = Component::Parse(axes[axis].spec);
+    TORCH_CHECK_VALUE(FindPosition(bias).role == PositionEntry::Role::kBias && !bias.Find("shape"),
+                      "gnomon.position.Grid: axes have ", axes[axis].spec,
+                      "; expected biases of one offset");
+    if (axis > 0) sum.spec += "+";
+    sum.spec += axes[axis].spec + ":shape=" + SizesText(shape) + ":axis=" + std::to_string(axis) +
+                ":prefix=" + std::to_string(prefix);
+    sum.tensors.insert(sum.tensors.end(), axes[axis].tensors.begin(), axes[axis].tensors.end());
+  }
+  return sum;
+}
+
+Position GridBias(torch::Tensor table, int64_t prefix) {
+  return TermBuilder("grid_bias")
+      .Option("table", HeadValue(std::move(table)))
+      .Option("prefix", std::to_string(prefix))
+      .Build<Position>();
 }
 
 }  // namespace position
@@ -198,9 +218,12 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
 
   std::vector<ResolvedPosition> resolved;
   TensorReader reader(position_tensors, q);
+  std::vector<Component> components;
   for (const std::string& spec : positions) {
-    ResolvedPosition position{nullptr, Component::Parse(spec), {}};
-    position.entry = &FindPosition(position.component);
+    for (Component& term : ParseSum(spec)) components.push_back(std::move(term));
+  }
+  for (Component& term : components) {
+    ResolvedPosition position{&FindPosition(term), std::move(term), {}};
     const std::string& name = position.component.name();
     TORCH_CHECK_VALUE(position.entry->role != PositionEntry::Role::kEmbedding,
                       "gnomon.attention: position ", name, " is added to the embeddings");

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/grid_layout.h"
 #include "ops/executor.h"
 #include "ops/operators.h"
 
@@ -45,7 +46,7 @@ struct Arguments {
             const OptionalTensor& key_lengths_in, const OptionalTensor& query_offsets_in,
             const OptionalTensor& query_segments_in, const OptionalTensor& key_segments_in,
             std::string_view function_name, c10::SymInt query_offset_in, OptionalSymInt left,
-            OptionalSymInt right)
+            OptionalSymInt right, at::OptionalSymIntArrayRef grid)
       : query_offset(query_offset_in.guard_int(__FILE__, __LINE__)) {
     Translate([&] { function = &FindPairFunction(function_name); });
     TORCH_CHECK_VALUE(x_in.dim() == 4 && y_in.dim() == 4 && v_in.dim() == 4,
@@ -64,8 +65,10 @@ struct Arguments {
     Expect("head_scalars", head_scalars_in, {function->head_scalars, n.heads}, dtype);
     Expect("factor", factor_in, {n.heads}, dtype);
     const bool per_batch = bias_in && bias_in->dim() == 3 && bias_in->size(0) != 1;
-    Expect("bias", bias_in,
-           {per_batch ? n.batch : 1, n.heads, std::max<int64_t>(n.queries + n.keys - 1, 0)}, dtype);
+    if (grid) Translate([&] { layout.emplace(Concrete(*grid), n.queries, n.keys); });
+    const int64_t entries =
+        layout ? layout->table_size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
+    Expect("bias", bias_in, {per_batch ? n.batch : 1, n.heads, entries}, dtype);
     Expect("key_starts", key_starts_in, {n.batch}, at::kLong);
     Expect("key_lengths", key_lengths_in, {n.batch}, at::kLong);
     Expect("query_offset", query_offsets_in, {n.batch}, at::kLong);
@@ -91,6 +94,12 @@ struct Arguments {
     if (right) mask.right = right->guard_int(__FILE__, __LINE__);
     if (key_starts.defined()) mask.key_starts = key_starts.const_data_ptr<int64_t>();
     if (key_lengths.defined()) mask.key_lengths = key_lengths.const_data_ptr<int64_t>();
+  }
+
+  static std::vector<int64_t> Concrete(c10::SymIntArrayRef sizes) {
+    std::vector<int64_t> concrete;
+    for (const c10::SymInt& size : sizes) concrete.push_back(size.guard_int(__FILE__, __LINE__));
+    return concrete;
   }
 
   static at::Tensor WithRows(const at::Tensor& tensor) {
@@ -143,6 +152,7 @@ struct Arguments {
     input.factor = Data<T>(factor);
     input.bias.table = Data<T>(bias);
     input.bias.batch_stride = BiasBatchStride();
+    input.bias.layout = layout ? &*layout : nullptr;
     input.mask = mask;
     input.query_offset = query_offset;
     input.query_offsets = Data<int64_t>(query_offsets);
@@ -162,6 +172,7 @@ struct Arguments {
   AttentionShape shape;
   Mask mask;
   int64_t query_offset;
+  std::optional<GridLayout> layout;
 };
 
 template <class T>
@@ -190,10 +201,11 @@ std::tuple<at::Tensor, at::Tensor> ForwardCpu(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right) {
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
                             key_starts, key_lengths, query_offsets, query_segments, key_segments,
-                            function, std::move(query_offset), std::move(left), std::move(right));
+                            function, std::move(query_offset), std::move(left), std::move(right),
+                            grid);
   const AttentionShape& n = arguments.shape;
   at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, x.options());
   at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, x.options());
@@ -239,6 +251,7 @@ void RunBackward(const Arguments& arguments, const at::Tensor& d_o, const at::Te
   gradient.factor = MutableData<T>(gradients[6]);
   gradient.bias.table = MutableData<T>(gradients[7]);
   gradient.bias.batch_stride = arguments.BiasBatchStride();
+  gradient.bias.layout = arguments.layout ? &*arguments.layout : nullptr;
   Translate([&] {
     AttentionBackward(*arguments.function, arguments.Input<T>(), saved, gradient, TorchExecutor());
   });
@@ -253,10 +266,11 @@ Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const 
                       const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
                       const OptionalTensor& key_segments, std::string_view function,
                       c10::SymInt query_offset, OptionalSymInt left, OptionalSymInt right,
-                      std::array<bool, kGradients> needed) {
+                      at::OptionalSymIntArrayRef grid, std::array<bool, kGradients> needed) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias,
                             key_starts, key_lengths, query_offsets, query_segments, key_segments,
-                            function, std::move(query_offset), std::move(left), std::move(right));
+                            function, std::move(query_offset), std::move(left), std::move(right),
+                            grid);
   const AttentionShape& n = arguments.shape;
   for (const auto& [name, tensor] : {std::pair("d_o", &d_o), std::pair("o", &o)}) {
     Expect(name, *tensor, {n.batch, n.heads, n.queries, n.value_dim}, x.scalar_type());
@@ -291,7 +305,7 @@ std::tuple<at::Tensor, at::Tensor> ForwardMeta(
     const OptionalTensor& /*key_lengths*/, const OptionalTensor& /*query_offsets*/,
     const OptionalTensor& /*query_segments*/, const OptionalTensor& /*key_segments*/,
     std::string_view /*function*/, c10::SymInt /*query_offset*/, OptionalSymInt /*left*/,
-    OptionalSymInt /*right*/) {
+    OptionalSymInt /*right*/, at::OptionalSymIntArrayRef /*grid*/) {
   return {
       at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), v.sym_size(3)}, x.options()),
       at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2)}, x.options())};
@@ -307,7 +321,8 @@ Gradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*
                        const OptionalTensor& /*query_segments*/,
                        const OptionalTensor& /*key_segments*/, std::string_view /*function*/,
                        c10::SymInt /*query_offset*/, OptionalSymInt /*left*/,
-                       OptionalSymInt /*right*/, std::array<bool, kGradients> needed) {
+                       OptionalSymInt /*right*/, at::OptionalSymIntArrayRef /*grid*/,
+                       std::array<bool, kGradients> needed) {
   return AsTuple(MakeGradients(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
       [](const at::Tensor& of) { return at::empty_symint(of.sym_sizes(), of.options()); }));

@@ -26,11 +26,12 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
       const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
       const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
       const OptionalTensor& key_segments, std::string function, c10::SymInt query_offset,
-      OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed) {
+      OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid,
+      std::array<bool, kGradients> needed) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [o, lse] = CallAttentionForward(
         x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
-        query_offsets, query_segments, key_segments, function, query_offset, left, right);
+        query_offsets, query_segments, key_segments, function, query_offset, left, right, grid);
     const auto or_undefined = [](const OptionalTensor& tensor) {
       return tensor.value_or(at::Tensor());
     };
@@ -43,6 +44,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     context->saved_data["query_offset"] = std::move(query_offset);
     context->saved_data["left"] = std::move(left);
     context->saved_data["right"] = std::move(right);
+    if (grid) context->saved_data["grid"] = grid->vec();
     context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
     context->set_materialize_grads(false);
     return {o, lse};
@@ -61,6 +63,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     std::array<bool, kGradients> needed;
     const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
     for (size_t n = 0; n < kGradients; ++n) needed[n] = flags[n];
+    const bool has_grid = context->saved_data.count("grid") > 0;
+    const std::vector<c10::SymInt> grid =
+        has_grid ? context->saved_data["grid"].toSymIntVector() : std::vector<c10::SymInt>();
     const at::Tensor& o = saved[0];
     const at::Tensor& d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
     const auto [d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias] =
@@ -69,7 +74,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                               saved[8], optional(saved[9]), optional(saved[10]),
                               optional(saved[11]), optional(saved[12]), optional(saved[13]),
                               optional(saved[14]), context->saved_data["function"].toStringRef(),
-                              *symint("query_offset"), symint("left"), symint("right"), needed);
+                              *symint("query_offset"), symint("left"), symint("right"),
+                              has_grid ? at::OptionalSymIntArrayRef(grid) : std::nullopt, needed);
     variable_list gradients = {
         d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias};
     for (size_t n = 0; n < kGradients; ++n) {
@@ -80,7 +86,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 
  private:
-  static constexpr size_t kForwardArguments = 18;
+  static constexpr size_t kForwardArguments = 19;
 };
 
 std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
@@ -90,7 +96,7 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right) {
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid) {
   const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   const std::array<bool, kGradients> needed = {needs(x),
                                                needs(y),
@@ -103,7 +109,7 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
   variable_list outputs = AttentionFunction::apply(
       x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
       query_offsets, query_segments, key_segments, std::string(function), std::move(query_offset),
-      std::move(left), std::move(right), needed);
+      std::move(left), std::move(right), grid, needed);
   return {outputs[0], outputs[1]};
 }
 

@@ -4,6 +4,8 @@
 #include <gnomon/catalogue.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <numeric>
@@ -25,6 +27,13 @@ std::string Join(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
+}
+
+std::optional<int64_t> ParseInteger(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
 // Levenshtein's distance.
@@ -73,6 +82,12 @@ void Component::Fail(std::string_view key, std::string_view value,
   TORCH_CHECK_VALUE(false, "gnomon: ", name_, ":", key, "=", value, "; expected ", expected);
 }
 
+std::string Component::Text() const {
+  std::string text = name_;
+  for (const auto& [key, value] : options_) text.append(":").append(key).append("=").append(value);
+  return text;
+}
+
 std::optional<double> Component::FindNumber(std::string_view key) const {
   const std::optional<std::string> value = Find(key);
   if (!value) return std::nullopt;
@@ -88,12 +103,9 @@ double Component::Number(std::string_view key, double default_value) const {
 int64_t Component::Integer(std::string_view key, int64_t default_value) const {
   const std::optional<std::string> value = Find(key);
   if (!value) return default_value;
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-  if (error != std::errc() || end != value->data() + value->size()) {
-    Fail(key, *value, "an integer");
-  }
-  return number;
+  const std::optional<int64_t> number = ParseInteger(*value);
+  if (!number) Fail(key, *value, "an integer");
+  return *number;
 }
 
 std::optional<bool> Component::FindFlag(std::string_view key) const {
@@ -101,6 +113,18 @@ std::optional<bool> Component::FindFlag(std::string_view key) const {
   if (!value) return std::nullopt;
   if (*value != "true" && *value != "false") Fail(key, *value, "true or false");
   return *value == "true";
+}
+
+std::optional<std::vector<int64_t>> Component::FindSizes(std::string_view key) const {
+  const std::optional<std::string> value = Find(key);
+  if (!value) return std::nullopt;
+  std::vector<int64_t> sizes;
+  for (const std::string_view part : Split(*value, 'x')) {
+    const std::optional<int64_t> size = ParseInteger(part);
+    if (!size || *size < 1) Fail(key, *value, "positive integers joined by x, as in 14x14");
+    sizes.push_back(*size);
+  }
+  return sizes;
 }
 
 std::string Component::Choice(std::string_view key,
@@ -135,9 +159,32 @@ std::optional<double> ParseNumber(std::string_view text) {
   return number;
 }
 
+std::string NumberText(double number) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+std::string SizesText(const std::vector<int64_t>& sizes) {
+  std::string text;
+  for (const int64_t size : sizes) {
+    if (!text.empty()) text += 'x';
+    text += std::to_string(size);
+  }
+  return text;
+}
+
 std::vector<Component> ParseSum(std::string_view text) {
   std::vector<Component> components;
-  for (const std::string_view part : Split(text, '+')) components.push_back(Component::Parse(part));
+  size_t begin = 0;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const bool ends = i == text.size() ||
+                      (text[i] == '+' && (i + 1 == text.size() ||
+                                          !std::isdigit(static_cast<unsigned char>(text[i + 1]))));
+    if (!ends) continue;
+    components.push_back(Component::Parse(text.substr(begin, i - begin)));
+    begin = i + 1;
+  }
   return components;
 }
 

@@ -20,12 +20,16 @@ class Component {
   static Component Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
+  // What Parse would read it from.
+  std::string Text() const;
   std::optional<std::string> Find(std::string_view key) const;
   double Number(std::string_view key, double default_value) const;
   std::optional<double> FindNumber(std::string_view key) const;
   int64_t Integer(std::string_view key, int64_t default_value) const;
   // true or false; nullopt where the key is absent.
   std::optional<bool> FindFlag(std::string_view key) const;
+  // Positive integers joined by x, "3x14x14"; nullopt where the key is absent.
+  std::optional<std::vector<int64_t>> FindSizes(std::string_view key) const;
   // One of the choices, of which the first is the default.
   std::string Choice(std::string_view key, std::initializer_list<const char*> choices) const;
 
@@ -46,7 +50,13 @@ class Component {
 // The number that all of the text spells.
 std::optional<double> ParseNumber(std::string_view text);
 
-// The components of a sum, "a+b:c=1".
+// The shortest text that reads back as the same number.
+std::string NumberText(double number);
+
+// Sizes as FindSizes reads them, "3x14x14".
+std::string SizesText(const std::vector<int64_t>& sizes);
+
+// The components of a sum, "a+b:c=1". A plus before a digit belongs to a number: "a:c=1e+20".
 std::vector<Component> ParseSum(std::string_view text);
 
 // The message for a name that is not known: the nearest known names, if any is near, and all of

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <utility>
 
+#include "ops/grid_bias.h"
 #include "ops/rope.h"
+#include "ops/token_grid.h"
 
 namespace gnomon {
 namespace {
@@ -86,6 +88,44 @@ at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
   return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
 }
 
+bool IsBias(const ResolvedPosition& position) {
+  return position.entry->role == PositionEntry::Role::kBias ||
+         position.entry->role == PositionEntry::Role::kGridBias;
+}
+
+// The grid that all biases lie on; nullopt where they read the sequence.
+std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<ResolvedPosition>& positions,
+                                  const CallArguments& arguments) {
+  const ResolvedPosition* first = nullptr;
+  std::optional<TokenGrid> grid;
+  const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
+    return position.component.name() + (on ? " on the grid " + on->Text() : " in the sequence");
+  };
+  for (const ResolvedPosition& position : positions) {
+    if (!IsBias(position)) continue;
+    const std::optional<TokenGrid> on =
+        GridOfBias(*position.entry, position.component, position.tensors);
+    if (first == nullptr) {
+      first = &position;
+      grid = on;
+    }
+    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
+                      place(position, on), "; biases add up in the sequence or on one grid");
+  }
+  if (!grid) return std::nullopt;
+  TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
+                    "gnomon.attention: position has ", place(*first, grid),
+                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
+                    grid->tokens(), " tokens in both");
+  TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
+                    "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
+                    " and position has ", place(*first, grid), "; expected None or 0");
+  TORCH_CHECK_VALUE(!arguments.query_offsets, "gnomon.attention: query_offset is a tensor and ",
+                    "position has ", place(*first, grid), "; expected None or 0");
+  return grid;
+}
+
 }  // namespace
 
 void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -160,6 +200,7 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
                     "gnomon.attention: query_offset and query_offsets are both given");
 
+  const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
   bool has_position = false;
   const ResolvedPosition* rotation = nullptr;
   for (const ResolvedPosition& position : positions) {
@@ -176,10 +217,13 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
                           query_offsets};
   for (const ResolvedPosition& position : positions) {
-    if (position.entry->role != PositionEntry::Role::kBias) continue;
-    const at::Tensor term = position.entry->bias(position.component, position.tensors, range);
+    if (!IsBias(position)) continue;
+    const at::Tensor term =
+        grid ? GridTable(*position.entry, position.component, position.tensors, *grid, range.heads)
+             : position.entry->bias(position.component, position.tensors, range);
     bias = bias ? *bias + term : term;
   }
+  if (bias && grid) bias = FlatGridTable(*bias, *grid);
   if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
   if (rotation) {
     query = Rotate(rotation->component, query, query_offset, query_offsets, has_height);
@@ -197,11 +241,17 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
   };
+  std::vector<c10::SymInt> axes;
+  if (grid) {
+    axes.push_back(grid->prefix());
+    axes.insert(axes.end(), grid->shape().begin(), grid->shape().end());
+  }
   auto [o, lse] = CallAttentionForward(
       tokens.x, tokens.y, v, optional(tokens.row_scalars), optional(tokens.column_scalars),
       optional(tokens.head_scalars), tokens.factor, bias, key_starts, key_lengths, query_offsets,
       query_segments, key_segments, tokens.function, query_offset, arguments.left,
-      arguments.causal ? c10::SymInt(0) : arguments.right);
+      arguments.causal ? c10::SymInt(0) : arguments.right,
+      grid ? at::OptionalSymIntArrayRef(axes) : std::nullopt);
   if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
   return {o.to(q_in.scalar_type()), lse};
 }

@@ -2,15 +2,19 @@
 #include <gnomon/torch/attention.h>
 
 #include <cmath>
+#include <utility>
 
 #include "ops/hype_augment.h"
+#include "ops/token_grid.h"
 
 namespace gnomon {
 
-// Angelotti 2023, section 3: sinh as a difference of exponentials, each a product over tokens.
+// Angelotti 2023, section 3: sinh as a difference of exponentials, each a product over tokens. The
+// sum over the axes of a grid has such a pair of columns for each.
 std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
                                                const at::Tensor& tau, const at::Tensor& mu,
-                                               int64_t copies, const c10::SymInt& query_offset) {
+                                               int64_t copies, const std::vector<int64_t>& axes,
+                                               const c10::SymInt& query_offset) {
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4, "gnomon.hype_augment: q has shape ",
                     q.sym_sizes(), " and k ", k.sym_sizes(),
                     "; expected four axes, (batch, heads, length, columns)");
@@ -33,35 +37,51 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const auto over_tokens = [](const at::Tensor& heads_value) {
     return heads_value.to(at::kDouble).reshape({-1, 1});
   };
+  // One tensor for each axis.
   const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
-    return over_tokens(mu) *
-           at::arange(first, first + tokens.sym_size(2), tokens.options().dtype(at::kDouble));
+    std::vector<at::Tensor> coordinates;
+    if (axes.empty()) {
+      coordinates.push_back(
+          at::arange(first, first + tokens.sym_size(2), tokens.options().dtype(at::kDouble)));
+    } else {
+      coordinates = TokenGrid(axes, 0).Coordinates("gnomon.hype_augment", first, tokens.sym_size(2),
+                                                   tokens.options());
+    }
+    for (at::Tensor& coordinate : coordinates) coordinate = over_tokens(mu) * coordinate;
+    return coordinates;
   };
   const auto with_columns = [&](const at::Tensor& tokens, const at::Tensor& columns) {
     const at::Tensor repeated = columns.repeat({1, 1, copies}).to(dtype).unsqueeze(0);
     return at::cat(
         {tokens, repeated.expand_symint({tokens.sym_size(0), tokens.sym_size(1), -1, -1})}, 3);
   };
-  const at::Tensor query_angles = angles(query_offset, q);
   const at::Tensor factor =
       over_tokens(tau) * (std::sqrt(head_dim) / (2 * static_cast<double>(copies)));
-  const at::Tensor query_columns =
-      at::stack({-factor * query_angles.exp(), factor * (-query_angles).exp()}, 2);
-  const at::Tensor key_angles = angles(0, k);
-  const at::Tensor key_columns = at::stack({(-key_angles).exp(), key_angles.exp()}, 2);
+  std::vector<at::Tensor> query_columns;
+  for (const at::Tensor& angle : angles(query_offset, q)) {
+    query_columns.push_back(-factor * angle.exp());
+    query_columns.push_back(factor * (-angle).exp());
+  }
+  std::vector<at::Tensor> key_columns;
+  for (const at::Tensor& angle : angles(0, k)) {
+    key_columns.push_back((-angle).exp());
+    key_columns.push_back(angle.exp());
+  }
   const at::Tensor keys = mu.dim() == 0 ? k : k.repeat_interleave_symint(heads / key_heads, 1);
-  return {with_columns(q, query_columns), with_columns(keys, key_columns)};
+  return {with_columns(q, at::stack(query_columns, 2)),
+          with_columns(keys, at::stack(key_columns, 2))};
 }
 
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies,
+                                                      const std::vector<int64_t>& axes,
                                                       int64_t query_offset) {
   const auto as_tensor = [&](const HeadValue& value) {
     return value.is_number() ? at::scalar_tensor(value.number(), q.options().dtype(at::kDouble))
                              : value.tensor();
   };
-  return HypeAugment(q, k, as_tensor(tau), as_tensor(mu), copies, query_offset);
+  return HypeAugment(q, k, as_tensor(tau), as_tensor(mu), copies, axes, query_offset);
 }
 
 }  // namespace gnomon

@@ -2,6 +2,7 @@
 #include <gnomon/torch/attention.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -10,6 +11,8 @@
 #include "ops/attention.h"
 #include "ops/hype_augment.h"
 #include "ops/module_terms.h"
+#include "ops/token_encoding.h"
+#include "ops/token_grid.h"
 
 namespace gnomon {
 namespace {
@@ -52,21 +55,49 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
   return {names, starts, learned};
 }
 
-std::tuple<std::vector<std::string>, std::vector<int64_t>> EncodingsOfTokens(
-    const std::string& position, int64_t max_length) {
-  std::vector<std::string> layouts;
-  std::vector<int64_t> lengths;
-  for (const TokenEncoding& encoding : TokenEncodings(position, max_length)) {
-    layouts.push_back(encoding.learned ? "learned" : encoding.layout);
-    lengths.push_back(encoding.length);
+std::tuple<std::vector<std::string>, std::vector<std::string>, std::optional<int64_t>>
+EncodingsOfTokens(const std::string& position, int64_t max_length) {
+  std::vector<std::string> names;
+  std::vector<std::string> specs;
+  for (const Component& component : TokenEncodings(position, max_length)) {
+    names.push_back(component.name());
+    specs.push_back(component.Text());
   }
-  return {layouts, lengths};
+  return {names, specs, SmallestGrid(ParseSum(position))};
+}
+
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>, std::optional<int64_t>, int64_t>
+TensorsOfEncoding(const std::string& spec, int64_t dim, bool causal) {
+  const std::unique_ptr<TokenEncoder> encoder =
+      MakeTokenEncoder(Component::Parse(spec), dim, causal);
+  std::vector<std::string> names;
+  std::vector<at::Tensor> starts;
+  for (ModuleTensor& tensor : encoder->Tensors()) {
+    names.push_back(std::move(tensor.name));
+    starts.push_back(std::move(tensor.start));
+  }
+  return {names, starts, encoder->max_length(), encoder->history()};
+}
+
+at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
+                          bool causal, at::TensorList tensors, c10::SymInt offset, bool training,
+                          const OptionalTensor& lengths, const OptionalTensor& before,
+                          std::optional<at::Generator> generator) {
+  return EncodeTokens(
+      Component::Parse(spec), dim, causal, tensors.vec(),
+      {embeddings, std::move(offset), training, lengths, before, std::move(generator)});
 }
 
 std::tuple<at::Tensor, at::Tensor> HypeAugmentOp(const at::Tensor& q, const at::Tensor& k,
                                                  const at::Tensor& tau, const at::Tensor& mu,
-                                                 int64_t copies, c10::SymInt query_offset) {
-  return HypeAugment(q, k, tau, mu, copies, query_offset);
+                                                 int64_t copies, std::vector<int64_t> axes,
+                                                 c10::SymInt query_offset) {
+  return HypeAugment(q, k, tau, mu, copies, axes, query_offset);
+}
+
+at::Tensor GridSinusoid(std::vector<int64_t> shape, int64_t dim, const std::string& layout,
+                        int64_t prefix) {
+  return grid_sinusoid(shape, dim, layout, prefix);
 }
 
 }  // namespace
@@ -78,13 +109,13 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor? column_scalars, Tensor? head_scalars, Tensor factor, Tensor? bias, "
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
       "Tensor? key_segments, str function, SymInt query_offset, SymInt? left, "
-      "SymInt? right) -> (Tensor, Tensor)");
+      "SymInt? right, SymInt[]? grid) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
       "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
       "Tensor? bias, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
       "Tensor? query_segments, Tensor? key_segments, str function, SymInt query_offset, "
-      "SymInt? left, SymInt? right, bool[8] needed) -> "
+      "SymInt? left, SymInt? right, SymInt[]? grid, bool[8] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Compositions of these with Torch's operators.
@@ -105,16 +136,26 @@ TORCH_LIBRARY(gnomon, m) {
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
   m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
-  m.def("token_encodings(str position, int max_length) -> (str[], int[])", EncodingsOfTokens);
+  m.def("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
+  m.def(
+      "token_encoding_tensors(str spec, int dim, bool causal) -> "
+      "(str[] names, Tensor[] starts, int? max_length, int history)",
+      TensorsOfEncoding);
+  m.def(
+      "encode_tokens(Tensor embeddings, str spec, int dim, bool causal, Tensor[] tensors, "
+      "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator) -> "
+      "Tensor",
+      EncodeTokensOp);
   m.def("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
   m.def(
       "t5_bucket(Tensor relative_position, bool bidirectional, int num_buckets, "
       "int max_distance) -> Tensor",
       t5_bucket);
   m.def("sinusoid(Tensor positions, int dim, str layout) -> Tensor", sinusoid);
+  m.def("grid_sinusoid(int[] shape, int dim, str layout, int prefix) -> Tensor", GridSinusoid);
   m.def(
-      "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, SymInt query_offset) -> "
-      "(Tensor, Tensor)",
+      "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, int[] axes, "
+      "SymInt query_offset) -> (Tensor, Tensor)",
       HypeAugmentOp);
   m.def("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
   m.def("cone_lowest_common_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor",

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <utility>
 
+#include "ops/token_grid.h"
+
 namespace gnomon {
 namespace {
 
@@ -115,9 +117,9 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
   }
   Namer namer;
   for (const Component& term : ParseSum(position)) {
-    for (const TensorParameter& parameter : FindPosition(term).tensors) {
-      TORCH_CHECK_VALUE(parameter.start != nullptr, "gnomon.nn.MultiheadAttention: position ",
-                        term.name(), " is an argument of attention() only");
+    const std::vector<TensorParameter>& parameters = FindPosition(term).tensors;
+    TokenGrid::Find(term);  // throws for a mistake in it
+    for (const TensorParameter& parameter : parameters) {
       const std::string name = namer.Name(term.name(), parameter.name);
       const at::Tensor start = parameter.start(term, num_heads);
       if (parameter.kind == TensorParameter::Kind::kTable) {
@@ -182,26 +184,12 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
           parameter.start(term, num_heads).to(q.options().dtype(ComputingType(q)));
       values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
     }
-    if (!arguments.causal) term.SetDefault("bidirectional", "true");
-    term.SetDefault("bidirectional", "false");
+    // Along the axes of a grid a token looks both ways even at those before it.
+    const bool both_ways = !arguments.causal || term.Find("shape");
+    term.SetDefault("bidirectional", both_ways ? "true" : "false");
     resolved.push_back({&entry, std::move(term), std::move(values)});
   }
   return std::get<0>(Compose(q, k, v, resolved_similarity, resolved, arguments));
-}
-
-std::vector<TokenEncoding> TokenEncodings(const std::string& position, int64_t max_length) {
-  std::vector<TokenEncoding> encodings;
-  for (const Component& component : ParseSum(position)) {
-    if (FindPosition(component).role != PositionEntry::Role::kEmbedding) continue;
-    const bool learned = component.name() == "learned";
-    const std::string layout =
-        learned ? "" : component.Choice("layout", {"interleaved", "split", "split_xl"});
-    const int64_t length = component.Integer("length", max_length);
-    TORCH_CHECK_VALUE(!learned || length >= 1, "gnomon.nn.TokenPosition: learned has length ",
-                      length, "; expected at least 1");
-    encodings.push_back({learned, layout, length});
-  }
-  return encodings;
 }
 
 }  // namespace gnomon

@@ -5,20 +5,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/compose.h"
+#include "ops/module_tensor.h"
 
 namespace gnomon {
-
-// A tensor that a module holds: a parameter where it is learned, else a buffer.
-struct ModuleTensor {
-  std::string name;
-  at::Tensor start;  // float64
-  bool learned;
-};
 
 // The columns that a head of q and k has by default: the only number that the similarity takes, or
 // `otherwise`. Throws c10::ValueError for a mistake in the specification.
@@ -32,16 +25,6 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::string& similarity, const std::string& position,
                            at::TensorList tensors, const CallArguments& arguments);
-
-// A component that is added to embeddings.
-struct TokenEncoding {
-  bool learned;        // a table of `length` rows; else sinusoids
-  std::string layout;  // of the sinusoids
-  int64_t length;
-};
-
-// Those of a position; a learned table has max_length rows unless the component says otherwise.
-std::vector<TokenEncoding> TokenEncodings(const std::string& position, int64_t max_length);
 
 }  // namespace gnomon
 

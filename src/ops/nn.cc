@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "ops/module_terms.h"
+#include "ops/token_encoding.h"
+#include "ops/token_grid.h"
 
 namespace gnomon::nn {
 namespace {
@@ -39,9 +43,40 @@ void Check(const MultiheadAttentionOptions& options) {
                               "; it is not implemented in this version");
 }
 
-torch::Tensor AddToTokens(const torch::Tensor& embeddings, const torch::Tensor& encoding) {
-  return embeddings + encoding.to(embeddings.options());
+// Adds to embeddings what each makes of them.
+torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
+                           const torch::Tensor& embeddings, const TokenCall& call) {
+  TORCH_CHECK_VALUE(!call.cache || !call.lengths, "gnomon.nn: lengths and a cache are both given; ",
+                    "expected lengths in a call of all tokens, without a cache");
+  const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);
+  const torch::Tensor before = call.cache ? call.cache->embeddings : torch::Tensor();
+  torch::Tensor tokens = embeddings;
+  int64_t history = 0;
+  for (TokenEncodingImpl* encoding : encodings) {
+    tokens = tokens + encoding->encode(embeddings, offset, before, call);
+    history = std::max(history, encoding->history());
+  }
+  if (call.cache) call.cache->append(embeddings, history);
+  return tokens;
 }
+
+// "name:key=value".
+class SpecBuilder {
+ public:
+  explicit SpecBuilder(std::string name) : text_(std::move(name)) {}
+  SpecBuilder& Add(const std::string& key, const std::string& value) {
+    text_ += ":" + key + "=" + value;
+    return *this;
+  }
+  SpecBuilder& Grid(const std::vector<int64_t>& shape, int64_t prefix) {
+    if (!shape.empty()) Add("shape", SizesText(shape));
+    return Add("prefix", std::to_string(prefix));
+  }
+  operator std::string() const { return text_; }  // NOLINT: implicit
+
+ private:
+  std::string text_;
+};
 
 void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t dim) {
   TORCH_CHECK_VALUE(embeddings.dim() == 3 && embeddings.size(2) == dim, "gnomon.nn.", name,
@@ -134,37 +169,71 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   return out_proj(o.transpose(1, 2).flatten(2));
 }
 
-SinusoidalImpl::SinusoidalImpl(int64_t dim, std::string layout)
-    : dim_(dim), layout_(std::move(layout)) {
-  sinusoid(torch::zeros({0}), dim_, layout_);
+void TokenCache::append(const torch::Tensor& new_embeddings, int64_t history) {
+  tokens += new_embeddings.size(1);
+  if (history == 0) return;
+  const torch::Tensor all =
+      embeddings.defined() ? torch::cat({embeddings, new_embeddings}, 1) : new_embeddings;
+  embeddings = all.slice(1, std::max<int64_t>(all.size(1) - history, 0));
 }
 
-void SinusoidalImpl::reset() {}
+void TokenCache::reset() { *this = TokenCache(); }
 
-torch::Tensor SinusoidalImpl::forward(const torch::Tensor& embeddings, int64_t offset) {
-  CheckEmbeddings("Sinusoidal", embeddings, dim_);
-  const torch::Tensor positions =
-      torch::arange(offset, offset + embeddings.size(1), embeddings.options().dtype(torch::kLong));
-  return AddToTokens(embeddings, sinusoid(positions, dim_, layout_));
-}
-
-LearnedAbsoluteImpl::LearnedAbsoluteImpl(int64_t max_length, int64_t dim)
-    : max_length_(max_length), dim_(dim) {
+TokenEncodingImpl::TokenEncodingImpl(const TokenEncodingOptions& options_) : options(options_) {
   reset();
 }
 
-void LearnedAbsoluteImpl::reset() {
-  table = register_parameter("table", torch::empty({max_length_, dim_}));
-  torch::nn::init::normal_(table, 0, 0.02);
+void TokenEncodingImpl::reset() {
+  const std::unique_ptr<TokenEncoder> encoder =
+      MakeTokenEncoder(Component::Parse(options.spec()), options.dim(), options.causal());
+  max_length_ = encoder->max_length();
+  history_ = encoder->history();
+  tensor_names_.clear();
+  for (const ModuleTensor& tensor : encoder->Tensors()) {
+    register_parameter(tensor.name, AsDefaultDtype(tensor.start));
+    tensor_names_.push_back(tensor.name);
+  }
 }
 
-torch::Tensor LearnedAbsoluteImpl::forward(const torch::Tensor& embeddings, int64_t offset) {
-  CheckEmbeddings("LearnedAbsolute", embeddings, dim_);
-  const int64_t length = embeddings.size(1);
-  TORCH_CHECK_VALUE(offset >= 0 && offset + length <= max_length_,
-                    "gnomon.nn.LearnedAbsolute: positions ", offset, " to ", offset + length - 1,
-                    "; the table has ", max_length_, " rows");
-  return AddToTokens(embeddings, table.narrow(0, offset, length));
+torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t offset,
+                                        const torch::Tensor& before, const TokenCall& call) {
+  std::vector<torch::Tensor> tensors;
+  const auto parameters = named_parameters(/*recurse=*/false);
+  for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
+  const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
+  return EncodeTokens(Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
+                      {embeddings, offset, is_training(), call.lengths, known, call.generator});
+}
+
+torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {
+  return AddEncodings({this}, embeddings, call);
+}
+
+TokenEncoding Sinusoidal(int64_t dim, const std::string& layout, const std::vector<int64_t>& shape,
+                         int64_t prefix) {
+  return TokenEncoding(SpecBuilder("sinusoidal").Add("layout", layout).Grid(shape, prefix), dim);
+}
+
+TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim) {
+  return TokenEncoding(SpecBuilder("learned").Add("length", std::to_string(max_length)), dim);
+}
+
+TokenEncoding Convolutional(int64_t dim, int64_t kernel, int64_t groups, bool causal) {
+  const std::string spec = SpecBuilder("conv")
+                               .Add("kernel", std::to_string(kernel))
+                               .Add("groups", std::to_string(groups));
+  return TokenEncoding(TokenEncodingOptions(spec, dim).causal(causal));
+}
+
+TokenEncoding CAPE(int64_t dim, const CAPEOptions& options) {
+  SpecBuilder spec("cape");
+  for (const auto& [name, value] : {std::pair("global_shift", options.global_shift()),
+                                    std::pair("local_shift", options.local_shift()),
+                                    std::pair("global_scale", options.global_scale())}) {
+    if (value) spec.Add(name, NumberText(*value));
+  }
+  if (options.normalize()) spec.Add("normalize", "true");
+  return TokenEncoding(spec.Grid(options.shape(), options.prefix()), dim);
 }
 
 TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : options(options_) {
@@ -172,26 +241,26 @@ TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : opt
 }
 
 void TokenPositionImpl::reset() {
-  max_length_ = std::nullopt;
-  sinusoidal_.clear();
-  learned_.clear();
-  for (const TokenEncoding& encoding : TokenEncodings(options.position(), options.max_length())) {
-    if (encoding.learned) {
-      max_length_ = std::min(max_length_.value_or(encoding.length), encoding.length);
-      learned_.push_back(register_module("learned" + std::to_string(learned_.size()),
-                                         LearnedAbsolute(encoding.length, options.dim())));
-    } else {
-      sinusoidal_.push_back(register_module("sinusoidal" + std::to_string(sinusoidal_.size()),
-                                            Sinusoidal(options.dim(), encoding.layout)));
+  // Of a grid in attention, too, such as alibi's.
+  max_length_ = SmallestGrid(ParseSum(options.position()));
+  encodings_.clear();
+  std::map<std::string, int64_t> count;
+  for (const Component& component : TokenEncodings(options.position(), options.max_length())) {
+    const std::string& name = component.name();
+    TokenEncoding encoding(
+        TokenEncodingOptions(component.Text(), options.dim()).causal(options.causal()));
+    encodings_.push_back(register_module(name + std::to_string(count[name]++), encoding));
+    if (const std::optional<int64_t> length = encoding->max_length()) {
+      max_length_ = std::min(max_length_.value_or(*length), *length);
     }
   }
 }
 
-torch::Tensor TokenPositionImpl::forward(const torch::Tensor& embeddings, int64_t offset) {
-  torch::Tensor tokens = embeddings;
-  for (Sinusoidal& encoding : sinusoidal_) tokens = encoding(tokens, offset);
-  for (LearnedAbsolute& encoding : learned_) tokens = encoding(tokens, offset);
-  return tokens;
+torch::Tensor TokenPositionImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {
+  CheckEmbeddings("TokenPosition", embeddings, options.dim());
+  std::vector<TokenEncodingImpl*> encodings;
+  for (TokenEncoding& encoding : encodings_) encodings.push_back(encoding.get());
+  return AddEncodings(encodings, embeddings, call);
 }
 
 }  // namespace gnomon::nn

@@ -13,13 +13,13 @@ std::tuple<at::Tensor, at::Tensor> CallAttentionForward(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right) {
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("gnomon::attention_forward", "")
                              .typed<ForwardSignature>();
   return op.call(x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts,
                  key_lengths, query_offsets, query_segments, key_segments, function,
-                 std::move(query_offset), std::move(left), std::move(right));
+                 std::move(query_offset), std::move(left), std::move(right), grid);
 }
 
 Gradients CallAttentionBackward(
@@ -30,13 +30,15 @@ Gradients CallAttentionBackward(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed) {
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid,
+    std::array<bool, kGradients> needed) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("gnomon::attention_backward", "")
                              .typed<BackwardSignature>();
   return op.call(d_o, d_lse, o, lse, x, y, v, row_scalars, column_scalars, head_scalars, factor,
                  bias, key_starts, key_lengths, query_offsets, query_segments, key_segments,
-                 function, std::move(query_offset), std::move(left), std::move(right), needed);
+                 function, std::move(query_offset), std::move(left), std::move(right), grid,
+                 needed);
 }
 
 }  // namespace gnomon

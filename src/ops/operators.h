@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
 
 #include <array>
 #include <optional>
@@ -27,7 +29,8 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at:
 // Lk), head_scalars (S, H), factor (H), bias (1 or B, H, Lq + Lk - 1), key_starts, key_lengths and
 // query_offsets (B,), query_segments (B, Lq) and key_segments (B, Lk) int64; function names a pair
 // function; query_offset counts where query_offsets is absent; left and right bound the window.
-// Returns o (B, H, Lq, Dv) and lse (B, H, Lq).
+// grid is the prefix and the lengths n of the axes of a grid that bias lies on; Lq + Lk - 1 is then
+// the product of 2 n - 1 over the axes. Returns o (B, H, Lq, Dv) and lse (B, H, Lq).
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor>(
     const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
     const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
@@ -35,7 +38,7 @@ using ForwardSignature = std::tuple<at::Tensor, at::Tensor>(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right);
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid);
 
 // The gradients that are needed; the others are empty.
 using BackwardSignature = Gradients(
@@ -46,7 +49,8 @@ using BackwardSignature = Gradients(
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
     const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right, std::array<bool, kGradients> needed);
+    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid,
+    std::array<bool, kGradients> needed);
 
 ForwardSignature CallAttentionForward;
 BackwardSignature CallAttentionBackward;

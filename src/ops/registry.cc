@@ -3,7 +3,13 @@
 #include <ATen/ATen.h>
 #include <gnomon/torch/attention.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/token_grid.h"
 
 namespace gnomon {
 namespace {
@@ -46,6 +52,44 @@ at::Tensor KerpleR2Start(const Component& component, int64_t heads) {
 at::Tensor T5TableStart(const Component& component, int64_t heads) {
   return at::zeros({component.Integer("buckets", 32), heads},
                    at::TensorOptions().dtype(at::kDouble));
+}
+
+at::Tensor GridTableStart(const Component& component, int64_t heads) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  TORCH_CHECK_VALUE(grid, "gnomon: ", component.name(), " in a module needs a shape, as in ",
+                    component.name(), ":shape=14x14");
+  std::vector<int64_t> sizes = {heads};
+  for (const int64_t length : grid->shape()) sizes.push_back(2 * length - 1);
+  return at::zeros(sizes, at::TensorOptions().dtype(at::kDouble));
+}
+
+at::Tensor OffsetTableStart(const Component& component, int64_t heads) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  TORCH_CHECK_VALUE(grid, "gnomon: position ", component.name(), " is an argument of attention() ",
+                    "only, since it ends at a length, unless it lies on a grid, as in ",
+                    component.name(), ":shape=14x14");
+  const std::vector<int64_t>& shape = grid->shape();
+  const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
+  TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
+                    ":shape=", SizesText(shape),
+                    " without an axis is one table for all axes, whose lengths ",
+                    "differ; expected an axis, as in axis=0");
+  return at::zeros({heads, 2 * shape[component.Integer("axis", 0)] - 1},
+                   at::TensorOptions().dtype(at::kDouble));
+}
+
+// An encoding or a rotation that knows grids.
+std::vector<CatalogueParameter> OnGrid(std::vector<CatalogueParameter> parameters) {
+  parameters.push_back({"shape", "sizes of a grid, 14x14 or 4x8x8", "none: a sequence"});
+  parameters.push_back({"prefix", "integer, tokens before the grid", "0"});
+  return parameters;
+}
+
+// A bias by offset, which may lie along an axis of a grid.
+std::vector<CatalogueParameter> OnAxis(std::vector<CatalogueParameter> parameters) {
+  parameters = OnGrid(std::move(parameters));
+  parameters.push_back({"axis", "integer, of the grid", "all, summed"});
+  return parameters;
 }
 
 bool Always(const Component&) { return true; }
@@ -140,79 +184,103 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
 const std::vector<PositionEntry>& PositionEntries() {
   static const std::vector<PositionEntry> entries = {
       {{"none",
-        "nothing: a causal mask or a convolution tells positions apart",
+        "nothing: a causal mask or a convolution tells positions apart (NoPE)",
         "Haviv et al. 2022, Transformer Language Models without Positional Encodings Still Learn "
         "Positional Information",
         {}},
        Role::kNone,
-       {},
-       nullptr},
+       {}},
       {{"sinusoidal",
-        "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns)",
+        "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a grid, "
+        "E / axes columns of each coordinate",
         "Vaswani et al. 2017, Attention Is All You Need",
-        {{"layout", "interleaved | split | split_xl", "interleaved"}}},
+        OnGrid({{"layout", "interleaved | split | split_xl", "interleaved"}})},
        Role::kEmbedding,
        {},
-       nullptr},
+       nullptr,
+       MakeSinusoidal},
       {{"learned",
         "a learned table, added to the embeddings",
         "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
         {{"length", "integer", "the model's"}}},
        Role::kEmbedding,
        {},
-       nullptr},
-      {{"rope",
-        "q and k rotated by p base^(-2 i / dims)",
-        "Su et al. 2021, RoFormer",
-        {{"base", "number", "10000"},
-         {"layout", "interleaved | half", "interleaved"},
-         {"dims", "integer", "all (all but the height)"}}},
-       Role::kRotation,
+       nullptr,
+       MakeLearned},
+      {{"conv",
+        "GELU(conv(x)), added to the embeddings x; on the left alone in a causal model",
+        "Baevski et al. 2020, wav2vec 2.0",
+        {{"kernel", "integer", "128"}, {"groups", "integer, a divisor of E", "16"}}},
+       Role::kEmbedding,
        {},
-       nullptr},
-      {{"alibi",
-        "-slopes_h |p_i - p_j|",
-        "Press et al. 2022, Train Short, Test Long",
-        {{"slopes", kLearnable, "fixed"}}},
+       nullptr,
+       MakeConvolutional},
+      {{"cape",
+        "sinusoids of p, added to the embeddings; in training of (p + D + e_p) exp(l), D ~ "
+        "U(+-global_shift), e_p ~ U(+-local_shift) spacings, l ~ U(+-ln global_scale); normalize: "
+        "p - mean(p); on a grid waves of p in [-1, 1]^2",
+        "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented "
+        "Positional Embeddings",
+        OnGrid({{"global_shift", "number", "5 (grid: 0.5)"},
+                {"local_shift", "number", "0.5"},
+                {"global_scale", "number", "1.03 (grid: 1.4)"},
+                {"normalize", "true | false", "false"}})},
+       Role::kEmbedding,
+       {},
+       nullptr,
+       MakeCape},
+      {{"rope",
+        "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by each coordinate",
+        "Su et al. 2021, RoFormer",
+        OnGrid({{"base", "number", "10000"},
+                {"layout", "interleaved | half", "interleaved"},
+                {"dims", "integer", "all (all but the height)"}})},
+       Role::kRotation,
+       {}},
+      {{"alibi", "-slopes_h |p_i - p_j|", "Press et al. 2022, Train Short, Test Long",
+        OnAxis({{"slopes", kLearnable, "fixed"}})},
        Role::kBias,
        {{"slopes", Kind::kHeads, /*learned=*/false, AlibiStart}},
        AlibiBias},
-      {{"hype",
-        "-tau_h sinh(mu_h (p_i - p_j)); abs: of |p_i - p_j|; cosh: tau_h (1 - cosh(...))",
+      {{"hype", "-tau_h sinh(mu_h (p_i - p_j)); abs: of |p_i - p_j|; cosh: tau_h (1 - cosh(...))",
         "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding",
-        {{"tau", kLearnable, "fixed, ALiBi's slopes / mu"},
-         {"mu", kLearnable, "0.001"},
-         {"mode", "odd | abs | cosh", "odd"}}},
+        OnAxis({{"tau", kLearnable, "fixed, ALiBi's slopes / mu"},
+                {"mu", kLearnable, "0.001"},
+                {"mode", "odd | abs | cosh", "odd"}})},
        Role::kBias,
        {{"tau", Kind::kHeads, /*learned=*/false, HypeTauStart},
         {"mu", Kind::kHeads, /*learned=*/false, HypeMuStart}},
        HypeBias},
-      {{"t5",
-        "table[bucket(p_j - p_i), h]",
+      {{"t5", "table[bucket(p_j - p_i), h]",
         "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
-        {{"buckets", "integer", "32"},
-         {"max_distance", "integer", "128"},
-         {"bidirectional", "true | false", "unless causal"}}},
+        OnAxis({{"buckets", "integer", "32"},
+                {"max_distance", "integer", "128"},
+                {"bidirectional", "true | false", "unless causal in a sequence"}})},
        Role::kBias,
        {{"table", Kind::kTable, /*learned=*/true, T5TableStart}},
        T5Bias},
-      {{"kerple",
-        "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
+      {{"kerple", "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
         "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
-        {{"r1", kLearnable, "learned"},
-         {"r2", kLearnable, "learned"},
-         {"kind", "log | power", "log"}}},
+        OnAxis({{"r1", kLearnable, "learned"},
+                {"r2", kLearnable, "learned"},
+                {"kind", "log | power", "log"}})},
        Role::kBias,
        {{"r1", Kind::kHeads, /*learned=*/true, KerpleR1Start},
         {"r2", Kind::kHeads, /*learned=*/true, KerpleR2Start}},
        KerpleBias},
       {{"offset_bias",
-        "table[h, j - i + Lq - 1]; an argument of attention() only, since it ends at a length",
-        "Shaw et al. 2018, Self-Attention with Relative Position Representations",
-        {}},
+        "table[h, j - i + Lq - 1]; in a sequence an argument of attention() only, since it ends at "
+        "a length",
+        "Shaw et al. 2018, Self-Attention with Relative Position Representations", OnAxis({})},
        Role::kBias,
-       {{"table", Kind::kTable, /*learned=*/true, nullptr}},
+       {{"table", Kind::kTable, /*learned=*/true, OffsetTableStart}},
        RawBias},
+      {{"grid_bias",
+        "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number "
+        "of axes",
+        "Liu et al. 2021, Swin Transformer", OnGrid({})},
+       Role::kGridBias,
+       {{"table", Kind::kTable, /*learned=*/true, GridTableStart}}},
   };
   return entries;
 }

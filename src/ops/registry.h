@@ -11,6 +11,7 @@
 
 #include "ops/component.h"
 #include "ops/offset_bias.h"
+#include "ops/token_encoding.h"
 #include "ops/token_map.h"
 
 namespace gnomon {
@@ -25,7 +26,7 @@ struct TensorParameter {
   std::string name;
   Kind kind;
   bool learned;  // in a module, where the specification does not say
-  // The start in a module, float64: (H,), or the whole table. Null: not offered in modules.
+  // The start in a module, float64: (H,), or the whole table.
   at::Tensor (*start)(const Component& component, int64_t heads);
 };
 
@@ -49,13 +50,15 @@ struct SimilarityEntry {
 };
 
 struct PositionEntry {
-  // What it acts on: nothing, the embeddings, the coordinates of q and k, or the scores.
-  enum class Role { kNone, kEmbedding, kRotation, kBias };
+  // What it acts on: nothing, the embeddings, the coordinates of q and k, or the scores; by offset
+  // in the sequence or along the axes of a grid (kBias), or by a table over a grid (kGridBias).
+  enum class Role { kNone, kEmbedding, kRotation, kBias, kGridBias };
 
   CatalogueEntry catalogue;
   Role role;
   std::vector<TensorParameter> tensors;
-  OffsetBiasFunction bias;  // of Role::kBias
+  OffsetBiasFunction bias = nullptr;      // of Role::kBias
+  TokenEncoderFactory encoder = nullptr;  // of Role::kEmbedding
 };
 
 const std::vector<SimilarityEntry>& SimilarityEntries();

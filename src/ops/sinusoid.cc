@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
+
+#include "ops/token_grid.h"
 
 namespace gnomon {
 
@@ -26,6 +29,22 @@ at::Tensor sinusoid(const at::Tensor& positions, int64_t dim, const std::string&
                                ? at::stack({angles.sin(), angles.cos()}, -1).flatten(-2)
                                : at::cat({angles.sin(), angles.cos()}, -1);
   return table.to(positions.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+at::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim, const std::string& layout,
+                         int64_t prefix) {
+  const TokenGrid grid(shape, prefix);
+  const int64_t axes = grid.axes();
+  TORCH_CHECK_VALUE(dim >= 2 * axes && dim % (2 * axes) == 0, "gnomon.grid_sinusoid: dim is ", dim,
+                    "; expected a positive multiple of 2 * axes = ", 2 * axes);
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kLong);
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& coordinate :
+       grid.Coordinates("gnomon.grid_sinusoid", 0, grid.tokens(), options)) {
+    parts.push_back(sinusoid(coordinate, dim / axes, layout));
+  }
+  const at::Tensor placed = grid.IsPlaced(0, grid.tokens(), options).unsqueeze(1);
+  return at::where(placed, at::cat(parts, 1), 0.0);
 }
 
 }  // namespace gnomon

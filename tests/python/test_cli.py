@@ -216,6 +216,26 @@ def test_compare_without_python_keeps_results_and_says_so(folder, tmp_path):
     assert {p.name for p in (tmp_path / "run").iterdir()} == {"results.json", "table.md"}
 
 
+def test_compare_of_encodings_and_grids(folder, tmp_path):
+    """A grid ends at its tokens; a bias over it takes all of them at once."""
+    ends = ["rope:shape=4x8", "alibi:shape=4x4:slopes=learned", "grid_bias:shape=4x4"]
+    succeed(
+        "compare", "--data", folder / "text.txt", "--out", tmp_path / "run",
+        "--position", ",".join(["conv:kernel=5:groups=4", "cape", *ends]), "--similarity", "dot",
+        "--steps", 2, "--lengths", "16,32,40", "--evaluation-bytes", 512, *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    rows = (tmp_path / "run" / "table.md").read_text().splitlines()
+    dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
+    # Two for each length: the loss, and that of the last bytes.
+    assert dashes == {
+        "dot/conv:kernel=5:groups=4": 0,
+        "dot/cape": 0,
+        "dot/rope:shape=4x8": 2,
+        "dot/alibi:shape=4x4:slopes=learned": 4,
+        "dot/grid_bias:shape=4x4": 4,
+    }
+
+
 def test_default_output_folder(folder, tmp_path):
     succeed("compare", "--data", folder / "text.txt", "--run", "dot/none", "--steps", 1,
             "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path)  # fmt: skip

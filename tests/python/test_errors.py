@@ -254,7 +254,7 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; nearest: rope.*; known: none, sinusoidal, learned, rope, alibi',
+        'unknown position "rop"; nearest: rope.*; known: none, sinusoidal, learned, conv, cape',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
@@ -384,16 +384,11 @@ LATER = {
     "cuda": on_cuda,
     **{
         f"position.{name}": getattr(position, name)
-        for name in ("Relative", "TransformerXL", "Relative2D", "AbsoluteKeys", "Grid", "GridBias")
+        for name in ("Relative", "TransformerXL", "Relative2D", "AbsoluteKeys")
     },
     "linear_attention": lambda: gnomon.linear_attention(*[tokens(1, 1, 2, 2)] * 3),
     "graph_attention": lambda: gnomon.graph_attention(*[tokens(2, 1, 2)] * 3),
-    "axes": lambda: gnomon.hype_augment(
-        tokens(1, 1, 2, 2), tokens(1, 1, 2, 2), 1.0, 0.1, axes=[HEADS]
-    ),
     "MultiheadAttention: dropout": lambda: nn.MultiheadAttention(8, 4, dropout=0.1),
-    "nn.Convolutional": lambda: nn.Convolutional(8),
-    "nn.CAPE": lambda: nn.CAPE(8),
 }
 
 

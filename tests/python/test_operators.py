@@ -31,7 +31,7 @@ def low_level_arguments(dtype):
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
     offsets = torch.tensor([2, 0])
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    return tensors, (*lengths, offsets, *segments, "umbral", 0, 4, 0)
+    return tensors, (*lengths, offsets, *segments, "umbral", 0, 4, 0, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -67,6 +67,28 @@ COMPOSITE_CHECKS = {
         ),
     ),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
+    "module_attention on a grid": lambda q: (
+        ops.module_attention,
+        (
+            *(q, q, q, "dot", "alibi:shape=2x4:prefix=1:slopes=learned+rope:shape=2x4:prefix=1"),
+            [torch.zeros(2, requires_grad=True)],
+            *(False, None, None, None, None),
+        ),
+    ),
+    "encode_tokens": lambda q: (
+        ops.encode_tokens,
+        (
+            *(q[0], "conv:kernel=3:groups=2", 4, True),
+            [torch.randn(s, requires_grad=True) for s in ((1, 1, 3), (4, 2, 3), (4,))],
+            *(5, False, torch.tensor([9, 4]), q[0, :, :2], None),
+        ),
+    ),
+    "encode_tokens in training": lambda q: (
+        ops.encode_tokens,
+        (q[0], "cape:global_shift=0:local_shift=0:global_scale=1", 4, False, [], 0, True)
+        + (None, None, None),
+    ),
+    "grid_sinusoid": lambda q: (ops.grid_sinusoid, ([2, 3], 8, "split", 1)),
     "sinusoid": lambda q: (ops.sinusoid, (torch.arange(9), 6, "split")),
     "attention with additive scores": lambda q: (
         ops.attention,
@@ -90,7 +112,7 @@ COMPOSITE_CHECKS = {
     ),
     "hype_augment": lambda q: (
         ops.hype_augment,
-        (q, q, torch.rand(2, requires_grad=True), torch.rand(2, requires_grad=True), 2, 3),
+        (q, q, torch.rand(2, requires_grad=True), torch.rand(2, requires_grad=True), 2, [], 3),
     ),
 }
 

@@ -6,9 +6,12 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace gnomon {
 namespace {
@@ -38,6 +41,16 @@ class AttentionTest : public ::testing::Test {
 void ExpectNear(const torch::Tensor& a, const torch::Tensor& b) {
   EXPECT_EQ(a.sizes(), b.sizes());
   EXPECT_TRUE(torch::allclose(a, b, 1e-9, 1e-9)) << a << b;
+}
+
+template <class Exception, class Call>
+void ExpectThrow(const Call& call, const std::string& message) {
+  try {
+    call();
+    FAIL() << "nothing was thrown; expected: " << message;
+  } catch (const Exception& error) {
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(message));
+  }
 }
 
 TEST_F(AttentionTest, DotIsScaledDotProductAttention) {
@@ -128,6 +141,102 @@ TEST_F(AttentionTest, EveryPositionIsReachable) {
   }
 }
 
+// Two prefix tokens, then a grid of 2 x 3 as tokens 2, ..., 7.
+class GridTest : public AttentionTest {
+ protected:
+  static constexpr int64_t kPrefix = 2;
+  static constexpr int64_t kWidth = 3;
+  static constexpr int64_t kTokens = 8;
+
+  // (4, L, L): value (4) of the offsets of each pair on the grid.
+  template <class Value>
+  static torch::Tensor Loop(const Value& value) {
+    std::vector<torch::Tensor> entries;
+    for (int64_t i = 0; i < kTokens; ++i) {
+      for (int64_t j = 0; j < kTokens; ++j) {
+        const int64_t from = i - kPrefix;
+        const int64_t to = j - kPrefix;
+        entries.push_back(from < 0 || to < 0
+                              ? torch::zeros({4}, torch::kDouble)
+                              : value(to / kWidth - from / kWidth, to % kWidth - from % kWidth));
+      }
+    }
+    return torch::stack(entries, 1).view({4, kTokens, kTokens});
+  }
+
+  torch::Tensor Dense(const torch::Tensor& bias) const {
+    return Softmax(torch::matmul(x, y.transpose(2, 3)) / std::sqrt(6.0) + bias, values);
+  }
+
+  torch::Tensor x = q.slice(2, 0, kTokens);
+  torch::Tensor y = k.slice(2, 0, kTokens);
+  torch::Tensor values = v.slice(2, 0, kTokens);
+};
+
+TEST_F(GridTest, OneBiasForEachAxisAndATable) {
+  const torch::Tensor columns = Normal({4, 5});
+  const torch::Tensor table = Normal({4, 3, 5});
+  const Position grid =
+      position::Grid({2, kWidth}, {position::ALiBi(gamma), position::OffsetBias(columns)}, kPrefix);
+  const auto options = AttentionOptions().position({grid, position::GridBias(table, kPrefix)});
+  const torch::Tensor bias = Loop([&](int64_t dy, int64_t dx) {
+    return -gamma * std::abs(dy) + columns.select(1, dx + 2) +
+           table.select(1, dy + 1).select(1, dx + 2);
+  });
+  const torch::Tensor ours = attention(x, y, values, options);
+  const torch::Tensor expected = Dense(bias);
+  ExpectNear(ours, expected);
+  const torch::Tensor direction = torch::randn_like(ours);
+  const std::vector<torch::Tensor> leaves = {q, k, v, gamma, columns, table};
+  const auto got = torch::autograd::grad({ours}, leaves, {direction});
+  const auto want = torch::autograd::grad({expected}, leaves, {direction});
+  for (size_t n = 0; n < leaves.size(); ++n) ExpectNear(got[n], want[n]);
+}
+
+TEST_F(GridTest, AugmentedTokensCarryTheSumOverAxes) {
+  const auto cells = [](const torch::Tensor& tokens) { return tokens.slice(2, 0, 6); };
+  const auto [augmented_q, augmented_k] = hype_augment(cells(q), cells(k), 2.0, 0.1, 1, {2, 3});
+  EXPECT_EQ(augmented_q.size(3), 6 + 4);
+  const Position hype = position::HyPE(2.0, 0.1);
+  ExpectNear(at::scaled_dot_product_attention(augmented_q, augmented_k, cells(v), {}, 0, false,
+                                              1 / std::sqrt(6.0)),
+             attention(cells(q), cells(k), cells(v),
+                       AttentionOptions().position({position::Grid({2, 3}, {hype, hype})})));
+}
+
+TEST_F(GridTest, EachAxisTurnsItsPart) {
+  // One cell alone along an axis: that axis turns nothing, and the other is RoPE in a sequence.
+  const auto rotated = [&](const std::vector<int64_t>& shape) {
+    return attention(x, y, values,
+                     AttentionOptions().position(
+                         {position::RoPE(10.0, "half", std::nullopt, shape, /*prefix=*/0)}));
+  };
+  const auto first_part = position::RoPE(10.0, "half", 2);
+  ExpectNear(rotated({8, 1, 1}),
+             attention(x, y, values, AttentionOptions().position({first_part})));
+  EXPECT_FALSE(torch::allclose(rotated({8, 1, 1}), rotated({1, 8, 1})));
+}
+
+TEST_F(GridTest, ErrorsNameTheGrid) {
+  const Position alibi = position::ALiBi(gamma);
+  ExpectThrow<c10::ValueError>([&] { position::Grid({2, 3}, {alibi}); },
+                               "shape has 2 axes and axes 1 biases");
+  ExpectThrow<c10::ValueError>([&] { position::Grid({2, 3}, {alibi, position::RoPE()}); },
+                               "axes have rope");
+  ExpectThrow<c10::ValueError>(
+      [&] { position::Grid({2, 3}, {alibi, position::Grid({3}, {alibi})}); },
+      "expected biases of one offset");
+  ExpectThrow<c10::ValueError>(
+      [&] {
+        attention(x, y, values,
+                  AttentionOptions().position({position::Grid({2, 3}, {alibi, alibi})}));
+      },
+      "alibi on the grid 2x3 and Lq = 8, Lk = 8; expected its 6 tokens");
+  ExpectThrow<c10::ValueError>([&] { grid_sinusoid({int64_t{1} << 31, 4}, 4); },
+                               "expected at most 2^32 tokens");
+  ExpectThrow<c10::ValueError>([&] { grid_sinusoid({}, 4); }, "expected positive lengths");
+}
+
 TEST_F(AttentionTest, MasksAndEmptyRows) {
   const torch::Tensor lengths = torch::tensor({9, 0});
   const auto [o, lse] = attention_with_lse(
@@ -147,16 +256,6 @@ TEST_F(AttentionTest, AugmentedTokensCarryTheBias) {
   ExpectNear(attention(q, k, v, AttentionOptions().position({position::HyPE(2.0, mu)})),
              at::scaled_dot_product_attention(augmented_q, augmented_k, v, {}, 0, false,
                                               1 / std::sqrt(6.0)));
-}
-
-template <class Exception, class Call>
-void ExpectThrow(const Call& call, const std::string& message) {
-  try {
-    call();
-    FAIL() << "nothing was thrown; expected: " << message;
-  } catch (const Exception& error) {
-    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(message));
-  }
 }
 
 // Each model's own map, and the exponential map, which is the same in all of them.

@@ -33,6 +33,29 @@ TEST(ComponentTest, SplitsASum) {
   EXPECT_EQ(sum[1].Find("tau"), "learned");
 }
 
+TEST(ComponentTest, APlusBeforeADigitBelongsToANumber) {
+  const std::vector<Component> sum = ParseSum("hype:tau=1e+20:mu=1e-3+rope:base=1e+5");
+  ASSERT_EQ(sum.size(), 2u);
+  EXPECT_EQ(sum[0].Number("tau", 0), 1e20);
+  EXPECT_EQ(sum[1].Number("base", 0), 1e5);
+  EXPECT_EQ(ParseSum("rope+").size(), 2u);
+}
+
+TEST(ComponentTest, ReadsSizes) {
+  const Component component = Component::Parse("rope:shape=3x14x1:base=10");
+  EXPECT_EQ(component.FindSizes("shape"), (std::vector<int64_t>{3, 14, 1}));
+  EXPECT_EQ(component.FindSizes("absent"), std::nullopt);
+  EXPECT_EQ(Component::Parse("a:b=7").FindSizes("b"), (std::vector<int64_t>{7}));
+  EXPECT_EQ(SizesText({3, 14, 1}), "3x14x1");
+}
+
+TEST(ComponentTest, TextReadsBack) {
+  for (const char* text : {"rope", "rope:base=10:layout=half", "t5:bidirectional=true"}) {
+    EXPECT_EQ(Component::Parse(text).Text(), text);
+  }
+  EXPECT_EQ(Component::Parse("t5:bidirectional").Text(), "t5:bidirectional=true");
+}
+
 TEST(ComponentTest, ADefaultYieldsToWhatIsSaid) {
   Component component = Component::Parse("t5:bidirectional=false");
   component.SetDefault("bidirectional", "true");
@@ -50,6 +73,7 @@ TEST_P(BadValueTest, IsAnError) {
     component.Integer("integer", 0);
     component.FindFlag("flag");
     component.Choice("choice", {"x"});
+    component.FindSizes("sizes");
   };
   EXPECT_THROW(read_all(), c10::ValueError);
 }
@@ -57,7 +81,8 @@ TEST_P(BadValueTest, IsAnError) {
 INSTANTIATE_TEST_SUITE_P(Component, BadValueTest,
                          ::testing::Values("a:number=", "a:number=1x", "a:number=nan",
                                            "a:integer=1.5", "a:integer=99999999999999999999",
-                                           "a:flag=yes", "a:choice=y", "a:", "a:=1", "a:b=1:b=1"));
+                                           "a:flag=yes", "a:choice=y", "a:sizes=3x", "a:sizes=0x3",
+                                           "a:sizes=3x-1", "a:sizes=", "a:", "a:=1", "a:b=1:b=1"));
 
 TEST(UnknownNameTest, NamesTheNearestFirst) {
   const std::vector<std::string> known = {"none", "rope", "alibi", "hype"};

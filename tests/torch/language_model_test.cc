@@ -36,14 +36,16 @@ std::vector<Spec> Specs() {
     specs.push_back({similarity.name, "none"});
   }
   for (const CatalogueEntry& position : PositionCatalogue()) {
-    // Its table is as long as the text: it is an argument of the operator, not of a module.
-    if (position.name != "offset_bias" && position.name != "none") {
+    // The table of one is as long as the text; the other's grid has a number of tokens of its own.
+    if (position.name != "offset_bias" && position.name != "grid_bias" && position.name != "none") {
       specs.push_back({"dot", position.name});
     }
   }
-  for (const char* position : {"rope+hype:tau=learned", "rope:layout=half+alibi:slopes=learned",
-                               "hype:mode=abs:tau=learned:mu=learned", "kerple:kind=power",
-                               "sinusoidal:layout=split+t5", "learned+rope:dims=8"}) {
+  for (const char* position :
+       {"rope+hype:tau=learned", "rope:layout=half+alibi:slopes=learned",
+        "hype:mode=abs:tau=learned:mu=learned", "kerple:kind=power", "sinusoidal:layout=split+t5",
+        "learned+rope:dims=8", "conv:kernel=5+cape+conv:kernel=9:groups=4",
+        "sinusoidal:shape=7x10+rope:shape=7x10"}) {
     specs.push_back({"dot", position});
     specs.push_back({"penumbral", position});
   }
@@ -75,10 +77,10 @@ TEST_P(EverySpec, CachedLogitsAreThoseOfTheWholeText) {
   model->eval();
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
   const torch::Tensor whole = model->forward(tokens);
-  std::vector<nn::KVCache> caches(2);
+  LanguageModelCache cache(2);
   std::vector<torch::Tensor> parts;
   for (const auto& [begin, length] : {std::pair(0, 17), {17, 1}, {18, 20}, {38, 1}, {39, 1}}) {
-    parts.push_back(model->forward(tokens.narrow(1, begin, length), &caches));
+    parts.push_back(model->forward(tokens.narrow(1, begin, length), &cache));
   }
   EXPECT_LT((torch::cat(parts, 1) - whole).abs().max().item<double>(), 2e-4);
 }
@@ -104,7 +106,7 @@ TEST(LanguageModelTest, PositionsAreSeen) {
     return model->forward(input.narrow(1, 0, 8)).select(1, 7);
   };
   EXPECT_LT((last("none", tokens) - last("none", swapped)).abs().max().item<double>(), 1e-5);
-  for (const char* position : {"sinusoidal", "rope", "alibi", "hype", "kerple"}) {
+  for (const char* position : {"sinusoidal", "rope", "alibi", "hype", "kerple", "conv", "cape"}) {
     EXPECT_GT((last(position, tokens) - last(position, swapped)).abs().max().item<double>(), 1e-3)
         << position;
   }
@@ -136,6 +138,8 @@ TEST(LanguageModelTest, LogitsBeginWithUnitSpread) {
 TEST(LanguageModelTest, LearnedPositionsEndWithTheirTable) {
   EXPECT_EQ(NewModel(Small("dot", "learned"), 1)->max_length(), 80);
   EXPECT_EQ(NewModel(Small("dot", "rope"), 1)->max_length(), std::nullopt);
+  EXPECT_EQ(NewModel(Small("dot", "learned+sinusoidal:shape=4x4:prefix=1"), 1)->max_length(), 17);
+  EXPECT_EQ(NewModel(Small("dot", "alibi:shape=4x4+rope:shape=5x5"), 1)->max_length(), 16);
 }
 
 TEST(LanguageModelTest, WrongOptionsAreErrors) {
@@ -161,7 +165,8 @@ TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
 }
 
 TEST(GenerateTest, GreedyWithTheCacheIsGreedyWithoutIt) {
-  for (const char* position : {"none", "sinusoidal", "learned", "rope+hype:tau=learned", "t5"}) {
+  for (const char* position :
+       {"none", "sinusoidal", "learned", "rope+hype:tau=learned", "t5", "conv", "cape"}) {
     for (const char* similarity : {"dot", "penumbral"}) {
       LanguageModel model = NewModel(Small(similarity, position), 2);
       GenerationOptions options;

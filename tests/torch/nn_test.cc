@@ -1,3 +1,4 @@
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gnomon/torch/nn.h>
 #include <gtest/gtest.h>
@@ -132,8 +133,8 @@ TEST(TokenPositionTest, AddsWhatBelongsToTokens) {
   const torch::Tensor x = torch::randn({2, 4, 8});
   const torch::Tensor expected = x + sinusoid(torch::arange(3, 7), 8, "split") +
                                  module->named_parameters()["learned0.table"].narrow(0, 3, 4);
-  EXPECT_TRUE(torch::allclose(module(x, 3), expected));
-  EXPECT_THROW(module(x, 6), c10::ValueError);
+  EXPECT_TRUE(torch::allclose(module(x, TokenCall{.offset = 3}), expected));
+  EXPECT_THROW(module(x, TokenCall{.offset = 6}), c10::ValueError);
   EXPECT_THROW(module(x.narrow(2, 0, 7)), c10::ValueError);
 }
 
@@ -142,6 +143,74 @@ TEST(TokenPositionTest, AnAttentionPositionChangesNothing) {
   EXPECT_EQ(module->max_length(), std::nullopt);
   const torch::Tensor x = torch::randn({1, 50, 8});
   EXPECT_TRUE(torch::equal(module(x), x));
+}
+
+TEST(TokenPositionTest, ACacheGivesTheSameAsTheWhole) {
+  torch::manual_seed(0);
+  const torch::NoGradGuard no_grad;
+  TokenPosition module(
+      TokenPositionOptions("conv:kernel=5:groups=2+cape+learned", 8, 12).causal(true));
+  module->eval();
+  const torch::Tensor x = torch::randn({2, 12, 8});
+  TokenCache cache;
+  std::vector<torch::Tensor> parts;
+  for (const auto& [begin, length] : {std::pair(0, 2), {2, 1}, {3, 8}, {11, 1}}) {
+    EXPECT_EQ(cache.length(), begin);
+    parts.push_back(module(x.narrow(1, begin, length), TokenCall{.cache = &cache}));
+  }
+  EXPECT_EQ(cache.embeddings.size(1), 4);
+  EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), module(x), 1e-5, 1e-5));
+  EXPECT_THROW(module(x.narrow(1, 0, 4), TokenCall{.offset = 3}), c10::ValueError);
+  cache.reset();
+  EXPECT_EQ(cache.length(), 0);
+}
+
+// The same module, weights and numbers as in tests/python/test_token_encodings.py.
+TEST(TokenEncodingTest, Golden) {
+  TokenEncoding module = Convolutional(4, 3, 2);
+  module->to(torch::kDouble);
+  const torch::NoGradGuard no_grad;
+  EXPECT_THAT(Names(module->named_parameters()), ElementsAre("weight_g", "weight_v", "bias"));
+  int64_t n = 0;
+  for (const auto& parameter : module->named_parameters()) {
+    const torch::Tensor index = torch::arange(parameter.value().numel(), torch::kDouble);
+    parameter.value().copy_((index * 0.7 + n).sin().view(parameter.value().sizes()));
+    ++n;
+  }
+  const torch::Tensor x = (torch::arange(20, torch::kDouble) * 0.37).cos().view({1, 5, 4});
+  const torch::Tensor out = module(x)[0][2];
+  const torch::Tensor expected = torch::tensor(
+      {-0.487749022173, -0.844797908636, -0.902171932861, -0.741380287787}, torch::kDouble);
+  EXPECT_TRUE(torch::allclose(out, expected, 0, 1e-9)) << out;
+}
+
+TEST(TokenEncodingTest, ClonesAreApart) {
+  TokenPosition module("conv:kernel=3:groups=2+learned", 8, 16);
+  const auto twin = std::dynamic_pointer_cast<TokenPositionImpl>(module->clone());
+  const torch::Tensor x = torch::randn({1, 5, 8});
+  EXPECT_TRUE(torch::equal(twin->forward(x), module(x)));
+  const torch::NoGradGuard no_grad;
+  twin->named_parameters()["conv0.weight_v"].normal_();
+  EXPECT_FALSE(torch::equal(twin->forward(x), module(x)));
+}
+
+TEST(TokenEncodingTest, FunctionsAreTheirSpecifications) {
+  const torch::Tensor x = torch::randn({2, 7, 8});
+  EXPECT_TRUE(
+      torch::equal(Sinusoidal(8, "split", {2, 3}, 1)(x), x + grid_sinusoid({2, 3}, 8, "split", 1)));
+  EXPECT_EQ(LearnedAbsolute(9, 8)->max_length(), 9);
+  EXPECT_EQ(Convolutional(8, 5, 2, /*causal=*/true)->history(), 4);
+  TokenEncoding cape = CAPE(8, CAPEOptions().global_shift(1.5).global_scale(1.25).normalize(true));
+  EXPECT_EQ(cape->options.spec(),
+            "cape:global_shift=1.5:global_scale=1.25:normalize=true:prefix=0");
+  const auto drawn = [&](uint64_t seed) {
+    const auto generator = torch::make_generator<at::CPUGeneratorImpl>(seed);
+    return cape(x, TokenCall{.generator = generator});
+  };
+  EXPECT_TRUE(torch::equal(drawn(1), drawn(1)));
+  EXPECT_FALSE(torch::equal(drawn(1), drawn(2)));
+  cape->eval();
+  EXPECT_TRUE(torch::allclose(cape(x), x + sinusoid(torch::arange(7) - 3.0, 8)));
 }
 
 }  // namespace

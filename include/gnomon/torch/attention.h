@@ -124,8 +124,26 @@ Position OffsetBias(torch::Tensor table);
 // before the map of the similarity (Su et al. 2021). layout "interleaved": pairs (2 i, 2 i + 1);
 // "half": pairs (i, i + dims / 2). By default dims is D, or the largest even number <= D - 1 where
 // the last coordinate is a height.
+//
+// With a shape, tokens lie on a grid in row-major order, after `prefix` tokens that are not
+// rotated. The rotated coordinates are split evenly over its axes, each of which rotates its part
+// by its own coordinate, with dims / axes for dims; dims is by default the largest multiple of 2 *
+// axes.
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
-              std::optional<int64_t> dims = std::nullopt);
+              std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
+              int64_t prefix = 0);
+
+// One bias for each axis of a grid, summed: it reads the coordinates along its axis instead of p_i
+// and p_j. Tokens are in row-major order, after `prefix` tokens (a class token) that have no bias,
+// neither as queries nor as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product
+// of the shape, query_offset nullopt or 0.
+Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
+              int64_t prefix = 0);
+
+// table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i, of a table (H, 2
+// height - 1, 2 width - 1) that may have any number of axes; tokens as in Grid (Liu et al. 2021,
+// whose tables are indexed by the opposite differences).
+Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
 }  // namespace position
 
@@ -184,12 +202,19 @@ torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirection
 torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
+// The sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order: dim is
+// split evenly over the axes, each part the sinusoids of one coordinate. Zero for the prefix.
+torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
+                            const std::string& layout = "interleaved", int64_t prefix = 0);
+
 // q and k with 2 * copies columns more, whose inner product is sqrt(D) times the odd HyPE bias, for
 // kernels that know no bias: keep their scale at 1/sqrt(D), D the head size before. tau and mu
-// (H,); k gets the H heads of q (Angelotti 2023).
+// (H,); k gets the H heads of q (Angelotti 2023). axes is the shape of a grid that the tokens lie
+// on in row-major order; the bias is then the sum over its axes, with 2 * copies columns for each.
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,
+                                                      const std::vector<int64_t>& axes = {},
                                                       int64_t query_offset = 0);
 
 // The order that cones make of points (..., D), D >= 2, of the upper half-space, whose last

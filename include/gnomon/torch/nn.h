@@ -7,6 +7,7 @@
 #ifndef GNOMON_TORCH_NN_H_
 #define GNOMON_TORCH_NN_H_
 
+#include <ATen/core/Generator.h>
 #include <gnomon/torch/attention.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gnomon::nn {
@@ -64,9 +66,9 @@ struct AttentionCall {
 // inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
 // similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
 // value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" or
-// "beta_theta" among them, and "t5_table" (buckets, H), which starts at 0. The start of gamma or
-// beta, the buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens
-// 1.
+// "beta_theta" among them, and tables that start at 0, "t5_table" (buckets, H) and
+// "grid_bias_table" (H, 2 height - 1, 2 width - 1) among them. The start of gamma or beta, the
+// buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -92,36 +94,108 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 };
 TORCH_MODULE(MultiheadAttention);
 
-// Sinusoids of the positions, added to embeddings; see gnomon::sinusoid.
-class SinusoidalImpl : public torch::nn::Cloneable<SinusoidalImpl> {
+// What token encodings keep of the tokens so far: how many there were, and the embeddings of those
+// that the next ones read (a convolution's), (B, N, dim).
+struct TokenCache {
+  torch::Tensor embeddings;
+  int64_t tokens = 0;
+
+  int64_t length() const { return tokens; }
+  // Keeps the last `history` of all embeddings so far.
+  void append(const torch::Tensor& new_embeddings, int64_t history);
+  void reset();
+};
+
+// The arguments of one call of a token encoding, besides the embeddings.
+struct TokenCall {
+  // The position of the first token. By default the length of the cache before the call, and 0
+  // without one.
+  std::optional<int64_t> offset = std::nullopt;
+  // (B,) integers: the tokens from there on are padding, which no other token sees. Without a cache
+  // only.
+  std::optional<torch::Tensor> lengths = std::nullopt;
+  // The tokens of this call follow those that went through the cache.
+  TokenCache* cache = nullptr;
+  // Of what training draws; Torch's own by default.
+  std::optional<at::Generator> generator = std::nullopt;
+};
+
+struct TokenEncodingOptions {
+  TokenEncodingOptions(std::string spec, int64_t dim) : spec_(std::move(spec)), dim_(dim) {}
+
+  // One component of the catalogue, "conv:kernel=64".
+  TORCH_ARG(std::string, spec);
+  TORCH_ARG(int64_t, dim);
+  // No token may see a later one.
+  TORCH_ARG(bool, causal) = false;
+};
+
+// A component of a position that is added to embeddings. What it learns are parameters with the
+// names of the functions below.
+class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
  public:
-  explicit SinusoidalImpl(int64_t dim, std::string layout = "interleaved");
+  TokenEncodingImpl(std::string spec, int64_t dim)
+      : TokenEncodingImpl(TokenEncodingOptions(std::move(spec), dim)) {}
+  explicit TokenEncodingImpl(const TokenEncodingOptions& options);
+
   void reset() override;
-  // embeddings (B, L, dim), the first of them at position `offset`; the same shape.
-  torch::Tensor forward(const torch::Tensor& embeddings, int64_t offset = 0);
+
+  // embeddings (B, L, dim) and their encoding, their sum; the same shape.
+  torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
+
+  // What forward adds; it broadcasts with the embeddings. `before` (B, N, dim) are the embeddings
+  // of the tokens before the first, undefined for none.
+  torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
+                       const TokenCall& call);
+
+  // The positions at which it is defined; nullopt: all.
+  std::optional<int64_t> max_length() const { return max_length_; }
+  // How many tokens before the first one it reads.
+  int64_t history() const { return history_; }
+
+  TokenEncodingOptions options;
 
  private:
-  int64_t dim_;
-  std::string layout_;
+  std::optional<int64_t> max_length_;
+  int64_t history_ = 0;
+  std::vector<std::string> tensor_names_;
 };
-TORCH_MODULE(Sinusoidal);
+TORCH_MODULE(TokenEncoding);
 
-// A learned table of positions, added to embeddings: parameter `table` (max_length, dim), which
-// starts as N(0, 0.02^2) (Radford et al. 2019).
-class LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsoluteImpl> {
- public:
-  LearnedAbsoluteImpl(int64_t max_length, int64_t dim);
-  void reset() override;
-  // embeddings (B, L, dim), the first of them at position `offset`; offset + L <= max_length.
-  torch::Tensor forward(const torch::Tensor& embeddings, int64_t offset = 0);
+// Sinusoids of the positions; see gnomon::sinusoid. With a shape, those of the coordinates of
+// tokens on a grid; see gnomon::grid_sinusoid.
+TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",
+                         const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
-  torch::Tensor table;
+// A learned table of positions: parameter `table` (max_length, dim), which starts as N(0, 0.02^2)
+// (Radford et al. 2019).
+TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
 
- private:
-  int64_t max_length_;
-  int64_t dim_;
+// GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0): token i
+// sees those from i - kernel / 2 on, `kernel` of them, or, causal, the last `kernel` up to itself.
+// Its weight is weight_g weight_v / |weight_v|, normalised for each place of the kernel. Parameters
+// `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as N(0, 4 /
+// (kernel dim)), and `bias` (dim), which starts at 0.
+TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 16,
+                            bool causal = false);
+
+struct CAPEOptions {
+  // Bounds of what training draws: a shift of all positions, one of each position in spacings of
+  // the positions, and a factor of all (exp of a uniform number). By default 5, 0.5 and 1.03, and
+  // on a grid, whose coordinates lie in [-1, 1], 0.5, 0.5 and 1.4.
+  TORCH_ARG(std::optional<double>, global_shift);
+  TORCH_ARG(std::optional<double>, local_shift);
+  TORCH_ARG(std::optional<double>, global_scale);
+  // Subtracts the mean of the positions first; in a sequence only.
+  TORCH_ARG(bool, normalize) = false;
+  // (height, width) of a grid, with tokens in row-major order after `prefix` that get nothing.
+  TORCH_ARG(std::vector<int64_t>, shape);
+  TORCH_ARG(int64_t, prefix) = 0;
 };
-TORCH_MODULE(LearnedAbsolute);
+
+// Continuous augmented positions (Likhomanenko et al. 2021): sinusoids of positions that are
+// shifted, jittered and scaled at random in training, anew for each call and each sequence.
+TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 
 struct TokenPositionOptions {
   TokenPositionOptions(std::string position, int64_t dim, int64_t max_length)
@@ -131,10 +205,13 @@ struct TokenPositionOptions {
   TORCH_ARG(int64_t, dim);
   // Rows of a learned table; "learned:length=N" in the specification overrides it.
   TORCH_ARG(int64_t, max_length);
+  // No token may see a later one.
+  TORCH_ARG(bool, causal) = false;
 };
 
-// Adds the token encodings of a position ("sinusoidal", "learned") to embeddings; nothing for the
-// components that act in attention.
+// Adds the token encodings of a position ("sinusoidal", "learned", "conv", "cape") to embeddings;
+// nothing for the components that act in attention. Each reads the embeddings that came in, so that
+// their order does not matter.
 class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
  public:
   TokenPositionImpl(std::string position, int64_t dim, int64_t max_length)
@@ -143,8 +220,8 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 
   void reset() override;
 
-  // embeddings (B, L, dim), the first of them at position `offset`; the same shape.
-  torch::Tensor forward(const torch::Tensor& embeddings, int64_t offset = 0);
+  // embeddings (B, L, dim); the same shape.
+  torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
   // The longest length at which the whole position is defined; nullopt: any.
   std::optional<int64_t> max_length() const { return max_length_; }
@@ -153,8 +230,7 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 
  private:
   std::optional<int64_t> max_length_;
-  std::vector<Sinusoidal> sinusoidal_;
-  std::vector<LearnedAbsolute> learned_;
+  std::vector<TokenEncoding> encodings_;  // "<name><n>", n counting those of a name
 };
 TORCH_MODULE(TokenPosition);
 
