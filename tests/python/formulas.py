@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -485,6 +486,29 @@ def rotate(
         pairs = torch.complex(turned[..., 0::2], turned[..., 1::2]) * turn
         turned = torch.view_as_real(pairs).flatten(-2)
     return torch.cat([turned, rest], -1)
+
+
+def rotate_on_grid(
+    x: Tensor,
+    shape: Sequence[int],
+    prefix: int = 0,
+    base: float = 10000.0,
+    layout: str = "interleaved",
+) -> Tensor:
+    """Axial RoPE: an equal part of the coordinates for each axis, turned by its coordinate."""
+    coordinates = [(0,) * len(shape)] * prefix + list(itertools.product(*map(range, shape)))
+    part = 2 * (x.shape[-1] // (2 * len(shape)))
+    turned = [
+        rotate(
+            x[..., a * part : (a + 1) * part],
+            torch.tensor([float(c[a]) for c in coordinates], dtype=torch.float64),
+            has_height=False,
+            base=base,
+            layout=layout,
+        )
+        for a in range(len(shape))
+    ]
+    return torch.cat([*turned, x[..., part * len(shape) :]], -1)
 
 
 @dataclass

@@ -1,12 +1,21 @@
 """Positions and similarities against implementations that others published."""
 
+import math
+
 import geoopt
 import pytest
 import torch
+from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.swin.modeling_swin import SwinConfig, SwinModel
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
+from transformers.models.vit_mae.modeling_vit_mae import ViTMAEConfig, ViTMAEEmbeddings
+from transformers.models.wav2vec2.modeling_wav2vec2 import (
+    Wav2Vec2Config,
+    Wav2Vec2PositionalConvEmbedding,
+)
 
 import gnomon
 
@@ -153,3 +162,80 @@ def test_the_hyperboloid_of_geoopt(map_name):
         return_lse=True,
     )
     torch.testing.assert_close(lse, (-0.8 * distance).logsumexp(-1))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 3, 4)], ids=str)
+def test_axial_rope_of_rotary_embedding_torch(shape):
+    torch.manual_seed(0)
+    part = 8
+    q, k, v = (torch.randn(2, 3, math.prod(shape), part * len(shape)) for _ in range(3))
+    theirs = RotaryEmbedding(dim=part, theta=100)
+    frequencies = theirs.get_axial_freqs(*shape).flatten(0, -2)
+    turned_q, turned_k = (apply_rotary_emb(frequencies, x) for x in (q, k))
+    expected = torch.nn.functional.scaled_dot_product_attention(turned_q, turned_k, v)
+    ours = gnomon.attention(q, k, v, position=gnomon.position.RoPE(100.0, shape=shape))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "length"), [(128, 200), (128, 40), (7, 30), (8, 30)])
+def test_convolution_of_wav2vec2(kernel, length):
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        hidden_size=32, num_conv_pos_embeddings=kernel, num_conv_pos_embedding_groups=4
+    )
+    theirs = Wav2Vec2PositionalConvEmbedding(config).double()
+    weight = theirs.conv.parametrizations.weight
+    ours = gnomon.nn.Convolutional(32, kernel, 4).double()
+    with torch.no_grad():
+        weight.original0.mul_(torch.rand(weight.original0.shape) + 0.5)
+        ours.weight_g.copy_(weight.original0)
+        ours.weight_v.copy_(weight.original1)
+        ours.bias.copy_(theirs.conv.bias)
+    x = torch.randn(2, length, 32, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), x + theirs(x))
+
+
+def test_sinusoids_of_mae():
+    dim = 24
+    config = ViTMAEConfig(
+        hidden_size=dim,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        image_size=20,
+        patch_size=4,
+    )
+    embeddings = ViTMAEEmbeddings(config)
+    embeddings.initialize_weights()
+    theirs = embeddings.position_embeddings[0]
+    ours = gnomon.grid_sinusoid((5, 5), dim, layout="split_xl", prefix=1)
+    # Theirs has the columns of x first.
+    expected = torch.cat([theirs[:, dim // 2 :], theirs[:, : dim // 2]], 1)
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
+
+
+def test_grid_bias_of_swin():
+    torch.manual_seed(0)
+    config = SwinConfig(
+        image_size=28,
+        patch_size=4,
+        embed_dim=16,
+        depths=[1],
+        num_heads=[2],
+        window_size=7,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="eager",
+    )
+    model = SwinModel(config).eval()
+    layer = next(m for m in model.modules() if type(m).__name__.endswith("SwinAttention"))
+    table = next(p for n, p in layer.named_parameters() if "bias_table" in n)
+    with torch.no_grad():
+        table.normal_()
+    x = torch.randn(2, 49, 16)
+    linear = [m for m in layer.modules() if isinstance(m, torch.nn.Linear)]
+    q, k, v = (projection(x).unflatten(2, (2, 8)).transpose(1, 2) for projection in linear[:3])
+    # Their rows are indexed by query - key.
+    ours_table = table.unflatten(0, (13, 13)).permute(2, 0, 1).flip(1, 2)
+    o = gnomon.attention(q, k, v, position=gnomon.position.GridBias(ours_table))
+    ours = linear[3](o.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(ours, layer(x)[0], atol=1e-5, rtol=1e-5)
