@@ -166,6 +166,16 @@ struct AttentionGradient {
   Bias<T> bias;  // batch_stride and layout as in the input
 };
 
+// Attention over the edges of a graph: gnomon/graph.h.
+template <class T>
+struct GraphInput;
+template <class T>
+struct GraphOutput;
+template <class T>
+struct GraphBackwardInput;
+template <class T>
+struct GraphGradient;
+
 // A pair function and its kernels. Those of the library come from FindPairFunction; another
 // definition compiled with src/cpu/kernel_template.cc has one of its own.
 struct PairFunction {
@@ -185,6 +195,14 @@ struct PairFunction {
                              const AttentionGradient<double>&, const Executor&);
   // f for one pair in fp64, without the factor: a, b and t hold the row, column and head scalars.
   double (*value)(double g, const double* a, const double* b, const double* t);
+  // The same over the edges of a graph.
+  void (*graph_forward)(const GraphInput<float>&, const GraphOutput<float>&, const Executor&);
+  void (*graph_backward)(const GraphInput<float>&, const GraphBackwardInput<float>&,
+                         const GraphGradient<float>&, const Executor&);
+  void (*reference_graph_forward)(const GraphInput<double>&, const GraphOutput<double>&,
+                                  const Executor&);
+  void (*reference_graph_backward)(const GraphInput<double>&, const GraphBackwardInput<double>&,
+                                   const GraphGradient<double>&, const Executor&);
 };
 
 // The library's pair functions, in the order of the catalogue.

@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
 #include "cpu/attention-inl.h"
+#include "cpu/graph-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,6 +28,16 @@ void Backward(const AttentionInput<float>& in, const AttentionBackwardInput<floa
   BackwardPass<GNOMON_DEFINITION>(in, saved, gradient, executor).Run();
 }
 
+void GraphForwardKernel(const GraphInput<float>& in, const GraphOutput<float>& out,
+                        const Executor& executor) {
+  GraphForwardPass<GNOMON_DEFINITION>(in, out, executor).Run();
+}
+
+void GraphBackwardKernel(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
+                         const GraphGradient<float>& gradient, const Executor& executor) {
+  GraphBackwardPass<GNOMON_DEFINITION>(in, saved, gradient, executor).Run();
+}
+
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
@@ -36,6 +47,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include "core/pair_function.h"
 #include "reference/attention-inl.h"
+#include "reference/graph-inl.h"
 #include "reference/vocabulary.h"
 
 namespace gnomon {
@@ -55,6 +67,8 @@ namespace {
 
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
+HWY_EXPORT(GraphForwardKernel);
+HWY_EXPORT(GraphBackwardKernel);
 
 void DispatchForward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
                      const Executor& executor) {
@@ -64,6 +78,16 @@ void DispatchForward(const AttentionInput<float>& in, const AttentionOutput<floa
 void DispatchBackward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
                       const AttentionGradient<float>& gradient, const Executor& executor) {
   HWY_DYNAMIC_DISPATCH(Backward)(in, saved, gradient, executor);
+}
+
+void DispatchGraphForward(const GraphInput<float>& in, const GraphOutput<float>& out,
+                          const Executor& executor) {
+  HWY_DYNAMIC_DISPATCH(GraphForwardKernel)(in, out, executor);
+}
+
+void DispatchGraphBackward(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
+                           const GraphGradient<float>& gradient, const Executor& executor) {
+  HWY_DYNAMIC_DISPATCH(GraphBackwardKernel)(in, saved, gradient, executor);
 }
 
 }  // namespace
@@ -81,6 +105,10 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       reference::Forward<Definition>,
       reference::Backward<Definition>,
       reference::Value,
+      DispatchGraphForward,
+      DispatchGraphBackward,
+      reference::GraphForward<Definition>,
+      reference::GraphBackward<Definition>,
   };
   return kFunction;
 }

@@ -1,0 +1,117 @@
+// The edges of a graph cut into chunks of about equal work, and the graph seen from its keys.
+#ifndef GNOMON_SRC_CORE_EDGE_CHUNKS_H_
+#define GNOMON_SRC_CORE_EDGE_CHUNKS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace gnomon {
+
+// Row i of the graph stands for its edges and one step more, at positions indptr[i] + i to
+// indptr[i + 1] + i; a chunk is an interval of positions (Merrill and Garland 2016, Merge-Based
+// Parallel Sparse Matrix-Vector Multiplication). So neither a row with many edges nor many rows
+// without any unbalance the chunks, which depend on the graph alone. A row that a chunk's border
+// cuts is a sum of parts, one in each of its chunks; a part has a slot of memory.
+class EdgeChunks {
+ public:
+  EdgeChunks(const int64_t* indptr, int64_t rows, int64_t size)
+      : indptr_(indptr), rows_(rows), size_(size) {}
+
+  int64_t count() const { return (Start(rows_) + size_ - 1) / size_; }
+  int64_t slots() const { return 2 * count(); }
+  // Edges that a chunk has at most.
+  int64_t size() const { return size_; }
+
+  // The first edge of a chunk; those of count() would begin at the number of edges.
+  int64_t FirstEdge(int64_t chunk) const {
+    if (chunk == count()) return indptr_[rows_];
+    const int64_t row = RowAt(chunk * size_);
+    return std::max(indptr_[row], chunk * size_ - row);
+  }
+
+  // Edges [begin, end) of a row. `slot` is negative where they are all of them.
+  struct Part {
+    int64_t row;
+    int64_t begin;
+    int64_t end;
+    int64_t slot;
+  };
+
+  // Calls body(part) for the rows of a chunk in order.
+  template <class Body>
+  void ForRows(int64_t chunk, const Body& body) const {
+    const int64_t first = chunk * size_;
+    const int64_t last = std::min(first + size_, Start(rows_));
+    for (int64_t i = RowAt(first); i < rows_ && Start(i) < last; ++i) {
+      const bool begins = Start(i) >= first;
+      const bool whole = begins && Start(i + 1) <= last;
+      body(Part{i, std::max(indptr_[i], first - i), std::min(indptr_[i + 1], last - i),
+                whole ? -1 : 2 * chunk + (begins ? 1 : 0)});
+    }
+  }
+
+  // Calls body(row, slots) with the slots of the row that begins in a chunk and ends in a later
+  // one, if there is one.
+  template <class Body>
+  void ForCutRow(int64_t chunk, const Body& body) const {
+    const int64_t border = (chunk + 1) * size_;
+    if (border >= Start(rows_)) return;
+    const int64_t row = RowAt(border - 1);
+    if (Start(row + 1) <= border || Start(row) < chunk * size_) return;
+    std::vector<int64_t> slots = {2 * chunk + 1};
+    const int64_t last = (Start(row + 1) - 1) / size_;
+    for (int64_t c = chunk + 1; c <= last; ++c) slots.push_back(2 * c);
+    body(row, slots);
+  }
+
+ private:
+  int64_t Start(int64_t row) const { return indptr_[row] + row; }
+
+  // The row that a position belongs to.
+  int64_t RowAt(int64_t position) const {
+    int64_t low = 0;
+    int64_t high = rows_;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (Start(middle + 1) > position) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+
+  const int64_t* indptr_;
+  int64_t rows_;
+  int64_t size_;
+};
+
+// The edges in the order of their keys, those of one key in the order of the edges.
+struct TransposedGraph {
+  TransposedGraph(const int64_t* from_indptr, const int64_t* from_indices, int64_t queries,
+                  int64_t keys)
+      : indptr(static_cast<size_t>(keys + 1), 0),
+        rows(static_cast<size_t>(from_indptr[queries])),
+        edges(rows.size()) {
+    for (size_t e = 0; e < edges.size(); ++e) ++indptr[static_cast<size_t>(from_indices[e]) + 1];
+    for (size_t j = 0; j < static_cast<size_t>(keys); ++j) indptr[j + 1] += indptr[j];
+    std::vector<int64_t> next(indptr.begin(), indptr.end() - 1);
+    for (int64_t i = 0; i < queries; ++i) {
+      for (int64_t e = from_indptr[i]; e < from_indptr[i + 1]; ++e) {
+        const auto to = static_cast<size_t>(next[static_cast<size_t>(from_indices[e])]++);
+        rows[to] = i;
+        edges[to] = e;
+      }
+    }
+  }
+
+  std::vector<int64_t> indptr;  // (Nk + 1)
+  std::vector<int64_t> rows;    // (E): the query of each
+  std::vector<int64_t> edges;   // (E): its number
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CORE_EDGE_CHUNKS_H_

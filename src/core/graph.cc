@@ -1,0 +1,119 @@
+// The public entry points of attention over a graph: checks, then kernels.
+#include "gnomon/graph.h"
+
+#include <string>
+#include <utility>
+
+#include "core/targets.h"
+
+namespace gnomon {
+namespace {
+
+void Require(bool condition, const char* name, const std::string& problem) {
+  if (!condition) throw Error("graph_attention: " + std::string(name) + " " + problem);
+}
+
+void RequireGiven(bool is_given, const char* name) { Require(is_given, name, "is null"); }
+
+// One entry out of bounds would have the kernels read or write beyond an array.
+void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indices) {
+  RequireGiven(indptr != nullptr, "indptr");
+  RequireGiven(indices != nullptr || n.edges == 0, "indices");
+  const auto entry = [](int64_t i, int64_t value) {
+    return "[" + std::to_string(i) + "] is " + std::to_string(value);
+  };
+  if (indptr[0] != 0) throw Error("graph_attention: indptr" + entry(0, indptr[0]) + ", expected 0");
+  for (int64_t i = 0; i < n.queries; ++i) {
+    if (indptr[i + 1] >= indptr[i]) continue;
+    throw Error("graph_attention: indptr" + entry(i + 1, indptr[i + 1]) + " after " +
+                std::to_string(indptr[i]) + ", expected a sequence that never falls");
+  }
+  if (indptr[n.queries] != n.edges) {
+    throw Error("graph_attention: indptr" + entry(n.queries, indptr[n.queries]) +
+                ", expected the number of indices, " + std::to_string(n.edges));
+  }
+  for (int64_t e = 0; e < n.edges; ++e) {
+    if (indices[e] >= 0 && indices[e] < n.keys) continue;
+    throw Error("graph_attention: indices" + entry(e, indices[e]) + ", expected one of " +
+                std::to_string(n.keys) + " keys, counted from 0");
+  }
+}
+
+template <class T>
+void Check(const PairFunction& f, const GraphInput<T>& in) {
+  const GraphShape& n = in.shape;
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"heads", n.heads},        {"key_heads", n.key_heads}, {"queries", n.queries},
+      {"keys", n.keys},          {"edges", n.edges},         {"dim", n.dim},
+      {"value_dim", n.value_dim}};
+  for (const auto& [name, size] : sizes) {
+    Require(size >= 0, name, "is " + std::to_string(size) + ", expected at least 0");
+  }
+  Require(n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
+          "is " + std::to_string(n.heads) + ", expected a multiple of key_heads, " +
+              std::to_string(n.key_heads));
+  CheckGraph(n, in.indptr, in.indices);
+  const int64_t rows = n.heads * n.queries;
+  const int64_t columns = n.key_heads * n.keys;
+  if (f.input != PairInput::kNone) {
+    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0, expected at least 1");
+    RequireGiven(in.x.data != nullptr || rows * n.dim == 0, "x");
+    RequireGiven(in.y.data != nullptr || columns * n.dim == 0, "y");
+  }
+  RequireGiven(in.v.data != nullptr || columns * n.value_dim == 0, "v");
+  RequireGiven(in.factor != nullptr || n.heads == 0, "factor");
+  RequireGiven(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars");
+  RequireGiven(f.column_scalars == 0 || in.column_scalars != nullptr || columns == 0,
+               "column_scalars");
+  RequireGiven(f.head_scalars == 0 || in.head_scalars != nullptr || n.heads == 0, "head_scalars");
+}
+
+template <class T>
+void CheckForward(const PairFunction& f, const GraphInput<T>& in, const GraphOutput<T>& out) {
+  Check(f, in);
+  const int64_t rows = in.shape.heads * in.shape.queries;
+  RequireGiven(out.o.data != nullptr || rows * in.shape.value_dim == 0, "o");
+  RequireGiven(out.lse != nullptr || rows == 0, "lse");
+}
+
+template <class T>
+void CheckBackward(const PairFunction& f, const GraphInput<T>& in,
+                   const GraphBackwardInput<T>& saved) {
+  Check(f, in);
+  const int64_t rows = in.shape.heads * in.shape.queries;
+  RequireGiven(saved.o.data != nullptr || rows * in.shape.value_dim == 0, "o");
+  RequireGiven(saved.d_o.data != nullptr || rows * in.shape.value_dim == 0, "d_o");
+  RequireGiven(saved.lse != nullptr || rows == 0, "lse");
+}
+
+}  // namespace
+
+void GraphForward(const PairFunction& function, const GraphInput<float>& input,
+                  const GraphOutput<float>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  ChooseTargetOnce();
+  function.graph_forward(input, output, executor);
+}
+
+void GraphForward(const PairFunction& function, const GraphInput<double>& input,
+                  const GraphOutput<double>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  function.reference_graph_forward(input, output, executor);
+}
+
+void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
+                   const GraphBackwardInput<float>& saved, const GraphGradient<float>& gradient,
+                   const Executor& executor) {
+  CheckBackward(function, input, saved);
+  ChooseTargetOnce();
+  function.graph_backward(input, saved, gradient, executor);
+}
+
+void GraphBackward(const PairFunction& function, const GraphInput<double>& input,
+                   const GraphBackwardInput<double>& saved, const GraphGradient<double>& gradient,
+                   const Executor& executor) {
+  CheckBackward(function, input, saved);
+  function.reference_graph_backward(input, saved, gradient, executor);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,717 @@
+// Attention over the edges of a graph, forward and backward, for one pair function and one
+// instruction set.
+//
+// Sums over columns go by vectors along the columns; what is done to each pair of an edge and a
+// head, by vectors over all pairs of a chunk of edges, so that neither a row of few edges nor a
+// single head leaves lanes empty. Forward, the tasks are chunks of rows; backward, chunks of rows
+// and then, for what belongs to keys, chunks of the transposed graph, with the weights and the
+// gradients of g kept for each edge and head between the two. Chunks depend on the graph alone and
+// their sums are added in fixed order: results do not depend on the number of workers.
+#if defined(GNOMON_SRC_CPU_GRAPH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_GRAPH_INL_H_
+#undef GNOMON_SRC_CPU_GRAPH_INL_H_
+#else
+#define GNOMON_SRC_CPU_GRAPH_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/edge_chunks.h"
+#include "core/parallel.h"
+#include "cpu/attention-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/graph.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Calls body(tag, k) for vectors of n numbers from number k on, the last ones shorter: nothing
+// beyond n is touched, and a row of 8 numbers costs one vector of 8.
+template <size_t kCount = kLanes, class Body>
+HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
+  const hn::CappedTag<float, kCount> d;
+  for (; k + static_cast<int64_t>(kCount) <= n; k += static_cast<int64_t>(kCount)) body(d, k);
+  if constexpr (kCount > 1) {
+    if (k < n) ForVectors<kCount / 2>(n, body, k);
+  }
+}
+
+HWY_INLINE void CopyNumbers(const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + k), d, to + k); });
+}
+
+// to += from.
+HWY_INLINE void AddNumbers(const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    hn::StoreU(hn::LoadU(d, to + k) + hn::LoadU(d, from + k), d, to + k);
+  });
+}
+
+// to += factor from.
+HWY_INLINE void AddScaled(float factor, const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, from + k), hn::LoadU(d, to + k)), d,
+               to + k);
+  });
+}
+
+// to += factor (x - y).
+HWY_INLINE void AddScaledDifference(float factor, const float* x, const float* y, int64_t n,
+                                    float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    const auto difference = hn::LoadU(d, x + k) - hn::LoadU(d, y + k);
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), difference, hn::LoadU(d, to + k)), d, to + k);
+  });
+}
+
+// The inner product of two rows, or the squared length of their difference.
+template <bool kDistance, size_t kCount = kLanes>
+HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
+  const hn::CappedTag<float, kCount> d;
+  constexpr auto kStep = static_cast<int64_t>(kCount);
+  float total = 0;
+  int64_t k = 0;
+  if (n >= kStep) {
+    auto sum = hn::Zero(d);
+    for (; k + kStep <= n; k += kStep) {
+      if constexpr (kDistance) {
+        const auto difference = hn::LoadU(d, x + k) - hn::LoadU(d, y + k);
+        sum = hn::MulAdd(difference, difference, sum);
+      } else {
+        sum = hn::MulAdd(hn::LoadU(d, x + k), hn::LoadU(d, y + k), sum);
+      }
+    }
+    total = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+  if constexpr (kCount > 1) {
+    if (k < n) total += SumOfProducts<kDistance, kCount / 2>(x + k, y + k, n - k);
+  }
+  return total;
+}
+
+// Edges of a chunk: of so many pairs that their scratch memory stays in cache; few enough that the
+// sums of a row with very many edges are sums of parts, which rounds less; and enough that those
+// parts are small beside the edges.
+inline int64_t EdgesOfChunk(const GraphShape& n) {
+  constexpr int64_t kPairs = 2048;
+  constexpr int64_t kEdges = 256;
+  const int64_t edges = std::min(kEdges, kPairs / std::max<int64_t>(1, n.heads));
+  return std::max({edges, n.dim, n.value_dim, int64_t{32}});
+}
+
+// What both directions know of the pairs of an edge and a head. The numbers of a chunk's pairs
+// stand in arrays of stride() numbers, those of edge e from (e - first edge) H on.
+template <class Definition>
+class GraphPairs {
+ public:
+  static constexpr int kRow = Definition::kRowScalars;
+  static constexpr int kColumn = Definition::kColumnScalars;
+  static constexpr int kHead = Definition::kHeadScalars;
+
+  explicit GraphPairs(const GraphInput<float>& in)
+      : in_(in),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        stride_(RoundUp(EdgesOfChunk(n_) * n_.heads, kLaneCount)),
+        rows_(kRow * n_.heads * n_.queries),
+        columns_(kColumn * n_.heads * n_.keys),
+        heads_((1 + kHead) * stride_) {}
+
+  int64_t group() const { return group_; }
+  int64_t stride() const { return stride_; }
+
+  // Scalars in the order in which edges read them: node, scalar, query head.
+  void Pack(const Executor& executor) {
+    constexpr int64_t kNodes = 256;
+    const int64_t row_tasks = kRow > 0 ? DivideUp(n_.queries, kNodes) : 0;
+    const int64_t column_tasks = kColumn > 0 ? DivideUp(n_.keys, kNodes) : 0;
+    ParallelTasks(executor, row_tasks + column_tasks, [&](int64_t task, int) {
+      if (task < row_tasks) {
+        PackScalars(in_.row_scalars, kRow, n_.queries, n_.heads, 1, task * kNodes,
+                    std::min((task + 1) * kNodes, n_.queries), rows_.data());
+      } else {
+        const int64_t first = (task - row_tasks) * kNodes;
+        PackScalars(in_.column_scalars, kColumn, n_.keys, n_.key_heads, group_, first,
+                    std::min(first + kNodes, n_.keys), columns_.data());
+      }
+    });
+    for (int64_t q = 0; q < stride_; ++q) {
+      const int64_t h = n_.heads > 0 ? q % n_.heads : 0;
+      heads_.data()[q] = n_.heads > 0 ? in_.factor[h] : 0.0f;
+      for (int s = 0; s < kHead; ++s) {
+        heads_.data()[(1 + s) * stride_ + q] =
+            n_.heads > 0 ? in_.head_scalars[s * n_.heads + h] : 0.0f;
+      }
+    }
+  }
+
+  // g, a and b of the edges of a part of a row into arrays 0, 1 ... kRow and from there on, from
+  // number `offset` on.
+  void Fill(const EdgeChunks::Part& part, int64_t offset, float* HWY_RESTRICT arrays) const {
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      const int64_t j = in_.indices[e];
+      if constexpr (kHasProduct<Definition>) {
+        float* g = arrays + offset;
+        for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+          const float* y = in_.y.row(0, key_head, j);
+          for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+            g[h] = SumOfProducts<kIsDistance<Definition>>(in_.x.row(0, h, part.row), y, n_.dim);
+          }
+        }
+      }
+      for (int s = 0; s < kRow; ++s) {
+        CopyNumbers(rows_.data() + (part.row * kRow + s) * n_.heads, n_.heads,
+                    arrays + (1 + s) * stride_ + offset);
+      }
+      for (int s = 0; s < kColumn; ++s) {
+        CopyNumbers(columns_.data() + (j * kColumn + s) * n_.heads, n_.heads,
+                    arrays + (1 + kRow + s) * stride_ + offset);
+      }
+    }
+  }
+
+  // The vectors of pairs [q, q + kLanes).
+  struct PairVectors {
+    VF g;
+    VF a[kRow + 1];
+    VF b[kColumn + 1];
+    VF t[kHead + 1];
+    VF factor;
+  };
+  HWY_INLINE PairVectors Load(const float* HWY_RESTRICT arrays, int64_t q) const {
+    const DF d;
+    PairVectors p;
+    p.g = kHasProduct<Definition> ? hn::Load(d, arrays + q) : hn::Zero(d);
+    for (int s = 0; s < kRow; ++s) p.a[s] = hn::Load(d, arrays + (1 + s) * stride_ + q);
+    for (int s = 0; s < kColumn; ++s) {
+      p.b[s] = hn::Load(d, arrays + (1 + kRow + s) * stride_ + q);
+    }
+    for (int s = 0; s < kHead; ++s) p.t[s] = hn::Load(d, heads_.data() + (1 + s) * stride_ + q);
+    p.factor = hn::Load(d, heads_.data() + q);
+    return p;
+  }
+
+ private:
+  // (count, from_heads, nodes) to (nodes, count, from_heads * repeat), for nodes [begin, end).
+  static void PackScalars(const float* from, int count, int64_t nodes, int64_t from_heads,
+                          int64_t repeat, int64_t begin, int64_t end, float* to) {
+    const int64_t to_heads = from_heads * repeat;
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t h = 0; h < to_heads; ++h) {
+        const float* row = from + (s * from_heads + h / repeat) * nodes;
+        for (int64_t i = begin; i < end; ++i) to[(i * count + s) * to_heads + h] = row[i];
+      }
+    }
+  }
+
+  const GraphInput<float>& in_;
+  const GraphShape& n_;
+  int64_t group_;
+  int64_t stride_;
+  Buffer rows_;
+  Buffer columns_;
+  Buffer heads_;  // factor, head scalars: as many pairs of them as a chunk has
+};
+
+// The sum of each row's parts: `width` numbers a row.
+class RowTotals {
+ public:
+  RowTotals(const EdgeChunks& chunks, int64_t width)
+      : chunks_(chunks), width_(width), slots_(chunks.slots() * width) {}
+
+  int64_t width() const { return width_; }
+
+  // Keeps the sum of a part of a row that is cut.
+  void Keep(int64_t slot, const float* sum) const {
+    std::copy_n(sum, width_, slots_.data() + slot * width_);
+  }
+
+  // Calls finish(row, total) for the rows that were cut.
+  template <class Finish>
+  void Merge(const Executor& executor, const Finish& finish) const {
+    ParallelTasks(executor, chunks_.count(), [&](int64_t chunk, int) {
+      chunks_.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>& slots) {
+        float* total = slots_.data() + slots[0] * width_;
+        for (size_t n = 1; n < slots.size(); ++n) {
+          AddNumbers(slots_.data() + slots[n] * width_, width_, total);
+        }
+        finish(row, total);
+      });
+    });
+  }
+
+ private:
+  const EdgeChunks& chunks_;
+  int64_t width_;
+  Buffer slots_;
+};
+
+template <class Definition>
+class GraphForwardPass {
+ public:
+  GraphForwardPass(const GraphInput<float>& in, const GraphOutput<float>& out,
+                   const Executor& executor)
+      : in_(in),
+        out_(out),
+        executor_(executor),
+        n_(in.shape),
+        chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
+        pairs_(in),
+        width_(n_.heads * (2 + n_.value_dim)),
+        slots_(chunks_.slots() * width_) {}
+
+  void Run() {
+    pairs_.Pack(executor_);
+    const int64_t scratch = kArrays * pairs_.stride() + RoundUp(width_, kLaneCount);
+    const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
+    ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
+      Chunk(chunk, memory.data() + worker * scratch);
+    });
+    ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int) { MergeCutRow(chunk); });
+  }
+
+ private:
+  using Pairs = GraphPairs<Definition>;
+  using Part = EdgeChunks::Part;
+  // g, then scores, then weights; the scalars; the largest score of the row.
+  static constexpr int kArrays = 2 + Pairs::kRow + Pairs::kColumn;
+
+  // A row's part: the largest score of each head, in units of log2; the sum of the weights; the
+  // sums of weights times values.
+  float* Largest(float* sums) const { return sums; }
+  float* Weight(float* sums) const { return sums + n_.heads; }
+  float* Values(float* sums) const { return sums + 2 * n_.heads; }
+
+  void Chunk(int64_t chunk, float* arrays) const {
+    const DF d;
+    const int64_t first = chunks_.FirstEdge(chunk);
+    float* HWY_RESTRICT scores = arrays;
+    float* HWY_RESTRICT shifts = arrays + (kArrays - 1) * pairs_.stride();
+    float* sums = arrays + kArrays * pairs_.stride();
+    int64_t count = 0;
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      pairs_.Fill(part, count, arrays);
+      count += (part.end - part.begin) * n_.heads;
+    });
+    for (int64_t q = 0; q < count; q += kLaneCount) {
+      const auto p = pairs_.Load(arrays, q);
+      const VF f = Definition::Value(p.g, p.a, p.b, p.t);
+      hn::Store(f * (p.factor * hn::Set(d, kLog2E)), d, scores + q);
+    }
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      FillShifts(part.end - part.begin, (part.begin - first) * n_.heads, scores, shifts);
+    });
+    for (int64_t q = 0; q < count; q += kLaneCount) {
+      hn::Store(Exp2(hn::Load(d, scores + q) - hn::Load(d, shifts + q)), d, scores + q);
+    }
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      const int64_t offset = (part.begin - first) * n_.heads;
+      SumPart(part, scores + offset, shifts + offset, sums);
+      if (part.slot < 0) {
+        Finish(part.row, sums);
+      } else {
+        std::copy_n(sums, width_, slots_.data() + part.slot * width_);
+      }
+    });
+  }
+
+  // The largest score of each head over the edges of a part, at every edge; 0 where that is -inf:
+  // any finite shift gives weights of 0 then.
+  void FillShifts(int64_t edges, int64_t offset, const float* scores, float* shifts) const {
+    const int64_t heads = n_.heads;
+    const float* from = scores + offset;
+    float* to = shifts + offset;
+    ForVectors(heads, [=](auto d, int64_t h) HWY_ATTR {
+      const auto none = hn::Set(d, -kInfinity);
+      auto largest = none;
+      for (int64_t e = 0; e < edges; ++e) {
+        largest = hn::Max(largest, hn::LoadU(d, from + e * heads + h));
+      }
+      largest = hn::IfThenElse(largest == none, hn::Zero(d), largest);
+      for (int64_t e = 0; e < edges; ++e) hn::StoreU(largest, d, to + e * heads + h);
+    });
+  }
+
+  void SumPart(const Part& part, const float* weights, const float* shifts, float* sums) const {
+    std::fill_n(sums, width_, 0.0f);
+    float* values = Values(sums);
+    for (int64_t e = part.begin; e < part.end; ++e, weights += n_.heads) {
+      AddNumbers(weights, n_.heads, Weight(sums));
+      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+        const float* v = in_.v.row(0, key_head, in_.indices[e]);
+        for (int64_t g = 0; g < pairs_.group(); ++g) {
+          const int64_t h = key_head * pairs_.group() + g;
+          AddScaled(weights[h], v, n_.value_dim, values + h * n_.value_dim);
+        }
+      }
+    }
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      Largest(sums)[h] = Weight(sums)[h] == 0.0f ? -kInfinity : shifts[h];
+    }
+  }
+
+  void Finish(int64_t i, float* sums) const {
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      const float weight = Weight(sums)[h];
+      const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
+      const float* values = Values(sums) + h * n_.value_dim;
+      float* o = out_.o.row(0, h, i);
+      for (int64_t k = 0; k < n_.value_dim; ++k) o[k] = values[k] * scale;
+      out_.lse[i * n_.heads + h] =
+          weight == 0.0f ? -kInfinity : (Largest(sums)[h] + std::log2(weight)) * kLn2;
+    }
+  }
+
+  void MergeCutRow(int64_t chunk) const {
+    chunks_.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>& slots) {
+      float* total = slots_.data() + slots[0] * width_;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        float largest = -kInfinity;
+        for (const int64_t slot : slots) {
+          largest = std::max(largest, Largest(slots_.data() + slot * width_)[h]);
+        }
+        if (largest == -kInfinity) largest = 0.0f;
+        for (const int64_t slot : slots) {
+          float* part = slots_.data() + slot * width_;
+          const float scale = std::exp2(Largest(part)[h] - largest);
+          float* values = Values(part) + h * n_.value_dim;
+          if (part == total) {
+            Weight(total)[h] *= scale;
+            for (int64_t k = 0; k < n_.value_dim; ++k) values[k] *= scale;
+          } else {
+            Weight(total)[h] += Weight(part)[h] * scale;
+            AddScaled(scale, values, n_.value_dim, Values(total) + h * n_.value_dim);
+          }
+        }
+        Largest(total)[h] = largest;
+      }
+      Finish(row, total);
+    });
+  }
+
+  const GraphInput<float>& in_;
+  const GraphOutput<float>& out_;
+  const Executor& executor_;
+  const GraphShape& n_;
+  EdgeChunks chunks_;
+  Pairs pairs_;
+  int64_t width_;
+  Buffer slots_;
+};
+
+template <class Definition>
+class GraphBackwardPass {
+ public:
+  GraphBackwardPass(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
+                    const GraphGradient<float>& grad, const Executor& executor)
+      : in_(in),
+        saved_(saved),
+        grad_(grad),
+        executor_(executor),
+        n_(in.shape),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        d_x_(kHasProduct<Definition> && grad.x.data != nullptr),
+        d_y_(kHasProduct<Definition> && grad.y.data != nullptr),
+        d_row_(Pairs::kRow > 0 && grad.row_scalars != nullptr),
+        d_column_(Pairs::kColumn > 0 && grad.column_scalars != nullptr),
+        chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
+        pairs_(in),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0))),
+        lse_(n_.queries * n_.heads),
+        delta_(n_.queries * n_.heads),
+        d_head_(static_cast<size_t>(chunks_.count() * kHeadSums * n_.heads)) {
+    const int64_t numbers = n_.edges * n_.heads;
+    if (grad.v.data != nullptr) weights_.Reset(numbers);
+    if (d_y_) d_products_.Reset(numbers);
+    if (d_column_) d_columns_.Reset(Pairs::kColumn * numbers);
+  }
+
+  void Run() {
+    pairs_.Pack(executor_);
+    PrepareRows();
+    const int64_t scratch = kArrays * pairs_.stride() + RoundUp(rows_.width(), kLaneCount);
+    const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
+    ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
+      Chunk(chunk, memory.data() + worker * scratch);
+    });
+    rows_.Merge(executor_, [&](int64_t row, const float* sums) { FinishRow(row, sums); });
+    SumHeads();
+    if (!kHasProduct<Definition>) {
+      Clear(grad_.x, n_.heads, n_.queries);
+      Clear(grad_.y, n_.key_heads, n_.keys);
+    }
+    if (grad_.v.data != nullptr || d_y_ || d_column_) Keys();
+  }
+
+ private:
+  using Pairs = GraphPairs<Definition>;
+  using Part = EdgeChunks::Part;
+  static constexpr int kHeadSums = 1 + Pairs::kHead;  // factor, head scalars
+  // In: g, a, b, dP, lse, delta. Out, in the same places: dg, da, db, the weight, the gradient of
+  // the factor; and those of the head scalars.
+  static constexpr int kWeight = 1 + Pairs::kRow + Pairs::kColumn;
+  static constexpr int kFactor = kWeight + 1;
+  static constexpr int kDelta = kFactor + 1;
+  static constexpr int kHeads = kDelta + 1;
+  static constexpr int kArrays = kHeads + Pairs::kHead;
+
+  float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
+
+  // lse in units of log2, and delta = sum_e p_e dP_e - dlse.
+  void PrepareRows() const {
+    constexpr int64_t kNodes = 256;
+    ParallelTasks(executor_, DivideUp(n_.queries, kNodes), [&](int64_t task, int) {
+      for (int64_t i = task * kNodes; i < std::min((task + 1) * kNodes, n_.queries); ++i) {
+        for (int64_t h = 0; h < n_.heads; ++h) {
+          const int64_t row = i * n_.heads + h;
+          // 2^(s - inf) = 0: a row without edges has no weights and no gradients.
+          const bool none = saved_.lse[row] == -kInfinity;
+          lse_.data()[row] = none ? kInfinity : saved_.lse[row] * kLog2E;
+          delta_.data()[row] = none ? 0.0f
+                                    : SumOfProducts<false>(saved_.o.row(0, h, i),
+                                                           saved_.d_o.row(0, h, i), n_.value_dim) -
+                                          (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+        }
+      }
+    });
+  }
+
+  void Chunk(int64_t chunk, float* arrays) {
+    const int64_t first = chunks_.FirstEdge(chunk);
+    int64_t count = 0;
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      pairs_.Fill(part, count, arrays);
+      FillValueGradients(part, count, arrays);
+      count += (part.end - part.begin) * n_.heads;
+    });
+    for (int64_t q = 0; q < count; q += kLaneCount) PairGradients(arrays, q);
+
+    const int64_t offset = first * n_.heads;
+    if (weights_) CopyNumbers(Array(arrays, kWeight), count, weights_.data() + offset);
+    if (d_products_) CopyNumbers(arrays, count, d_products_.data() + offset);
+    for (int s = 0; d_columns_ && s < Pairs::kColumn; ++s) {
+      CopyNumbers(Array(arrays, 1 + Pairs::kRow + s), count,
+                  d_columns_.data() + s * n_.edges * n_.heads + offset);
+    }
+
+    float* sums = arrays + kArrays * pairs_.stride();
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      SumPart(part, (part.begin - first) * n_.heads, arrays, sums);
+      if (part.slot < 0) {
+        FinishRow(part.row, sums);
+      } else {
+        rows_.Keep(part.slot, sums);
+      }
+    });
+    float* d_head = d_head_.data() + chunk * kHeadSums * n_.heads;
+    for (int s = 0; s < kHeadSums; ++s) {
+      const float* from = Array(arrays, s == 0 ? kFactor : kHeads + s - 1);
+      for (int64_t q = 0; q < count; q += n_.heads) {
+        AddNumbers(from + q, n_.heads, d_head + s * n_.heads);
+      }
+    }
+  }
+
+  // dP = dO . v, and the row's lse and delta.
+  void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
+    const int64_t row = part.row * n_.heads;
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      float* products = Array(arrays, kWeight) + offset;
+      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+        const float* v = in_.v.row(0, key_head, in_.indices[e]);
+        for (int64_t g = 0; g < pairs_.group(); ++g) {
+          const int64_t h = key_head * pairs_.group() + g;
+          products[h] = SumOfProducts<false>(saved_.d_o.row(0, h, part.row), v, n_.value_dim);
+        }
+      }
+      CopyNumbers(lse_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
+      CopyNumbers(delta_.data() + row, n_.heads, Array(arrays, kDelta) + offset);
+    }
+  }
+
+  HWY_INLINE void PairGradients(float* HWY_RESTRICT arrays, int64_t q) const {
+    const DF d;
+    const auto p = pairs_.Load(arrays, q);
+    VectorDerivative<Definition> derivative;
+    const VF f = Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
+    const VF score = f * (p.factor * hn::Set(d, kLog2E));
+    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q));
+    const VF d_weight = hn::Load(d, Array(arrays, kWeight) + q);
+    const VF d_score = weight * (d_weight - hn::Load(d, Array(arrays, kDelta) + q));
+    const VF d_f = p.factor * d_score;
+    const auto store = [&](int array, VF value)
+                           HWY_ATTR { hn::Store(value, d, Array(arrays, array) + q); };
+    if constexpr (kHasProduct<Definition>) {
+      // d|x - y|^2/dx = 2 (x - y).
+      const VF d_g = d_f * derivative.g;
+      store(0, kIsDistance<Definition> ? d_g + d_g : d_g);
+    }
+    for (int s = 0; s < Pairs::kRow; ++s) store(1 + s, d_f * derivative.a[s]);
+    for (int s = 0; s < Pairs::kColumn; ++s) store(1 + Pairs::kRow + s, d_f * derivative.b[s]);
+    for (int s = 0; s < Pairs::kHead; ++s) store(kHeads + s, d_f * derivative.t[s]);
+    store(kWeight, weight);
+    store(kFactor, d_score * f);
+  }
+
+  // What a part of a row adds to the gradients of its token and scalars.
+  void SumPart(const Part& part, int64_t offset, float* arrays, float* sums) const {
+    std::fill_n(sums, rows_.width(), 0.0f);
+    float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      for (int s = 0; d_row_ && s < Pairs::kRow; ++s) {
+        AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
+      }
+      if (!d_x_) continue;
+      const float* d_g = arrays + offset;
+      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+        const float* y = in_.y.row(0, key_head, in_.indices[e]);
+        for (int64_t g = 0; g < pairs_.group(); ++g) {
+          const int64_t h = key_head * pairs_.group() + g;
+          AddTokenGradient(d_g[h], y, in_.x.row(0, h, part.row), sums + h * dim_);
+        }
+      }
+    }
+  }
+
+  // dg/d(this) is the other token, or twice the way from it to this.
+  HWY_INLINE void AddTokenGradient(float d_g, const float* other, const float* self,
+                                   float* to) const {
+    if constexpr (kIsDistance<Definition>) {
+      AddScaledDifference(d_g, self, other, dim_, to);
+    } else {
+      AddScaled(d_g, other, dim_, to);
+    }
+  }
+
+  void FinishRow(int64_t i, const float* sums) const {
+    if (d_x_) {
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        std::copy_n(sums + h * dim_, dim_, grad_.x.row(0, h, i));
+      }
+      sums += n_.heads * dim_;
+    }
+    for (int64_t s = 0; d_row_ && s < Pairs::kRow * n_.heads; ++s) {
+      grad_.row_scalars[s * n_.queries + i] = sums[s];
+    }
+  }
+
+  void SumHeads() const {
+    for (int s = 0; s < kHeadSums; ++s) {
+      float* to = s == 0                          ? grad_.factor
+                  : grad_.head_scalars == nullptr ? nullptr
+                                                  : grad_.head_scalars + (s - 1) * n_.heads;
+      if (to == nullptr) continue;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        double sum = 0;
+        for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+          sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
+        }
+        to[h] = static_cast<float>(sum);
+      }
+    }
+  }
+
+  // The gradient of tokens that the pair function does not read.
+  void Clear(View<float> view, int64_t heads, int64_t nodes) const {
+    for (int64_t i = 0; view.data != nullptr && i < nodes; ++i) {
+      for (int64_t h = 0; h < heads; ++h) std::fill_n(view.row(0, h, i), n_.dim, 0.0f);
+    }
+  }
+
+  // What belongs to keys: sums over the edges that lead to each.
+  void Keys() const {
+    const TransposedGraph graph(in_.indptr, in_.indices, n_.queries, n_.keys);
+    const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));
+    const int64_t key_dim = d_y_ ? dim_ : 0;
+    const int64_t value_dim = weights_ ? n_.value_dim : 0;
+    const int64_t scalars = d_column_ ? Pairs::kColumn : 0;
+    const RowTotals totals(chunks, n_.key_heads * (key_dim + value_dim + scalars));
+    const auto finish = [&](int64_t j, const float* sums) {
+      for (int64_t h = 0; h < n_.key_heads; ++h) {
+        if (d_y_) std::copy_n(sums + h * dim_, dim_, grad_.y.row(0, h, j));
+        if (weights_) {
+          std::copy_n(sums + n_.key_heads * key_dim + h * value_dim, value_dim,
+                      grad_.v.row(0, h, j));
+        }
+      }
+      sums += n_.key_heads * (key_dim + value_dim);
+      for (int64_t s = 0; s < scalars * n_.key_heads; ++s) {
+        grad_.column_scalars[s * n_.keys + j] = sums[s];
+      }
+    };
+    const Buffer memory(totals.width() * WorkersFor(executor_, chunks.count()));
+    ParallelTasks(executor_, chunks.count(), [&](int64_t chunk, int worker) {
+      float* sums = memory.data() + worker * totals.width();
+      chunks.ForRows(chunk, [&](const Part& part) {
+        SumKey(graph, part, key_dim, value_dim, sums, totals.width());
+        if (part.slot < 0) {
+          finish(part.row, sums);
+        } else {
+          totals.Keep(part.slot, sums);
+        }
+      });
+    });
+    totals.Merge(executor_, finish);
+  }
+
+  void SumKey(const TransposedGraph& graph, const Part& part, int64_t key_dim, int64_t value_dim,
+              float* sums, int64_t width) const {
+    std::fill_n(sums, width, 0.0f);
+    float* d_values = sums + n_.key_heads * key_dim;
+    float* d_scalars = d_values + n_.key_heads * value_dim;
+    const int64_t group = pairs_.group();
+    for (int64_t t = part.begin; t < part.end; ++t) {
+      const int64_t i = graph.rows[static_cast<size_t>(t)];
+      const int64_t pair = graph.edges[static_cast<size_t>(t)] * n_.heads;
+      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+        for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
+          if (weights_) {
+            AddScaled(weights_.data()[pair + h], saved_.d_o.row(0, h, i), value_dim,
+                      d_values + key_head * value_dim);
+          }
+          if (d_y_) {
+            AddTokenGradient(d_products_.data()[pair + h], in_.x.row(0, h, i),
+                             in_.y.row(0, key_head, part.row), sums + key_head * dim_);
+          }
+          for (int s = 0; d_column_ && s < Pairs::kColumn; ++s) {
+            d_scalars[s * n_.key_heads + key_head] +=
+                d_columns_.data()[s * n_.edges * n_.heads + pair + h];
+          }
+        }
+      }
+    }
+  }
+
+  const GraphInput<float>& in_;
+  const GraphBackwardInput<float>& saved_;
+  const GraphGradient<float>& grad_;
+  const Executor& executor_;
+  const GraphShape& n_;
+  int64_t dim_;
+  bool d_x_;
+  bool d_y_;
+  bool d_row_;
+  bool d_column_;
+  EdgeChunks chunks_;
+  Pairs pairs_;
+  RowTotals rows_;  // of a row: the gradients of its token and scalars
+  Buffer lse_;
+  Buffer delta_;
+  std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
+  // Of each edge and head: what is left to be summed over the edges of a key.
+  Buffer weights_;
+  Buffer d_products_;
+  Buffer d_columns_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

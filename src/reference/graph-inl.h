@@ -1,0 +1,152 @@
+// Attention over a graph in double by plain loops: the oracle of the tests, and what fp64 tensors
+// run on. A pair's score is that of the dense reference.
+//
+// Included once for each definition, after its namespace has defined the vocabulary.
+#ifndef GNOMON_SRC_REFERENCE_GRAPH_INL_H_
+#define GNOMON_SRC_REFERENCE_GRAPH_INL_H_
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/parallel.h"
+#include "gnomon/graph.h"
+#include "reference/attention-inl.h"
+
+namespace gnomon::reference {
+
+// The same tokens as one batch of the dense operator.
+inline AttentionInput<double> DenseInput(const GraphInput<double>& in) {
+  AttentionInput<double> dense;
+  dense.shape = {1,
+                 in.shape.heads,
+                 in.shape.key_heads,
+                 in.shape.queries,
+                 in.shape.keys,
+                 in.shape.dim,
+                 in.shape.value_dim};
+  dense.x = in.x;
+  dense.y = in.y;
+  dense.v = in.v;
+  dense.row_scalars = in.row_scalars;
+  dense.column_scalars = in.column_scalars;
+  dense.head_scalars = in.head_scalars;
+  dense.factor = in.factor;
+  return dense;
+}
+
+template <class Definition>
+void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
+                  const Executor& executor) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const GraphShape& n = in.shape;
+  const AttentionInput<double> dense = DenseInput(in);
+  const Problem<Definition> problem(dense);
+  ParallelTasks(executor, n.heads, [&](int64_t h, int) {
+    std::vector<double> score;
+    for (int64_t i = 0; i < n.queries; ++i) {
+      const int64_t begin = in.indptr[i];
+      const int64_t degree = in.indptr[i + 1] - begin;
+      score.resize(static_cast<size_t>(degree));
+      double largest = -kInfinity;
+      for (int64_t e = 0; e < degree; ++e) {
+        const int64_t j = in.indices[begin + e];
+        const PairScalars p = problem.Scalars(0, h, i, j);
+        score[e] =
+            problem.Score(0, h, i, j, Definition::Value(problem.Input(0, h, i, j), p.a, p.b, p.t));
+        largest = std::max(largest, score[e]);
+      }
+      if (largest == -kInfinity) largest = 0;
+      double* o = out.o.row(0, h, i);
+      std::fill_n(o, n.value_dim, 0.0);
+      double sum = 0;
+      for (int64_t e = 0; e < degree; ++e) {
+        const double weight = std::exp(score[e] - largest);
+        sum += weight;
+        const double* v = in.v.row(0, h / problem.group(), in.indices[begin + e]);
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += weight * v[d];
+      }
+      if (sum != 0) {
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
+      }
+      out.lse[i * n.heads + h] = sum == 0 ? -kInfinity : largest + std::log(sum);
+    }
+  });
+}
+
+template <class Definition>
+void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double>& saved,
+                   const GraphGradient<double>& grad, const Executor& executor) {
+  const GraphShape& n = in.shape;
+  const AttentionInput<double> dense = DenseInput(in);
+  const Problem<Definition> problem(dense);
+  const int64_t group = problem.group();
+  ParallelTasks(executor, n.key_heads, [&](int64_t key_head, int) {
+    for (int64_t j = 0; j < n.keys; ++j) {
+      if (grad.y.data) std::fill_n(grad.y.row(0, key_head, j), n.dim, 0.0);
+      if (grad.v.data) std::fill_n(grad.v.row(0, key_head, j), n.value_dim, 0.0);
+      for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+        grad.column_scalars[(s * n.key_heads + key_head) * n.keys + j] = 0;
+      }
+    }
+    for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
+      double d_factor = 0;
+      double d_head[3] = {0, 0, 0};
+      for (int64_t i = 0; i < n.queries; ++i) {
+        if (grad.x.data) std::fill_n(grad.x.row(0, h, i), n.dim, 0.0);
+        for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+          grad.row_scalars[(s * n.heads + h) * n.queries + i] = 0;
+        }
+        const double lse = saved.lse[i * n.heads + h];
+        if (lse == -std::numeric_limits<double>::infinity()) continue;
+        const double* d_o = saved.d_o.row(0, h, i);
+        const double delta = problem.Dot(d_o, saved.o.row(0, h, i), n.value_dim) -
+                             (saved.d_lse ? saved.d_lse[i * n.heads + h] : 0);
+        for (int64_t e = in.indptr[i]; e < in.indptr[i + 1]; ++e) {
+          const int64_t j = in.indices[e];
+          const PairScalars p = problem.Scalars(0, h, i, j);
+          PairDerivative d;
+          const double f = Definition::Gradient(problem.Input(0, h, i, j), p.a, p.b, p.t, d);
+          const double weight = std::exp(problem.Score(0, h, i, j, f) - lse);
+          const double* v = in.v.row(0, key_head, j);
+          const double d_score = weight * (problem.Dot(d_o, v, n.value_dim) - delta);
+          const double d_f = in.factor[h] * d_score;
+          if (grad.v.data) {
+            double* d_v = grad.v.row(0, key_head, j);
+            for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * d_o[k];
+          }
+          if (Definition::kInput != PairInput::kNone) {
+            // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
+            constexpr bool kDistance = Definition::kInput == PairInput::kSquaredDistance;
+            const double d_g = d_f * d.g;
+            const double* x = in.x.row(0, h, i);
+            const double* y = in.y.row(0, key_head, j);
+            for (int64_t k = 0; grad.x.data && k < n.dim; ++k) {
+              grad.x.row(0, h, i)[k] += d_g * (kDistance ? 2 * (x[k] - y[k]) : y[k]);
+            }
+            for (int64_t k = 0; grad.y.data && k < n.dim; ++k) {
+              grad.y.row(0, key_head, j)[k] += d_g * (kDistance ? 2 * (y[k] - x[k]) : x[k]);
+            }
+          }
+          for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+            grad.row_scalars[(s * n.heads + h) * n.queries + i] += d_f * d.a[s];
+          }
+          for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+            grad.column_scalars[(s * n.key_heads + key_head) * n.keys + j] += d_f * d.b[s];
+          }
+          for (int s = 0; s < Definition::kHeadScalars; ++s) d_head[s] += d_f * d.t[s];
+          d_factor += d_score * f;
+        }
+      }
+      if (grad.factor) grad.factor[h] = d_factor;
+      for (int s = 0; grad.head_scalars && s < Definition::kHeadScalars; ++s) {
+        grad.head_scalars[s * n.heads + h] = d_head[s];
+      }
+    }
+  });
+}
+
+}  // namespace gnomon::reference
+
+#endif  // GNOMON_SRC_REFERENCE_GRAPH_INL_H_

@@ -1,0 +1,427 @@
+// Attention over graphs: the reference against the dense one, and the fused kernels of every
+// instruction set against the reference.
+#include "gnomon/graph.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/edge_chunks.h"
+#include "core/random_problem.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+struct Graph {
+  std::vector<int64_t> indptr = {0};
+  std::vector<int64_t> indices = {};
+
+  int64_t queries() const { return static_cast<int64_t>(indptr.size()) - 1; }
+  int64_t edges() const { return static_cast<int64_t>(indices.size()); }
+  void AddRow(const std::vector<int64_t>& keys) {
+    indices.insert(indices.end(), keys.begin(), keys.end());
+    indptr.push_back(edges());
+  }
+};
+
+// Rows of random degrees: some without edges, some with an edge twice, one with `most` edges.
+Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1) {
+  std::mt19937 engine(seed);
+  std::uniform_int_distribution<int64_t> key(0, std::max<int64_t>(0, keys - 1));
+  // Half of the edges lead to the first few keys.
+  std::uniform_int_distribution<int64_t> hub(0,
+                                             std::min<int64_t>(2, std::max<int64_t>(0, keys - 1)));
+  Graph graph;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t degree = i == queries / 2 ? most : std::min<int64_t>(most, i % 7);
+    std::vector<int64_t> row;
+    for (int64_t e = 0; keys > 0 && e < degree; ++e) {
+      row.push_back(e % 2 == 0 ? key(engine) : hub(engine));
+    }
+    if (i < keys && degree > 0) row[0] = i;
+    graph.AddRow(row);
+  }
+  return graph;
+}
+
+// Attention over a graph with the numbers of a problem of one batch.
+template <class T>
+GraphInput<T> AsGraph(const Problem<T>& p, const Graph& graph) {
+  const AttentionInput<T> dense = p.Input();
+  GraphInput<T> in;
+  in.shape = {.heads = dense.shape.heads,
+              .key_heads = dense.shape.key_heads,
+              .queries = dense.shape.queries,
+              .keys = dense.shape.keys,
+              .edges = graph.edges(),
+              .dim = dense.shape.dim,
+              .value_dim = dense.shape.value_dim};
+  in.indptr = graph.indptr.data();
+  in.indices = graph.indices.data();
+  in.x = dense.x;
+  in.y = dense.y;
+  in.v = dense.v;
+  in.row_scalars = dense.row_scalars;
+  in.column_scalars = dense.column_scalars;
+  in.head_scalars = dense.head_scalars;
+  in.factor = dense.factor;
+  return in;
+}
+
+// (rows, columns) to (columns, rows).
+template <class T>
+std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t columns) {
+  std::vector<T> to(from.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      to[static_cast<size_t>(c * rows + r)] = from[static_cast<size_t>(r * columns + c)];
+    }
+  }
+  return to;
+}
+
+// Outputs and gradients as Problem::Run gives them: the gradient named `only`, or all of them.
+template <class T>
+Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
+                    const Executor& executor = SerialExecutor(), const std::string& only = "") {
+  const GraphInput<T> in = AsGraph(p, graph);
+  const GraphShape& n = in.shape;
+  Array<T> o(p.d_o.size(), p.options.padded, kNan);
+  std::vector<T> lse(p.d_lse.size(), kNan);
+  GraphForward(p.function, in, {o.view(), lse.data()}, executor);
+
+  const std::vector<T> d_lse = Transpose(p.d_lse, n.heads, n.queries);
+  GraphBackwardInput<T> saved;
+  saved.o = static_cast<const Array<T>&>(o).view();
+  saved.lse = lse.data();
+  saved.d_o = p.d_o.view();
+  saved.d_lse = p.pass_d_lse ? d_lse.data() : nullptr;
+  const auto wanted = [&](const char* name) { return only.empty() || only == name; };
+  std::map<std::string, Array<T>> arrays;
+  Results<T> results;
+  const auto view = [&](const char* name, const Array<T>& like) {
+    if (!wanted(name)) return View<T>{};
+    return (arrays[name] = Array<T>(like.size(), p.options.padded, kNan)).view();
+  };
+  const auto pointer = [&](const char* name, const std::vector<T>& like) -> T* {
+    if (!wanted(name)) return nullptr;
+    return (results[name] = std::vector<T>(like.size(), kNan)).data();
+  };
+  GraphGradient<T> gradient;
+  gradient.x = view("d_x", p.x);
+  gradient.y = view("d_y", p.y);
+  gradient.v = view("d_v", p.v);
+  gradient.row_scalars = pointer("d_row", p.row);
+  gradient.column_scalars = pointer("d_column", p.column);
+  gradient.head_scalars = pointer("d_head", p.head);
+  gradient.factor = pointer("d_factor", p.factor);
+  GraphBackward(p.function, in, saved, gradient, executor);
+  for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
+  results["o"] = o.TakeOutput();
+  results["lse"] = Transpose(lse, n.queries, n.heads);
+  return results;
+}
+
+// The graph as a bias of the dense operator: how often a pair is there, as a logarithm.
+class EdgeCounts final : public BiasLayout {
+ public:
+  EdgeCounts(const Graph& graph, int64_t keys) : keys_(keys) {
+    counts_.assign(static_cast<size_t>(graph.queries() * keys), 0);
+    for (int64_t i = 0; i < graph.queries(); ++i) {
+      for (int64_t e = graph.indptr[static_cast<size_t>(i)];
+           e < graph.indptr[static_cast<size_t>(i) + 1]; ++e) {
+        int64_t& count =
+            counts_[static_cast<size_t>(i * keys + graph.indices[static_cast<size_t>(e)])];
+        most_ = std::max(most_, ++count);
+      }
+    }
+  }
+  int64_t table_size() const override { return most_ + 1; }
+  int64_t Entry(int64_t query, int64_t key) const override {
+    return counts_[static_cast<size_t>(query * keys_ + key)];
+  }
+
+ private:
+  int64_t keys_;
+  int64_t most_ = 0;
+  std::vector<int64_t> counts_;
+};
+
+Results<double> DenseResults(const Problem<float>& problem, const Graph& graph) {
+  const EdgeCounts counts(graph, problem.options.shape.keys);
+  Problem<double> dense = problem.InDouble();
+  dense.options.bias = ProblemOptions::kSharedBias;
+  dense.options.layout = &counts;
+  for (int64_t h = 0; h < dense.options.shape.heads; ++h) {
+    for (int64_t n = 0; n < counts.table_size(); ++n) {
+      dense.bias.push_back(std::log(static_cast<double>(n)));
+    }
+  }
+  Results<double> results = dense.Run();
+  results.erase("d_bias");
+  return results;
+}
+
+struct Case {
+  const char* name;
+  int64_t queries;
+  int64_t keys;
+  int64_t heads;
+  int64_t key_heads;
+  int64_t dim;
+  int64_t value_dim;
+  int64_t most;
+  bool padded = false;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::vector<Case> Cases() {
+  return {
+      {"OneEdge", 1, 1, 1, 1, 1, 1, 1},
+      {"EightHeadsOfEight", 60, 60, 8, 8, 8, 8, 9, true},
+      {"OneHead", 50, 40, 1, 1, 17, 3, 20},
+      {"Bipartite", 33, 90, 3, 3, 5, 19, 12, true},
+      {"Grouped", 40, 40, 6, 2, 7, 33, 10, true},
+      {"OneKeyHead", 40, 30, 4, 1, 64, 64, 15},
+      {"ManyHeads", 9, 9, 70, 70, 3, 2, 8},
+      // One row with so many edges that several chunks share it.
+      {"Star", 20, 300, 8, 8, 8, 8, 3000},
+      {"StarOfOneHead", 5, 300, 1, 1, 3, 1, 9000},
+      {"Wide", 6, 11, 2, 1, 130, 257, 1000, true},
+      {"NoEdges", 300, 4, 2, 2, 3, 5, 0},
+      {"NoKeys", 4, 0, 2, 2, 3, 5, 3},
+      {"NoQueries", 0, 4, 2, 2, 3, 5, 3},
+      {"NoNodes", 0, 0, 2, 2, 3, 5, 3},
+      {"NoHeads", 4, 4, 0, 0, 3, 5, 3},
+      {"NoValueColumns", 12, 12, 2, 2, 3, 0, 5},
+  };
+}
+
+std::pair<Problem<float>, Graph> MakeProblem(const PairFunction& function, const Case& c) {
+  // In few columns, tokens are often as good as parallel, where angles lose their digits.
+  const int64_t dim = function.name == std::string("cosine_entailment") ? c.dim + 8 : c.dim;
+  return {RandomProblem(function,
+                        {.shape = {1, c.heads, c.key_heads, c.queries, c.keys, dim, c.value_dim},
+                         .padded = c.padded}),
+          RandomGraph(c.queries, c.keys, c.most)};
+}
+
+class GraphTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, Case>> {};
+
+TEST_P(GraphTest, ReferenceMatchesTheDenseOne) {
+  const auto& [function, c] = GetParam();
+  const auto [problem, graph] = MakeProblem(*function, c);
+  const Results<double> expected = DenseResults(problem, graph);
+  const Results<double> ours = RunGraph(problem.InDouble(), graph);
+  ASSERT_EQ(ours.size(), expected.size());
+  for (const auto& [name, values] : expected) {
+    ASSERT_EQ(ours.at(name).size(), values.size()) << name;
+    for (size_t n = 0; n < values.size(); ++n) {
+      if (values[n] == -kInfinity) {
+        EXPECT_EQ(ours.at(name)[n], values[n]) << name << " " << n;
+      } else {
+        EXPECT_NEAR(ours.at(name)[n], values[n], 1e-11 * (1 + std::fabs(values[n])))
+            << name << " " << n;
+      }
+    }
+  }
+}
+
+TEST_P(GraphTest, KernelsMatchReference) {
+  const auto& [function, c] = GetParam();
+  const auto [problem, graph] = MakeProblem(*function, c);
+  const Results<double> expected = RunGraph(problem.InDouble(), graph);
+  OnEveryTarget([&, &p = problem, &g = graph] { ExpectClose(RunGraph(p, g), expected, 2e-5); });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GraphTest,
+                         ::testing::Combine(::testing::ValuesIn(AllPairFunctions()),
+                                            ::testing::ValuesIn(Cases())),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) +
+                                  std::get<1>(test.param).name;
+                         });
+
+class GraphFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
+ protected:
+  const PairFunction& function() const { return *GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, GraphFunctionTest, ::testing::ValuesIn(AllPairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+TEST_P(GraphFunctionTest, WorkersDoNotChangeAnything) {
+  for (const Case& c : {Case{"", 700, 500, 8, 4, 8, 8, 900}, Case{"", 90, 90, 1, 1, 3, 5, 9000}}) {
+    const auto [problem, graph] = MakeProblem(function(), c);
+    const Results<float> expected = RunGraph(problem, graph);
+    for (const int workers : {1, 2, 3}) {
+      ExpectSame(RunGraph(problem, graph, ThreadExecutor(workers)), expected);
+    }
+    const Results<double> expected_double = RunGraph(problem.InDouble(), graph);
+    for (const int workers : {2, 3}) {
+      EXPECT_EQ(RunGraph(problem.InDouble(), graph, ThreadExecutor(workers)), expected_double);
+    }
+  }
+}
+
+TEST_P(GraphFunctionTest, EachGradientAloneIsTheSame) {
+  const auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 500});
+  const Results<float> all = RunGraph(problem, graph);
+  for (const auto& [name, values] : all)
+    ExpectSame(RunGraph(problem, graph, SerialExecutor(), name), all);
+}
+
+TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
+  auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 500});
+  problem.pass_d_lse = false;
+  const Results<float> without = RunGraph(problem, graph);
+  std::fill(problem.d_lse.begin(), problem.d_lse.end(), 0.0f);
+  problem.pass_d_lse = true;
+  ExpectSame(RunGraph(problem, graph), without);
+}
+
+// Scores far above what exp can hold: the largest of a row is subtracted, in rows that chunks share
+// as well.
+TEST_P(GraphFunctionTest, LargeScores) {
+  auto [problem, graph] = MakeProblem(function(), {"", 20, 300, 2, 2, 8, 8, 5000});
+  for (float& factor : problem.factor) factor *= 300;
+  const Results<double> expected = RunGraph(problem.InDouble(), graph);
+  OnEveryTarget([&, &p = problem, &g = graph] {
+    const Results<float> ours = RunGraph(p, g);
+    for (const char* name : {"o", "lse"}) {
+      EXPECT_LE(Difference(ours.at(name), expected.at(name)), 1e-3) << name;
+    }
+  });
+}
+
+// Distances come from differences: near pairs lose nothing to the size of their norms.
+TEST(Graph, DistancesOfNearPairsAreExact) {
+  const PairFunction& laplacian = FindPairFunction("laplacian");
+  constexpr int64_t kDim = 24;
+  Graph graph;
+  graph.AddRow({0, 1, 2, 3});
+  Problem<float> p = RandomProblem(laplacian, {.shape = {1, 1, 1, 1, 4, kDim, 3}});
+  for (int64_t k = 0; k < kDim; ++k) p.x.at(0, 0, 0, k) = 100.0f + static_cast<float>(k);
+  for (int64_t j = 0; j < 4; ++j) {
+    for (int64_t k = 0; k < kDim; ++k) {
+      p.y.at(0, 0, j, k) = p.x.at(0, 0, 0, k) + 1e-3f * static_cast<float>(j * (k % 3));
+    }
+  }
+  p.factor[0] = -50.0f;
+  const Results<double> expected = RunGraph(p.InDouble(), graph);
+  OnEveryTarget([&] { ExpectClose(RunGraph(p, graph), expected, 2e-5); });
+}
+
+TEST(Graph, ChunksCoverEachEdgeOnceAndAreBalanced) {
+  for (const int64_t size : {1, 2, 7, 32}) {
+    const Graph graph = RandomGraph(40, 30, 100);
+    const EdgeChunks chunks(graph.indptr.data(), graph.queries(), size);
+    std::vector<int> edges(static_cast<size_t>(graph.edges()), 0);
+    std::map<int64_t, std::vector<int64_t>> slots;
+    std::vector<int> whole(static_cast<size_t>(graph.queries()), 0);
+    int64_t next = 0;
+    for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+      EXPECT_EQ(chunks.FirstEdge(chunk), next);
+      int64_t steps = 0;
+      chunks.ForRows(chunk, [&](const EdgeChunks::Part& part) {
+        EXPECT_EQ(part.begin, next);
+        next = part.end;
+        for (int64_t e = part.begin; e < part.end; ++e) ++edges[static_cast<size_t>(e)];
+        steps += part.end - part.begin;
+        if (part.slot < 0) {
+          ++whole[static_cast<size_t>(part.row)];
+        } else {
+          EXPECT_LT(part.slot, chunks.slots());
+          slots[part.row].push_back(part.slot);
+        }
+      });
+      EXPECT_LE(steps, size);
+    }
+    EXPECT_EQ(chunks.FirstEdge(chunks.count()), graph.edges());
+    EXPECT_THAT(edges, ::testing::Each(1));
+    std::map<int64_t, std::vector<int64_t>> cut;
+    for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+      chunks.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>& of) { cut[row] = of; });
+    }
+    EXPECT_EQ(cut, slots);
+    for (int64_t i = 0; i < graph.queries(); ++i) {
+      EXPECT_EQ(whole[static_cast<size_t>(i)], slots.count(i) == 0 ? 1 : 0) << i;
+    }
+  }
+}
+
+TEST(Graph, TransposedGraphKeepsTheOrderOfEdges) {
+  const Graph graph = RandomGraph(40, 30, 100);
+  const TransposedGraph transposed(graph.indptr.data(), graph.indices.data(), 40, 30);
+  ASSERT_EQ(transposed.indptr.back(), graph.edges());
+  std::vector<int> seen(static_cast<size_t>(graph.edges()), 0);
+  for (size_t j = 0; j < 30; ++j) {
+    for (auto t = static_cast<size_t>(transposed.indptr[j]);
+         t < static_cast<size_t>(transposed.indptr[j + 1]); ++t) {
+      const auto e = static_cast<size_t>(transposed.edges[t]);
+      ++seen[e];
+      EXPECT_EQ(graph.indices[e], static_cast<int64_t>(j));
+      const auto row = static_cast<size_t>(transposed.rows[t]);
+      EXPECT_TRUE(graph.indptr[row] <= transposed.edges[t] &&
+                  transposed.edges[t] < graph.indptr[row + 1]);
+      if (t > static_cast<size_t>(transposed.indptr[j])) {
+        EXPECT_LT(transposed.edges[t - 1], transposed.edges[t]);
+      }
+    }
+  }
+  EXPECT_THAT(seen, ::testing::Each(1));
+}
+
+TEST(Graph, SaysWhatIsWrongWithIt) {
+  const PairFunction& dot = FindPairFunction("dot");
+  const Problem<float> p = RandomProblem(dot, {.shape = {1, 2, 1, 3, 4, 5, 6}});
+  const auto message = [&](const Graph& graph, auto change) {
+    GraphInput<float> in = AsGraph(p, graph);
+    change(in);
+    Array<float> o(p.d_o.size(), false, 0.0f);
+    std::vector<float> lse(6);
+    try {
+      GraphForward(dot, in, {o.view(), lse.data()});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const auto same = [](GraphInput<float>&) {};
+  EXPECT_EQ(message({{0, 1, 3, 3}, {3, 0, 2}}, same), "nothing");
+  EXPECT_THAT(message({{1, 1, 3, 3}, {3, 0, 2}}, same),
+              ::testing::HasSubstr("indptr[0] is 1, expected 0"));
+  EXPECT_THAT(message({{0, 3, 1, 3}, {3, 0, 2}}, same),
+              ::testing::HasSubstr("indptr[2] is 1 after 3"));
+  EXPECT_THAT(message({{0, 1, 2, 2}, {3, 0, 2}}, same),
+              ::testing::HasSubstr("indptr[3] is 2, expected the number of indices, 3"));
+  EXPECT_THAT(message({{0, 1, 3, 3}, {3, 4, 2}}, same),
+              ::testing::HasSubstr("indices[1] is 4, expected one of 4 keys"));
+  EXPECT_THAT(message({{0, 1, 3, 3}, {3, 0, -1}}, same), ::testing::HasSubstr("indices[2] is -1"));
+  const Graph graph{{0, 1, 3, 3}, {3, 0, 2}};
+  const std::vector<std::pair<const char*, void (*)(GraphInput<float>&)>> nulls = {
+      {"indptr", [](GraphInput<float>& in) { in.indptr = nullptr; }},
+      {"indices", [](GraphInput<float>& in) { in.indices = nullptr; }},
+      {"x", [](GraphInput<float>& in) { in.x.data = nullptr; }},
+      {"y", [](GraphInput<float>& in) { in.y.data = nullptr; }},
+      {"v", [](GraphInput<float>& in) { in.v.data = nullptr; }},
+      {"factor", [](GraphInput<float>& in) { in.factor = nullptr; }}};
+  for (const auto& [name, change] : nulls) {
+    EXPECT_EQ(message(graph, change), std::string("graph_attention: ") + name + " is null");
+  }
+  EXPECT_THAT(message(graph, [](GraphInput<float>& in) { in.shape.key_heads = 3; }),
+              ::testing::HasSubstr("heads is 2, expected a multiple of key_heads, 3"));
+  EXPECT_THAT(message(graph, [](GraphInput<float>& in) { in.shape.edges = -1; }),
+              ::testing::HasSubstr("edges is -1"));
+}
+
+}  // namespace
+}  // namespace gnomon::testing
