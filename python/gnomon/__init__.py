@@ -1,7 +1,7 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
 from gnomon import _library, cones, nn, position, similarity
-from gnomon._attention import attention, graph_attention, linear_attention
+from gnomon._attention import attention
 from gnomon._encodings import (
     alibi_slopes,
     grid_sinusoid,
@@ -9,6 +9,8 @@ from gnomon._encodings import (
     sinusoid,
     t5_bucket,
 )
+from gnomon._graph_attention import graph_attention
+from gnomon._linear_attention import favor_projection, linear_attention
 
 __version__ = _library.VERSION
 
@@ -16,6 +18,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "cones",
+    "favor_projection",
     "graph_attention",
     "grid_sinusoid",
     "hype_augment",

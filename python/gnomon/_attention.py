@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, overload
+from typing import Literal, overload
 
-from torch import SymInt, Tensor
+from torch import Tensor
 
+from gnomon._checks import (
+    check_flag,
+    check_number,
+    check_optional_integer,
+    check_scale,
+    check_tensors,
+    wrong_type,
+)
 from gnomon._library import ops
 from gnomon.position import Position
 from gnomon.similarity import Dot, Similarity
@@ -111,9 +119,7 @@ def attention(
         TypeError: a dtype or a device.
         NotImplementedError: an argument that this version does not offer.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise _wrong_type(name, tensor, "a Tensor")
+    check_tensors("attention", q=q, k=k, v=v)
     for name, integers, shape in (
         ("key_lengths", key_lengths, "(B,)"),
         ("key_starts", key_starts, "(B,)"),
@@ -121,29 +127,29 @@ def attention(
         ("key_segments", key_segments, "(B, Lk)"),
     ):
         if integers is not None and not isinstance(integers, Tensor):
-            raise _wrong_type(name, integers, f"a Tensor {shape} of integers, or None")
-    if not isinstance(causal, bool):
-        raise _wrong_type("causal", causal, "True or False")
-    if scale is not None and not _is_number(scale):
-        raise _wrong_type("scale", scale, "a number, or None")
-    if not _is_number(dropout):
-        raise _wrong_type("dropout", dropout, "a number")
+            expected = f"a Tensor {shape} of integers, or None"
+            raise wrong_type("attention", name, integers, expected)
+    check_flag("attention", "causal", causal)
+    check_scale("attention", scale)
+    check_number("attention", "dropout", dropout)
     _refuse_later(
         dropout=dropout != 0,
         seed=seed is not None,
     )
     query_offsets = query_offset if isinstance(query_offset, Tensor) else None
     first_query = None if isinstance(query_offset, Tensor) else query_offset
-    _check_integer("query_offset", first_query)
+    check_optional_integer("attention", "query_offset", first_query)
     similarity = Dot() if similarity is None else similarity
     if not isinstance(similarity, Similarity):
-        raise _wrong_type("similarity", similarity, "one of gnomon.similarity")
+        raise wrong_type("attention", "similarity", similarity, "one of gnomon.similarity")
     similarity_spec, similarity_tensors = similarity._lower()
     position_specs: list[str] = []
     position_tensors: list[Tensor] = []
     for term in _as_list(position):
         if not isinstance(term, Position):
-            raise _wrong_type("position", term, "one of gnomon.position, or a list of them")
+            raise wrong_type(
+                "attention", "position", term, "one of gnomon.position, or a list of them"
+            )
         spec, tensors = term._lower()
         position_specs.append(spec)
         position_tensors += tensors
@@ -178,12 +184,6 @@ def _refuse_later(**arguments: bool) -> None:
             )
 
 
-def _wrong_type(argument: str, value: object, expected: str) -> TypeError:
-    return TypeError(
-        f"gnomon.attention: {argument} is a {type(value).__name__}; expected {expected}"
-    )
-
-
 def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
     if position is None:
         return ()
@@ -198,29 +198,6 @@ def _window(window: Window | None) -> Window:
             f"gnomon.attention: window is {window!r}; expected (left, right), None for unbounded"
         )
     left, right = window
-    _check_integer("window's left", left)
-    _check_integer("window's right", right)
+    check_optional_integer("attention", "window's left", left)
+    check_optional_integer("attention", "window's right", right)
     return left, right
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_integer(argument: str, value: int | None) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, SymInt)) or isinstance(value, bool):
-        raise _wrong_type(argument, value, "an integer, or None")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"gnomon.attention: {argument} is {value}; expected an int64")
-
-
-def linear_attention(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Linear attention; not in this version."""
-    raise NotImplementedError("gnomon.linear_attention is not implemented in this version")
-
-
-def graph_attention(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """Attention over the edges of a graph; not in this version."""
-    raise NotImplementedError("gnomon.graph_attention is not implemented in this version")

@@ -15,31 +15,33 @@ namespace {
 // Hands out the tensors of a list, each checked to go with q.
 class TensorReader {
  public:
-  TensorReader(at::TensorList tensors, const at::Tensor& q) : tensors_(tensors), q_(q) {}
+  TensorReader(const char* operation, at::TensorList tensors, const at::Tensor& q)
+      : operation_(operation), tensors_(tensors), q_(q) {}
 
   at::Tensor Next(const std::string& component, const std::string& name) {
     const std::string what = name + " of " + component;
-    TORCH_CHECK_VALUE(next_ < tensors_.size(), "gnomon.attention: ", what, " is missing");
+    TORCH_CHECK_VALUE(next_ < tensors_.size(), operation_, ": ", what, " is missing");
     const at::Tensor& tensor = tensors_[next_++];
-    TORCH_CHECK_TYPE(tensor.device() == q_.device(), "gnomon.attention: ", what, " is on ",
+    TORCH_CHECK_TYPE(tensor.device() == q_.device(), operation_, ": ", what, " is on ",
                      tensor.device(), " and q on ", q_.device(), "; expected the same");
-    return AsParameter(tensor, q_, "gnomon.attention: " + what);
+    return AsParameter(tensor, q_, operation_ + (": " + what));
   }
 
   at::Tensor NextHeads(const std::string& component, const std::string& name) {
     at::Tensor tensor = Next(component, name);
-    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1),
-                      "gnomon.attention: ", name, " of ", component, " has shape ",
-                      tensor.sym_sizes(), "; expected (H,) = (", q_.sym_size(1), ",)");
+    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
+                      name, " of ", component, " has shape ", tensor.sym_sizes(),
+                      "; expected (H,) = (", q_.sym_size(1), ",)");
     return tensor;
   }
 
   void CheckDone(const char* argument) const {
-    TORCH_CHECK_VALUE(next_ == tensors_.size(), "gnomon.attention: ", argument, " has ",
+    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", argument, " has ",
                       tensors_.size(), " tensors; expected ", next_);
   }
 
  private:
+  std::string operation_;
   at::TensorList tensors_;
   const at::Tensor& q_;
   size_t next_ = 0;
@@ -200,24 +202,30 @@ Position GridBias(torch::Tensor table, int64_t prefix) {
 
 }  // namespace position
 
+ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
+                                     at::TensorList tensors, const at::Tensor& q) {
+  ResolvedSimilarity similarity{nullptr, Component::Parse(spec), {}};
+  const Component& component = similarity.component;
+  similarity.entry = &FindSimilarity(component);
+  TensorReader reader(operation, tensors, q);
+  if (const char* name = similarity.entry->head_parameter) {
+    const std::optional<double> number = component.FindNumber(name);
+    similarity.head_parameter =
+        number ? HeadNumber(q, *number) : reader.NextHeads(component.name(), name);
+  }
+  reader.CheckDone("similarity_tensors");
+  return similarity;
+}
+
 std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
     at::TensorList similarity_tensors, const std::vector<std::string>& positions,
     at::TensorList position_tensors, const CallArguments& arguments) {
-  CheckTokens(q, k, v);
-  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
-  const Component& component = resolved_similarity.component;
-  resolved_similarity.entry = &FindSimilarity(component);
-  TensorReader similarity_reader(similarity_tensors, q);
-  if (const char* name = resolved_similarity.entry->head_parameter) {
-    const std::optional<double> number = component.FindNumber(name);
-    resolved_similarity.head_parameter =
-        number ? HeadNumber(q, *number) : similarity_reader.NextHeads(component.name(), name);
-  }
-  similarity_reader.CheckDone("similarity_tensors");
-
+  CheckTokens("gnomon.attention", q, k, v);
+  const ResolvedSimilarity resolved_similarity =
+      ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);
   std::vector<ResolvedPosition> resolved;
-  TensorReader reader(position_tensors, q);
+  TensorReader reader("gnomon.attention", position_tensors, q);
   std::vector<Component> components;
   for (const std::string& spec : positions) {
     for (Component& term : ParseSum(spec)) components.push_back(std::move(term));

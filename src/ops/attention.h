@@ -11,6 +11,11 @@
 
 namespace gnomon {
 
+// A similarity given by a component and the tensors of those of its parameters that the component
+// gives no number for, for q (B, H, ...). Messages begin with `operation`.
+ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
+                                     at::TensorList tensors, const at::Tensor& q);
+
 // Attention of a similarity and a list of positions, each a component and the tensors of those of
 // its parameters that the component gives no number for, in the entry's order. Returns o and lse.
 std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(

@@ -10,30 +10,15 @@
 
 #include "core/grid_layout.h"
 #include "ops/executor.h"
+#include "ops/kernel_arguments.h"
 #include "ops/operators.h"
 
 namespace gnomon {
 namespace {
 
-// The core's errors, as those that Python knows by their types.
-template <class Body>
-void Translate(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    TORCH_CHECK_TYPE(error.kind() != ErrorKind::kType, error.what());
-    TORCH_CHECK_NOT_IMPLEMENTED(error.kind() != ErrorKind::kNotImplemented, error.what());
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
 void Expect(const char* name, const OptionalTensor& tensor, at::IntArrayRef sizes,
             at::ScalarType dtype) {
-  if (!tensor) return;
-  TORCH_CHECK_VALUE(tensor->sizes() == sizes, "gnomon.attention: ", name, " has shape ",
-                    tensor->sizes(), "; expected ", sizes);
-  TORCH_CHECK_TYPE(tensor->scalar_type() == dtype, "gnomon.attention: ", name, " has dtype ",
-                   tensor->scalar_type(), "; expected ", dtype);
+  ExpectTensor("gnomon.attention", name, tensor, sizes, dtype);
 }
 
 // The operator's arguments with the last axis of each made contiguous, which keeps the tensors
@@ -102,14 +87,6 @@ struct Arguments {
     return concrete;
   }
 
-  static at::Tensor WithRows(const at::Tensor& tensor) {
-    return tensor.stride(3) == 1 || tensor.size(3) == 1 ? tensor : tensor.contiguous();
-  }
-
-  static at::Tensor Contiguous(const OptionalTensor& tensor) {
-    return tensor ? tensor->contiguous() : at::Tensor();
-  }
-
   at::Tensor KeyBounds(const char* name, const OptionalTensor& bounds) const {
     if (!bounds) return {};
     const at::Tensor contiguous = bounds->contiguous();
@@ -132,11 +109,6 @@ struct Arguments {
   template <class T>
   static View<const T> Rows(const at::Tensor& tensor) {
     return {tensor.const_data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
-  }
-
-  template <class T>
-  static const T* Data(const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
   }
 
   template <class T>
@@ -182,11 +154,6 @@ View<T> MutableRows(at::Tensor& tensor) {
 }
 
 template <class T>
-T* MutableData(at::Tensor& tensor) {
-  return tensor.numel() == 0 ? nullptr : tensor.data_ptr<T>();
-}
-
-template <class T>
 void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse) {
   const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse)};
   Translate([&] {
@@ -220,18 +187,6 @@ std::tuple<at::Tensor, at::Tensor> ForwardCpu(
   return {o, lse};
 }
 
-// Empty gradients for those not needed, the others by `make` in the shape of what they belong to.
-template <class Make>
-std::vector<at::Tensor> MakeGradients(const std::array<OptionalTensor, kGradients>& of,
-                                      const std::array<bool, kGradients>& needed,
-                                      const Make& make) {
-  std::vector<at::Tensor> gradients;
-  for (size_t n = 0; n < kGradients; ++n) {
-    gradients.push_back(needed[n] ? make(*of[n]) : at::empty({0}, of[0]->options()));
-  }
-  return gradients;
-}
-
 Gradients AsTuple(const std::vector<at::Tensor>& g) {
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7]};
 }
@@ -240,7 +195,7 @@ template <class T>
 void RunBackward(const Arguments& arguments, const at::Tensor& d_o, const at::Tensor& d_lse,
                  const at::Tensor& o, const at::Tensor& lse, std::vector<at::Tensor>& gradients) {
   const AttentionBackwardInput<T> saved{Arguments::Rows<T>(o), lse.const_data_ptr<T>(),
-                                        Arguments::Rows<T>(d_o), Arguments::Data<T>(d_lse)};
+                                        Arguments::Rows<T>(d_o), Data<T>(d_lse)};
   AttentionGradient<T> gradient;
   gradient.x = MutableRows<T>(gradients[0]);
   gradient.y = MutableRows<T>(gradients[1]);
@@ -278,20 +233,19 @@ Gradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const 
   Expect("d_lse", d_lse, {n.batch, n.heads, n.queries}, x.scalar_type());
   Expect("lse", lse, {n.batch, n.heads, n.queries}, x.scalar_type());
   const bool empty = arguments.empty();
-  std::vector<at::Tensor> gradients = MakeGradients(
+  std::vector<at::Tensor> gradients = MakeGradients<kGradients>(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
       [&](const at::Tensor& of) {
         return empty ? at::zeros(of.sizes(), of.options()) : at::empty(of.sizes(), of.options());
       });
   if (!empty) {
-    const at::Tensor d_o_rows = Arguments::WithRows(d_o);
-    const at::Tensor d_lse_rows = Arguments::Contiguous(d_lse);
+    const at::Tensor d_o_rows = WithRows(d_o);
+    const at::Tensor d_lse_rows = Contiguous(d_lse);
     if (x.scalar_type() == at::kDouble) {
-      RunBackward<double>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o), lse.contiguous(),
+      RunBackward<double>(arguments, d_o_rows, d_lse_rows, WithRows(o), lse.contiguous(),
                           gradients);
     } else {
-      RunBackward<float>(arguments, d_o_rows, d_lse_rows, Arguments::WithRows(o), lse.contiguous(),
-                         gradients);
+      RunBackward<float>(arguments, d_o_rows, d_lse_rows, WithRows(o), lse.contiguous(), gradients);
     }
   }
   return AsTuple(gradients);
@@ -323,7 +277,7 @@ Gradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*
                        c10::SymInt /*query_offset*/, OptionalSymInt /*left*/,
                        OptionalSymInt /*right*/, at::OptionalSymIntArrayRef /*grid*/,
                        std::array<bool, kGradients> needed) {
-  return AsTuple(MakeGradients(
+  return AsTuple(MakeGradients<kGradients>(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor, bias}, needed,
       [](const at::Tensor& of) { return at::empty_symint(of.sym_sizes(), of.options()); }));
 }

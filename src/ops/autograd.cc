@@ -32,14 +32,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     auto [o, lse] = CallAttentionForward(
         x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
         query_offsets, query_segments, key_segments, function, query_offset, left, right, grid);
-    const auto or_undefined = [](const OptionalTensor& tensor) {
-      return tensor.value_or(at::Tensor());
-    };
-    context->save_for_backward({o, lse, x, y, v, or_undefined(row_scalars),
-                                or_undefined(column_scalars), or_undefined(head_scalars), factor,
-                                or_undefined(bias), or_undefined(key_starts),
-                                or_undefined(key_lengths), or_undefined(query_offsets),
-                                or_undefined(query_segments), or_undefined(key_segments)});
+    context->save_for_backward({o, lse, x, y, v, OrUndefined(row_scalars),
+                                OrUndefined(column_scalars), OrUndefined(head_scalars), factor,
+                                OrUndefined(bias), OrUndefined(key_starts),
+                                OrUndefined(key_lengths), OrUndefined(query_offsets),
+                                OrUndefined(query_segments), OrUndefined(key_segments)});
     context->saved_data["function"] = std::move(function);
     context->saved_data["query_offset"] = std::move(query_offset);
     context->saved_data["left"] = std::move(left);
@@ -52,9 +49,6 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
     const variable_list saved = context->get_saved_variables();
-    const auto optional = [](const at::Tensor& tensor) {
-      return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-    };
     const auto symint = [&](const char* name) -> OptionalSymInt {
       const c10::IValue& value = context->saved_data[name];
       if (value.isNone()) return std::nullopt;
@@ -69,13 +63,13 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const at::Tensor& o = saved[0];
     const at::Tensor& d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
     const auto [d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias] =
-        CallAttentionBackward(d_o, optional(d_outputs[1]), o, saved[1], saved[2], saved[3],
-                              saved[4], optional(saved[5]), optional(saved[6]), optional(saved[7]),
-                              saved[8], optional(saved[9]), optional(saved[10]),
-                              optional(saved[11]), optional(saved[12]), optional(saved[13]),
-                              optional(saved[14]), context->saved_data["function"].toStringRef(),
-                              *symint("query_offset"), symint("left"), symint("right"),
-                              has_grid ? at::OptionalSymIntArrayRef(grid) : std::nullopt, needed);
+        CallAttentionBackward(
+            d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2], saved[3], saved[4],
+            AsOptional(saved[5]), AsOptional(saved[6]), AsOptional(saved[7]), saved[8],
+            AsOptional(saved[9]), AsOptional(saved[10]), AsOptional(saved[11]),
+            AsOptional(saved[12]), AsOptional(saved[13]), AsOptional(saved[14]),
+            context->saved_data["function"].toStringRef(), *symint("query_offset"), symint("left"),
+            symint("right"), has_grid ? at::OptionalSymIntArrayRef(grid) : std::nullopt, needed);
     variable_list gradients = {
         d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias};
     for (size_t n = 0; n < kGradients; ++n) {

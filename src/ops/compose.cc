@@ -12,45 +12,11 @@
 namespace gnomon {
 namespace {
 
+constexpr const char* kOperation = "gnomon.attention";
+
 bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 int64_t Concrete(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
-
-void CheckTensor(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), "gnomon.attention: ", name,
-                              " is on ", tensor.device(), "; this version runs on the CPU only");
-  const at::ScalarType dtype = tensor.scalar_type();
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype),
-                   "gnomon.attention: ", name, " has dtype ", dtype,
-                   "; expected bfloat16, float16, float32 or float64");
-  TORCH_CHECK_TYPE(dtype == q.scalar_type(), "gnomon.attention: ", name, " has dtype ", dtype,
-                   " and q ", q.scalar_type(), "; expected the same");
-  TORCH_CHECK_TYPE(tensor.device() == q.device(), "gnomon.attention: ", name, " is on ",
-                   tensor.device(), " and q on ", q.device(), "; expected the same");
-  TORCH_CHECK_VALUE(tensor.dim() == 4, "gnomon.attention: ", name, " has shape ",
-                    tensor.sym_sizes(), "; expected four axes, (batch, heads, length, columns)");
-  TORCH_CHECK_VALUE(tensor.sym_size(3) >= 1, "gnomon.attention: ", name, " has shape ",
-                    tensor.sym_sizes(), "; expected at least one column");
-}
-
-// An integer tensor of q's batch: (B,), or (B, length).
-OptionalTensor CheckIntegers(const char* name, const OptionalTensor& bounds, const at::Tensor& q,
-                             const OptionalSymInt& length = std::nullopt) {
-  if (!bounds) return std::nullopt;
-  TORCH_CHECK_TYPE(at::isIntegralType(bounds->scalar_type(), /*includeBool=*/false),
-                   "gnomon.attention: ", name, " has dtype ", bounds->scalar_type(),
-                   "; expected integers");
-  TORCH_CHECK_TYPE(bounds->device() == q.device(), "gnomon.attention: ", name, " is on ",
-                   bounds->device(), " and q on ", q.device(), "; expected the same");
-  TORCH_CHECK_VALUE(length || (bounds->dim() == 1 && bounds->sym_size(0) == q.sym_size(0)),
-                    "gnomon.attention: ", name, " has shape ", bounds->sym_sizes(),
-                    "; expected (B,) = (", q.sym_size(0), ",)");
-  TORCH_CHECK_VALUE(!length || (bounds->dim() == 2 && bounds->sym_size(0) == q.sym_size(0) &&
-                                bounds->sym_size(1) == *length),
-                    "gnomon.attention: ", name, " has shape ", bounds->sym_sizes(),
-                    "; expected (B, length) = (", q.sym_size(0), ", ", length.value_or(0), ")");
-  return bounds->to(at::kLong);
-}
 
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
@@ -77,7 +43,64 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
   return 0;
 }
 
-// k with zeros where no query may look: NaN there would come back in the gradient of a token map.
+}  // namespace
+
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), operation, ": ", name, " is on ",
+                              tensor.device(), "; this version runs on the CPU only");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype), operation, ": ",
+                   name, " has dtype ", dtype, "; expected bfloat16, float16, float32 or float64");
+  TORCH_CHECK_TYPE(dtype == q.scalar_type(), operation, ": ", name, " has dtype ", dtype, " and q ",
+                   q.scalar_type(), "; expected the same");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q) {
+  TORCH_CHECK_TYPE(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), operation, ": ",
+                   name, " has dtype ", tensor.scalar_type(), "; expected integers");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length) {
+  if (!tensor) return std::nullopt;
+  CheckIntegerType(operation, name, *tensor, q);
+  TORCH_CHECK_VALUE(length || (tensor->dim() == 1 && tensor->sym_size(0) == q.sym_size(0)),
+                    operation, ": ", name, " has shape ", tensor->sym_sizes(),
+                    "; expected (B,) = (", q.sym_size(0), ",)");
+  TORCH_CHECK_VALUE(!length || (tensor->dim() == 2 && tensor->sym_size(0) == q.sym_size(0) &&
+                                tensor->sym_size(1) == *length),
+                    operation, ": ", name, " has shape ", tensor->sym_sizes(),
+                    "; expected (B, length) = (", q.sym_size(0), ", ", length.value_or(0), ")");
+  return tensor->to(at::kLong);
+}
+
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v) {
+  for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
+    CheckTokenType(operation, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->dim() == 4, operation, ": ", name, " has shape ", tensor->sym_sizes(),
+                      "; expected four axes, (batch, heads, length, columns)");
+    TORCH_CHECK_VALUE(tensor->sym_size(3) >= 1, operation, ": ", name, " has shape ",
+                      tensor->sym_sizes(), "; expected at least one column");
+  }
+  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3), operation,
+                    ": k has shape ", k.sym_sizes(),
+                    "; expected (B, Hkv, Lk, D) with B = ", q.sym_size(0),
+                    " and D = ", q.sym_size(3), " as in q ", q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1) &&
+                        v.sym_size(2) == k.sym_size(2),
+                    operation, ": v has shape ", v.sym_sizes(),
+                    "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
+                    q.sym_size(1), " heads and k ", k.sym_size(1), "; expected a multiple");
+}
+
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths) {
   if (!key_starts && !key_lengths) return k;
@@ -87,6 +110,8 @@ at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
   if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));
   return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
 }
+
+namespace {
 
 bool IsBias(const ResolvedPosition& position) {
   return position.entry->role == PositionEntry::Role::kBias ||
@@ -128,23 +153,6 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
 
 }  // namespace
 
-void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  CheckTensor("q", q, q);
-  CheckTensor("k", k, q);
-  CheckTensor("v", v, q);
-  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
-                    "gnomon.attention: k has shape ", k.sym_sizes(), "; expected (B, Hkv, Lk, D) ",
-                    "with B = ", q.sym_size(0), " and D = ", q.sym_size(3), " as in q ",
-                    q.sym_sizes());
-  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1) &&
-                        v.sym_size(2) == k.sym_size(2),
-                    "gnomon.attention: v has shape ", v.sym_sizes(), "; expected (B, Hkv, Lk, Dv) ",
-                    "as in k ", k.sym_sizes());
-  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0,
-                    "gnomon.attention: q has ", q.sym_size(1), " heads and k ", k.sym_size(1),
-                    "; expected a multiple");
-}
-
 at::ScalarType ComputingType(const at::Tensor& q) {
   return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
 }
@@ -162,6 +170,20 @@ at::Tensor HeadNumber(const at::Tensor& q, double number) {
   return at::full_symint({q.sym_size(1)}, number, q.options().dtype(ComputingType(q)));
 }
 
+at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
+                      const at::Tensor& q, std::optional<double> scale) {
+  const SimilarityEntry& entry = *similarity.entry;
+  const int64_t head_dim = Concrete(q.sym_size(3));
+  entry.CheckColumns(similarity.component, head_dim, std::string(operation) + ": q has D = ");
+  TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), operation, ": scale is ", scale.value_or(0),
+                    "; expected a finite number");
+  TORCH_CHECK_VALUE(!scale || entry.takes_scale, operation, ": scale goes with dot, not with ",
+                    entry.catalogue.name);
+  if (entry.head_parameter != nullptr) return similarity.head_parameter;
+  const double root = std::sqrt(static_cast<double>(head_dim));
+  return HeadNumber(q, entry.takes_scale ? scale.value_or(1.0 / root) : 1.0);
+}
+
 std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Tensor& k_in,
                                            const at::Tensor& v_in,
                                            const ResolvedSimilarity& similarity,
@@ -174,29 +196,26 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
-  const int64_t head_dim = Concrete(q.sym_size(3));
-  entry.CheckColumns(similarity.component, head_dim, "gnomon.attention: q has D = ");
-  TORCH_CHECK_VALUE(!arguments.scale || std::isfinite(*arguments.scale),
-                    "gnomon.attention: scale is ", arguments.scale.value_or(0),
-                    "; expected a finite number");
-  TORCH_CHECK_VALUE(!arguments.scale || entry.takes_scale,
-                    "gnomon.attention: scale goes with dot, not with ", entry.catalogue.name);
+  const at::Tensor factor = HeadFactor(kOperation, similarity, q, arguments.scale);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
     TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
                       "; expected at least 0, or None for unbounded");
   }
-  const OptionalTensor key_starts = CheckIntegers("key_starts", arguments.key_starts, q);
-  const OptionalTensor key_lengths = CheckIntegers("key_lengths", arguments.key_lengths, q);
+  const OptionalTensor key_starts =
+      CheckIntegers(kOperation, "key_starts", arguments.key_starts, q);
+  const OptionalTensor key_lengths =
+      CheckIntegers(kOperation, "key_lengths", arguments.key_lengths, q);
   TORCH_CHECK_VALUE(
       arguments.query_segments.has_value() == arguments.key_segments.has_value(),
       "gnomon.attention: ", arguments.query_segments ? "key_segments" : "query_segments",
       " is None; expected both query_segments and key_segments, or neither");
   const OptionalTensor query_segments =
-      CheckIntegers("query_segments", arguments.query_segments, q, q.sym_size(2));
+      CheckIntegers(kOperation, "query_segments", arguments.query_segments, q, q.sym_size(2));
   const OptionalTensor key_segments =
-      CheckIntegers("key_segments", arguments.key_segments, q, k.sym_size(2));
-  const OptionalTensor query_offsets = CheckIntegers("query_offset", arguments.query_offsets, q);
+      CheckIntegers(kOperation, "key_segments", arguments.key_segments, q, k.sym_size(2));
+  const OptionalTensor query_offsets =
+      CheckIntegers(kOperation, "query_offset", arguments.query_offsets, q);
   TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
                     "gnomon.attention: query_offset and query_offsets are both given");
 
@@ -230,25 +249,17 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
     key = Rotate(rotation->component, key, 0, std::nullopt, has_height);
   }
 
-  const double root = std::sqrt(static_cast<double>(head_dim));
-  const at::Tensor factor =
-      entry.head_parameter != nullptr
-          ? similarity.head_parameter
-          : HeadNumber(q, entry.takes_scale ? arguments.scale.value_or(1.0 / root) : 1.0);
   // The dot product, whose tokens are not mapped, takes the keys as they are.
   if (!entry.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
   const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-  };
   std::vector<c10::SymInt> axes;
   if (grid) {
     axes.push_back(grid->prefix());
     axes.insert(axes.end(), grid->shape().begin(), grid->shape().end());
   }
   auto [o, lse] = CallAttentionForward(
-      tokens.x, tokens.y, v, optional(tokens.row_scalars), optional(tokens.column_scalars),
-      optional(tokens.head_scalars), tokens.factor, bias, key_starts, key_lengths, query_offsets,
+      tokens.x, tokens.y, v, AsOptional(tokens.row_scalars), AsOptional(tokens.column_scalars),
+      AsOptional(tokens.head_scalars), tokens.factor, bias, key_starts, key_lengths, query_offsets,
       query_segments, key_segments, tokens.function, query_offset, arguments.left,
       arguments.causal ? c10::SymInt(0) : arguments.right,
       grid ? at::OptionalSymIntArrayRef(axes) : std::nullopt);

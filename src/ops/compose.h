@@ -43,8 +43,27 @@ struct CallArguments {
 };
 
 // Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what
-// attention takes.
-void CheckTokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// attention takes. The messages begin with `operation`.
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v);
+
+// What holds of q, k and v in any operator: a floating-point dtype, a device that there are kernels
+// for, and both as in q.
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q);
+
+// Throws c10::TypeError unless the tensor has integers, on the device of q.
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q);
+
+// An integer tensor of q's batch, (B,) or (B, length), as int64.
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
+
+// k (B, Hkv, Lk, D) with zeros where no query may look: NaN there would come back in the gradient
+// of a token map.
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths);
 
 // What a call computes in, its parameters and its lse: q's dtype, or float32 for a lower one.
 at::ScalarType ComputingType(const at::Tensor& q);
@@ -55,6 +74,11 @@ at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std:
 
 // A number in every head, in the computing type.
 at::Tensor HeadNumber(const at::Tensor& q, double number);
+
+// The last argument of the similarity's token map. Checks the scale, and the columns of q (B, H,
+// Lq, D).
+at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
+                      const at::Tensor& q, std::optional<double> scale);
 
 // Tokens checked by CheckTokens. Returns o, in q's dtype, and lse, in the computing type.
 std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,

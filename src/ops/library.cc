@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "ops/attention.h"
+#include "ops/graph_attention.h"
 #include "ops/hype_augment.h"
+#include "ops/linear_attention.h"
 #include "ops/module_terms.h"
 #include "ops/token_encoding.h"
 #include "ops/token_grid.h"
@@ -100,6 +102,16 @@ at::Tensor GridSinusoid(std::vector<int64_t> shape, int64_t dim, const std::stri
   return grid_sinusoid(shape, dim, layout, prefix);
 }
 
+at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::string& feature, std::optional<std::string> rope,
+                             bool causal, const OptionalTensor& key_lengths,
+                             OptionalSymInt query_offset, std::optional<int64_t> num_features,
+                             std::optional<int64_t> seed, const OptionalTensor& projection) {
+  return LinearAttention(q, k, v,
+                         {feature, std::move(rope), causal, key_lengths, std::move(query_offset),
+                          num_features, seed, projection});
+}
+
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
@@ -117,6 +129,19 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor? query_segments, Tensor? key_segments, str function, SymInt query_offset, "
       "SymInt? left, SymInt? right, SymInt[]? grid, bool[8] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // The same over the edges of a graph (gnomon/graph.h).
+  m.def(
+      "graph_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, "
+      "Tensor? head_scalars, Tensor factor, Tensor indptr, Tensor indices, str function) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "graph_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
+      "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
+      "Tensor indptr, Tensor indices, str function, bool[7] needed) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // (num_features, D) in float64, D and the device those of `like`.
+  m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 
   // Compositions of these with Torch's operators.
   m.def(
@@ -146,6 +171,15 @@ TORCH_LIBRARY(gnomon, m) {
       "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator) -> "
       "Tensor",
       EncodeTokensOp);
+  m.def(
+      "graph_attention(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
+      "str similarity, Tensor[] similarity_tensors, float? scale) -> (Tensor, Tensor)",
+      GraphAttentionOfSpecs);
+  m.def(
+      "linear_attention(Tensor q, Tensor k, Tensor v, str feature, str? rope, bool causal, "
+      "Tensor? key_lengths, SymInt? query_offset, int? num_features, int? seed, "
+      "Tensor? projection) -> Tensor",
+      LinearAttentionOp);
   m.def("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
   m.def(
       "t5_bucket(Tensor relative_position, bool bidirectional, int num_buckets, "

@@ -18,6 +18,14 @@ namespace gnomon {
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalSymInt = std::optional<c10::SymInt>;
 
+// A tensor that may be undefined as one that may be absent, and back.
+inline OptionalTensor AsOptional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+inline at::Tensor OrUndefined(const OptionalTensor& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
 // Gradients in the order of the forward operator's arguments: x, y, v, row scalars, column scalars,
 // head scalars, factor, bias.
 inline constexpr size_t kGradients = 8;

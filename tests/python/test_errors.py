@@ -386,8 +386,6 @@ LATER = {
         f"position.{name}": getattr(position, name)
         for name in ("Relative", "TransformerXL", "Relative2D", "AbsoluteKeys")
     },
-    "linear_attention": lambda: gnomon.linear_attention(*[tokens(1, 1, 2, 2)] * 3),
-    "graph_attention": lambda: gnomon.graph_attention(*[tokens(2, 1, 2)] * 3),
     "MultiheadAttention: dropout": lambda: nn.MultiheadAttention(8, 4, dropout=0.1),
 }
 

@@ -3,18 +3,13 @@
 import pytest
 import torch
 from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, values_and_gradients
+from operator_checks import CHECKS
 
 import gnomon
 from gnomon.position import RoPE
 from gnomon.similarity import Penumbral
 
 ops = torch.ops.gnomon
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 
 
 def low_level_arguments(dtype):

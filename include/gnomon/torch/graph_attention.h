@@ -1,0 +1,45 @@
+// Attention over the edges of a graph on Torch tensors: any similarity, exact gradients, memory
+// linear in the number of edges.
+//
+//   o = gnomon::graph_attention(q, k, v, indptr, indices,
+//                               GraphAttentionOptions().similarity(similarity::Umbral(gamma)));
+//
+// Mistakes throw as in gnomon/torch/attention.h.
+#ifndef GNOMON_TORCH_GRAPH_ATTENTION_H_
+#define GNOMON_TORCH_GRAPH_ATTENTION_H_
+
+#include <gnomon/torch/attention.h>
+#include <torch/arg.h>
+#include <torch/types.h>
+
+#include <optional>
+#include <tuple>
+
+namespace gnomon {
+
+struct GraphAttentionOptions {
+  TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
+  // Of the dot product, by default 1/sqrt(D); with another similarity it is an error.
+  TORCH_ARG(std::optional<double>, scale);
+};
+
+// o_i = sum_e p_e v_{indices[e]} over the edges e in [indptr[i], indptr[i + 1]) of node i, p the
+// softmax of their scores. q (N, H, D), k (Nk, Hkv, D), v (Nk, Hkv, Dv), H a multiple of Hkv, as in
+// attention(); keys may be other nodes than queries. indptr (N + 1,) and indices (E,) integers: the
+// rows of a sparse matrix (CSR), from 0 to E and never falling, and keys in [0, Nk). An edge that
+// is there twice counts twice. Returns o (N, H, Dv) in the dtype of q; 0 in a row without edges.
+torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,
+                              const torch::Tensor& v, const torch::Tensor& indptr,
+                              const torch::Tensor& indices,
+                              const GraphAttentionOptions& options = {});
+
+// Adds lse (N, H), in float32 or float64: the natural logarithm of the sum of exp(s) over a row's
+// edges; differentiable. A row without edges gives -inf.
+std::tuple<torch::Tensor, torch::Tensor> graph_attention_with_lse(
+    const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+    const torch::Tensor& indptr, const torch::Tensor& indices,
+    const GraphAttentionOptions& options = {});
+
+}  // namespace gnomon
+
+#endif  // GNOMON_TORCH_GRAPH_ATTENTION_H_

@@ -1,0 +1,49 @@
+// Linear attention on Torch tensors: time and memory linear in the lengths, with autograd.
+#ifndef GNOMON_TORCH_LINEAR_ATTENTION_H_
+#define GNOMON_TORCH_LINEAR_ATTENTION_H_
+
+#include <gnomon/torch/attention.h>
+#include <torch/arg.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace gnomon {
+
+struct LinearAttentionOptions {
+  // The feature map phi, of D numbers each: "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu".
+  // "favor": exp(w.x - |x|^2 / 2) with x divided by D^(1/4), for each row w of the projection: the
+  // positive random features of the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
+  TORCH_ARG(std::string, feature) = "elu";
+  // A position::RoPE over the features, which turns the numerator alone (Su et al. 2021, eq. 19).
+  TORCH_ARG(std::optional<Position>, rope);
+  // Sums over j <= i. Needs Lq = Lk.
+  TORCH_ARG(bool, causal) = false;
+  // (B,) integers: the keys from key_lengths[b] on have no part; they may hold NaN.
+  TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
+  // The position of the first query, for rope. nullopt is 0 where Lq = Lk; elsewhere, with rope, it
+  // is an error.
+  TORCH_ARG(std::optional<int64_t>, query_offset);
+  // "favor" alone: the rows of the projection, by default the even number next to D ln D, at least
+  // 2, and the seed that they are drawn from, by default 0; or the projection itself, (features,
+  // D).
+  TORCH_ARG(std::optional<int64_t>, num_features);
+  TORCH_ARG(std::optional<int64_t>, seed);
+  TORCH_ARG(std::optional<torch::Tensor>, projection);
+};
+
+// o_i = phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). q (B, H, Lq, D), k (B, Hkv,
+// Lk, D), v (B, Hkv, Lk, Dv) as in attention(); returns o (B, H, Lq, Dv) in the dtype of q, 0 where
+// the denominator is 0. Mistakes throw as in attention().
+torch::Tensor linear_attention(const torch::Tensor& q, const torch::Tensor& k,
+                               const torch::Tensor& v, const LinearAttentionOptions& options = {});
+
+// The projection that linear_attention draws: (num_features, head_dim), float64. Blocks of head_dim
+// rows are orthogonal; each row is distributed as N(0, 1) (Choromanski et al. 2021, section 2.4).
+torch::Tensor favor_projection(int64_t num_features, int64_t head_dim, int64_t seed = 0);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_TORCH_LINEAR_ATTENTION_H_

@@ -1,0 +1,109 @@
+"""Linear attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gnomon._checks import (
+    check_flag,
+    check_integer,
+    check_optional_integer,
+    check_tensors,
+    wrong_type,
+)
+from gnomon._library import ops
+from gnomon.position import RoPE
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature: Literal["elu", "relu", "favor"] = "elu",
+    rope: RoPE | None = None,
+    causal: bool = False,
+    *,
+    key_lengths: Tensor | None = None,
+    query_offset: int | None = None,
+    num_features: int | None = None,
+    seed: int | None = None,
+    projection: Tensor | None = None,
+) -> Tensor:
+    """phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)), linear in time and memory.
+
+    A causal call goes by chunks, with running sums of phi(k_j) v_j^T over the chunks before.
+
+    Args:
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q.
+        k: (B, Hkv, Lk, D), H a multiple of Hkv.
+        v: (B, Hkv, Lk, Dv).
+        feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive
+            orthogonal random features exp(w.x - |x|^2 / 2), x divided by D^(1/4), which stand for
+            the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
+        rope: rotates the features, in the numerator alone (Su et al. 2021, eq. 19).
+        causal: sums over j <= i; needs Lq = Lk.
+        key_lengths: (B,) integers: the keys from key_lengths[b] on have no part; they may hold NaN.
+        query_offset: the position of the first query, for rope. None is 0 where Lq = Lk;
+            elsewhere, with rope, it is an error.
+        num_features: of "favor", by default the even number next to D ln D, at least 2.
+        seed: of the projection of "favor", which is drawn in every call, the same for the same
+            seed; None is 0.
+        projection: of "favor", (features, D), in place of that; see gnomon.favor_projection.
+
+    Returns:
+        o (B, H, Lq, Dv) in q's dtype; 0 where the denominator is 0.
+
+    Raises:
+        ValueError: a shape or a value.
+        TypeError: a dtype or a device.
+    """
+    operator = "linear_attention"
+    check_tensors(operator, q=q, k=k, v=v)
+    for name, tensor in (("key_lengths", key_lengths), ("projection", projection)):
+        if tensor is not None:
+            check_tensors(operator, **{name: tensor})
+    if not isinstance(feature, str):
+        raise wrong_type(operator, "feature", feature, '"elu", "relu" or "favor"')
+    if rope is not None and not isinstance(rope, RoPE):
+        raise wrong_type(operator, "rope", rope, "a gnomon.position.RoPE, or None")
+    check_flag(operator, "causal", causal)
+    check_optional_integer(operator, "query_offset", query_offset)
+    check_optional_integer(operator, "num_features", num_features)
+    check_optional_integer(operator, "seed", seed)
+    o: Tensor = ops.linear_attention(
+        q,
+        k,
+        v,
+        feature,
+        None if rope is None else rope._lower()[0],
+        causal,
+        key_lengths,
+        query_offset,
+        num_features,
+        seed,
+        projection,
+    )
+    return o
+
+
+def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
+    """The projection (num_features, head_dim) of FAVOR+, in the default dtype.
+
+    Blocks of head_dim rows are orthogonal, and each row is distributed as N(0, 1) (Choromanski et
+    al. 2021, section 2.4). The same numbers for the same arguments, on every machine.
+
+    Raises:
+        ValueError: num_features or head_dim below 1.
+        TypeError: an argument that is no integer.
+    """
+    operator = "favor_projection"
+    check_integer(operator, "num_features", num_features)
+    check_integer(operator, "head_dim", head_dim)
+    check_integer(operator, "seed", seed)
+    if head_dim < 1:
+        raise ValueError(f"gnomon.{operator}: head_dim is {head_dim}; expected at least 1")
+    projection: Tensor = ops.favor_projection(torch.empty(head_dim), num_features, seed)
+    return projection.to(torch.get_default_dtype())

@@ -1,0 +1,34 @@
+"""What operators are checked by, besides their numbers."""
+
+import subprocess
+import sys
+
+# Of torch.library.opcheck.
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+PEAK = """
+import re, sys, torch, gnomon
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+torch.set_num_threads(1)
+{before}
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak from here on
+start = peak()
+{step}
+print(peak() - start)
+"""
+
+
+def peak_memory(before: str, step: str, *arguments: object) -> int:
+    """KiB that `step` adds at its peak to what is there after `before`, in a process of its own."""
+    script = PEAK.format(before=before, step=step)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return int(subprocess.run(command, capture_output=True, check=True, timeout=240).stdout)
