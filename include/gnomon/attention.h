@@ -1,14 +1,15 @@
 // The attention operator on plain views: no Torch, no allocation by the caller.
 //
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
-//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(j, i)
+//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj
 //   p_ij = softmax_j(s_ij | mask)
-//   o_i  = sum_j p_ij v_j,   lse_i = log sum_j exp(s_ij)
+//   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
-// bias read from a table (by offset unless a layout says otherwise). No array of Lq x Lk numbers is
-// ever allocated, in either direction. Results are bitwise the same from run to run and for any
-// number of workers.
+// bias read from a table (by offset unless a layout says otherwise), E and W relative keys and
+// values read from tables of rows, kappa a bias of the key, m the mask of dropout. No array of
+// Lq x Lk numbers is ever allocated, in either direction. Results are bitwise the same from run to
+// run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -87,12 +88,21 @@ struct View {
 
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
+// Positions in chunks of `size`, of which a query sees its own, `before` before it and `after`
+// after it.
+struct Chunks {
+  int64_t size = 0;  // 0: no chunks
+  int64_t before = 0;
+  int64_t after = 0;
+};
+
 // Query i stands at position query_offset + i, key j at j. Query i sees key j iff
 // p_i - left <= j <= p_i + right, key_starts[b] <= j < key_lengths[b], and both are of the same
-// segment. Causal is right = 0.
+// segment and of chunks that see each other. Causal is right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
+  Chunks chunks = {};
   const int64_t* key_starts = nullptr;   // (B); null: 0
   const int64_t* key_lengths = nullptr;  // (B); null: Lk
   // (B, Lq) and (B, Lk), contiguous, any numbers: packed documents. Both or neither.
@@ -100,25 +110,66 @@ struct Mask {
   const int32_t* key_segments = nullptr;
 };
 
-// How a bias table is read when its entries are not offsets. Entry(i, j) must lie in
-// [0, table_size), or be negative for a pair without a bias.
-class BiasLayout {
+// Part of a row of pairs that reads a table in order: the pair with key column + n reads entry
+// entry + n step, n = 0 ... count - 1. step is 0 or 1.
+struct TableRun {
+  int64_t column;
+  int64_t count;
+  int64_t entry;
+  int64_t step;
+};
+
+// Entries [begin, end) of a table.
+struct TableRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// Which entries of a table a pair reads: what the pair takes is their sum, 0 if it reads none.
+// table_layout.h has those of the library.
+class TableLayout {
  public:
-  virtual ~BiasLayout() = default;
-  virtual int64_t table_size() const = 0;
-  virtual int64_t Entry(int64_t query, int64_t key) const = 0;
-  // How many keys from `key` on are known to have entries that follow each other, or all of them
-  // none: at least 1. It may reach beyond the last key.
-  virtual int64_t RunLength(int64_t /*query*/, int64_t /*key*/) const { return 1; }
+  virtual ~TableLayout() = default;
+  virtual int64_t size() const = 0;
+  // Appends what the query at position p reads with keys [begin, end).
+  virtual void AddRuns(int64_t p, int64_t begin, int64_t end,
+                       std::vector<TableRun>* runs) const = 0;
+  // Holds all that queries at positions [first, last) read with keys [begin, end).
+  virtual TableRange Window(int64_t /*first*/, int64_t /*last*/, int64_t /*begin*/,
+                            int64_t /*end*/) const {
+    return {0, size()};
+  }
+  // The most entries that Window() gives for so many queries and keys.
+  virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
 };
 
 // A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and
 // the table has Lq + Lk - 1 entries. -inf masks the pair.
 template <class T>
 struct Bias {
-  T* table = nullptr;                  // (1 or B, H, table_size), contiguous; null: no bias
-  int64_t batch_stride = 0;            // 0: shared by the batch
-  const BiasLayout* layout = nullptr;  // null: by offset
+  T* table = nullptr;                   // (1 or B, H, size), contiguous; null: no bias
+  int64_t batch_stride = 0;             // 0: shared by the batch
+  const TableLayout* layout = nullptr;  // null: by offset
+};
+
+// Relative keys E and values W, both read by one layout (Shaw et al. 2018).
+template <class T>
+struct Relative {
+  const TableLayout* layout = nullptr;  // null: neither
+  View<const T> query;                  // q: (B, H, Lq, dim)
+  int64_t dim = 0;
+  T factor = 1;               // r
+  const T* keys = nullptr;    // (1 or H, size, dim), contiguous; null: none
+  bool key_heads = false;     // whether each head has its own
+  const T* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
+  bool value_heads = false;
+};
+
+// Weights are multiplied by 1 / (1 - rate), or by 0 with a chance of `rate`, which is decided by
+// `seed` and the pair's batch, head, row and column alone.
+struct Dropout {
+  double rate = 0;
+  uint64_t seed = 0;
 };
 
 template <class T>
@@ -132,6 +183,9 @@ struct AttentionInput {
   const T* head_scalars = nullptr;    // t: (S, H), contiguous
   const T* factor = nullptr;          // c: (H)
   Bias<const T> bias;
+  const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
+  Relative<T> relative;
+  Dropout dropout;
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
@@ -164,6 +218,10 @@ struct AttentionGradient {
   T* head_scalars = nullptr;
   T* factor = nullptr;
   Bias<T> bias;  // batch_stride and layout as in the input
+  T* key_bias = nullptr;
+  View<T> relative_query;
+  T* relative_keys = nullptr;
+  T* relative_values = nullptr;
 };
 
 // Attention over the edges of a graph: gnomon/graph.h.

@@ -38,10 +38,24 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     RequireView(in.y, "y", columns * n.dim);
   }
   RequireView(in.v, "v", columns * n.value_dim);
+  const Chunks& chunks = in.mask.chunks;
+  for (const int64_t number : {chunks.size, chunks.before, chunks.after}) {
+    Require(number >= 0 && number < kMost, "chunks",
+            "has " + std::to_string(number) + ", expected 0 to 2^30");
+  }
   Require(rows * columns == 0 ||
               (in.mask.query_segments == nullptr) == (in.mask.key_segments == nullptr),
           "query_segments, key_segments", "one of them is null; expected both or neither");
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
+  const Relative<T>& relative = in.relative;
+  Require(relative.layout != nullptr || (relative.keys == nullptr && relative.values == nullptr),
+          "relative", "has a table without a layout");
+  if (relative.keys != nullptr) {
+    Require(relative.dim > 0, "relative", "dim is 0, expected at least 1");
+    RequireView(relative.query, "relative query", rows * relative.dim);
+  }
+  Require(in.dropout.rate >= 0 && in.dropout.rate <= 1, "dropout",
+          "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
   const std::string needs = std::string("is null; ") + f.name + " needs ";
   Require(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars",
           needs + std::to_string(f.row_scalars));
@@ -72,6 +86,13 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
           "a gradient of a bias that is not there");
   Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
           "its batch_stride differs from the bias's");
+  Require(grad.key_bias == nullptr || in.key_bias != nullptr, "d_key_bias",
+          "a gradient of a bias that is not there");
+  Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
+              in.relative.keys != nullptr,
+          "d_relative_keys", "a gradient of relative keys that are not there");
+  Require(grad.relative_values == nullptr || in.relative.values != nullptr, "d_relative_values",
+          "a gradient of relative values that are not there");
 }
 
 }  // namespace

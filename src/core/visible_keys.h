@@ -43,6 +43,11 @@ inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   KeyRange range = batch;
   if (mask.left < kFar) range.begin = std::max(batch.begin, p - std::max(mask.left, -kFar));
   if (mask.right < kFar) range.end = std::min(batch.end, p + std::max(mask.right, -kFar) + 1);
+  if (const Chunks& chunks = mask.chunks; chunks.size > 0) {
+    const int64_t chunk = p / chunks.size - (p % chunks.size < 0 ? 1 : 0);
+    range.begin = std::max(range.begin, (chunk - chunks.before) * chunks.size);
+    range.end = std::min(range.end, (chunk + chunks.after + 1) * chunks.size);
+  }
   return range;
 }
 

@@ -23,6 +23,9 @@
 #include "core/parallel.h"
 #include "core/visible_keys.h"
 #include "cpu/gemm-inl.h"
+#include "cpu/mask-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/terms-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -31,22 +34,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
-
-constexpr int64_t kRowBlock = 48;
-constexpr int64_t kForwardColumns = 256;
-constexpr int64_t kBackwardColumns = 192;
-constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
-constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
-
-// Vectors of a panel that hold its first `columns` columns.
-HWY_INLINE size_t Vectors(int64_t columns) {
-  return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
-}
 
 template <class Definition>
 constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
@@ -61,215 +48,6 @@ struct VectorDerivative {
   VF b[Definition::kColumnScalars + 1];
   VF t[Definition::kHeadScalars + 1];
 };
-
-// The rows of a matrix as a right operand of the product: whole vectors may be read from each.
-struct Rows {
-  const float* data = nullptr;
-  int64_t stride = 0;
-  const float* row(int64_t i) const { return data + i * stride; }
-};
-
-// A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are
-// not.
-class PaddedRows {
- public:
-  // Copies nothing yet; Fill copies rows [begin, end) of one head.
-  PaddedRows(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
-      : view_(view), heads_(heads), rows_(rows), columns_(columns), padded_(Padded(columns)) {
-    if (padded_ != columns) copy_.Reset(batch * heads * rows * padded_);
-  }
-
-  static int64_t Padded(int64_t columns) { return RoundUp(columns, kLaneCount); }
-  bool copies() const { return static_cast<bool>(copy_); }
-
-  void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
-    if (!copies()) return;
-    for (int64_t i = begin; i < end; ++i) {
-      float* to = copy_.data() + ((b * heads_ + h) * rows_ + i) * padded_;
-      std::copy_n(view_.row(b, h, i), columns_, to);
-      std::fill(to + columns_, to + padded_, 0.0f);
-    }
-  }
-
-  Rows Head(int64_t b, int64_t h) const {
-    if (copies()) return {copy_.data() + (b * heads_ + h) * rows_ * padded_, padded_};
-    return {view_.row(b, h, 0), view_.stride[2]};
-  }
-
- private:
-  View<const float> view_;
-  int64_t heads_;
-  int64_t rows_;
-  int64_t columns_;
-  int64_t padded_;
-  Buffer copy_;
-};
-
-// Rows of each key head packed as transposed panels: column j of row d at
-// panel(j / kPanel)[d * kPanel + j % kPanel]. Columns outside the batch's keys are 0.
-class Panels {
- public:
-  Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
-      : view_(view),
-        heads_(heads),
-        columns_(columns),
-        panels_(DivideUp(rows, kWidth)),
-        data_(batch * heads * panels_ * columns * kWidth) {}
-
-  int64_t count() const { return panels_; }
-
-  const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
-
-  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    float* HWY_RESTRICT to = At(b, h, p);
-    const int64_t begin = std::clamp<int64_t>(keys.begin - p * kWidth, 0, kWidth);
-    const int64_t end = std::clamp<int64_t>(keys.end - p * kWidth, begin, kWidth);
-    if (begin > 0 || end < kWidth) std::fill_n(to, columns_ * kWidth, 0.0f);
-    // Eight rows at a time: each store touches another cache line, each load the same few.
-    constexpr int64_t kRows = 8;
-    int64_t j = begin;
-    for (; j + kRows <= end; j += kRows) {
-      const float* from[kRows];
-      for (int64_t n = 0; n < kRows; ++n) from[n] = view_.row(b, h, p * kWidth + j + n);
-      for (int64_t d = 0; d < columns_; ++d) {
-        for (int64_t n = 0; n < kRows; ++n) to[d * kWidth + j + n] = from[n][d];
-      }
-    }
-    for (; j < end; ++j) {
-      const float* from = view_.row(b, h, p * kWidth + j);
-      for (int64_t d = 0; d < columns_; ++d) to[d * kWidth + j] = from[d];
-    }
-  }
-
- private:
-  float* At(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + ((b * heads_ + h) * panels_ + p) * columns_ * kWidth;
-  }
-
-  View<const float> view_;
-  int64_t heads_;
-  int64_t columns_;
-  int64_t panels_;
-  Buffer data_;
-};
-
-// The bias in units of log2, with room to read whole panels; or its gradient's rows.
-class BiasTable {
- public:
-  explicit BiasTable(const AttentionInput<float>& in)
-      : bias_(in.bias), heads_(in.shape.heads), queries_(in.shape.queries) {
-    if (!exists()) return;
-    size_ =
-        bias_.layout != nullptr ? bias_.layout->table_size() : in.shape.queries + in.shape.keys - 1;
-    // Rows are read in whole panels: up to one past the last key.
-    stride_ = size_ + kWidth;
-    tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
-    scaled_.Reset(tables_ * heads_ * stride_);
-    masks_.assign(static_cast<size_t>(tables_ * heads_), 0);
-  }
-
-  bool exists() const { return bias_.table != nullptr; }
-  bool by_layout() const { return bias_.layout != nullptr; }
-  int64_t size() const { return size_; }
-  int64_t stride() const { return stride_; }
-  int64_t tables() const { return exists() ? tables_ * heads_ : 0; }
-
-  // Table n of tables().
-  void Fill(int64_t n) {
-    const float* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
-    float* to = scaled_.data() + n * stride_;
-    std::fill_n(to + size_, stride_ - size_, 0.0f);
-    bool masks = false;
-    for (int64_t e = 0; e < size_; ++e) {
-      to[e] = from[e] * kLog2E;
-      masks = masks || from[e] == -kInfinity;
-    }
-    masks_[static_cast<size_t>(n)] = masks ? 1 : 0;
-  }
-
-  // Whether the table of a head masks anything by -inf.
-  bool masks(int64_t b, int64_t h) const {
-    return exists() && masks_[static_cast<size_t>(Index(b, h))] != 0;
-  }
-
-  // Biases of row i for columns [begin, begin + count); scratch has room for count.
-  const float* Row(int64_t b, int64_t h, int64_t i, int64_t begin, int64_t count, int64_t keys,
-                   float* scratch) const {
-    const float* table = scaled_.data() + Index(b, h) * stride_;
-    if (!by_layout()) return table + queries_ - 1 + begin - i;
-    const int64_t in_range = std::clamp<int64_t>(keys - begin, 0, count);
-    ForEachRun(i, begin, in_range, [&](int64_t n, int64_t length, int64_t entry) {
-      if (entry < 0) {
-        std::fill_n(scratch + n, length, 0.0f);
-      } else {
-        std::copy_n(table + entry, length, scratch + n);
-      }
-    });
-    std::fill_n(scratch + in_range, count - in_range, 0.0f);
-    return scratch;
-  }
-
-  // Where the gradient of row i, columns from begin on, is added up: in `table` (a gradient of
-  // stride() floats) itself, or in zeroed scratch that Scatter empties.
-  float* GradientRow(float* table, int64_t i, int64_t begin, int64_t count, float* scratch) const {
-    if (!by_layout()) return table + queries_ - 1 + begin - i;
-    std::fill_n(scratch, count, 0.0f);
-    return scratch;
-  }
-  void Scatter(float* table, int64_t i, int64_t begin, int64_t count, int64_t keys,
-               const float* scratch) const {
-    if (!by_layout()) return;
-    ForEachRun(i, begin, std::min(count, keys - begin),
-               [&](int64_t n, int64_t length, int64_t entry) {
-                 if (entry < 0) return;
-                 for (int64_t m = 0; m < length; ++m) table[entry + m] += scratch[n + m];
-               });
-  }
-
- private:
-  // Calls body(n, length, entry) for the runs of entries of row i, columns [begin, begin + count);
-  // n counts from begin.
-  template <class Body>
-  void ForEachRun(int64_t i, int64_t begin, int64_t count, const Body& body) const {
-    for (int64_t n = 0; n < count;) {
-      const int64_t length = std::min(bias_.layout->RunLength(i, begin + n), count - n);
-      body(n, length, bias_.layout->Entry(i, begin + n));
-      n += length;
-    }
-  }
-
-  int64_t Index(int64_t b, int64_t h) const {
-    return (bias_.batch_stride == 0 ? 0 : b * heads_) + h;
-  }
-
-  Bias<const float> bias_;
-  int64_t heads_;
-  int64_t queries_;
-  int64_t size_ = 0;
-  int64_t stride_ = 0;
-  int64_t tables_ = 0;
-  Buffer scaled_;
-  std::vector<char> masks_;
-};
-
-// term(0) + ... + term(count - 1), in sixteen sums of their own so that the loop runs in vectors.
-template <class Term>
-HWY_INLINE float Sum(int64_t count, const Term& term) {
-  constexpr int64_t kParts = 16;
-  float part[kParts] = {};
-  int64_t e = 0;
-  for (; e + kParts <= count; e += kParts) {
-    for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
-  }
-  for (; e < count; ++e) part[0] += term(e);
-  float sum = 0;
-  for (const float p : part) sum += p;
-  return sum;
-}
-
-inline float SquaredNorm(const float* row, int64_t columns) {
-  return Sum(columns, [row](int64_t e) { return row[e] * row[e]; });
-}
 
 // The column scalars of each key head and, for a distance, the squared norms of its keys behind
 // them; padded to whole panels, zeros outside the batch's keys.
@@ -314,135 +92,6 @@ class ColumnScalars {
   const AttentionInput<float>& in_;
   int64_t padded_;
   Buffer data_;
-};
-
-// The segments of keys, with room to read whole vectors, and each panel's range of them.
-class Segments {
- public:
-  Segments(const Mask& mask, const AttentionShape& n)
-      : queries_(mask.query_segments),
-        query_count_(n.queries),
-        stride_(RoundUp(n.keys, kWidth)),
-        panels_(stride_ / kWidth) {
-    if (!exists()) return;
-    keys_.assign(Size(n.batch * stride_), 0);
-    for (int64_t b = 0; b < n.batch; ++b) {
-      std::copy_n(mask.key_segments + b * n.keys, n.keys, keys_.data() + b * stride_);
-      for (int64_t p = 0; p < panels_; ++p) {
-        const int32_t* panel = mask.key_segments + b * n.keys + p * kWidth;
-        const auto [low, high] =
-            std::minmax_element(panel, panel + std::min(kWidth, n.keys - p * kWidth));
-        ranges_.push_back({*low, *high});
-      }
-    }
-  }
-
-  struct Range {
-    int32_t low;
-    int32_t high;
-  };
-
-  bool exists() const { return queries_ != nullptr; }
-  const int32_t* Keys(int64_t b, int64_t begin) const {
-    return exists() ? keys_.data() + b * stride_ + begin : nullptr;
-  }
-  int32_t Query(int64_t b, int64_t i) const {
-    return exists() ? queries_[b * query_count_ + i] : 0;
-  }
-
-  Range OfQueries(int64_t b, int64_t begin, int64_t end) const {
-    const int32_t* first = queries_ + b * query_count_;
-    const auto [low, high] = std::minmax_element(first + begin, first + end);
-    return {*low, *high};
-  }
-  // At least that of keys [begin, end).
-  Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
-    Range range = ranges_[Size(b * panels_ + begin / kWidth)];
-    for (int64_t p = begin / kWidth + 1; p * kWidth < end; ++p) {
-      const Range& panel = ranges_[Size(b * panels_ + p)];
-      range = {std::min(range.low, panel.low), std::max(range.high, panel.high)};
-    }
-    return range;
-  }
-
- private:
-  const int32_t* queries_;
-  int64_t query_count_;
-  int64_t stride_;
-  int64_t panels_;
-  std::vector<int32_t> keys_;
-  std::vector<Range> ranges_;
-};
-
-// The visible part of one row of a tile, relative to the tile's first column.
-struct RowSpan {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-// One tile's mask: every row's span, and the columns that any row sees.
-struct TileMask {
-  RowSpan rows[kRowBlock];
-  int64_t begin = 0;  // first column that a row sees
-  int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
-  bool partial = false;
-  bool segmented = false;  // rows may not see a key of their span, for its segment
-
-  // Spans of `count` rows from query i on, for columns [first, first + width).
-  void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
-           int64_t width) {
-    begin = width;
-    end = 0;
-    for (int64_t r = 0; r < count; ++r) {
-      const KeyRange keys = VisibleKeys(mask, batch, position + r);
-      rows[r].begin = std::clamp<int64_t>(keys.begin - first, 0, width);
-      rows[r].end = std::clamp<int64_t>(keys.end - first, rows[r].begin, width);
-      if (rows[r].begin == rows[r].end) continue;
-      begin = std::min(begin, rows[r].begin);
-      end = std::max(end, rows[r].end);
-    }
-    partial = HidesWithin({begin, end}, 0, count);
-  }
-
-  // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
-  void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
-                   int64_t first) {
-    if (!segments.exists() || end <= begin) return;
-    const Segments::Range rows_range = segments.OfQueries(b, query, query + count);
-    const Segments::Range keys_range = segments.OfKeys(b, first + begin, first + end);
-    if (rows_range.high < keys_range.low || keys_range.high < rows_range.low) {
-      end = begin;
-      std::fill_n(rows, count, RowSpan{});
-      return;
-    }
-    segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||
-                rows_range.low != rows_range.high;
-  }
-
-  // What any of rows [first_row, last_row) sees.
-  RowSpan Seen(int64_t first_row, int64_t last_row) const {
-    RowSpan seen{end, begin};
-    for (int64_t r = first_row; r < last_row; ++r) {
-      if (rows[r].begin == rows[r].end) continue;
-      seen.begin = std::min(seen.begin, rows[r].begin);
-      seen.end = std::max(seen.end, rows[r].end);
-    }
-    return seen;
-  }
-
-  // Whether one of rows [first_row, last_row) does not see all of the span.
-  bool HidesWithin(RowSpan span, int64_t first_row, int64_t last_row) const {
-    return std::any_of(rows + first_row, rows + last_row, [span](RowSpan row) {
-      return row.begin > span.begin || row.end < span.end;
-    });
-  }
-};
-
-// What a row sees of some columns: those of its span that are of its segment.
-struct RowView {
-  RowSpan span;
-  const int32_t* segments = nullptr;  // of the columns; null: one segment
-  int32_t segment = 0;
 };
 
 // What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
@@ -615,14 +264,15 @@ class ForwardPass {
         keys_(in.y, n_.batch, n_.key_heads, kHasProduct<Definition> ? n_.keys : 0, n_.dim),
         values_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
         scalars_(in),
-        bias_(in),
+        terms_(in, kForwardColumns),
         segments_(in.mask, n_) {}
 
   void Run() {
     Pack();
     const int64_t blocks = DivideUp(n_.queries, kRowBlock);
     const int64_t tasks = n_.batch * n_.heads * blocks;
-    const int64_t scratch = kRowBlock * (kForwardColumns + value_columns_) + kForwardColumns;
+    const int64_t scratch =
+        kRowBlock * (kForwardColumns + value_columns_) + kForwardColumns + 2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       const int64_t head = task / blocks;
@@ -637,13 +287,13 @@ class ForwardPass {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
-                       bias_.exists() || segments_.exists();
+                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists();
     if (hides) {
       non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
     }
     const int64_t tasks = n_.batch * n_.key_heads * panels;
-    ParallelTasks(executor_, tasks + bias_.tables(), [&](int64_t task, int) {
-      if (task >= tasks) return bias_.Fill(task - tasks);
+    ParallelTasks(executor_, tasks + terms_.tasks(), [&](int64_t task, int) {
+      if (task >= tasks) return terms_.Fill(task - tasks);
       const int64_t p = task % panels;
       const int64_t h = task / panels % n_.key_heads;
       const int64_t b = task / panels / n_.key_heads;
@@ -666,9 +316,12 @@ class ForwardPass {
     int64_t h;
     int64_t first_row;
     int64_t rows;
-    float* tile;               // kRowBlock x kForwardColumns
-    float* sum;                // kRowBlock x value_columns_: weights times values
-    float* bias;               // scratch of one row
+    float* tile;           // kRowBlock x kForwardColumns
+    float* sum;            // kRowBlock x value_columns_: weights times values
+    float* added;          // scratch of one row: what is added to its scores
+    float* key_products;   // window of products with relative keys
+    float* entry_weights;  // window of weights, summed by entries of the relative values
+    std::vector<TableRun> runs;
     float largest[kRowBlock];  // score, in units of log2
     float weight[kRowBlock];   // sum of 2^(score - largest)
     float norm[kRowBlock];     // squared norm of the query, for a distance
@@ -682,7 +335,9 @@ class ForwardPass {
     block.rows = std::min(kRowBlock, n_.queries - first_row);
     block.tile = scratch;
     block.sum = block.tile + kRowBlock * kForwardColumns;
-    block.bias = block.sum + kRowBlock * value_columns_;
+    block.added = block.sum + kRowBlock * value_columns_;
+    block.key_products = block.added + kForwardColumns;
+    block.entry_weights = block.key_products + terms_.window_size();
     std::fill_n(block.largest, block.rows, -kInfinity);
     std::fill_n(block.sum, block.rows * value_columns_, 0.0f);
 
@@ -729,9 +384,32 @@ class ForwardPass {
     // Whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
     const bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented ||
-                        bias_.masks(block.b, block.h);
+                        terms_.masks(block.b, block.h);
+    TableWindow products = terms_.Window(block.b, query, last_row - first_row, first + seen.begin,
+                                         first + seen.end, block.key_products);
+    if (terms_.keys().exists()) {
+      terms_.MultiplyKeys(block.b, block.h, query, last_row - first_row, products);
+    }
+    TableWindow weights = products;
+    weights.data = block.entry_weights;
     for (int64_t r = first_row; r < last_row; ++r) {
-      AddWeights(block, r, first, span, masked, mask.rows[r]);
+      const TileRow row{block.b,
+                        block.h,
+                        query + r - first_row,
+                        first + span.begin,
+                        span.end - span.begin,
+                        first + seen.end};
+      AddWeights(block, r, row, masked, mask.rows[r], span.begin,
+                 terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin);
+      if (terms_.drops()) terms_.Drop(row, block.tile + r * kForwardColumns + span.begin);
+      if (terms_.values().exists()) {
+        weights.ClearRow(r - first_row);
+        terms_.AddWeights(row, block.tile + r * kForwardColumns + span.begin,
+                          weights.Row(r - first_row), weights.origin, &block.runs);
+      }
+    }
+    if (terms_.values().exists()) {
+      terms_.values().AddProduct(block.h, last_row - first_row, weights, sum);
     }
     if (masked && AnyNonFinite(block.b, key_head, first + seen.begin, first + seen.end)) {
       return AddVisibleValues(block, mask, first_row, last_row, first);
@@ -742,24 +420,22 @@ class ForwardPass {
                 Size(values.stride), sum, Size(value_columns_));
   }
 
-  // Row r of a block: its inner products within the span become weights.
-  void AddWeights(Block& block, int64_t r, int64_t first, RowSpan span, bool masked,
-                  RowSpan visible) const {
-    const int64_t query = block.first_row + r;
-    const int64_t columns = span.end - span.begin;
-    float* tile = block.tile + r * kForwardColumns + span.begin;
+  // Row r of a block: its inner products from column `begin` of the tile on become weights.
+  void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked, RowSpan visible,
+                  int64_t begin, const float* key_products, int64_t origin) const {
+    const int64_t columns = at.count;
+    float* tile = block.tile + r * kForwardColumns + begin;
     const int64_t key_head = block.h / group_;
-    const RowVectors<Definition> row = LoadRow<Definition>(in_, block.b, block.h, key_head, query,
-                                                           first + span.begin, block.norm[r]);
-    const auto scalars = scalars_.At(block.b, key_head, first + span.begin);
+    const RowVectors<Definition> row =
+        LoadRow<Definition>(in_, block.b, block.h, key_head, at.i, at.begin, block.norm[r]);
+    const auto scalars = scalars_.At(block.b, key_head, at.begin);
     const float factor = in_.factor[block.h] * kLog2E;
-    const RowView view{{visible.begin - span.begin, visible.end - span.begin},
-                       segments_.Keys(block.b, first + span.begin),
-                       segments_.Query(block.b, query)};
+    const RowView view{{visible.begin - begin, visible.end - begin},
+                       segments_.Keys(block.b, at.begin),
+                       segments_.Query(block.b, at.i)};
     float top;
-    if (bias_.exists()) {
-      const float* bias =
-          bias_.Row(block.b, block.h, query, first + span.begin, columns, n_.keys, block.bias);
+    if (terms_.to_scores()) {
+      const float* bias = terms_.ScoreRow(at, key_products, origin, block.added, &block.runs);
       top = masked ? RowScores<Definition, true, true>(tile, columns, row, scalars.data(), factor,
                                                        bias, view)
                    : RowScores<Definition, true, false>(tile, columns, row, scalars.data(), factor,
@@ -804,15 +480,16 @@ class ForwardPass {
   }
 
   // Weights times values over the pairs that are visible alone.
-  void AddVisibleValues(const Block& block, const TileMask& mask, int64_t first_row,
-                        int64_t last_row, int64_t first) const {
+  void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
+                        int64_t first) const {
     for (int64_t r = first_row; r < last_row; ++r) {
       const RowSpan span = mask.rows[r];
       const float* weights = block.tile + r * kForwardColumns;
       float* sum = block.sum + r * value_columns_;
-      const float* bias = bias_.exists() ? bias_.Row(block.b, block.h, block.first_row + r, first,
-                                                     span.end, n_.keys, block.bias)
-                                         : nullptr;
+      const TileRow row{block.b, block.h, block.first_row + r, first, span.end, first + span.end};
+      const float* bias = terms_.masks(block.b, block.h)
+                              ? terms_.ScoreRow(row, nullptr, 0, block.added, &block.runs)
+                              : nullptr;
       const int32_t* segments = segments_.Keys(block.b, first);
       const int32_t segment = segments_.Query(block.b, block.first_row + r);
       for (int64_t j = span.begin; j < span.end; ++j) {
@@ -833,7 +510,7 @@ class ForwardPass {
   Panels keys_;
   PaddedRows values_;
   ColumnScalars<Definition> scalars_;
-  BiasTable bias_;
+  Terms terms_;
   Segments segments_;
   std::vector<char> non_finite_;  // for each panel of values
 };
@@ -944,8 +621,12 @@ class BackwardPass {
         queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
         d_o_(saved.d_o, n_.batch, n_.heads, n_.queries, n_.value_dim),
         scalars_(in),
-        bias_(in),
+        terms_(in, kBackwardColumns),
         segments_(in.mask, n_),
+        relative_queries_(in.relative.query, n_.batch, n_.heads,
+                          terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
+        d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
+        d_relative_values_(terms_.values(), grad.relative_values, TableParts(terms_.values())),
         lse_(head_rows_),
         delta_(head_rows_),
         d_head_(static_cast<size_t>(n_.batch * n_.heads * chunks_)) {
@@ -953,7 +634,10 @@ class BackwardPass {
     if (kIsDistance<Definition>) norms_.Reset(head_rows_);
     if (kRowSums > 0) d_rows_.Reset(chunks_ * kRowSums * head_rows_);
     if (grad.bias.table != nullptr) {
-      d_bias_.Reset(n_.batch * n_.heads * chunks_ * bias_.stride());
+      d_bias_.Reset(n_.batch * n_.heads * chunks_ * terms_.bias().stride());
+    }
+    if (grad.relative_query.data != nullptr) {
+      d_relative_queries_.Reset(chunks_ * head_rows_ * terms_.keys().padded());
     }
   }
 
@@ -961,7 +645,8 @@ class BackwardPass {
     Prepare();
     const int64_t tasks = n_.batch * n_.key_heads * chunks_;
     const int64_t scratch =
-        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 2);
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3) +
+        2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       const int64_t head = task / chunks_;
@@ -990,7 +675,7 @@ class BackwardPass {
     const int64_t row_blocks = DivideUp(n_.queries, kRowBlock);
     const int64_t key_tasks = n_.batch * n_.key_heads * panels;
     const int64_t row_tasks = n_.batch * n_.heads * row_blocks;
-    ParallelTasks(executor_, key_tasks + row_tasks + bias_.tables(), [&](int64_t task, int) {
+    ParallelTasks(executor_, key_tasks + row_tasks + terms_.tasks(), [&](int64_t task, int) {
       if (task < key_tasks) {
         const int64_t p = task % panels;
         PrepareKeys(task / panels / n_.key_heads, task / panels % n_.key_heads, p);
@@ -1000,7 +685,7 @@ class BackwardPass {
         PrepareRows(head / n_.heads, head % n_.heads, first,
                     std::min(first + kRowBlock, n_.queries));
       } else {
-        bias_.Fill(task - key_tasks - row_tasks);
+        terms_.Fill(task - key_tasks - row_tasks);
       }
     });
   }
@@ -1017,6 +702,7 @@ class BackwardPass {
   void PrepareRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     d_o_.Fill(b, h, begin, end);
     if (dim_ > 0) queries_.Fill(b, h, begin, end);
+    if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = (b * n_.heads + h) * n_.queries + i;
       if (norms_) norms_.data()[row] = SquaredNorm(in_.x.row(b, h, i), dim_);
@@ -1045,7 +731,13 @@ class BackwardPass {
       for (int s = 0; s < kRowSums; ++s) {
         std::fill_n(RowSum(chunk, s, head), n_.queries, 0.0f);
       }
-      if (d_bias_) std::fill_n(BiasGradient(chunk, head), bias_.stride(), 0.0f);
+      if (d_bias_) std::fill_n(BiasGradient(chunk, head), terms_.bias().stride(), 0.0f);
+      if (d_relative_queries_) {
+        std::fill_n(RelativeQueryGradient(chunk, head, 0), n_.queries * terms_.keys().padded(),
+                    0.0f);
+      }
+      d_relative_keys_.ClearPart(TablePart(terms_.keys(), b, h, chunk));
+      d_relative_values_.ClearPart(TablePart(terms_.values(), b, h, chunk));
     }
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t block = chunk; block < blocks_; block += chunks_) {
@@ -1053,22 +745,54 @@ class BackwardPass {
     }
   }
 
+  // What a block of keys works on and adds up.
+  struct Block {
+    int64_t b;
+    int64_t chunk;
+    int64_t first;        // of the keys
+    float* tile;          // kRowBlock x kBackwardColumns: inner products, then weights
+    float* gradient;      // the same of dP, then of the inner products' gradients
+    float* d_keys;        // kBackwardColumns x padded_dim_
+    float* d_values;      // kBackwardColumns x padded_value_dim_
+    float* d_columns;     // kColumnSums x kBackwardColumns
+    float* d_key_bias;    // kBackwardColumns
+    float* added;         // scratch of one row: what is added to its scores
+    float* d_added;       // and its gradient
+    float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
+    float* value_window;  // of dO with relative values, then their weights
+    std::vector<TableRun> runs;
+  };
+
   void KeyBlock(int64_t b, int64_t key_head, int64_t chunk, int64_t first, KeyRange batch,
                 float* scratch) {
     const int64_t columns = std::min(kBackwardColumns, n_.keys - first);
-    float* HWY_RESTRICT tile = scratch;
-    float* HWY_RESTRICT gradient = tile + kRowBlock * kBackwardColumns;
-    float* HWY_RESTRICT d_keys = gradient + kRowBlock * kBackwardColumns;
-    float* HWY_RESTRICT d_values = d_keys + kBackwardColumns * padded_dim_;
-    float* HWY_RESTRICT d_columns = d_values + kBackwardColumns * padded_value_dim_;
-    float* HWY_RESTRICT bias_scratch = d_columns + kBackwardColumns * kColumnSums;
-    std::fill_n(d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums), 0.0f);
+    Block block{};
+    block.b = b;
+    block.chunk = chunk;
+    block.first = first;
+    block.tile = scratch;
+    block.gradient = block.tile + kRowBlock * kBackwardColumns;
+    block.d_keys = block.gradient + kRowBlock * kBackwardColumns;
+    block.d_values = block.d_keys + kBackwardColumns * padded_dim_;
+    block.d_columns = block.d_values + kBackwardColumns * padded_value_dim_;
+    block.d_key_bias = block.d_columns + kBackwardColumns * kColumnSums;
+    block.added = block.d_key_bias + kBackwardColumns;
+    block.d_added = block.added + kBackwardColumns;
+    block.key_window = block.d_added + kBackwardColumns;
+    block.value_window = block.key_window + terms_.window_size();
+    std::fill_n(block.d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums),
+                0.0f);
     for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
-      for (int64_t row = 0; row < n_.queries; row += kRowBlock) {
-        Tile(b, h, chunk, first, row, batch, tile, gradient, d_keys, d_values, d_columns,
-             bias_scratch);
+      std::fill_n(block.d_key_bias, kBackwardColumns, 0.0f);
+      for (int64_t row = 0; row < n_.queries; row += kRowBlock) Tile(block, h, row, batch);
+      if (grad_.key_bias != nullptr) {
+        std::copy_n(block.d_key_bias, columns,
+                    grad_.key_bias + (b * n_.heads + h) * n_.keys + first);
       }
     }
+    const float* d_keys = block.d_keys;
+    const float* d_values = block.d_values;
+    const float* d_columns = block.d_columns;
     for (int64_t j = 0; j < columns; ++j) {
       if (grad_.y.data != nullptr && dim_ > 0) {
         float* d_y = grad_.y.row(b, key_head, first + j);
@@ -1091,12 +815,14 @@ class BackwardPass {
     }
   }
 
-  void Tile(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row, KeyRange batch,
-            float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, float* d_keys, float* d_values,
-            float* d_columns, float* bias_scratch) {
+  void Tile(Block& block, int64_t h, int64_t first_row, KeyRange batch) {
+    const int64_t b = block.b;
+    const int64_t first = block.first;
     const int64_t key_head = h / group_;
     const int64_t head = b * n_.heads + h;
     const int64_t rows = std::min(kRowBlock, n_.queries - first_row);
+    float* HWY_RESTRICT tile = block.tile;
+    float* HWY_RESTRICT gradient = block.gradient;
     TileMask mask;
     mask.Set(in_.mask, batch, QueryOffset(in_, b) + first_row, rows, first,
              std::min(kBackwardColumns, n_.keys - first));
@@ -1115,13 +841,22 @@ class BackwardPass {
                value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
                kBackwardColumns);
     }
-    RowGradients(b, h, chunk, first, first_row, rows, mask, tile, gradient, d_columns,
-                 bias_scratch);
+    const TableWindow keys_window =
+        terms_.Window(b, first_row, rows, first + mask.begin, first + mask.end, block.key_window);
+    TableWindow values_window = keys_window;
+    values_window.data = block.value_window;
+    if (terms_.keys().exists()) terms_.MultiplyKeys(b, h, first_row, rows, keys_window);
+    if (terms_.values().exists()) {
+      terms_.values().Multiply(
+          h, rows, {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1}, values_window);
+    }
+    RowGradients(block, h, first_row, rows, mask, keys_window, values_window);
+    RelativeGradients(block, h, first_row, rows, keys_window, values_window);
     const size_t seen = Size(mask.end - mask.begin);
     if (grad_.v.data != nullptr) {
       MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, Size(rows),
                   {tile + mask.begin, 1, Size(kBackwardColumns)}, d_o.row(first_row),
-                  Size(d_o.stride), d_values + mask.begin * padded_value_dim_,
+                  Size(d_o.stride), block.d_values + mask.begin * padded_value_dim_,
                   Size(padded_value_dim_));
     }
     if (dim_ == 0) return;
@@ -1129,20 +864,23 @@ class BackwardPass {
       const Rows queries = queries_.Head(b, h);
       MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
                   {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
-                  Size(queries.stride), d_keys + mask.begin * padded_dim_, Size(padded_dim_));
+                  Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
     }
     if (d_queries_) {
       const Rows keys = keys_.Head(b, key_head);
       MultiplyAdd(Size(rows), Size(padded_dim_) / kLanes, seen,
                   {gradient + mask.begin, Size(kBackwardColumns), 1}, keys.row(first + mask.begin),
-                  Size(keys.stride), QueryGradient(chunk, head, first_row), Size(padded_dim_));
+                  Size(keys.stride), QueryGradient(block.chunk, head, first_row),
+                  Size(padded_dim_));
     }
   }
 
-  // Turns a tile's products into weights and gradients of the scores.
-  void RowGradients(int64_t b, int64_t h, int64_t chunk, int64_t first, int64_t first_row,
-                    int64_t rows, const TileMask& mask, float* tile, float* gradient,
-                    float* d_columns, float* bias_scratch) {
+  // Turns a tile's products into weights and gradients of the scores, and the windows' products
+  // into what each entry of the tables gets of them.
+  void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows, const TileMask& mask,
+                    const TableWindow& keys_window, const TableWindow& values_window) {
+    const int64_t b = block.b;
+    const int64_t first = block.first;
     const int64_t head = b * n_.heads + h;
     // Whole vectors that some row sees.
     const int64_t begin = mask.begin / kLaneCount * kLaneCount;
@@ -1150,80 +888,120 @@ class BackwardPass {
     const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
-    for (int s = 0; s < kColumnSums; ++s) d_scalars[s] = d_columns + s * kBackwardColumns + begin;
-    RowSums<Definition>& totals = d_head_[static_cast<size_t>(head * chunks_ + chunk)];
+    for (int s = 0; s < kColumnSums; ++s) {
+      d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
+    }
+    RowSums<Definition>& totals = d_head_[Size(head * chunks_ + block.chunk)];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
+      const TileRow at{b, h, i, first + begin, end - begin, first + mask.end};
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);
       const RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
                          segments_.Keys(b, first + begin),
                          segments_.Query(b, i)};
-      float* const weights = tile + r * kBackwardColumns + begin;
-      float* const d_scores = gradient + r * kBackwardColumns + begin;
+      float* const weights = block.tile + r * kBackwardColumns + begin;
+      float* const d_scores = block.gradient + r * kBackwardColumns + begin;
       const float lse = lse_.data()[head * n_.queries + i];
       const float delta = delta_.data()[head * n_.queries + i];
       const float factor = in_.factor[h];
-      const int64_t width = end - begin;
+      if (terms_.values().exists()) {
+        terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,
+                                &block.runs);
+      }
+      if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums<Definition> sums;
-      if (bias_.exists()) {
-        const float* bias = bias_.Row(b, h, i, first + begin, width, n_.keys, bias_scratch);
-        float* d_table = d_bias_ ? BiasGradient(chunk, head) : nullptr;
-        float* d_bias = d_bias_ ? bias_.GradientRow(d_table, i, first + begin, width,
-                                                    bias_scratch + kBackwardColumns)
-                                : nullptr;
-        sums = masked ? RowGradient<Definition, true, true>(weights, d_scores, width, row,
-                                                            scalars.data(), d_scalars.data(),
-                                                            factor, bias, d_bias, lse, delta, view)
-                      : RowGradient<Definition, true, false>(
-                            weights, d_scores, width, row, scalars.data(), d_scalars.data(), factor,
-                            bias, d_bias, lse, delta, view);
-        if (d_bias_) bias_.Scatter(d_table, i, first + begin, width, n_.keys, d_bias);
+      if (terms_.to_scores()) {
+        const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
+        const float* added =
+            terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs);
+        ScoreGradients to;
+        if (d_bias_) to.bias = BiasGradient(block.chunk, head);
+        if (grad_.key_bias != nullptr) to.key_bias = block.d_key_bias + begin;
+        if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
+        float* d_added = terms_.GradientRow(at, to, block.d_added);
+        sums = masked
+                   ? RowGradient<Definition, true, true>(weights, d_scores, at.count, row,
+                                                         scalars.data(), d_scalars.data(), factor,
+                                                         added, d_added, lse, delta, view)
+                   : RowGradient<Definition, true, false>(weights, d_scores, at.count, row,
+                                                          scalars.data(), d_scalars.data(), factor,
+                                                          added, d_added, lse, delta, view);
+        if (to.relative != nullptr) keys_window.ClearRow(r);
+        if (d_added == block.d_added) {
+          terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
+        }
       } else {
         sums = masked
-                   ? RowGradient<Definition, false, true>(weights, d_scores, width, row,
+                   ? RowGradient<Definition, false, true>(weights, d_scores, at.count, row,
                                                           scalars.data(), d_scalars.data(), factor,
                                                           nullptr, nullptr, lse, delta, view)
-                   : RowGradient<Definition, false, false>(weights, d_scores, width, row,
+                   : RowGradient<Definition, false, false>(weights, d_scores, at.count, row,
                                                            scalars.data(), d_scalars.data(), factor,
                                                            nullptr, nullptr, lse, delta, view);
       }
+      if (terms_.drops()) terms_.Drop(at, weights);
+      if (terms_.values().exists()) {
+        values_window.ClearRow(r);
+        terms_.AddWeights(at, weights, values_window.Row(r), values_window.origin, &block.runs);
+      }
       totals.factor += sums.factor;
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
-      for (int s = 0; s < Definition::kRowScalars; ++s) RowSum(chunk, s, head)[i] += sums.a[s];
-      if (kIsDistance<Definition>) RowSum(chunk, Definition::kRowScalars, head)[i] += sums.norm;
+      for (int s = 0; s < Definition::kRowScalars; ++s) {
+        RowSum(block.chunk, s, head)[i] += sums.a[s];
+      }
+      if (kIsDistance<Definition>) {
+        RowSum(block.chunk, Definition::kRowScalars, head)[i] += sums.norm;
+      }
+    }
+  }
+
+  // From the windows' entries to the tables and to the queries of the relative keys.
+  void RelativeGradients(const Block& block, int64_t h, int64_t first_row, int64_t rows,
+                         const TableWindow& keys_window, const TableWindow& values_window) const {
+    const int64_t head = block.b * n_.heads + h;
+    if (d_relative_queries_) {
+      terms_.keys().AddProduct(h, rows, keys_window,
+                               RelativeQueryGradient(block.chunk, head, first_row));
+    }
+    if (d_relative_keys_.wanted()) {
+      d_relative_keys_.Add(TablePart(terms_.keys(), block.b, h, block.chunk), rows, keys_window,
+                           relative_queries_.Head(block.b, h), first_row);
+    }
+    if (d_relative_values_.wanted()) {
+      d_relative_values_.Add(TablePart(terms_.values(), block.b, h, block.chunk), rows,
+                             values_window, d_o_.Head(block.b, h), first_row);
     }
   }
 
   // Adds up what the chunks gave, in order.
   void Merge() {
-    const int64_t row_tasks = d_queries_ ? n_.batch * n_.heads : 0;
+    const int64_t row_tasks = d_queries_ || d_relative_queries_ ? n_.batch * n_.heads : 0;
     ParallelTasks(executor_, row_tasks, [&](int64_t head, int) {
+      const int64_t b = head / n_.heads;
+      const int64_t h = head % n_.heads;
       for (int64_t i = 0; i < n_.queries; ++i) {
-        float* to = grad_.x.row(head / n_.heads, head % n_.heads, i);
-        std::copy_n(QueryGradient(0, head, i), dim_, to);
-        for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
-          const float* from = QueryGradient(chunk, head, i);
-          for (int64_t e = 0; e < dim_; ++e) to[e] += from[e];
+        if (d_relative_queries_) {
+          MergeChunks(RelativeQueryGradient(0, head, i), head_rows_ * terms_.keys().padded(),
+                      in_.relative.dim, grad_.relative_query.row(b, h, i));
         }
+        if (!d_queries_) continue;
+        float* to = grad_.x.row(b, h, i);
+        MergeChunks(QueryGradient(0, head, i), head_rows_ * padded_dim_, dim_, to);
         if (!kIsDistance<Definition>) continue;
         float d_norm = 0;
         for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
           d_norm += RowSum(chunk, Definition::kRowScalars, head)[i];
         }
         if (d_norm != 0) {
-          AddNormGradient(d_norm, in_.x.row(head / n_.heads, head % n_.heads, i), to);
+          AddNormGradient(d_norm, in_.x.row(b, h, i), to);
         }
       }
     });
     for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
-      float* to = grad_.row_scalars + s * head_rows_;
-      std::copy_n(RowSum(0, s, 0), head_rows_, to);
-      for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
-        const float* from = RowSum(chunk, s, 0);
-        for (int64_t e = 0; e < head_rows_; ++e) to[e] += from[e];
-      }
+      MergeChunks(RowSum(0, s, 0), kRowSums * head_rows_, head_rows_,
+                  grad_.row_scalars + s * head_rows_);
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
       RowSums<Definition> sums;
@@ -1240,23 +1018,56 @@ class BackwardPass {
         grad_.head_scalars[s * n_.heads + h] = sums.t[s];
       }
     }
+    MergeTables(terms_.keys(), d_relative_keys_);
+    MergeTables(terms_.values(), d_relative_values_);
     if (!d_bias_) return;
+    const BiasTable& bias = terms_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
       // A table that the batch shares is there even if the batch is empty.
-      for (int64_t n = 0; n < bias_.tables() / n_.heads; ++n) {
-        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias_.size(), bias_.size(),
+      for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
+        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias.size(), bias.size(),
                     0.0f);
       }
       for (int64_t b = 0; b < n_.batch; ++b) {
-        float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias_.size();
+        float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias.size();
         for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
           const float* from = BiasGradient(chunk, b * n_.heads + h);
-          for (int64_t e = 0; e < bias_.size(); ++e) to[e] += from[e];
+          for (int64_t e = 0; e < bias.size(); ++e) to[e] += from[e];
         }
       }
     });
   }
 
+  // to = the sum of what the chunks have, each `stride` behind the last.
+  void MergeChunks(const float* from, int64_t stride, int64_t count, float* to) const {
+    std::copy_n(from, count, to);
+    for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
+      from += stride;
+      for (int64_t e = 0; e < count; ++e) to[e] += from[e];
+    }
+  }
+
+  // A part of a table's gradient for each chunk of a head, or of a key head if heads share it.
+  int64_t TableHeads(const RowTable& table) const {
+    return table.heads() ? n_.heads : n_.key_heads;
+  }
+  int64_t TableParts(const RowTable& table) const { return n_.batch * TableHeads(table) * chunks_; }
+  int64_t TablePart(const RowTable& table, int64_t b, int64_t h, int64_t chunk) const {
+    const int64_t head = table.heads() ? h : h / group_;
+    return (b * TableHeads(table) + head) * chunks_ + chunk;
+  }
+  void MergeTables(const RowTable& table, const RowTableGradient& gradient) const {
+    if (!gradient.wanted()) return;
+    ParallelTasks(executor_, table.tables(), [&](int64_t h, int) {
+      gradient.Merge(
+          h, [&](int64_t part) { return !table.heads() || part / chunks_ % n_.heads == h; });
+    });
+  }
+
+  float* RelativeQueryGradient(int64_t chunk, int64_t head, int64_t i) const {
+    return d_relative_queries_.data() +
+           (chunk * head_rows_ + head * n_.queries + i) * terms_.keys().padded();
+  }
   float* QueryGradient(int64_t chunk, int64_t head, int64_t i) const {
     return d_queries_.data() + (chunk * head_rows_ + head * n_.queries + i) * padded_dim_;
   }
@@ -1268,7 +1079,7 @@ class BackwardPass {
     for (int64_t e = 0; e < dim_; ++e) d_x[e] += 2 * d_norm * x[e];
   }
   float* BiasGradient(int64_t chunk, int64_t head) const {
-    return d_bias_.data() + (head * chunks_ + chunk) * bias_.stride();
+    return d_bias_.data() + (head * chunks_ + chunk) * terms_.bias().stride();
   }
 
   const AttentionInput<float>& in_;
@@ -1289,8 +1100,11 @@ class BackwardPass {
   PaddedRows queries_;
   PaddedRows d_o_;
   ColumnScalars<Definition> scalars_;
-  BiasTable bias_;
+  Terms terms_;
   Segments segments_;
+  PaddedRows relative_queries_;
+  RowTableGradient d_relative_keys_;
+  RowTableGradient d_relative_values_;
   Buffer lse_;    // in units of log2
   Buffer delta_;  // sum_j p_ij dP_ij - dlse_i
   Buffer norms_;  // squared norms of the queries, for a distance
@@ -1298,6 +1112,7 @@ class BackwardPass {
   Buffer d_queries_;
   Buffer d_rows_;
   Buffer d_bias_;
+  Buffer d_relative_queries_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

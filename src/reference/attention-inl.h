@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/dropout.h"
 #include "core/parallel.h"
 #include "core/visible_keys.h"
 #include "gnomon/attention.h"
@@ -65,30 +66,90 @@ class Problem {
     return sum;
   }
 
-  // Entry of the bias table, or -1.
-  int64_t BiasEntry(int64_t i, int64_t j) const {
-    if (in_.bias.table == nullptr) return -1;
-    if (in_.bias.layout != nullptr) return in_.bias.layout->Entry(i, j);
-    return n_.queries - 1 + j - i;
-  }
-
   int64_t BiasSize() const {
     if (in_.bias.table == nullptr) return 0;
-    return in_.bias.layout != nullptr ? in_.bias.layout->table_size() : n_.queries + n_.keys - 1;
+    return in_.bias.layout != nullptr ? in_.bias.layout->size() : n_.queries + n_.keys - 1;
+  }
+  int64_t RelativeSize() const {
+    return in_.relative.layout == nullptr ? 0 : in_.relative.layout->size();
+  }
+
+  // The entries that pair (i, j) reads of a table.
+  void Entries(const TableLayout& layout, int64_t b, int64_t i, int64_t j,
+               std::vector<int64_t>* entries) const {
+    std::vector<TableRun> runs;
+    layout.AddRuns(QueryOffset(in_, b) + i, j, j + 1, &runs);
+    entries->clear();
+    for (const TableRun& run : runs) entries->push_back(run.entry);
+  }
+  void BiasEntries(int64_t b, int64_t i, int64_t j, std::vector<int64_t>* entries) const {
+    if (in_.bias.layout != nullptr) return Entries(*in_.bias.layout, b, i, j, entries);
+    entries->clear();
+    if (in_.bias.table != nullptr) entries->push_back(n_.queries - 1 + j - i);
+  }
+  void RelativeEntries(int64_t b, int64_t i, int64_t j, std::vector<int64_t>* entries) const {
+    entries->clear();
+    if (in_.relative.layout != nullptr) Entries(*in_.relative.layout, b, i, j, entries);
+  }
+
+  int64_t KeyTable(int64_t h) const { return in_.relative.key_heads ? h : 0; }
+  int64_t ValueTable(int64_t h) const { return in_.relative.value_heads ? h : 0; }
+  const double* RelativeKey(int64_t h, int64_t entry) const {
+    return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
+  }
+  const double* RelativeValue(int64_t h, int64_t entry) const {
+    return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
   }
 
   // s_ij for a value of f. Another segment or a bias of -inf masks whatever f is, NaN included.
   double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
     const Mask& mask = in_.mask;
     if (mask.key_segments != nullptr &&
         mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
-      return -std::numeric_limits<double>::infinity();
+      return kHidden;
     }
-    const int64_t entry = BiasEntry(i, j);
-    const double score = in_.factor[h] * f;
-    if (entry < 0) return score;
-    const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
-    return bias == -std::numeric_limits<double>::infinity() ? bias : score + bias;
+    double score = in_.factor[h] * f;
+    std::vector<int64_t> entries;
+    BiasEntries(b, i, j, &entries);
+    for (const int64_t entry : entries) {
+      const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+    }
+    if (in_.key_bias != nullptr) {
+      const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+    }
+    if (in_.relative.keys != nullptr) {
+      RelativeEntries(b, i, j, &entries);
+      const double* query = in_.relative.query.row(b, h, i);
+      for (const int64_t entry : entries) {
+        score += in_.relative.factor * Dot(query, RelativeKey(h, entry), in_.relative.dim);
+      }
+    }
+    return score;
+  }
+
+  // v_j + W_ij.
+  void Value(int64_t b, int64_t h, int64_t i, int64_t j, std::vector<double>* value) const {
+    const double* v = in_.v.row(b, h / group_, j);
+    value->assign(v, v + n_.value_dim);
+    if (in_.relative.values == nullptr) return;
+    std::vector<int64_t> entries;
+    RelativeEntries(b, i, j, &entries);
+    for (const int64_t entry : entries) {
+      const double* w = RelativeValue(h, entry);
+      for (int64_t d = 0; d < n_.value_dim; ++d) (*value)[static_cast<size_t>(d)] += w[d];
+    }
+  }
+
+  // m_ij.
+  double Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (in_.dropout.rate == 0) return 1;
+    const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
+    return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
   }
 
   KeyRange Keys(int64_t b, int64_t i) const {
@@ -117,6 +178,7 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
     const int64_t b = task / n.heads;
     const int64_t h = task % n.heads;
     std::vector<double> score(static_cast<size_t>(n.keys));
+    std::vector<double> value;
     for (int64_t i = 0; i < n.queries; ++i) {
       double* o = out.o.row(b, h, i);
       std::fill(o, o + n.value_dim, 0.0);
@@ -134,8 +196,9 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
         if (score[j] == -kInfinity) continue;
         const double weight = std::exp(score[j] - largest);
         sum += weight;
-        const double* v = in.v.row(b, h / problem.group(), j);
-        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += weight * v[d];
+        problem.Value(b, h, i, j, &value);
+        const double kept = weight * problem.Kept(b, h, i, j);
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += kept * value[static_cast<size_t>(d)];
       }
       if (sum != 0) {
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
@@ -159,6 +222,12 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
   std::vector<double> d_head(static_cast<size_t>(n.batch * n.heads * 3));
   std::vector<double> d_bias(
       static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));
+  const int64_t key_table = problem.RelativeSize() * in.relative.dim;
+  const int64_t value_table = problem.RelativeSize() * n.value_dim;
+  std::vector<double> d_keys(
+      static_cast<size_t>(grad.relative_keys ? n.batch * n.heads * key_table : 0));
+  std::vector<double> d_values(
+      static_cast<size_t>(grad.relative_values ? n.batch * n.heads * value_table : 0));
 
   ParallelTasks(executor, n.batch * n.key_heads, [&](int64_t task, int) {
     const int64_t b = task / n.key_heads;
@@ -170,10 +239,16 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
         grad.column_scalars[s * columns + task * n.keys + j] = 0;
       }
     }
+    std::vector<double> value;
+    std::vector<int64_t> entries;
     for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
       const int64_t head = b * n.heads + h;
+      if (grad.key_bias) std::fill_n(grad.key_bias + head * n.keys, n.keys, 0.0);
       for (int64_t i = 0; i < n.queries; ++i) {
         const int64_t row = problem.row(b, h, i);
+        if (grad.relative_query.data) {
+          std::fill_n(grad.relative_query.row(b, h, i), in.relative.dim, 0.0);
+        }
         if (grad.x.data) std::fill_n(grad.x.row(b, h, i), n.dim, 0.0);
         for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
           grad.row_scalars[s * rows + row] = 0;
@@ -190,12 +265,14 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
           const double score = problem.Score(b, h, i, j, f);
           if (score == -std::numeric_limits<double>::infinity()) continue;
           const double weight = std::exp(score - saved.lse[row]);
-          const double* v = in.v.row(b, key_head, j);
-          const double d_score = weight * (problem.Dot(d_o, v, n.value_dim) - delta);
+          problem.Value(b, h, i, j, &value);
+          const double kept = problem.Kept(b, h, i, j);
+          const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
+          const double d_score = weight * (d_weight - delta);
           const double d_f = in.factor[h] * d_score;
           if (grad.v.data) {
             double* d_v = grad.v.row(b, key_head, j);
-            for (int64_t e = 0; e < n.value_dim; ++e) d_v[e] += weight * d_o[e];
+            for (int64_t e = 0; e < n.value_dim; ++e) d_v[e] += weight * kept * d_o[e];
           }
           if (Definition::kInput != PairInput::kNone) {
             // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
@@ -218,8 +295,25 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
           }
           for (int s = 0; s < Definition::kHeadScalars; ++s) d_head[head * 3 + s] += d_f * d.t[s];
           d_factor[head] += d_score * f;
-          const int64_t entry = problem.BiasEntry(i, j);
-          if (grad.bias.table && entry >= 0) d_bias[head * bias_size + entry] += d_score;
+          if (grad.bias.table) {
+            problem.BiasEntries(b, i, j, &entries);
+            for (const int64_t entry : entries) d_bias[head * bias_size + entry] += d_score;
+          }
+          if (grad.key_bias) grad.key_bias[head * n.keys + j] += d_score;
+          problem.RelativeEntries(b, i, j, &entries);
+          for (const int64_t entry : entries) {
+            const double d_product = in.relative.factor * d_score;
+            for (int64_t e = 0; grad.relative_query.data && e < in.relative.dim; ++e) {
+              grad.relative_query.row(b, h, i)[e] += d_product * problem.RelativeKey(h, entry)[e];
+            }
+            for (int64_t e = 0; grad.relative_keys && e < in.relative.dim; ++e) {
+              d_keys[head * key_table + entry * in.relative.dim + e] +=
+                  d_product * in.relative.query.row(b, h, i)[e];
+            }
+            for (int64_t e = 0; grad.relative_values && e < n.value_dim; ++e) {
+              d_values[head * value_table + entry * n.value_dim + e] += weight * kept * d_o[e];
+            }
+          }
         }
       }
     }
@@ -237,6 +331,17 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
       }
     }
   }
+  // A table's gradient is the sum over the batch and, where heads share it, over these.
+  const auto add_up = [&](double* to, const std::vector<double>& parts, int64_t size, bool heads) {
+    if (to == nullptr) return;
+    std::fill_n(to, (heads ? n.heads : 1) * size, 0.0);
+    for (int64_t head = 0; head < n.batch * n.heads; ++head) {
+      double* its = to + (heads ? head % n.heads * size : 0);
+      for (int64_t e = 0; e < size; ++e) its[e] += parts[head * size + e];
+    }
+  };
+  add_up(grad.relative_keys, d_keys, key_table, in.relative.key_heads);
+  add_up(grad.relative_values, d_values, value_table, in.relative.value_heads);
   if (grad.bias.table) {
     const int64_t tables = grad.bias.batch_stride == 0 ? 1 : n.batch;
     std::fill_n(grad.bias.table, tables * n.heads * bias_size, 0.0);

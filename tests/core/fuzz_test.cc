@@ -1,15 +1,18 @@
 // Kernels against the reference on problems drawn at random: made to run under the sanitizers.
+#include <memory>
 #include <random>
 #include <string>
 
 #include "core/random_problem.h"
 #include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
 
 namespace gnomon::testing {
 namespace {
 
-ProblemOptions RandomOptions(std::mt19937& engine) {
+// `layout` keeps what the options point to.
+ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>* layout) {
   const auto draw = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(engine);
   };
@@ -37,6 +40,19 @@ ProblemOptions RandomOptions(std::mt19937& engine) {
     o.bias = chance(50) ? ProblemOptions::kSharedBias : ProblemOptions::kBiasForEachBatch;
   }
   o.padded = chance(50);
+  if (chance(20)) o.chunks = {draw(1, 100), draw(0, 2), draw(0, 2)};
+  o.key_bias = chance(25);
+  if (chance(50)) {
+    const auto far = chance(50) ? OffsetLayout::Far::kClip : OffsetLayout::Far::kZero;
+    *layout = std::make_unique<OffsetLayout>(chance(30) ? 400 : draw(0, 40),
+                                             chance(30) ? 400 : draw(0, 40), far);
+    if (chance(20)) *layout = std::make_unique<KeyLayout>(n.keys);
+    o.relative = layout->get();
+    o.relative_dim = chance(25) ? 0 : draw(1, 40);
+    o.relative_values = chance(50);
+    o.relative_heads = chance(50);
+  }
+  if (chance(25)) o.dropout = static_cast<double>(draw(1, 100)) / 100;
   if (chance(25)) {
     for (int64_t b = 0; b < n.batch; ++b) o.query_offsets.push_back(draw(-150, 300));
   }
@@ -66,11 +82,14 @@ TEST_P(FuzzTest, KernelsMatchReference) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     const PairFunction& function = *functions[engine() % functions.size()];
     const std::string& target = targets[engine() % targets.size()];
-    ProblemOptions options = RandomOptions(engine);
+    std::unique_ptr<TableLayout> layout;
+    ProblemOptions options = RandomOptions(engine, &layout);
     if (ReadsAngles(function)) options.shape.dim += 8;
     Problem<float> p = RandomProblem(function, options);
-    for (float& bias : p.bias) {
-      if (engine() % 16 == 0) bias = -kInfinity;
+    for (std::vector<float>* biases : {&p.bias, &p.key_bias}) {
+      for (float& bias : *biases) {
+        if (engine() % 16 == 0) bias = -kInfinity;
+      }
     }
     SCOPED_TRACE(function.name);
     SCOPED_TRACE(target);

@@ -130,7 +130,7 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
 }
 
 // The graph as a bias of the dense operator: how often a pair is there, as a logarithm.
-class EdgeCounts final : public BiasLayout {
+class EdgeCounts final : public TableLayout {
  public:
   EdgeCounts(const Graph& graph, int64_t keys) : keys_(keys) {
     counts_.assign(static_cast<size_t>(graph.queries() * keys), 0);
@@ -143,9 +143,11 @@ class EdgeCounts final : public BiasLayout {
       }
     }
   }
-  int64_t table_size() const override { return most_ + 1; }
-  int64_t Entry(int64_t query, int64_t key) const override {
-    return counts_[static_cast<size_t>(query * keys_ + key)];
+  int64_t size() const override { return most_ + 1; }
+  void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override {
+    for (int64_t j = begin; j < end; ++j) {
+      runs->push_back({j, 1, counts_[static_cast<size_t>(p * keys_ + j)], 0});
+    }
   }
 
  private:
@@ -160,7 +162,7 @@ Results<double> DenseResults(const Problem<float>& problem, const Graph& graph) 
   dense.options.bias = ProblemOptions::kSharedBias;
   dense.options.layout = &counts;
   for (int64_t h = 0; h < dense.options.shape.heads; ++h) {
-    for (int64_t n = 0; n < counts.table_size(); ++n) {
+    for (int64_t n = 0; n < counts.size(); ++n) {
       dense.bias.push_back(std::log(static_cast<double>(n)));
     }
   }

@@ -14,6 +14,7 @@
 #include "core/random_problem.h"
 #include "gmock/gmock.h"
 #include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
 
 namespace gnomon::testing {
@@ -106,6 +107,25 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          static constexpr int32_t kSegment = 0;
          c.in.mask.query_segments = &kSegment;
        }},
+      {"attention: relative: has a table without a layout",
+       [](C& c) { c.in.relative.keys = c.memory.data(); }},
+      {"attention: relative: has a table without a layout",
+       [](C& c) { c.in.relative.values = c.memory.data(); }},
+      {"attention: relative: dim is 0, expected at least 1",
+       [](C& c) {
+         static const KeyLayout layout(1);
+         c.in.relative.layout = &layout;
+         c.in.relative.keys = c.memory.data();
+       }},
+      {"attention: relative query: is null",
+       [](C& c) {
+         static const KeyLayout layout(1);
+         c.in.relative.layout = &layout;
+         c.in.relative.keys = c.memory.data();
+         c.in.relative.dim = 1;
+       }},
+      {"attention: dropout: is 1.500000, expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
+      {"attention: chunks: has -1, expected 0 to 2^30", [](C& c) { c.in.mask.chunks.before = -1; }},
       {"attention: row_scalars: is null; penumbral needs 2",
        [](C& c) { c.in.row_scalars = nullptr; }},
       {"attention: column_scalars: is null; penumbral needs 2",
@@ -151,6 +171,14 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
          c.in.bias.table = c.memory.data();
          c.gradient.bias = {c.memory.data(), 8, nullptr};
        }},
+      {"attention: d_key_bias: a gradient of a bias that is not there",
+       [](C& c) { c.gradient.key_bias = c.memory.data(); }},
+      {"attention: d_relative_keys: a gradient of relative keys that are not there",
+       [](C& c) { c.gradient.relative_keys = c.memory.data(); }},
+      {"attention: d_relative_keys: a gradient of relative keys that are not there",
+       [](C& c) { c.gradient.relative_query.data = c.memory.data(); }},
+      {"attention: d_relative_values: a gradient of relative values that are not there",
+       [](C& c) { c.gradient.relative_values = c.memory.data(); }},
   };
   for (const Case& test_case : cases) {
     C call("dot");

@@ -112,6 +112,7 @@ struct ProblemOptions {
   AttentionShape shape;
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
+  Chunks chunks = {};
   std::vector<int64_t> key_starts = {};   // empty: none
   std::vector<int64_t> key_lengths = {};  // empty: none
   int64_t query_offset = 0;
@@ -119,7 +120,13 @@ struct ProblemOptions {
   std::vector<int32_t> query_segments = {};  // (B, Lq); empty: none
   std::vector<int32_t> key_segments = {};    // (B, Lk)
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
-  const BiasLayout* layout = nullptr;
+  const TableLayout* layout = nullptr;
+  bool key_bias = false;
+  const TableLayout* relative = nullptr;  // null: neither relative keys nor values
+  int64_t relative_dim = 5;               // 0: no relative keys
+  bool relative_values = true;
+  bool relative_heads = false;  // whether each head has tables of its own
+  double dropout = 0;
   bool padded = false;
   // Tokens on the grid that RandomProblem explains.
   bool on_grid = true;
@@ -137,11 +144,18 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
       << n.keys << " D " << n.dim << " Dv " << n.value_dim;
   if (o.left != kUnbounded) out << " left " << o.left;
   if (o.right != kUnbounded) out << " right " << o.right;
+  if (o.chunks.size > 0) {
+    out << " chunks of " << o.chunks.size << " -" << o.chunks.before << " +" << o.chunks.after;
+  }
   list(" starts", o.key_starts);
   list(" lengths", o.key_lengths);
   list(" offsets", o.query_offsets);
   if (!o.query_segments.empty()) out << " segments";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
+             << (o.key_bias ? " key bias" : "")
+             << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
+             << (o.relative && o.relative_values ? " relative values" : "")
+             << (o.relative_heads ? " for each head" : "") << " dropout " << o.dropout
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
 
@@ -150,6 +164,14 @@ inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
   const int64_t offset =
       j - i - (o.query_offsets.empty() ? o.query_offset : o.query_offsets[batch]);
+  const auto chunk = [&](int64_t p) {
+    return static_cast<int64_t>(
+        std::floor(static_cast<double>(p) / static_cast<double>(o.chunks.size)));
+  };
+  if (o.chunks.size > 0) {
+    const int64_t distance = chunk(j) - chunk(j - offset);
+    if (distance < -o.chunks.before || distance > o.chunks.after) return false;
+  }
   const bool same_segment =
       o.query_segments.empty() || o.query_segments[static_cast<size_t>(b * o.shape.queries + i)] ==
                                       o.key_segments[static_cast<size_t>(b * o.shape.keys + j)];
@@ -182,11 +204,14 @@ struct Problem {
   ProblemOptions options;
   Array<T> x = {}, y = {}, v = {}, d_o = {};
   std::vector<T> row = {}, column = {}, head = {}, factor = {}, bias = {}, d_lse = {};
+  std::vector<T> key_bias = {}, relative_keys = {}, relative_values = {};
+  Array<T> relative_query = {};
+  T relative_factor = T(0.75);
   bool pass_d_lse = true;
 
   int64_t bias_size() const {
     return options.layout != nullptr
-               ? options.layout->table_size()
+               ? options.layout->size()
                : std::max<int64_t>(0, options.shape.queries + options.shape.keys - 1);
   }
   int64_t bias_stride() const {
@@ -218,6 +243,10 @@ struct Problem {
             .factor = to(factor),
             .bias = to(bias),
             .d_lse = to(d_lse),
+            .key_bias = to(key_bias),
+            .relative_keys = to(relative_keys),
+            .relative_values = to(relative_values),
+            .relative_query = Array<double>(relative_query),
             .pass_d_lse = pass_d_lse};
   }
 
@@ -234,8 +263,20 @@ struct Problem {
     if (options.bias != ProblemOptions::kNoBias) {
       in.bias = {bias.data(), bias_stride(), options.layout};
     }
+    if (options.key_bias) in.key_bias = key_bias.data();
+    if (options.relative != nullptr) {
+      in.relative.layout = options.relative;
+      in.relative.query = relative_query.view();
+      in.relative.dim = options.relative_dim;
+      in.relative.factor = relative_factor;
+      if (options.relative_dim > 0) in.relative.keys = relative_keys.data();
+      if (options.relative_values) in.relative.values = relative_values.data();
+      in.relative.key_heads = in.relative.value_heads = options.relative_heads;
+    }
+    in.dropout = {options.dropout, options.seed};
     in.mask = {options.left,
                options.right,
+               options.chunks,
                options.key_starts.empty() ? nullptr : options.key_starts.data(),
                options.key_lengths.empty() ? nullptr : options.key_lengths.data(),
                options.query_segments.empty() ? nullptr : options.query_segments.data(),
@@ -286,6 +327,14 @@ struct Problem {
     gradient.factor = pointer("d_factor", factor);
     if (options.bias != ProblemOptions::kNoBias) {
       gradient.bias = {pointer("d_bias", bias), bias_stride(), options.layout};
+    }
+    if (options.key_bias) gradient.key_bias = pointer("d_key_bias", key_bias);
+    if (in.relative.keys != nullptr) {
+      gradient.relative_query = view("d_relative_query", relative_query);
+      gradient.relative_keys = pointer("d_relative_keys", relative_keys);
+    }
+    if (in.relative.values != nullptr) {
+      gradient.relative_values = pointer("d_relative_values", relative_values);
     }
     AttentionBackward(function, in, saved, gradient, executor);
     for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
@@ -360,6 +409,16 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
   if (options.bias != ProblemOptions::kNoBias) {
     const int64_t tables = options.bias == ProblemOptions::kBiasForEachBatch ? n.batch : 1;
     p.bias = vector(tables * n.heads * p.bias_size(), unit);
+  }
+  if (options.key_bias) p.key_bias = vector(n.batch * n.heads * n.keys, unit);
+  if (options.relative != nullptr) {
+    const int64_t rows = (options.relative_heads ? n.heads : 1) * options.relative->size();
+    const auto some = [&] { return normal(engine) / 2; };
+    if (options.relative_dim > 0) {
+      p.relative_query = array(n.heads, n.queries, options.relative_dim, some);
+      p.relative_keys = vector(rows * options.relative_dim, some);
+    }
+    if (options.relative_values) p.relative_values = vector(rows * n.value_dim, some);
   }
   // The squared height of a penumbral cone belongs to alpha, u^2 = alpha (2 - alpha); the first
   // scalar of an entailment cone is the squared norm of its token.

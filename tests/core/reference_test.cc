@@ -6,6 +6,7 @@
 
 #include "core/random_problem.h"
 #include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
 
 namespace gnomon::testing {
@@ -21,6 +22,20 @@ Results<double> Naive(const Problem<double>& p) {
       const int64_t kh = h * n.key_heads / n.heads;
       for (int64_t i = 0; i < n.queries; ++i) {
         std::vector<double> weights;
+        // The entries of the relative tables that a pair reads.
+        const auto entries = [&](int64_t j) {
+          std::vector<TableRun> runs;
+          const int64_t offset = p.options.query_offsets.empty()
+                                     ? p.options.query_offset
+                                     : p.options.query_offsets.at(static_cast<size_t>(b));
+          if (p.options.relative) p.options.relative->AddRuns(i + offset, j, j + 1, &runs);
+          std::vector<int64_t> read;
+          for (const TableRun& run : runs) {
+            read.push_back((p.options.relative_heads ? h * p.options.relative->size() : 0) +
+                           run.entry);
+          }
+          return read;
+        };
         for (int64_t j = 0; j < n.keys; ++j) {
           double product = 0;
           double distance2 = 0;
@@ -43,13 +58,28 @@ Results<double> Naive(const Problem<double>& p) {
           if (!p.bias.empty()) {
             score += p.bias.at(b * p.bias_stride() + h * p.bias_size() + n.queries - 1 + j - i);
           }
+          if (!p.key_bias.empty()) score += p.key_bias.at((b * n.heads + h) * n.keys + j);
+          for (const int64_t entry : entries(j)) {
+            for (int64_t d = 0; d < p.options.relative_dim; ++d) {
+              score += p.relative_factor * p.relative_query.at(b, h, i, d) *
+                       p.relative_keys.at(entry * p.options.relative_dim + d);
+            }
+          }
           weights.push_back(Sees(p.options, b, i, j) ? std::exp(score) : 0);
         }
         const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
         results["lse"].push_back(std::log(sum));
         for (int64_t d = 0; d < n.value_dim; ++d) {
           double o = 0;
-          for (int64_t j = 0; j < n.keys; ++j) o += weights[j] * p.v.at(b, kh, j, d);
+          for (int64_t j = 0; j < n.keys; ++j) {
+            double value = p.v.at(b, kh, j, d);
+            for (const int64_t entry : entries(j)) {
+              if (!p.relative_values.empty()) {
+                value += p.relative_values.at(entry * n.value_dim + d);
+              }
+            }
+            o += weights[j] * value;
+          }
           results["o"].push_back(sum == 0 ? 0 : o / sum);
         }
       }
@@ -93,6 +123,28 @@ const std::vector<Case>& Cases() {
     offsets.left = 3;
     offsets.query_offsets = {0, 2, -1};
     offsets.bias = ProblemOptions::kBiasForEachBatch;
+    ProblemOptions& chunks = add("Chunks", {2, 2, 1, 7, 8, 3, 2});
+    chunks.chunks = {3, 1, 0};
+    chunks.query_offsets = {1, -2};
+    static const OffsetLayout clip(2, 1, OffsetLayout::Far::kClip);
+    ProblemOptions& shaw = add("RelativeKeysAndValues", {2, 4, 2, 5, 6, 3, 2});
+    shaw.relative = &clip;
+    shaw.right = 1;
+    shaw.query_offset = 1;
+    static const OffsetLayout zero(3, 0, OffsetLayout::Far::kZero);
+    ProblemOptions& music = add("RelativeKeysOfHeadsAndBiases", {2, 4, 2, 6, 6, 3, 2});
+    music.relative = &zero;
+    music.relative_heads = true;
+    music.relative_values = false;
+    music.right = 0;
+    music.bias = ProblemOptions::kSharedBias;
+    music.key_bias = true;
+    static const GridLayout grid({2, 3}, 1, GridLayout::Kind::kAxes);
+    ProblemOptions& image = add("RelativeOnGrid", {1, 2, 1, 7, 7, 3, 2});
+    image.relative = &grid;
+    image.relative_heads = true;
+    ProblemOptions& key_bias = add("KeyBias", {2, 2, 1, 4, 5, 3, 2});
+    key_bias.key_bias = true;
     return list;
   }();
   return cases;
@@ -178,6 +230,12 @@ TEST_P(ReferenceTest, GradientsAreDifferences) {
   check("d_head", p.head);
   check("d_factor", p.factor);
   if (!p.bias.empty()) check("d_bias", p.bias);
+  if (!p.key_bias.empty()) check("d_key_bias", p.key_bias);
+  if (!p.relative_keys.empty()) {
+    check_array("d_relative_query", p.relative_query);
+    check("d_relative_keys", p.relative_keys);
+  }
+  if (!p.relative_values.empty()) check("d_relative_values", p.relative_values);
 }
 
 std::vector<const Case*> CasePointers() {

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "core/grid_layout.h"
 #include "core/random_problem.h"
 #include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
 
 namespace gnomon::testing {
@@ -55,15 +54,6 @@ TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), goes_with_scalars));
 }
 
-// Entries that neither follow each other nor are each others' differences; some pairs have none.
-class ScatteredLayout : public BiasLayout {
- public:
-  int64_t table_size() const override { return 11; }
-  int64_t Entry(int64_t query, int64_t key) const override {
-    return (query + key) % 7 == 0 ? -1 : (7 * query * query + 3 * key) % 11;
-  }
-};
-
 // By loops over the cells: what the layout says, without its arithmetic.
 template <class Body>
 void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
@@ -84,7 +74,7 @@ TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
   constexpr int64_t kHeight = 3;
   constexpr int64_t kWidth = 5;
   constexpr int64_t kCells = kHeight * kWidth;
-  const GridLayout layout({0, kHeight, kWidth}, kCells, kCells);
+  const GridLayout layout({kHeight, kWidth}, 0, GridLayout::Kind::kTable);
   Problem<float> p =
       RandomProblem(FindPairFunction("dot"), {.shape = {2, 4, 2, kCells, kCells, 8, 3},
                                               .bias = ProblemOptions::kSharedBias,
@@ -134,14 +124,11 @@ TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
 }
 
 TEST(GridBiasTest, MatchesReference) {
-  const GridLayout small({0, 3, 5}, 15, 15);
-  const GridLayout large({1, 9, 13}, 118, 118);
-  const GridLayout deep({2, 3, 4, 5}, 62, 62);
-  const ScatteredLayout scattered;
-  const std::pair<const BiasLayout*, int64_t> layouts[] = {
-      {&small, 15}, {&large, 118}, {&deep, 62}, {&scattered, 50}};
-  for (const auto& [layout, tokens] : layouts) {
+  const GridLayout small({3, 5}, 0, GridLayout::Kind::kTable);
+  const GridLayout large({9, 13}, 1, GridLayout::Kind::kTable);
+  for (const GridLayout* layout : {&small, &large}) {
     for (const auto kind : {ProblemOptions::kSharedBias, ProblemOptions::kBiasForEachBatch}) {
+      const int64_t tokens = layout->tokens();
       ProblemOptions options = {
           .shape = {2, 4, 2, tokens, tokens, 8, 17}, .bias = kind, .layout = layout};
       ExpectKernelsMatchReference(RandomProblem(FindPairFunction("umbral"), options));
@@ -149,66 +136,10 @@ TEST(GridBiasTest, MatchesReference) {
       options.key_starts = {0, 1};
       options.key_lengths = {tokens, 12};
       Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
-      p.bias_at(0, 1, layout->Entry(tokens - 1, tokens - 2)) = -kInfinity;
+      p.bias_at(0, 1, layout->size() / 2 - 1) = -kInfinity;
       ExpectKernelsMatchReference(p);
     }
   }
-}
-
-TEST(GridLayoutTest, ReadsATableOfDifferencesInThreeDimensions) {
-  constexpr int64_t kPrefix = 2;
-  constexpr int64_t kTokens = kPrefix + 2 * 3 * 4;
-  const GridLayout layout({kPrefix, 2, 3, 4}, kTokens, kTokens);
-  EXPECT_EQ(layout.table_size(), 3 * 5 * 7);
-  // The coordinates of each token, counted up like an odometer.
-  std::vector<std::vector<int64_t>> places;
-  for (int64_t z = 0; z < 2; ++z) {
-    for (int64_t y = 0; y < 3; ++y) {
-      for (int64_t x = 0; x < 4; ++x) places.push_back({z, y, x});
-    }
-  }
-  for (int64_t i = 0; i < kTokens; ++i) {
-    for (int64_t j = 0; j < kTokens; ++j) {
-      int64_t expected = -1;
-      if (i >= kPrefix && j >= kPrefix) {
-        const std::vector<int64_t>& from = places[static_cast<size_t>(i - kPrefix)];
-        const std::vector<int64_t>& to = places[static_cast<size_t>(j - kPrefix)];
-        expected = ((to[0] - from[0] + 1) * 5 + to[1] - from[1] + 2) * 7 + to[2] - from[2] + 3;
-      }
-      EXPECT_EQ(layout.Entry(i, j), expected) << i << " " << j;
-    }
-  }
-}
-
-TEST(GridLayoutTest, RunsFollowEachOther) {
-  const GridLayout layouts[] = {GridLayout({3, 4, 5}, 23, 23), GridLayout({0, 6}, 6, 6),
-                                GridLayout({1, 3, 1}, 4, 4)};
-  const int64_t lengths[] = {23, 6, 4};
-  for (size_t n = 0; n < 3; ++n) {
-    for (int64_t i = 0; i < lengths[n]; ++i) {
-      for (int64_t j = 0; j < lengths[n]; ++j) {
-        const int64_t run = layouts[n].RunLength(i, j);
-        ASSERT_GE(run, 1);
-        const int64_t first = layouts[n].Entry(i, j);
-        for (int64_t m = 0; m < std::min(run, lengths[n] - j); ++m) {
-          EXPECT_EQ(layouts[n].Entry(i, j + m), first < 0 ? -1 : first + m) << i << " " << j;
-        }
-      }
-    }
-  }
-  EXPECT_EQ(layouts[0].RunLength(3, 3), 5);  // a whole row of the grid at once
-}
-
-TEST(GridLayoutTest, NumbersThatAreNoGridAreErrors) {
-  EXPECT_NO_THROW(GridLayout({1, 2, 3}, 7, 7));
-  const std::vector<int64_t> grids[] = {
-      {},         {7},         {0, 2, 3},
-      {-1, 2, 4}, {1, -2, -3}, {1, 0, 3},
-      {7, 0},     {8, 1},      {1, int64_t{1} << 32, int64_t{1} << 32, 6}};
-  for (const std::vector<int64_t>& grid : grids) EXPECT_THROW(GridLayout(grid, 7, 7), Error);
-  EXPECT_THROW(GridLayout({1, 2, 3}, 7, 8), Error);
-  EXPECT_THROW(GridLayout({0, 2, 3}, 7, 6), Error);
-  EXPECT_THROW(GridLayout({0, 1}, 0, 0), Error);
 }
 
 }  // namespace

@@ -1,0 +1,74 @@
+// Layouts of the tables that pairs of tokens read: by offset, by key, over a grid.
+#ifndef GNOMON_TABLE_LAYOUT_H_
+#define GNOMON_TABLE_LAYOUT_H_
+
+#include <gnomon/attention.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace gnomon {
+
+// Entry n belongs to the offset p_j - p_i = n - past, for offsets -past ... future. Beyond them a
+// pair reads the nearest entry (kClip) or none (kZero).
+class OffsetLayout final : public TableLayout {
+ public:
+  enum class Far { kClip, kZero };
+
+  OffsetLayout(int64_t past, int64_t future, Far far) : past_(past), future_(future), far_(far) {}
+
+  int64_t size() const override { return past_ + future_ + 1; }
+  void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
+  TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
+  int64_t LargestWindow(int64_t queries, int64_t keys) const override;
+
+ private:
+  int64_t past_;
+  int64_t future_;
+  Far far_;
+};
+
+// Entry j belongs to key j, whatever the query.
+class KeyLayout final : public TableLayout {
+ public:
+  explicit KeyLayout(int64_t keys) : keys_(keys) {}
+
+  int64_t size() const override { return keys_; }
+  void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
+  TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
+  int64_t LargestWindow(int64_t queries, int64_t keys) const override;
+
+ private:
+  int64_t keys_;
+};
+
+// Tokens on a grid, row-major, behind `prefix` tokens that read nothing, neither as queries nor as
+// keys. A token's position is its place in this order.
+//   kTable: one entry for the offsets along all axes, row-major over (2 n_1 - 1, 2 n_2 - 1, ...)
+//     with the offset + n_a - 1 along axis a;
+//   kAxes: a sum of one entry for each axis, tables of 2 n_a - 1 entries one behind the other.
+class GridLayout final : public TableLayout {
+ public:
+  enum class Kind { kTable, kAxes };
+
+  // At least one axis; throws Error unless its lengths are positive, prefix is not negative and all
+  // tokens are at most 2^30.
+  GridLayout(std::vector<int64_t> shape, int64_t prefix, Kind kind);
+
+  int64_t tokens() const { return tokens_; }
+  int64_t size() const override { return size_; }
+  void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
+
+ private:
+  std::vector<int64_t> shape_;
+  int64_t prefix_;
+  Kind kind_;
+  int64_t tokens_;
+  int64_t size_;
+  std::vector<int64_t> first_;   // of each axis: its first entry
+  std::vector<int64_t> stride_;  // and by how many entries an offset of one moves
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_TABLE_LAYOUT_H_

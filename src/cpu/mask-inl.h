@@ -1,0 +1,155 @@
+// What the rows of a tile see.
+#if defined(GNOMON_SRC_CPU_MASK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_MASK_INL_H_
+#undef GNOMON_SRC_CPU_MASK_INL_H_
+#else
+#define GNOMON_SRC_CPU_MASK_INL_H_
+#endif
+
+#include <algorithm>
+#include <vector>
+
+#include "core/visible_keys.h"
+#include "cpu/packing-inl.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// The segments of keys, with room to read whole vectors, and each panel's range of them.
+class Segments {
+ public:
+  Segments(const Mask& mask, const AttentionShape& n)
+      : queries_(mask.query_segments),
+        query_count_(n.queries),
+        stride_(RoundUp(n.keys, kWidth)),
+        panels_(stride_ / kWidth) {
+    if (!exists()) return;
+    keys_.assign(Size(n.batch * stride_), 0);
+    for (int64_t b = 0; b < n.batch; ++b) {
+      std::copy_n(mask.key_segments + b * n.keys, n.keys, keys_.data() + b * stride_);
+      for (int64_t p = 0; p < panels_; ++p) {
+        const int32_t* panel = mask.key_segments + b * n.keys + p * kWidth;
+        const auto [low, high] =
+            std::minmax_element(panel, panel + std::min(kWidth, n.keys - p * kWidth));
+        ranges_.push_back({*low, *high});
+      }
+    }
+  }
+
+  struct Range {
+    int32_t low;
+    int32_t high;
+  };
+
+  bool exists() const { return queries_ != nullptr; }
+  const int32_t* Keys(int64_t b, int64_t begin) const {
+    return exists() ? keys_.data() + b * stride_ + begin : nullptr;
+  }
+  int32_t Query(int64_t b, int64_t i) const {
+    return exists() ? queries_[b * query_count_ + i] : 0;
+  }
+
+  Range OfQueries(int64_t b, int64_t begin, int64_t end) const {
+    const int32_t* first = queries_ + b * query_count_;
+    const auto [low, high] = std::minmax_element(first + begin, first + end);
+    return {*low, *high};
+  }
+  // At least that of keys [begin, end).
+  Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
+    Range range = ranges_[Size(b * panels_ + begin / kWidth)];
+    for (int64_t p = begin / kWidth + 1; p * kWidth < end; ++p) {
+      const Range& panel = ranges_[Size(b * panels_ + p)];
+      range = {std::min(range.low, panel.low), std::max(range.high, panel.high)};
+    }
+    return range;
+  }
+
+ private:
+  const int32_t* queries_;
+  int64_t query_count_;
+  int64_t stride_;
+  int64_t panels_;
+  std::vector<int32_t> keys_;
+  std::vector<Range> ranges_;
+};
+
+// The visible part of one row of a tile, relative to the tile's first column.
+struct RowSpan {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// One tile's mask: every row's span, and the columns that any row sees.
+struct TileMask {
+  RowSpan rows[kRowBlock];
+  int64_t begin = 0;  // first column that a row sees
+  int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
+  bool partial = false;
+  bool segmented = false;  // rows may not see a key of their span, for its segment
+
+  // Spans of `count` rows from query i on, for columns [first, first + width).
+  void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
+           int64_t width) {
+    begin = width;
+    end = 0;
+    for (int64_t r = 0; r < count; ++r) {
+      const KeyRange keys = VisibleKeys(mask, batch, position + r);
+      rows[r].begin = std::clamp<int64_t>(keys.begin - first, 0, width);
+      rows[r].end = std::clamp<int64_t>(keys.end - first, rows[r].begin, width);
+      if (rows[r].begin == rows[r].end) continue;
+      begin = std::min(begin, rows[r].begin);
+      end = std::max(end, rows[r].end);
+    }
+    partial = HidesWithin({begin, end}, 0, count);
+  }
+
+  // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
+  void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
+                   int64_t first) {
+    if (!segments.exists() || end <= begin) return;
+    const Segments::Range rows_range = segments.OfQueries(b, query, query + count);
+    const Segments::Range keys_range = segments.OfKeys(b, first + begin, first + end);
+    if (rows_range.high < keys_range.low || keys_range.high < rows_range.low) {
+      end = begin;
+      std::fill_n(rows, count, RowSpan{});
+      return;
+    }
+    segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||
+                rows_range.low != rows_range.high;
+  }
+
+  // What any of rows [first_row, last_row) sees.
+  RowSpan Seen(int64_t first_row, int64_t last_row) const {
+    RowSpan seen{end, begin};
+    for (int64_t r = first_row; r < last_row; ++r) {
+      if (rows[r].begin == rows[r].end) continue;
+      seen.begin = std::min(seen.begin, rows[r].begin);
+      seen.end = std::max(seen.end, rows[r].end);
+    }
+    return seen;
+  }
+
+  // Whether one of rows [first_row, last_row) does not see all of the span.
+  bool HidesWithin(RowSpan span, int64_t first_row, int64_t last_row) const {
+    return std::any_of(rows + first_row, rows + last_row, [span](RowSpan row) {
+      return row.begin > span.begin || row.end < span.end;
+    });
+  }
+};
+
+// What a row sees of some columns: those of its span that are of its segment.
+struct RowView {
+  RowSpan span;
+  const int32_t* segments = nullptr;  // of the columns; null: one segment
+  int32_t segment = 0;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,484 @@
+// What is added to the scores besides the similarity, and to the values: biases, relative keys and
+// values, and dropout.
+#if defined(GNOMON_SRC_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_TERMS_INL_H_
+#undef GNOMON_SRC_CPU_TERMS_INL_H_
+#else
+#define GNOMON_SRC_CPU_TERMS_INL_H_
+#endif
+
+#include <algorithm>
+#include <vector>
+
+#include "core/dropout.h"
+#include "core/visible_keys.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Columns [begin, begin + count) of one row of a tile, of which those up to `end` are keys.
+struct TileRow {
+  int64_t b;
+  int64_t h;
+  int64_t i;
+  int64_t begin;
+  int64_t count;
+  int64_t end;
+};
+
+// to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
+inline void Gather(const std::vector<TableRun>& runs, const float* HWY_RESTRICT entries,
+                   int64_t origin, float factor, int64_t first, float* HWY_RESTRICT to) {
+  for (const TableRun& run : runs) {
+    const float* HWY_RESTRICT from = entries + (run.entry - origin);
+    float* HWY_RESTRICT at = to + (run.column - first);
+    if (run.step == 0) {
+      const float term = factor * *from;
+      for (int64_t n = 0; n < run.count; ++n) at[n] += term;
+    } else {
+      for (int64_t n = 0; n < run.count; ++n) at[n] += factor * from[n];
+    }
+  }
+}
+
+// The transpose of Gather: adds factor * from[column - first] to the entries.
+inline void Scatter(const std::vector<TableRun>& runs, const float* HWY_RESTRICT from,
+                    int64_t first, float factor, float* HWY_RESTRICT entries, int64_t origin) {
+  for (const TableRun& run : runs) {
+    const float* HWY_RESTRICT at = from + (run.column - first);
+    float* HWY_RESTRICT to = entries + (run.entry - origin);
+    if (run.step == 0) {
+      *to += factor * Sum(run.count, [at](int64_t n) { return at[n]; });
+    } else {
+      for (int64_t n = 0; n < run.count; ++n) to[n] += factor * at[n];
+    }
+  }
+}
+
+// The biases in units of log2, with room to read whole panels.
+class BiasTable {
+ public:
+  explicit BiasTable(const AttentionInput<float>& in)
+      : bias_(in.bias), heads_(in.shape.heads), queries_(in.shape.queries) {
+    if (!exists()) return;
+    size_ = bias_.layout != nullptr ? bias_.layout->size() : in.shape.queries + in.shape.keys - 1;
+    // Rows are read in whole panels: up to one past the last key.
+    stride_ = size_ + kWidth;
+    tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
+    scaled_.Reset(tables_ * heads_ * stride_);
+    masks_.assign(Size(tables_ * heads_), 0);
+  }
+
+  bool exists() const { return bias_.table != nullptr; }
+  // By offset, if null.
+  const TableLayout* layout() const { return bias_.layout; }
+  int64_t size() const { return size_; }
+  int64_t stride() const { return stride_; }
+  int64_t tables() const { return exists() ? tables_ * heads_ : 0; }
+
+  // Table n of tables().
+  void Fill(int64_t n) {
+    const float* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
+    float* to = scaled_.data() + n * stride_;
+    std::fill_n(to + size_, stride_ - size_, 0.0f);
+    bool masks = false;
+    for (int64_t e = 0; e < size_; ++e) {
+      to[e] = from[e] * kLog2E;
+      masks = masks || from[e] == -kInfinity;
+    }
+    masks_[Size(n)] = masks ? 1 : 0;
+  }
+
+  // Whether the table of a head masks anything by -inf.
+  bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(Index(b, h))] != 0; }
+
+  const float* Table(int64_t b, int64_t h) const { return scaled_.data() + Index(b, h) * stride_; }
+
+  // By offset, entries of a row follow one another: where in a table those of the row begin.
+  int64_t FirstEntry(const TileRow& row) const { return queries_ - 1 + row.begin - row.i; }
+
+ private:
+  int64_t Index(int64_t b, int64_t h) const {
+    return (bias_.batch_stride == 0 ? 0 : b * heads_) + h;
+  }
+
+  Bias<const float> bias_;
+  int64_t heads_;
+  int64_t queries_;
+  int64_t size_ = 0;
+  int64_t stride_ = 0;
+  int64_t tables_ = 0;
+  Buffer scaled_;
+  std::vector<char> masks_;
+};
+
+// The keys' biases in units of log2, with room to read whole panels.
+class KeyBias {
+ public:
+  explicit KeyBias(const AttentionInput<float>& in)
+      : bias_(in.key_bias), keys_(in.shape.keys), stride_(RoundUp(in.shape.keys, kWidth)) {
+    if (!exists()) return;
+    rows_ = in.shape.batch * in.shape.heads;
+    heads_ = in.shape.heads;
+    scaled_.Reset(rows_ * stride_);
+    masks_.assign(Size(rows_), 0);
+  }
+
+  bool exists() const { return bias_ != nullptr; }
+  int64_t rows() const { return rows_; }
+
+  // Row n of rows(); keys outside the batch's range may hold anything.
+  void Fill(int64_t n, const Mask& mask) {
+    const KeyRange keys = BatchKeys(mask, keys_, n / heads_);
+    float* to = scaled_.data() + n * stride_;
+    std::fill_n(to, stride_, 0.0f);
+    bool masks = false;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      to[j] = bias_[n * keys_ + j] * kLog2E;
+      masks = masks || to[j] == -kInfinity;
+    }
+    masks_[Size(n)] = masks ? 1 : 0;
+  }
+
+  bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(b * heads_ + h)] != 0; }
+  const float* Row(int64_t b, int64_t h) const {
+    return scaled_.data() + (b * heads_ + h) * stride_;
+  }
+
+ private:
+  const float* bias_;
+  int64_t keys_;
+  int64_t stride_;
+  int64_t rows_ = 0;
+  int64_t heads_ = 0;
+  Buffer scaled_;
+  std::vector<char> masks_;
+};
+
+// For each row of a tile, a number for each entry of a table that the tile may read.
+struct TableWindow {
+  TableRange range{0, 0};
+  int64_t origin = 0;  // the entry of column 0, first of a vector
+  int64_t stride = 0;
+  float* data = nullptr;
+
+  float* Row(int64_t r) const { return data + r * stride; }
+  void ClearRow(int64_t r) const { std::fill_n(Row(r), range.end - origin, 0.0f); }
+  // The entries of the range as a left operand, by rows or transposed.
+  Strided Entries() const { return {data + (range.begin - origin), Size(stride), 1}; }
+  Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
+};
+
+// A table of rows, (1 or H, size, columns): packed for products with its rows, and padded for
+// products with its columns.
+class RowTable {
+ public:
+  RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns)
+      : heads_(heads),
+        size_(table != nullptr ? size : 0),
+        tables_(heads ? n.heads : 1),
+        panels_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
+        rows_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
+        columns_(columns),
+        padded_(PaddedRows::Padded(columns)),
+        exists_(table != nullptr) {}
+
+  bool exists() const { return exists_; }
+  bool heads() const { return heads_; }
+  int64_t size() const { return size_; }
+  int64_t columns() const { return columns_; }
+  int64_t padded() const { return padded_; }
+  int64_t tables() const { return tables_; }
+  int64_t Index(int64_t h) const { return heads_ ? h : 0; }
+
+  int64_t tasks() const { return tables_ * panels_.count(); }
+  void Fill(int64_t task) const {
+    const int64_t h = task / panels_.count();
+    const int64_t p = task % panels_.count();
+    panels_.Fill(0, h, p, {0, size_});
+    rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
+  }
+
+  // window = a (rows x columns) times the entries' rows.
+  void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
+    for (int64_t e = window.origin; e < window.range.end;) {
+      const int64_t within = e % kWidth;
+      const size_t vectors =
+          std::min(Vectors(window.range.end - e), kMicroVectors - Size(within) / kLanes);
+      HWY_NAMESPACE::Multiply(Size(rows), vectors, Size(columns_), a,
+                              panels_.panel(0, Index(h), e / kWidth) + within, kPanel,
+                              window.data + (e - window.origin), Size(window.stride));
+      e += static_cast<int64_t>(vectors) * kLaneCount;
+    }
+  }
+
+  // to (rows x padded()) += the window times the entries' rows.
+  void AddProduct(int64_t h, int64_t rows, const TableWindow& window, float* to) const {
+    const Rows table = rows_.Head(0, Index(h));
+    MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),
+                window.Entries(), table.row(window.range.begin), Size(table.stride), to,
+                Size(padded_));
+  }
+
+ private:
+  bool heads_;
+  int64_t size_;
+  int64_t tables_;
+  Panels panels_;
+  PaddedRows rows_;
+  int64_t columns_;
+  int64_t padded_;
+  bool exists_;
+};
+
+// Partial gradients of a RowTable, one for each part of the work, and of their sum.
+class RowTableGradient {
+ public:
+  RowTableGradient(const RowTable& table, float* to, int64_t parts)
+      : table_(table), to_(to), parts_(parts) {
+    if (to != nullptr) partial_.Reset(parts * table.size() * table.padded());
+  }
+
+  bool wanted() const { return to_ != nullptr; }
+  float* Part(int64_t part) const {
+    return partial_.data() + part * table_.size() * table_.padded();
+  }
+  void ClearPart(int64_t part) const {
+    if (wanted()) std::fill_n(Part(part), table_.size() * table_.padded(), 0.0f);
+  }
+  // A part += the transposed window times rows of `padded` columns.
+  void Add(int64_t part, int64_t rows, const TableWindow& window, Rows right,
+           int64_t first_row) const {
+    MultiplyAdd(Size(window.range.end - window.range.begin), Size(table_.padded()) / kLanes,
+                Size(rows), window.Transposed(), right.row(first_row), Size(right.stride),
+                Part(part) + window.range.begin * table_.padded(), Size(table_.padded()));
+  }
+  // Adds parts up, in order; `belongs` says whether a part is of table h. Calls of different h may
+  // run at the same time.
+  template <class Belongs>
+  void Merge(int64_t h, const Belongs& belongs) const {
+    const int64_t columns = table_.columns();
+    float* to = to_ + h * table_.size() * columns;
+    std::fill_n(to, table_.size() * columns, 0.0f);
+    for (int64_t part = 0; part < parts_; ++part) {
+      if (!belongs(part)) continue;
+      const float* from = Part(part);
+      for (int64_t e = 0; e < table_.size(); ++e) {
+        for (int64_t d = 0; d < columns; ++d) {
+          to[e * columns + d] += from[e * table_.padded() + d];
+        }
+      }
+    }
+  }
+
+ private:
+  const RowTable& table_;
+  float* to_;
+  int64_t parts_;
+  Buffer partial_;
+};
+
+// Where the gradients of a row's scores go; null where they are not wanted.
+struct ScoreGradients {
+  float* bias = nullptr;      // a table of BiasTable::stride() floats
+  float* key_bias = nullptr;  // of the row's first column on
+  float* relative = nullptr;  // the row of a TableWindow
+
+  int count() const {
+    return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) +
+           (relative != nullptr ? 1 : 0);
+  }
+};
+
+// All that is added to scores and values, for one call of the operator.
+class Terms {
+ public:
+  Terms(const AttentionInput<float>& in, int64_t tile_columns)
+      : in_(in),
+        bias_(in),
+        key_bias_(in),
+        keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
+              in.shape, TableSize(in), in.relative.dim),
+        values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
+                in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim) {
+    if (relative()) {
+      // A vector before the range's first entry and one past its last.
+      window_stride_ =
+          RoundUp(in.relative.layout->LargestWindow(kRowBlock, tile_columns), kLaneCount) +
+          2 * kLaneCount;
+    }
+  }
+
+  const BiasTable& bias() const { return bias_; }
+  const RowTable& keys() const { return keys_; }
+  const RowTable& values() const { return values_; }
+
+  // Whether anything is added to scores.
+  bool to_scores() const { return bias_.exists() || key_bias_.exists() || keys_.exists(); }
+  bool relative() const { return keys_.exists() || values_.exists(); }
+  bool drops() const { return in_.dropout.rate > 0; }
+  // Whether a bias of -inf may mask a key of this head.
+  bool masks(int64_t b, int64_t h) const { return bias_.masks(b, h) || key_bias_.masks(b, h); }
+
+  int64_t tasks() const {
+    return bias_.tables() + key_bias_.rows() + (keys_.exists() ? keys_.tasks() : 0) +
+           (values_.exists() ? values_.tasks() : 0);
+  }
+  void Fill(int64_t task) {
+    if (task < bias_.tables()) return bias_.Fill(task);
+    task -= bias_.tables();
+    if (task < key_bias_.rows()) return key_bias_.Fill(task, in_.mask);
+    task -= key_bias_.rows();
+    if (!keys_.exists()) return values_.Fill(task);
+    if (task < keys_.tasks()) return keys_.Fill(task);
+    values_.Fill(task - keys_.tasks());
+  }
+
+  // Floats of one window of kRowBlock rows.
+  int64_t window_size() const { return kRowBlock * window_stride_; }
+
+  // The window of `rows` queries from `query` on with keys [begin, end), in `memory`.
+  TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
+                     float* memory) const {
+    TableWindow window;
+    if (!relative()) return window;
+    const int64_t p = QueryOffset(in_, b) + query;
+    window.range = in_.relative.layout->Window(p, p + rows, begin, end);
+    window.origin = window.range.begin / kLaneCount * kLaneCount;
+    window.stride = window_stride_;
+    window.data = memory;
+    return window;
+  }
+
+  // The products of `rows` queries from `query` on with the relative keys of the window.
+  void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows,
+                    const TableWindow& window) const {
+    const View<const float>& q = in_.relative.query;
+    keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
+  }
+
+  // What a row's scores take, in units of log2: in place if it lies in one row of memory, else
+  // added up in `scratch`. `products` is the row's in the window of MultiplyKeys, null for the
+  // biases alone.
+  const float* ScoreRow(const TileRow& row, const float* products, int64_t origin, float* scratch,
+                        std::vector<TableRun>* runs) const {
+    const bool by_offset = bias_.exists() && bias_.layout() == nullptr;
+    if (products == nullptr && bias_.exists() != key_bias_.exists()) {
+      if (by_offset) return bias_.Table(row.b, row.h) + bias_.FirstEntry(row);
+      if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
+    }
+    if (by_offset) {
+      std::copy_n(bias_.Table(row.b, row.h) + bias_.FirstEntry(row), row.count, scratch);
+    } else {
+      std::fill_n(scratch, row.count, 0.0f);
+    }
+    if (bias_.layout() != nullptr) {
+      FindRuns(*bias_.layout(), row, runs);
+      Gather(*runs, bias_.Table(row.b, row.h), 0, 1.0f, row.begin, scratch);
+    }
+    if (key_bias_.exists()) {
+      const float* from = key_bias_.Row(row.b, row.h) + row.begin;
+      for (int64_t n = 0; n < row.count; ++n) scratch[n] += from[n];
+    }
+    if (products != nullptr) {
+      FindRuns(*in_.relative.layout, row, runs);
+      Gather(*runs, products, origin, in_.relative.factor * kLog2E, row.begin, scratch);
+    }
+    return scratch;
+  }
+
+  // Where a row's gradients of its scores are to be added: in place if they are wanted in one row
+  // of memory, else in zeroed `scratch`, from which SpreadGradient takes them; null if nowhere.
+  float* GradientRow(const TileRow& row, const ScoreGradients& to, float* scratch) const {
+    if (to.count() == 0) return nullptr;
+    if (to.count() == 1) {
+      if (to.key_bias != nullptr) return to.key_bias;
+      if (to.bias != nullptr && bias_.layout() == nullptr) return to.bias + bias_.FirstEntry(row);
+    }
+    std::fill_n(scratch, row.count, 0.0f);
+    return scratch;
+  }
+  void SpreadGradient(const TileRow& row, const ScoreGradients& to, int64_t origin,
+                      const float* scratch, std::vector<TableRun>* runs) const {
+    if (to.bias != nullptr && bias_.layout() != nullptr) {
+      FindRuns(*bias_.layout(), row, runs);
+      Scatter(*runs, scratch, row.begin, 1.0f, to.bias, 0);
+    } else if (to.bias != nullptr) {
+      float* table = to.bias + bias_.FirstEntry(row);
+      for (int64_t n = 0; n < row.count; ++n) table[n] += scratch[n];
+    }
+    if (to.key_bias != nullptr) {
+      for (int64_t n = 0; n < row.count; ++n) to.key_bias[n] += scratch[n];
+    }
+    if (to.relative != nullptr) {
+      FindRuns(*in_.relative.layout, row, runs);
+      Scatter(*runs, scratch, row.begin, in_.relative.factor, to.relative, origin);
+    }
+  }
+
+  // Adds a row of products with relative values to its products with values.
+  void AddValueProducts(const TileRow& row, const float* products, int64_t origin, float* to,
+                        std::vector<TableRun>* runs) const {
+    FindRuns(*in_.relative.layout, row, runs);
+    Gather(*runs, products, origin, 1.0f, row.begin, to);
+  }
+  // Adds up a row's weights for each entry.
+  void AddWeights(const TileRow& row, const float* weights, float* entries, int64_t origin,
+                  std::vector<TableRun>* runs) const {
+    FindRuns(*in_.relative.layout, row, runs);
+    Scatter(*runs, weights, row.begin, 1.0f, entries, origin);
+  }
+
+  // Multiplies a row of weights, or of their gradients, by dropout's mask.
+  void Drop(const TileRow& row, float* weights) const {
+    const DF d;
+    const DU du;
+    const DropoutRow keys = HashRow(in_.dropout.seed, row.b, row.h, row.i);
+    const VF scale = hn::Set(d, static_cast<float>(DropoutScale(in_.dropout)));
+    const auto threshold = hn::Set(du, DropoutThreshold(in_.dropout));
+    const auto first = hn::Set(du, kDropoutFirst);
+    for (int64_t n = 0; n < row.count; n += kLaneCount) {
+      // HashColumn of many columns.
+      auto x = hn::Iota(du, static_cast<uint32_t>(row.begin + n)) + hn::Set(du, keys.first);
+      x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
+      x = (hn::Xor(x, hn::ShiftRight<15>(x)) + hn::Set(du, keys.second)) *
+          hn::Set(du, kDropoutSecond);
+      x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
+      x = hn::Xor(x, hn::ShiftRight<15>(x));
+      const auto dropped = hn::RebindMask(d, hn::Lt(x, threshold));
+      const VF weight = hn::LoadU(d, weights + n);
+      hn::StoreU(hn::IfThenZeroElse(dropped, weight * scale), d, weights + n);
+    }
+  }
+
+ private:
+  static int64_t TableSize(const AttentionInput<float>& in) {
+    return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
+  }
+
+  void FindRuns(const TableLayout& layout, const TileRow& row, std::vector<TableRun>* runs) const {
+    runs->clear();
+    layout.AddRuns(QueryOffset(in_, row.b) + row.i, row.begin, row.end, runs);
+  }
+
+  const AttentionInput<float>& in_;
+  BiasTable bias_;
+  KeyBias key_bias_;
+  RowTable keys_;
+  RowTable values_;
+  int64_t window_stride_ = 0;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

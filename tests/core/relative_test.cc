@@ -1,0 +1,159 @@
+// Relative keys and values, biases of keys and dropout: kernels against the reference.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+class RelativeTest : public ::testing::TestWithParam<const PairFunction*> {};
+
+TEST_P(RelativeTest, MatchesReference) {
+  const OffsetLayout shaw(16, 16, OffsetLayout::Far::kClip);
+  const OffsetLayout whole(700, 700, OffsetLayout::Far::kZero);
+  const OffsetLayout past(90, 0, OffsetLayout::Far::kZero);
+  const KeyLayout keys(300);
+  const GridLayout plane({9, 14}, 1, GridLayout::Kind::kAxes);
+  const GridLayout table({9, 14}, 1, GridLayout::Kind::kTable);
+  std::vector<ProblemOptions> problems = {
+      {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw},
+      {.shape = {1, 2, 1, 130, 270, 16, 33},
+       .right = 0,
+       .query_offset = 140,
+       .relative = &whole,
+       .relative_dim = 16,
+       .relative_heads = true},
+      {.shape = {2, 2, 2, 200, 200, 8, 8}, .right = 0, .relative = &past, .relative_values = false},
+      {.shape = {2, 2, 1, 61, 300, 8, 24},
+       .relative = &keys,
+       .relative_dim = 33,
+       .relative_heads = true},
+      {.shape = {2, 2, 1, plane.tokens(), plane.tokens(), 8, 16},
+       .relative = &plane,
+       .relative_dim = 64},
+      {.shape = {1, 2, 1, table.tokens(), table.tokens(), 8, 16},
+       .relative = &table,
+       .relative_dim = 0,
+       .relative_heads = true},
+      {.shape = {2, 4, 2, 100, 300, 17, 19}, .key_bias = true},
+      {.shape = {2, 4, 2, 100, 300, 17, 19},
+       .right = 3,
+       .query_offset = 170,
+       .key_bias = true,
+       .relative = &shaw,
+       .dropout = 0.3},
+      {.shape = {2, 4, 1, 50, 70, 17, 19}, .dropout = 0.5}};
+  for (ProblemOptions& options : problems) {
+    for (const auto bias : {ProblemOptions::kNoBias, ProblemOptions::kBiasForEachBatch}) {
+      options.bias = bias;
+      SCOPED_TRACE(::testing::PrintToString(options));
+      ExpectKernelsMatchReference(RandomProblem(*GetParam(), options), 5e-5);
+    }
+  }
+}
+
+// A gradient that is asked for alone is the one that comes with all, and any number of workers
+// gives the same bits.
+TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
+  const OffsetLayout layout(20, 20, OffsetLayout::Far::kClip);
+  const Problem<float> p = RandomProblem(*GetParam(), {.shape = {2, 4, 2, 100, 400, 17, 19},
+                                                       .bias = ProblemOptions::kSharedBias,
+                                                       .key_bias = true,
+                                                       .relative = &layout,
+                                                       .dropout = 0.2});
+  const Results<float> all = p.Run();
+  ExpectSame(p.Run(ThreadExecutor(3)), all);
+  for (const char* name : {"d_x", "d_bias", "d_key_bias", "d_relative_query", "d_relative_keys",
+                           "d_relative_values"}) {
+    SCOPED_TRACE(name);
+    ExpectSame(p.Run(SerialExecutor(), name), all);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, RelativeTest,
+                         ::testing::Values(&FindPairFunction("dot"), &FindPairFunction("umbral"),
+                                           &FindPairFunction("penumbral")),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+TEST(KeyBiasTest, MasksByMinusInfinity) {
+  Problem<float> p =
+      RandomProblem(FindPairFunction("dot"), {.shape = {2, 2, 1, 49, 130, 8, 8}, .key_bias = true});
+  for (int64_t j = 0; j < 130; ++j) {
+    if (j % 3 == 0) p.key_bias[static_cast<size_t>(j)] = -kInfinity;
+    p.key_bias[static_cast<size_t>(130 + j)] = -kInfinity;
+  }
+  // Nobody sees this value, whose head hides it.
+  ExpectKernelsMatchReference(p);
+  OnEveryTarget([&] {
+    const Results<float> r = p.Run();
+    EXPECT_EQ(r.at("lse")[49], -kInfinity);
+    EXPECT_EQ(r.at("d_key_bias")[3], 0);
+  });
+}
+
+TEST(KeyBiasTest, HidesValuesThatAreNotFinite) {
+  Problem<float> p =
+      RandomProblem(FindPairFunction("dot"), {.shape = {1, 1, 1, 49, 130, 8, 8}, .key_bias = true});
+  p.key_bias[70] = -kInfinity;
+  p.v.at(0, 0, 70, 3) = kNan;
+  OnEveryTarget([&] {
+    for (const float o : p.Forward().at("o")) EXPECT_TRUE(std::isfinite(o));
+  });
+}
+
+// With v_j the j-th unit vector, o is the dropped weights themselves.
+TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
+  constexpr int64_t kTokens = 96;
+  for (const double rate : {0.1, 0.5, 0.9, 1.0}) {
+    Problem<float> p =
+        RandomProblem(FindPairFunction("dot"), {.shape = {2, 4, 2, kTokens, kTokens, 4, kTokens}});
+    int64_t n = 0;
+    p.v.ForEach([&](float& element) {
+      element = n / kTokens % kTokens == n % kTokens ? 1.0f : 0.0f;
+      ++n;
+    });
+    const std::vector<float> all = p.Forward().at("o");
+    const std::vector<float> lse = p.Forward().at("lse");
+    p.options.dropout = rate;
+    OnEveryTarget([&] {
+      const Results<float> r = p.Forward();
+      EXPECT_LE(Difference(r.at("lse"), lse), 1e-6);
+      const std::vector<float>& some = r.at("o");
+      const double count = static_cast<double>(all.size());
+      double dropped = 0;
+      double together = 0;  // neighbours of which both are dropped
+      for (size_t e = 0; e < all.size(); ++e) {
+        if (some[e] == 0) {
+          ++dropped;
+          // The same place of the next row, and the next of the same row.
+          if (e + kTokens < all.size() && some[e + kTokens] == 0) ++together;
+          if (e + 1 < all.size() && some[e + 1] == 0) ++together;
+        } else {
+          EXPECT_NEAR(some[e] * (1 - rate), all[e], 1e-5 * all[e]);
+        }
+      }
+      // Five standard deviations; pairs of neighbours overlap, which widens theirs.
+      EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
+      EXPECT_NEAR(together / (2 * count), rate * rate,
+                  10 * rate * std::sqrt((1 - rate) / count) + 2e-3);
+    });
+  }
+}
+
+TEST(DropoutTest, SeedsGiveMasksOfTheirOwn) {
+  ProblemOptions options = {.shape = {1, 2, 2, 20, 30, 4, 4}, .dropout = 0.5, .seed = 1};
+  Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
+  const Results<float> first = p.Forward();
+  ExpectSame(p.Forward(), first);
+  p.options.seed = 2;
+  EXPECT_GT(Difference(p.Forward().at("o"), first.at("o")), 0.1);
+}
+
+}  // namespace
+}  // namespace gnomon::testing
