@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -28,6 +29,7 @@ using torch::Tensor;
 constexpr double kPeakSeconds = 0.1;
 constexpr double kHypeMu = 0.001;
 constexpr int64_t kT5Buckets = 32;
+constexpr int64_t kShawOffset = 16;
 
 struct BenchFlags {
   int64_t batch = 1;
@@ -73,6 +75,7 @@ class Cases {
     AddSdpa();
     Add("dot", "", similarity::Dot(), {});
     AddBiases();
+    AddRelative();
     const Tensor gamma = torch::full({flags.heads}, 0.5);
     Add("laplacian", "", similarity::Laplacian(gamma), {}, {gamma});
     AddMapped("laplacian", gamma);
@@ -159,6 +162,17 @@ class Cases {
     }
   }
 
+  // Relative keys: clipped as in Shaw et al. 2018, and a row for every offset.
+  void AddRelative() {
+    for (const int64_t most : {kShawOffset, flags_.length - 1}) {
+      const bool is_clipped = most == kShawOffset;
+      const Tensor table = Leaf(torch::randn({2 * most + 1, flags_.dim}) /
+                                std::sqrt(static_cast<double>(flags_.dim)));
+      Add(is_clipped ? "relative-clipped" : "relative", is_clipped ? "learned, 33 rows" : "learned",
+          similarity::Dot(), {position::Relative(table, most)}, {table});
+    }
+  }
+
   // The operator alone, on tokens mapped beforehand.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
     const Component component = Component::Parse(spec);
@@ -178,11 +192,16 @@ class Cases {
     const Tensor factor = tokens.factor.detach().clone();
     cases_.push_back({spec + " (operator)", "on mapped tokens", inputs,
                       [inputs, rows, columns, factor, function](bool causal) {
-                        const OptionalSymInt right = causal ? OptionalSymInt(0) : std::nullopt;
-                        return std::get<0>(CallAttentionForward(
-                            inputs[0], inputs[1], inputs[2], rows, columns, std::nullopt, factor,
-                            std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                            std::nullopt, function, 0, std::nullopt, right, std::nullopt));
+                        OperatorArguments call;
+                        call.x = inputs[0];
+                        call.y = inputs[1];
+                        call.v = inputs[2];
+                        call.row_scalars = rows;
+                        call.column_scalars = columns;
+                        call.factor = factor;
+                        call.function = function;
+                        if (causal) call.right = 0;
+                        return std::get<0>(CallAttentionForward(call));
                       }});
   }
 

@@ -79,7 +79,9 @@ TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
   // Each of the 2 * depth residual branches adds its share of the stream's variance.
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(options.depth));
   nn::MultiheadAttentionOptions attention(options.dim, options.heads);
-  attention.similarity(options.similarity).position(options.position);
+  attention.similarity(options.similarity)
+      .position(options.position)
+      .max_length(options.max_length);
   attention_norm_ = register_module(
       "attention_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
   attention_ = register_module("attention", nn::MultiheadAttention(attention));

@@ -5,9 +5,7 @@
 //   position   = component ("+" component)*          their sum
 //   component  = name (":" key "=" value | ":" flag)*     a flag is key=true
 //
-// for example "rope:layout=half+hype:mu=0.001:tau=learned". Tokens on a grid, in row-major order,
-// are shape=HxW; a bias without an axis is then its sum over all axes:
-// "alibi:shape=14x14:prefix=1", "t5:shape=8x14x14:axis=0+t5:shape=8x14x14:axis=1".
+// for example "rope:layout=half+hype:mu=0.001:tau=learned".
 #ifndef GNOMON_CATALOGUE_H_
 #define GNOMON_CATALOGUE_H_
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from gnomon._checks import (
@@ -20,6 +21,7 @@ from gnomon.position import Position
 from gnomon.similarity import Dot, Similarity
 
 Window = tuple[int | None, int | None]
+Aggregation = Literal["mean", "einstein_midpoint"]
 
 
 @overload
@@ -38,8 +40,10 @@ def attention(
     key_segments: Tensor | None = ...,
     query_offset: int | Tensor | None = ...,
     scale: float | None = ...,
+    chunks: tuple[int, int, int] | None = ...,
     dropout: float = ...,
     seed: int | None = ...,
+    aggregation: Aggregation = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -58,8 +62,10 @@ def attention(
     key_segments: Tensor | None = ...,
     query_offset: int | Tensor | None = ...,
     scale: float | None = ...,
+    chunks: tuple[int, int, int] | None = ...,
     dropout: float = ...,
     seed: int | None = ...,
+    aggregation: Aggregation = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 def attention(
@@ -77,8 +83,10 @@ def attention(
     key_segments: Tensor | None = None,
     query_offset: int | Tensor | None = None,
     scale: float | None = None,
+    chunks: tuple[int, int, int] | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
+    aggregation: Aggregation = "mean",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
@@ -102,9 +110,17 @@ def attention(
         key_segments: (B, Lk) integers; with query_segments.
         query_offset: of any sign, or (B,) integers, one for each batch. None is 0 where Lq = Lk;
             elsewhere, with causal, a window or a position, it is an error.
-        scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
-        dropout: of the weights; only 0 in this version.
-        seed: of the dropout; not in this version.
+        scale: of the dot product and of content terms, by default 1/sqrt(D); an error without them.
+        chunks: (size, before, after): positions lie in chunks of that size, of which a query sees
+            its own and so many before and after it. With Relative, the relative local attention of
+            the Music Transformer (Huang et al. 2019).
+        dropout: the chance with which a weight is dropped, 0 to 1; the others are multiplied by
+            1 / (1 - dropout), and lse is that of all.
+        seed: of the dropout, which depends on it and on the place of a pair alone; by default drawn
+            by Torch's generator.
+        aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
+            sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
+            those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 
@@ -132,10 +148,9 @@ def attention(
     check_flag("attention", "causal", causal)
     check_scale("attention", scale)
     check_number("attention", "dropout", dropout)
-    _refuse_later(
-        dropout=dropout != 0,
-        seed=seed is not None,
-    )
+    check_optional_integer("attention", "seed", seed)
+    if not isinstance(aggregation, str):
+        raise wrong_type("attention", "aggregation", aggregation, "a string")
     query_offsets = query_offset if isinstance(query_offset, Tensor) else None
     first_query = None if isinstance(query_offset, Tensor) else query_offset
     check_optional_integer("attention", "query_offset", first_query)
@@ -172,16 +187,12 @@ def attention(
         first_query,
         query_offsets,
         scale,
+        _chunks(chunks),
+        dropout,
+        None if seed is None else torch.tensor([seed]),
+        aggregation,
     )
     return (o, lse) if return_lse else o
-
-
-def _refuse_later(**arguments: bool) -> None:
-    for name, is_given in arguments.items():
-        if is_given:
-            raise NotImplementedError(
-                f"gnomon.attention: {name} is not implemented in this version"
-            )
 
 
 def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
@@ -201,3 +212,17 @@ def _window(window: Window | None) -> Window:
     check_optional_integer("attention", "window's left", left)
     check_optional_integer("attention", "window's right", right)
     return left, right
+
+
+def _chunks(chunks: tuple[int, int, int] | None) -> list[int] | None:
+    if chunks is None:
+        return None
+    if not isinstance(chunks, (list, tuple)) or len(chunks) != 3:
+        raise ValueError(
+            f"gnomon.attention: chunks is {chunks!r}; expected (size, before, after), or None"
+        )
+    for number in chunks:
+        if number is None:
+            raise wrong_type("attention", "chunks", chunks, "three integers")
+        check_optional_integer("attention", "a number of chunks", number)
+    return list(chunks)

@@ -7,7 +7,7 @@ are not numbers, in the order of the catalogue (include/gnomon/catalogue.h).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -62,13 +62,3 @@ class Term:
                 )
             options[field] = value
         return to_spec(self._name, **options), tensors
-
-
-class LaterTerm:
-    """A term of the interface that this version does not offer."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        module = type(self).__module__
-        raise NotImplementedError(
-            f"{module}.{type(self).__name__} is not implemented in this version"
-        )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon._attention import Window, _window
+from gnomon._attention import Window, _chunks, _window
 from gnomon._library import ops
 from gnomon._terms import to_spec
 
@@ -59,10 +59,12 @@ class MultiheadAttention(torch.nn.Module):
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
     inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
     similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
-    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and tables that
-    start at 0, "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1, 2 width - 1) among
-    them. The start of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of
-    the logits of N(0, 1) tokens 1.
+    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and tables: of
+    biases, which start at 0, "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1,
+    2 width - 1) among them; of content terms, which start as N(0, 1 / columns), "relative_table"
+    (2 max_offset + 1, D) among them; "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0,
+    and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. The start of gamma or beta, the
+    buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
 
     Args:
         embed_dim: columns of the input and the output.
@@ -73,8 +75,10 @@ class MultiheadAttention(torch.nn.Module):
         similarity: a specification, "penumbral:score=height2".
         position: a specification, "rope+hype:mu=0.001:tau=learned"; None is "none". Components that
             are added to embeddings do nothing here: give the same specification to TokenPosition.
-        dropout: of the weights; only 0 in this version.
+        dropout: the chance with which a weight is dropped in training.
         bias: whether the projections have one.
+        max_length: rows of a learned table of positions ("absolute_keys"), unless the component
+            has a length.
     """
 
     def __init__(
@@ -87,13 +91,11 @@ class MultiheadAttention(torch.nn.Module):
         position: str | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        max_length: int = 512,
     ) -> None:
         super().__init__()
-        if dropout != 0:
-            raise NotImplementedError(
-                f"gnomon.nn.MultiheadAttention: dropout is {dropout}; it is not implemented in "
-                "this version"
-            )
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
             raise ValueError(
                 f"gnomon.nn.MultiheadAttention: embed_dim is {embed_dim} and num_heads "
@@ -108,6 +110,7 @@ class MultiheadAttention(torch.nn.Module):
             else qk_dim
         )
         self.similarity = similarity
+        self.dropout = dropout
         self.position = "none" if position is None else position
         if self.kv_heads < 1 or num_heads % self.kv_heads != 0:
             raise ValueError(
@@ -124,7 +127,7 @@ class MultiheadAttention(torch.nn.Module):
         self.v_proj = torch.nn.Linear(embed_dim, self.kv_heads * value_dim, bias=bias)
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
         names, starts, learned = ops.module_tensors(
-            self.similarity, self.position, num_heads, self.qk_dim
+            self.similarity, self.position, num_heads, self.qk_dim, value_dim, max_length
         )
         self._term_names = tuple(names)
         for name, start, is_learned in zip(names, starts, learned, strict=True):
@@ -151,7 +154,11 @@ class MultiheadAttention(torch.nn.Module):
         causal: bool = False,
         window: Window | None = None,
         key_lengths: Tensor | None = None,
-        query_offset: int | None = None,
+        key_starts: Tensor | None = None,
+        query_segments: Tensor | None = None,
+        key_segments: Tensor | None = None,
+        query_offset: int | Tensor | None = None,
+        chunks: tuple[int, int, int] | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
         """Attention of query (B, Lq, embed_dim) over key and value (B, Lk, embed_dim).
@@ -182,8 +189,15 @@ class MultiheadAttention(torch.nn.Module):
             causal,
             left,
             right,
+            key_starts,
             key_lengths,
-            query_offset,
+            query_segments,
+            key_segments,
+            None if isinstance(query_offset, Tensor) else query_offset,
+            query_offset if isinstance(query_offset, Tensor) else None,
+            _chunks(chunks),
+            self.dropout if self.training else 0.0,
+            None,
         )
         out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         return out
@@ -192,7 +206,7 @@ class MultiheadAttention(torch.nn.Module):
         """The arguments, for print()."""
         return (
             f"{self.embed_dim}, {self.num_heads}, kv_heads={self.kv_heads}, qk_dim={self.qk_dim}, "
-            f"similarity={self.similarity!r}, position={self.position!r}"
+            f"similarity={self.similarity!r}, position={self.position!r}, dropout={self.dropout}"
         )
 
 

@@ -1,7 +1,8 @@
 """Positions: what the places p_i of a query and p_j of a key do to the scores.
 
-A list of them means their sum: at most one RoPE and any number of biases. Each is learned iff its
-tensor requires grad.
+A list of them means their sum: at most one RoPE, one content term (Relative, TransformerXL,
+Relative2D, AbsoluteKeys), which reads q as it was passed, and any number of biases. Each is learned
+iff its tensor requires grad.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._terms import LaterTerm, Term, check_shape, to_spec
+from gnomon._terms import Term, check_shape, to_spec
 
 __all__ = [
     "T5",
@@ -86,16 +87,16 @@ class HyPE(Position):
 
 
 class _TableTerm(Position):
-    """A position with a table, which has no number in its place."""
-
-    table: Tensor
+    """A position with tables, which have no number in their place."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.table, Tensor):
-            raise TypeError(
-                f"gnomon.position.{type(self).__name__}: table is a {type(self.table).__name__}; "
-                "expected a tensor"
-            )
+        for field in self._tensors:
+            value = getattr(self, field)
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"gnomon.position.{type(self).__name__}: {field} is a {type(value).__name__}; "
+                    "expected a tensor"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,20 +141,91 @@ class OffsetBias(_TableTerm):
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
 
 
-class Relative(LaterTerm, Position):
-    """Content-based relative positions; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Relative(_TableTerm):
+    """scale q_i.table[p_j - p_i + max_offset], past first.
+
+    table (2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs causal.
+    Beyond max_offset far "clip" takes the nearest row (Shaw et al. 2018), "zero" none (Huang et al.
+    2019). With values, (n, Dv) of as many rows, their row is added to v_j. Both tables may have one
+    more axis in front, (H, n, D), for a table of each head.
+    """
+
+    table: Tensor
+    max_offset: int
+    far: str = "clip"
+    values: Tensor | None = None
+
+    _name: ClassVar[str] = "relative"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _options: ClassVar[tuple[str, ...]] = ("max_offset", "far")
+
+    @classmethod
+    def from_future_first(
+        cls, table: Tensor, max_offset: int, far: str = "clip", values: Tensor | None = None
+    ) -> Relative:
+        """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
+        if isinstance(table, Tensor):
+            table = table.flip(-2)
+        return cls(table, max_offset, far, values if values is None else values.flip(-2))
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        spec, tensors = super()._lower()
+        if self.values is None:
+            return spec, tensors
+        if not isinstance(self.values, Tensor):
+            raise TypeError(
+                f"gnomon.position.Relative: values is a {type(self.values).__name__}; expected a "
+                "tensor, or None"
+            )
+        return f"{spec}:values=true", [*tensors, self.values]
 
 
-class TransformerXL(LaterTerm, Position):
-    """Transformer-XL's relative positions; not in this version."""
+@dataclass(frozen=True, eq=False)
+class TransformerXL(_TableTerm):
+    """scale (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]), with Dot and causal alone (Dai et al. 2019).
+
+    u and v (H, D); r (H, n, D), row n the distance p_i - p_j = n, at least Lq + query_offset rows.
+    """
+
+    u: Tensor
+    v: Tensor
+    r: Tensor
+
+    _name: ClassVar[str] = "transformer_xl"
+    _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
 
 
-class Relative2D(LaterTerm, Position):
-    """Content-based relative positions on a grid; not in this version."""
+@dataclass(frozen=True, eq=False)
+class Relative2D(_TableTerm):
+    """scale q_i.(rows[y_j - y_i + height - 1] + columns[x_j - x_i + width - 1]).
+
+    rows (2 height - 1, D) and columns (2 width - 1, D), or (H, n, D); tokens as in Grid
+    (Ramachandran et al. 2019; Srinivas et al. 2021).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    height: int
+    width: int
+    prefix: int = 0
+
+    _name: ClassVar[str] = "relative2d"
+    _tensors: ClassVar[tuple[str, ...]] = ("rows", "columns")
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        spec, tensors = super()._lower()
+        return to_spec(spec, shape=(self.height, self.width), prefix=self.prefix), tensors
 
 
-class AbsoluteKeys(LaterTerm, Position):
-    """A learned key for each position; not in this version."""
+@dataclass(frozen=True, eq=False)
+class AbsoluteKeys(_TableTerm):
+    """scale q_i.table[j], the table (Lk, D) or (H, Lk, D): learned absolute positions of keys."""
+
+    table: Tensor
+
+    _name: ClassVar[str] = "absolute_keys"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
 
 
 @dataclass(frozen=True, eq=False)

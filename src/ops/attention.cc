@@ -200,6 +200,41 @@ Position GridBias(torch::Tensor table, int64_t prefix) {
       .Build<Position>();
 }
 
+Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
+                  std::optional<torch::Tensor> values) {
+  TermBuilder builder("relative");
+  builder.Option("max_offset", std::to_string(max_offset)).Option("far", far);
+  builder.Option("table", HeadValue(std::move(table)));
+  if (values) {
+    builder.Option("values", std::string("true")).Option("values", HeadValue(std::move(*values)));
+  }
+  return builder.Build<Position>();
+}
+
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r) {
+  return TermBuilder("transformer_xl")
+      .Option("u", HeadValue(std::move(u)))
+      .Option("v", HeadValue(std::move(v)))
+      .Option("r", HeadValue(std::move(r)))
+      .Build<Position>();
+}
+
+Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
+                    int64_t prefix) {
+  return TermBuilder("relative2d")
+      .Option("shape", SizesText({height, width}))
+      .Option("prefix", std::to_string(prefix))
+      .Option("rows", HeadValue(std::move(rows)))
+      .Option("columns", HeadValue(std::move(columns)))
+      .Build<Position>();
+}
+
+Position AbsoluteKeys(torch::Tensor table) {
+  return TermBuilder("absolute_keys")
+      .Option("table", HeadValue(std::move(table)))
+      .Build<Position>();
+}
+
 }  // namespace position
 
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
@@ -236,6 +271,7 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
     TORCH_CHECK_VALUE(position.entry->role != PositionEntry::Role::kEmbedding,
                       "gnomon.attention: position ", name, " is added to the embeddings");
     for (const TensorParameter& parameter : position.entry->tensors) {
+      if (!parameter.IsPresent(position.component)) continue;
       if (parameter.kind == TensorParameter::Kind::kTable) {
         position.tensors.push_back(reader.Next(name, parameter.name));
       } else if (const auto number = position.component.FindNumber(parameter.name)) {
@@ -272,6 +308,10 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
   arguments.query_offset = options.query_offset();
   arguments.query_offsets = options.query_offsets();
   arguments.scale = options.scale();
+  arguments.chunks = options.chunks();
+  arguments.dropout = options.dropout();
+  if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
+  arguments.aggregation = options.aggregation();
   return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
                           tensors, arguments);
 }

@@ -6,6 +6,8 @@
 #include <torch/library.h>
 
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,100 +19,128 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+template <class T>
+constexpr bool kIsTensor = std::is_same_v<std::remove_const_t<T>, at::Tensor> ||
+                           std::is_same_v<std::remove_const_t<T>, OptionalTensor>;
+
+// Calls body(tensor) for every member that is or may be a tensor, in order.
+template <class Arguments, class Body>
+void ForEachTensor(Arguments& arguments, const Body& body) {
+  const auto call = [&](auto& member) {
+    if constexpr (kIsTensor<std::remove_reference_t<decltype(member)>>) body(member);
+  };
+  std::apply([&](auto&... members) { (call(members), ...); }, OperatorArguments::Tie(arguments));
+}
+
+c10::IValue ToList(const at::OptionalSymIntArrayRef& numbers) {
+  if (!numbers) return {};
+  return std::vector<c10::SymInt>(numbers->begin(), numbers->end());
+}
+
+// Keeps the numbers that an OptionalSymIntArrayRef points to.
+class SavedNumbers {
+ public:
+  explicit SavedNumbers(const c10::IValue& saved) {
+    if (!saved.isNone()) numbers_ = saved.toSymIntVector();
+  }
+  at::OptionalSymIntArrayRef ref() const {
+    if (!numbers_) return std::nullopt;
+    return at::OptionalSymIntArrayRef(*numbers_);
+  }
+
+ private:
+  std::optional<std::vector<c10::SymInt>> numbers_;
+};
+
+OptionalSymInt ToSymInt(const c10::IValue& value) {
+  if (value.isNone()) return std::nullopt;
+  return value.toSymInt();
+}
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  static variable_list forward(
-      AutogradContext* context, const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-      const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-      const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
-      const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-      const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
-      const OptionalTensor& key_segments, std::string function, c10::SymInt query_offset,
-      OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid,
-      std::array<bool, kGradients> needed) {
+  // The members of OperatorArguments one by one: autograd finds its inputs among them.
+  template <class... Members>
+  static variable_list forward(AutogradContext* context, Needed needed, const Members&... members) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [o, lse] = CallAttentionForward(
-        x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
-        query_offsets, query_segments, key_segments, function, query_offset, left, right, grid);
-    context->save_for_backward({o, lse, x, y, v, OrUndefined(row_scalars),
-                                OrUndefined(column_scalars), OrUndefined(head_scalars), factor,
-                                OrUndefined(bias), OrUndefined(key_starts),
-                                OrUndefined(key_lengths), OrUndefined(query_offsets),
-                                OrUndefined(query_segments), OrUndefined(key_segments)});
-    context->saved_data["function"] = std::move(function);
-    context->saved_data["query_offset"] = std::move(query_offset);
-    context->saved_data["left"] = std::move(left);
-    context->saved_data["right"] = std::move(right);
-    if (grid) context->saved_data["grid"] = grid->vec();
-    context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
+    const OperatorArguments arguments{members...};
+    auto [o, lse] = CallAttentionForward(arguments);
+    variable_list saved = {o, lse};
+    ForEachTensor(arguments,
+                  [&](const OptionalTensor& tensor) { saved.push_back(OrUndefined(tensor)); });
+    context->save_for_backward(std::move(saved));
+    auto& data = context->saved_data;
+    data["function"] = std::string(arguments.function);
+    data["query_offset"] = arguments.query_offset;
+    data["left"] = arguments.left;
+    data["right"] = arguments.right;
+    data["chunks"] = ToList(arguments.chunks);
+    data["grid"] = ToList(arguments.grid);
+    data["relative_layout"] = std::string(arguments.relative_layout);
+    data["relative_factor"] = arguments.relative_factor;
+    data["dropout"] = arguments.dropout;
+    data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
     context->set_materialize_grads(false);
     return {o, lse};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
     const variable_list saved = context->get_saved_variables();
-    const auto symint = [&](const char* name) -> OptionalSymInt {
-      const c10::IValue& value = context->saved_data[name];
-      if (value.isNone()) return std::nullopt;
-      return value.toSymInt();
-    };
-    std::array<bool, kGradients> needed;
-    const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
+    auto& data = context->saved_data;
+    const SavedNumbers chunks(data["chunks"]);
+    const SavedNumbers grid(data["grid"]);
+    OperatorArguments arguments;
+    arguments.function = data["function"].toStringRef();
+    arguments.query_offset = data["query_offset"].toSymInt();
+    arguments.left = ToSymInt(data["left"]);
+    arguments.right = ToSymInt(data["right"]);
+    arguments.chunks = chunks.ref();
+    arguments.grid = grid.ref();
+    arguments.relative_layout = data["relative_layout"].toStringRef();
+    arguments.relative_factor = data["relative_factor"].toDouble();
+    arguments.dropout = data["dropout"].toDouble();
+    size_t next = 2;
+    ForEachTensor(arguments, [&](auto& member) {
+      const at::Tensor& tensor = saved[next++];
+      if (tensor.defined()) member = tensor;
+    });
+    Needed needed;
+    const c10::List<bool> flags = data["needed"].toBoolList();
     for (size_t n = 0; n < kGradients; ++n) needed[n] = flags[n];
-    const bool has_grid = context->saved_data.count("grid") > 0;
-    const std::vector<c10::SymInt> grid =
-        has_grid ? context->saved_data["grid"].toSymIntVector() : std::vector<c10::SymInt>();
     const at::Tensor& o = saved[0];
-    const at::Tensor& d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
-    const auto [d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias] =
-        CallAttentionBackward(
-            d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2], saved[3], saved[4],
-            AsOptional(saved[5]), AsOptional(saved[6]), AsOptional(saved[7]), saved[8],
-            AsOptional(saved[9]), AsOptional(saved[10]), AsOptional(saved[11]),
-            AsOptional(saved[12]), AsOptional(saved[13]), AsOptional(saved[14]),
-            context->saved_data["function"].toStringRef(), *symint("query_offset"), symint("left"),
-            symint("right"), has_grid ? at::OptionalSymIntArrayRef(grid) : std::nullopt, needed);
-    variable_list gradients = {
-        d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor, d_bias};
-    for (size_t n = 0; n < kGradients; ++n) {
-      if (!needed[n]) gradients[n] = at::Tensor();
-    }
-    gradients.resize(kForwardArguments);
-    return gradients;
+    const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
+    const Gradients gradients =
+        CallAttentionBackward({d_o, AsOptional(d_outputs[1]), o, saved[1]}, arguments, needed);
+    // One for each argument of forward(), of which the first is `needed`.
+    constexpr size_t kMembers =
+        std::tuple_size_v<decltype(OperatorArguments::Tie(std::declval<OperatorArguments&>()))>;
+    variable_list all(1 + kMembers);
+    std::apply(
+        [&](const auto&... gradient) {
+          size_t n = 0;
+          ((all[1 + n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
+        },
+        gradients);
+    return all;
   }
-
- private:
-  static constexpr size_t kForwardArguments = 19;
 };
 
-std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-    const OptionalTensor& head_scalars, const at::Tensor& factor, const OptionalTensor& bias,
-    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-    const OptionalTensor& query_offsets, const OptionalTensor& query_segments,
-    const OptionalTensor& key_segments, std::string_view function, c10::SymInt query_offset,
-    OptionalSymInt left, OptionalSymInt right, at::OptionalSymIntArrayRef grid) {
-  const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
-  const std::array<bool, kGradients> needed = {needs(x),
-                                               needs(y),
-                                               needs(v),
-                                               needs(row_scalars),
-                                               needs(column_scalars),
-                                               needs(head_scalars),
-                                               needs(factor),
-                                               needs(bias)};
-  variable_list outputs = AttentionFunction::apply(
-      x, y, v, row_scalars, column_scalars, head_scalars, factor, bias, key_starts, key_lengths,
-      query_offsets, query_segments, key_segments, std::string(function), std::move(query_offset),
-      std::move(left), std::move(right), grid, needed);
+Outputs ForwardAutograd(const OperatorArguments& arguments) {
+  Needed needed;
+  size_t next = 0;
+  ForEachTensor(arguments, [&](const OptionalTensor& tensor) {
+    if (next < kGradients) needed[next++] = tensor && tensor->requires_grad();
+  });
+  const variable_list outputs = std::apply(
+      [&](const auto&... members) { return AttentionFunction::apply(needed, members...); },
+      OperatorArguments::Tie(arguments));
   return {outputs[0], outputs[1]};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
-  m.impl("attention_forward", ForwardAutograd);
+  m.impl("attention_forward", &AttentionOperator::RunForward<ForwardAutograd>);
   m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
 }
 

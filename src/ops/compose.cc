@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
+#include "ops/geometry.h"
 #include "ops/grid_bias.h"
 #include "ops/rope.h"
 #include "ops/token_grid.h"
@@ -15,8 +18,6 @@ namespace {
 constexpr const char* kOperation = "gnomon.attention";
 
 bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
-
-int64_t Concrete(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
@@ -33,6 +34,7 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
   if (q.sym_size(2) != k.sym_size(2)) {
     const char* needs_it = has_position                        ? "a position"
                            : arguments.left || arguments.right ? "a window"
+                           : arguments.chunks                  ? "chunks"
                            : arguments.causal                  ? "causal"
                                                                : nullptr;
     TORCH_CHECK_VALUE(needs_it == nullptr,
@@ -118,7 +120,58 @@ bool IsBias(const ResolvedPosition& position) {
          position.entry->role == PositionEntry::Role::kGridBias;
 }
 
-// The grid that all biases lie on; nullopt where they read the sequence.
+bool IsContent(const ResolvedPosition& position) {
+  return position.entry->role == PositionEntry::Role::kContent;
+}
+
+// The one position of that role, or null.
+const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
+                                PositionEntry::Role role, const char* what) {
+  const ResolvedPosition* found = nullptr;
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->role != role) continue;
+    TORCH_CHECK_VALUE(found == nullptr, "gnomon.attention: position has two ", what,
+                      "; expected one");
+    found = &position;
+  }
+  return found;
+}
+
+// weights (H, D) times each key (B, Hkv, Lk, D) of their head: (B, H, Lk).
+at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k) {
+  const at::Tensor by_key_head = weights.unflatten(0, {SizeOf(k, 1), -1}).transpose(1, 2);
+  return at::matmul(k, by_key_head).transpose(2, 3).flatten(1, 2);
+}
+
+// log gamma of values (B, Hkv, Lk, Dv) of the Klein ball for each query head, (B, H, Lk): weighted
+// by gamma, their mean is the Einstein midpoint (Gulcehre et al. 2019, section 3.3).
+at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads) {
+  const at::Tensor log = -0.5 * (-SquaredNorm(v)).log1p();
+  return log.repeat_interleave(heads / SizeOf(v, 1), 1);
+}
+
+void CheckDropout(const CallArguments& arguments) {
+  TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
+                    "gnomon.attention: dropout is ", arguments.dropout, "; expected 0 to 1");
+  if (!arguments.seed) return;
+  TORCH_CHECK_TYPE(arguments.seed->scalar_type() == at::kLong, "gnomon.attention: seed has dtype ",
+                   arguments.seed->scalar_type(), "; expected int64");
+  TORCH_CHECK_VALUE(arguments.seed->numel() == 1, "gnomon.attention: seed has shape ",
+                    arguments.seed->sizes(), "; expected one number");
+}
+
+void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
+  if (!chunks) return;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const std::vector<int64_t>& n = *chunks;
+  bool right = n.size() == 3 && n[0] >= 1;
+  for (const int64_t number : n) right = right && number >= 0 && number < kMost;
+  TORCH_CHECK_VALUE(right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
+                    "; expected (size, before, after), size at least 1, the others at least 0");
+}
+
+// The grid that all biases, and relative keys on a grid, lie on; nullopt where biases read the
+// sequence.
 std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<ResolvedPosition>& positions,
                                   const CallArguments& arguments) {
@@ -128,7 +181,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
     return position.component.name() + (on ? " on the grid " + on->Text() : " in the sequence");
   };
   for (const ResolvedPosition& position : positions) {
-    if (!IsBias(position)) continue;
+    if (!IsBias(position) && !(IsContent(position) && position.component.Find("shape"))) continue;
     const std::optional<TokenGrid> on =
         GridOfBias(*position.entry, position.component, position.tensors);
     if (first == nullptr) {
@@ -196,7 +249,18 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
-  const at::Tensor factor = HeadFactor(kOperation, similarity, q, arguments.scale);
+  const int64_t head_dim = Concrete(q.sym_size(3));
+  const ResolvedPosition* content =
+      FindOne(positions, PositionEntry::Role::kContent, "content terms");
+  // A content term takes the scale, too, whatever the similarity.
+  const bool is_for_content = content != nullptr && !entry.takes_scale;
+  const at::Tensor factor =
+      HeadFactor(kOperation, similarity, q, is_for_content ? std::nullopt : arguments.scale);
+  const double scale = arguments.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
+  TORCH_CHECK_VALUE(std::isfinite(scale), "gnomon.attention: scale is ", scale,
+                    "; expected a finite number");
+  CheckDropout(arguments);
+  CheckChunks(arguments.chunks);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
     TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
@@ -220,14 +284,11 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
                     "gnomon.attention: query_offset and query_offsets are both given");
 
   const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
-  bool has_position = false;
-  const ResolvedPosition* rotation = nullptr;
-  for (const ResolvedPosition& position : positions) {
-    has_position |= position.entry->role != PositionEntry::Role::kNone;
-    if (position.entry->role != PositionEntry::Role::kRotation) continue;
-    TORCH_CHECK_VALUE(rotation == nullptr, "gnomon.attention: position has two RoPE; expected one");
-    rotation = &position;
-  }
+  const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
+  const bool has_position =
+      std::any_of(positions.begin(), positions.end(), [](const ResolvedPosition& position) {
+        return position.entry->role != PositionEntry::Role::kNone;
+      });
   const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
 
   at::Tensor query = q;
@@ -249,20 +310,70 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
     key = Rotate(rotation->component, key, 0, std::nullopt, has_height);
   }
 
+  OperatorArguments call;
+  ContentTerm term;
+  if (content != nullptr) {
+    const bool causal = arguments.causal || (arguments.right && *arguments.right == 0);
+    term = content->entry->content(
+        content->component, content->tensors,
+        {q, range.heads, head_dim, Concrete(v.sym_size(3)), causal, entry.takes_scale});
+    if (term.key_weights.defined()) {
+      call.key_bias =
+          KeyProducts(term.key_weights, WithoutHidden(k, key_starts, key_lengths)) * scale;
+    }
+    call.relative_query = std::move(term.query);
+    call.relative_keys = std::move(term.keys);
+    if (term.values.defined()) call.relative_values = std::move(term.values);
+    call.relative_layout = term.layout;
+    call.relative_factor = scale;
+  }
+  at::Tensor value = v;
+  if (arguments.aggregation == "einstein_midpoint") {
+    value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
+    const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
+    call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
+  } else {
+    TORCH_CHECK_VALUE(arguments.aggregation == "mean", "gnomon.attention: aggregation is \"",
+                      arguments.aggregation, "\"; expected mean or einstein_midpoint");
+  }
   // The dot product, whose tokens are not mapped, takes the keys as they are.
   if (!entry.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
   const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
+  call.x = tokens.x;
+  call.y = tokens.y;
+  call.v = value;
+  call.row_scalars = AsOptional(tokens.row_scalars);
+  call.column_scalars = AsOptional(tokens.column_scalars);
+  call.head_scalars = AsOptional(tokens.head_scalars);
+  call.factor = tokens.factor;
+  call.bias = bias;
+  call.key_starts = key_starts;
+  call.key_lengths = key_lengths;
+  call.query_offsets = query_offsets;
+  call.query_segments = query_segments;
+  call.key_segments = key_segments;
+  call.function = tokens.function;
+  call.query_offset = query_offset;
+  call.left = arguments.left;
+  call.right = arguments.causal ? c10::SymInt(0) : arguments.right;
+  std::vector<c10::SymInt> chunks;
+  if (arguments.chunks) {
+    chunks.assign(arguments.chunks->begin(), arguments.chunks->end());
+    call.chunks = at::OptionalSymIntArrayRef(chunks);
+  }
   std::vector<c10::SymInt> axes;
   if (grid) {
     axes.push_back(grid->prefix());
     axes.insert(axes.end(), grid->shape().begin(), grid->shape().end());
+    call.grid = at::OptionalSymIntArrayRef(axes);
   }
-  auto [o, lse] = CallAttentionForward(
-      tokens.x, tokens.y, v, AsOptional(tokens.row_scalars), AsOptional(tokens.column_scalars),
-      AsOptional(tokens.head_scalars), tokens.factor, bias, key_starts, key_lengths, query_offsets,
-      query_segments, key_segments, tokens.function, query_offset, arguments.left,
-      arguments.causal ? c10::SymInt(0) : arguments.right,
-      grid ? at::OptionalSymIntArrayRef(axes) : std::nullopt);
+  if (arguments.dropout > 0) {
+    call.dropout = arguments.dropout;
+    call.seed = arguments.seed ? *arguments.seed
+                               : at::randint(std::numeric_limits<int64_t>::max(), {1},
+                                             at::TensorOptions().dtype(at::kLong));
+  }
+  auto [o, lse] = CallAttentionForward(call);
   if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
   return {o.to(q_in.scalar_type()), lse};
 }

@@ -40,6 +40,12 @@ struct CallArguments {
   OptionalSymInt query_offset;
   OptionalTensor query_offsets;  // (B,), instead of query_offset
   std::optional<double> scale;
+  // The size of chunks, and how many a query sees before and after its own.
+  std::optional<std::vector<int64_t>> chunks;
+  double dropout = 0;
+  OptionalTensor seed;  // () or (1,) int64; drawn by Torch's generator where it is absent
+  // "mean", or "einstein_midpoint" of values in the Klein ball.
+  std::string aggregation = "mean";
 };
 
 // Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what

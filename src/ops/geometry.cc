@@ -16,4 +16,9 @@ at::Tensor SafeSqrt(const at::Tensor& x) {
 
 at::Tensor SquaredNorm(const at::Tensor& x) { return x.square().sum(-1); }
 
+at::Tensor InUnitBall(const at::Tensor& x) {
+  const double most = 1 - (x.scalar_type() == at::kDouble ? 1e-12 : 1e-5);
+  return x * (most / SafeSqrt(SquaredNorm(x)).clamp_min(most)).unsqueeze(-1);
+}
+
 }  // namespace gnomon

@@ -18,6 +18,9 @@ at::Tensor SafeSqrt(const at::Tensor& x);
 // |x|^2 over the last axis.
 at::Tensor SquaredNorm(const at::Tensor& x);
 
+// Points on or outside the unit sphere, pulled to just inside it.
+at::Tensor InUnitBall(const at::Tensor& x);
+
 }  // namespace gnomon
 
 #endif  // GNOMON_OPS_GEOMETRY_H_

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "ops/operators.h"
+
 namespace gnomon {
 namespace {
 
@@ -25,10 +27,10 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
   std::vector<int64_t> shape;
   bool odd = table.dim() >= 2;
   for (int64_t axis = 1; axis < table.dim(); ++axis) {
-    odd = odd && table.size(axis) % 2 == 1;
-    shape.push_back((table.size(axis) + 1) / 2);
+    odd = odd && SizeOf(table, axis) % 2 == 1;
+    shape.push_back((SizeOf(table, axis) + 1) / 2);
   }
-  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of GridBias has shape ", table.sizes(),
+  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of GridBias has shape ", table.sym_sizes(),
                     "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
   return TokenGrid(shape, component.Integer("prefix", 0));
 }
@@ -38,8 +40,9 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
   if (entry.role == PositionEntry::Role::kGridBias) {
     const at::Tensor& table = tensors[0];
     const std::vector<int64_t> expected = TableSizes(grid, heads);
-    TORCH_CHECK_VALUE(table.sizes() == expected, "gnomon.attention: the table of GridBias has ",
-                      "shape ", table.sizes(), "; expected ", at::IntArrayRef(expected), " = (H, ",
+    TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
+                      "gnomon.attention: the table of GridBias has ", "shape ", table.sym_sizes(),
+                      "; expected ", at::IntArrayRef(expected), " = (H, ",
                       "2 height - 1, 2 width - 1)");
     return table;
   }
@@ -61,7 +64,7 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
 }
 
 at::Tensor FlatGridTable(const at::Tensor& table, const TokenGrid& grid) {
-  return table.expand(TableSizes(grid, table.size(0))).flatten(1);
+  return table.expand(TableSizes(grid, SizeOf(table, 0))).flatten(1);
 }
 
 }  // namespace gnomon

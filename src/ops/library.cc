@@ -19,37 +19,67 @@
 namespace gnomon {
 namespace {
 
+// What operators take as the arguments of a call.
+using Chunks = std::optional<std::vector<int64_t>>;
+
 std::tuple<at::Tensor, at::Tensor> Attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
     at::TensorList similarity_tensors, std::vector<std::string> position,
     at::TensorList position_tensors, bool causal, OptionalSymInt left, OptionalSymInt right,
     const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
     const OptionalTensor& query_segments, const OptionalTensor& key_segments,
-    OptionalSymInt query_offset, const OptionalTensor& query_offsets, std::optional<double> scale) {
-  return AttentionOfSpecs(
-      q, k, v, similarity, similarity_tensors, position, position_tensors,
-      {causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
-       key_segments, std::move(query_offset), query_offsets, scale});
+    OptionalSymInt query_offset, const OptionalTensor& query_offsets, std::optional<double> scale,
+    at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
+    const std::string& aggregation) {
+  return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
+                          {.causal = causal,
+                           .left = std::move(left),
+                           .right = std::move(right),
+                           .key_starts = key_starts,
+                           .key_lengths = key_lengths,
+                           .query_segments = query_segments,
+                           .key_segments = key_segments,
+                           .query_offset = std::move(query_offset),
+                           .query_offsets = query_offsets,
+                           .scale = scale,
+                           .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
+                           .dropout = dropout,
+                           .seed = seed,
+                           .aggregation = aggregation});
 }
 
 at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const std::string& similarity, const std::string& position,
                              at::TensorList tensors, bool causal, OptionalSymInt left,
-                             OptionalSymInt right, const OptionalTensor& key_lengths,
-                             OptionalSymInt query_offset) {
-  return ModuleAttention(
-      q, k, v, similarity, position, tensors,
-      {causal, std::move(left), std::move(right), std::nullopt, key_lengths, std::nullopt,
-       std::nullopt, std::move(query_offset), std::nullopt, std::nullopt});
+                             OptionalSymInt right, const OptionalTensor& key_starts,
+                             const OptionalTensor& key_lengths,
+                             const OptionalTensor& query_segments,
+                             const OptionalTensor& key_segments, OptionalSymInt query_offset,
+                             const OptionalTensor& query_offsets, at::OptionalIntArrayRef chunks,
+                             double dropout, const OptionalTensor& seed) {
+  return ModuleAttention(q, k, v, similarity, position, tensors,
+                         {.causal = causal,
+                          .left = std::move(left),
+                          .right = std::move(right),
+                          .key_starts = key_starts,
+                          .key_lengths = key_lengths,
+                          .query_segments = query_segments,
+                          .key_segments = key_segments,
+                          .query_offset = std::move(query_offset),
+                          .query_offsets = query_offsets,
+                          .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
+                          .dropout = dropout,
+                          .seed = seed});
 }
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
-    const std::string& similarity, const std::string& position, int64_t num_heads,
-    int64_t head_dim) {
+    const std::string& similarity, const std::string& position, int64_t num_heads, int64_t head_dim,
+    int64_t value_dim, int64_t max_length) {
   std::vector<std::string> names;
   std::vector<at::Tensor> starts;
   c10::List<bool> learned;
-  for (ModuleTensor& tensor : ModuleTensors(similarity, position, num_heads, head_dim)) {
+  for (ModuleTensor& tensor :
+       ModuleTensors(similarity, position, {num_heads, head_dim, value_dim, max_length})) {
     names.push_back(std::move(tensor.name));
     starts.push_back(std::move(tensor.start));
     learned.push_back(tensor.learned);
@@ -65,7 +95,7 @@ EncodingsOfTokens(const std::string& position, int64_t max_length) {
     names.push_back(component.name());
     specs.push_back(component.Text());
   }
-  return {names, specs, SmallestGrid(ParseSum(position))};
+  return {names, specs, LongestSequence(ParseSum(position), max_length)};
 }
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, std::optional<int64_t>, int64_t>
@@ -119,16 +149,21 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(
       "attention_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, "
       "Tensor? column_scalars, Tensor? head_scalars, Tensor factor, Tensor? bias, "
+      "Tensor? key_bias, Tensor? relative_query, Tensor? relative_keys, Tensor? relative_values, "
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
-      "Tensor? key_segments, str function, SymInt query_offset, SymInt? left, "
-      "SymInt? right, SymInt[]? grid) -> (Tensor, Tensor)");
+      "Tensor? key_segments, Tensor? seed, str function, SymInt query_offset, SymInt? left, "
+      "SymInt? right, SymInt[]? chunks, SymInt[]? grid, str relative_layout, "
+      "float relative_factor, float dropout) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
       "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
-      "Tensor? bias, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
-      "Tensor? query_segments, Tensor? key_segments, str function, SymInt query_offset, "
-      "SymInt? left, SymInt? right, SymInt[]? grid, bool[8] needed) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? bias, Tensor? key_bias, Tensor? relative_query, Tensor? relative_keys, "
+      "Tensor? relative_values, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
+      "Tensor? query_segments, Tensor? key_segments, Tensor? seed, str function, "
+      "SymInt query_offset, SymInt? left, SymInt? right, SymInt[]? chunks, SymInt[]? grid, "
+      "str relative_layout, float relative_factor, float dropout, bool[12] needed) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+      "Tensor)");
 
   // The same over the edges of a graph (gnomon/graph.h).
   m.def(
@@ -148,16 +183,18 @@ TORCH_LIBRARY(gnomon, m) {
       "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
       "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
-      "SymInt? query_offset, Tensor? query_offsets, float? scale) -> "
-      "(Tensor, Tensor)",
+      "SymInt? query_offset, Tensor? query_offsets, float? scale, int[]? chunks, float dropout, "
+      "Tensor? seed, str aggregation) -> (Tensor, Tensor)",
       Attention);
   m.def(
       "module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
-      "Tensor[] tensors, bool causal, SymInt? left, SymInt? right, Tensor? key_lengths, "
-      "SymInt? query_offset) -> Tensor",
+      "Tensor[] tensors, bool causal, SymInt? left, SymInt? right, Tensor? key_starts, "
+      "Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, SymInt? query_offset, "
+      "Tensor? query_offsets, int[]? chunks, float dropout, Tensor? seed) -> Tensor",
       AttentionOfModule);
   m.def(
-      "module_tensors(str similarity, str position, int num_heads, int head_dim) -> "
+      "module_tensors(str similarity, str position, int num_heads, int head_dim, "
+      "int value_dim, int max_length) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
   m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);

@@ -31,8 +31,6 @@ constexpr const char* kOperation = "gnomon.linear_attention";
 // The exponent of what is not there: exp gives 0, and differences of it are no NaN.
 constexpr double kNothing = -1e30;
 
-int64_t Concrete(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
-
 // (B, H, n, rows, F) to (B, Hkv, n, H / Hkv * rows, F): the query heads of a key head side by side.
 at::Tensor Group(const at::Tensor& x, int64_t key_heads) {
   const int64_t group = key_heads == 0 ? 1 : Concrete(x.sym_size(1)) / key_heads;

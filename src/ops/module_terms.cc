@@ -91,6 +91,14 @@ at::Tensor LearnedValue(const at::Tensor& start, const at::Tensor& theta) {
   return start * (theta * 5).exp();
 }
 
+CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
+  int64_t offset = arguments.query_offset ? Concrete(*arguments.query_offset) : 0;
+  if (arguments.query_offsets && arguments.query_offsets->numel() > 0) {
+    offset = arguments.query_offsets->max().item<int64_t>();
+  }
+  return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
+}
+
 }  // namespace
 
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
@@ -99,9 +107,10 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
 }
 
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        int64_t num_heads, int64_t head_dim) {
+                                        const ModuleShape& shape) {
   std::vector<ModuleTensor> tensors;
-  const at::Tensor theta = at::zeros({num_heads}, at::TensorOptions().dtype(at::kDouble));
+  const int64_t head_dim = shape.head_dim;
+  const at::Tensor theta = at::zeros({shape.heads}, at::TensorOptions().dtype(at::kDouble));
   const Component component = Component::Parse(similarity);
   const SimilarityEntry& entry = FindSimilarity(component);
   entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention: qk_dim is ");
@@ -120,8 +129,9 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
     const std::vector<TensorParameter>& parameters = FindPosition(term).tensors;
     TokenGrid::Find(term);  // throws for a mistake in it
     for (const TensorParameter& parameter : parameters) {
+      if (!parameter.IsPresent(term)) continue;
       const std::string name = namer.Name(term.name(), parameter.name);
-      const at::Tensor start = parameter.start(term, num_heads);
+      const at::Tensor start = parameter.start(term, shape);
       if (parameter.kind == TensorParameter::Kind::kTable) {
         tensors.push_back({name, start, /*learned=*/true});
       } else if (SettingOf(term, parameter.name, parameter.learned) == Setting::kLearned) {
@@ -162,7 +172,8 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
       }
     }
   }
-  const int64_t num_heads = q.sym_size(1).guard_int(__FILE__, __LINE__);
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), SizeOf(v, 3),
+                          /*max_length=*/0};
   std::vector<ResolvedPosition> resolved;
   for (Component& term : ParseSum(position)) {
     const PositionEntry& entry = FindPosition(term);
@@ -171,8 +182,11 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
     }
     std::vector<at::Tensor> values;
     for (const TensorParameter& parameter : entry.tensors) {
+      if (!parameter.IsPresent(term)) continue;
       if (parameter.kind == TensorParameter::Kind::kTable) {
-        values.push_back(take());
+        const at::Tensor held = take();
+        values.push_back(parameter.expand ? parameter.expand(term, held, LengthsOf(q, k, arguments))
+                                          : held);
         continue;
       }
       const Setting setting = SettingOf(term, parameter.name, parameter.learned);
@@ -180,8 +194,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
         values.push_back(HeadNumber(q, term.Number(parameter.name, 0)));
         continue;
       }
-      const at::Tensor start =
-          parameter.start(term, num_heads).to(q.options().dtype(ComputingType(q)));
+      const at::Tensor start = parameter.start(term, shape).to(q.options().dtype(ComputingType(q)));
       values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
     }
     // Along the axes of a grid a token looks both ways even at those before it.

@@ -17,10 +17,10 @@ namespace gnomon {
 // `otherwise`. Throws c10::ValueError for a mistake in the specification.
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
 
-// The tensors of a module of that many query heads with head_dim columns, in the order in which
-// ModuleAttention takes them. Throws c10::ValueError for a mistake in a specification.
+// The tensors of a module of that shape, in the order in which ModuleAttention takes them. Throws
+// c10::ValueError for a mistake in a specification.
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        int64_t num_heads, int64_t head_dim);
+                                        const ModuleShape& shape);
 
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::string& similarity, const std::string& position,

@@ -39,8 +39,8 @@ void Check(const MultiheadAttentionOptions& options) {
                     key_heads, "; expected a divisor of num_heads = ", options.num_heads());
   TORCH_CHECK_VALUE(HeadDim(options) >= 1, kName, "qk_dim is ", HeadDim(options),
                     "; expected at least 1");
-  TORCH_CHECK_NOT_IMPLEMENTED(options.dropout() == 0, kName, "dropout is ", options.dropout(),
-                              "; it is not implemented in this version");
+  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
+                    options.dropout(), "; expected 0 to 1");
 }
 
 // Adds to embeddings what each makes of them.
@@ -117,8 +117,9 @@ void MultiheadAttentionImpl::reset() {
   v_proj = linear("v_proj", key_heads * value_dim);
   out_proj = linear("out_proj", embed_dim);
   term_names_.clear();
-  for (const ModuleTensor& tensor : ModuleTensors(options.similarity(), options.position(),
-                                                  options.num_heads(), HeadDim(options))) {
+  const ModuleShape shape{options.num_heads(), HeadDim(options), value_dim, options.max_length()};
+  for (const ModuleTensor& tensor :
+       ModuleTensors(options.similarity(), options.position(), shape)) {
     const torch::Tensor start = AsDefaultDtype(tensor.start);
     if (tensor.learned) {
       register_parameter(tensor.name, start);
@@ -145,7 +146,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   torch::Tensor v = heads(v_proj(values), KeyHeads(options));
   std::optional<int64_t> query_offset = call.query_offset;
   if (call.cache) {
-    if (!query_offset) query_offset = call.cache->length();
+    if (!query_offset && !call.query_offsets) query_offset = call.cache->length();
     call.cache->append(k, v);
     k = call.cache->k;
     v = call.cache->v;
@@ -156,8 +157,14 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
     arguments.left = call.window->first;
     arguments.right = call.window->second;
   }
+  arguments.key_starts = call.key_starts;
   arguments.key_lengths = call.key_lengths;
+  arguments.query_segments = call.query_segments;
+  arguments.key_segments = call.key_segments;
   arguments.query_offset = query_offset;
+  arguments.query_offsets = call.query_offsets;
+  arguments.chunks = call.chunks;
+  if (is_training()) arguments.dropout = options.dropout();
   std::vector<torch::Tensor> tensors;
   const auto parameters = named_parameters(/*recurse=*/false);
   const auto buffers = named_buffers(/*recurse=*/false);
@@ -241,8 +248,8 @@ TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : opt
 }
 
 void TokenPositionImpl::reset() {
-  // Of a grid in attention, too, such as alibi's.
-  max_length_ = SmallestGrid(ParseSum(options.position()));
+  // Of positions in attention, too, such as a grid of alibi's.
+  max_length_ = LongestSequence(ParseSum(options.position()), options.max_length());
   encodings_.clear();
   std::map<std::string, int64_t> count;
   for (const Component& component : TokenEncodings(options.position(), options.max_length())) {

@@ -1,14 +1,17 @@
 #include "ops/registry.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <gnomon/torch/attention.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ops/operators.h"
 #include "ops/token_grid.h"
 
 namespace gnomon {
@@ -24,46 +27,53 @@ at::Tensor SameForAll(int64_t heads, double value) {
   return at::full({heads}, value, at::TensorOptions().dtype(at::kDouble));
 }
 
-at::Tensor AlibiStart(const Component&, int64_t heads) { return alibi_slopes(heads); }
+std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise) {
+  const int64_t length = component.Integer("length", otherwise);
+  TORCH_CHECK_VALUE(length > 0, "gnomon: ", component.name(), ":length=", length,
+                    "; expected a positive number");
+  return length;
+}
 
-at::Tensor HypeMuStart(const Component& component, int64_t heads) {
+at::Tensor AlibiStart(const Component&, const ModuleShape& n) { return alibi_slopes(n.heads); }
+
+at::Tensor HypeMuStart(const Component& component, const ModuleShape& n) {
   const double mu = ParseNumber(component.Find("mu").value_or("")).value_or(0.001);
   TORCH_CHECK_VALUE(mu > 0, "gnomon: hype:mu=", mu, "; expected a positive number");
-  return SameForAll(heads, mu);
+  return SameForAll(n.heads, mu);
 }
 
 // ALiBi's slopes where mu (p_i - p_j) is small.
-at::Tensor HypeTauStart(const Component& component, int64_t heads) {
-  return alibi_slopes(heads) / HypeMuStart(component, heads);
+at::Tensor HypeTauStart(const Component& component, const ModuleShape& n) {
+  return alibi_slopes(n.heads) / HypeMuStart(component, n);
 }
 
 // Power starts as ALiBi; log at the quantiles of the uniform distributions, on (0, 2) and (0, 1),
 // that the paper's code draws from.
-at::Tensor KerpleR1Start(const Component& component, int64_t heads) {
-  if (component.Choice("kind", {"log", "power"}) == "power") return alibi_slopes(heads);
-  return (at::arange(heads, at::TensorOptions().dtype(at::kDouble)) + 0.5) *
-         (2.0 / static_cast<double>(heads));
+at::Tensor KerpleR1Start(const Component& component, const ModuleShape& n) {
+  if (component.Choice("kind", {"log", "power"}) == "power") return alibi_slopes(n.heads);
+  return (at::arange(n.heads, at::TensorOptions().dtype(at::kDouble)) + 0.5) *
+         (2.0 / static_cast<double>(n.heads));
 }
 
-at::Tensor KerpleR2Start(const Component& component, int64_t heads) {
-  return SameForAll(heads, component.Choice("kind", {"log", "power"}) == "power" ? 1.0 : 0.5);
+at::Tensor KerpleR2Start(const Component& component, const ModuleShape& n) {
+  return SameForAll(n.heads, component.Choice("kind", {"log", "power"}) == "power" ? 1.0 : 0.5);
 }
 
-at::Tensor T5TableStart(const Component& component, int64_t heads) {
-  return at::zeros({component.Integer("buckets", 32), heads},
+at::Tensor T5TableStart(const Component& component, const ModuleShape& n) {
+  return at::zeros({component.Integer("buckets", 32), n.heads},
                    at::TensorOptions().dtype(at::kDouble));
 }
 
-at::Tensor GridTableStart(const Component& component, int64_t heads) {
+at::Tensor GridTableStart(const Component& component, const ModuleShape& n) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   TORCH_CHECK_VALUE(grid, "gnomon: ", component.name(), " in a module needs a shape, as in ",
                     component.name(), ":shape=14x14");
-  std::vector<int64_t> sizes = {heads};
+  std::vector<int64_t> sizes = {n.heads};
   for (const int64_t length : grid->shape()) sizes.push_back(2 * length - 1);
   return at::zeros(sizes, at::TensorOptions().dtype(at::kDouble));
 }
 
-at::Tensor OffsetTableStart(const Component& component, int64_t heads) {
+at::Tensor OffsetTableStart(const Component& component, const ModuleShape& n) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   TORCH_CHECK_VALUE(grid, "gnomon: position ", component.name(), " is an argument of attention() ",
                     "only, since it ends at a length, unless it lies on a grid, as in ",
@@ -74,8 +84,103 @@ at::Tensor OffsetTableStart(const Component& component, int64_t heads) {
                     ":shape=", SizesText(shape),
                     " without an axis is one table for all axes, whose lengths ",
                     "differ; expected an axis, as in axis=0");
-  return at::zeros({heads, 2 * shape[component.Integer("axis", 0)] - 1},
+  return at::zeros({n.heads, 2 * shape[component.Integer("axis", 0)] - 1},
                    at::TensorOptions().dtype(at::kDouble));
+}
+
+// Numbers of their own for each table of a module.
+enum class Stream : uint64_t { kTable = 1, kValues, kDistances, kRows, kColumns };
+
+// Rows of N(0, 1 / columns), so that their product with a query of unit variance has variance 1.
+// The seed comes from the state of Torch's generator, which stays as it is: the other weights of a
+// model start alike with and without them.
+at::Tensor RandomRows(Stream stream, std::vector<int64_t> sizes, int64_t columns) {
+  sizes.push_back(columns);
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  const at::Generator state = at::detail::getDefaultCPUGenerator().clone();
+  const auto drawn = at::empty({}, options.dtype(at::kLong)).random_(state).item<int64_t>();
+  const at::Generator generator =
+      at::detail::createCPUGenerator(static_cast<uint64_t>(drawn) + static_cast<uint64_t>(stream));
+  return at::randn(sizes, generator, options) / std::sqrt(static_cast<double>(columns));
+}
+
+// (n,), or (H, n) of "per_head".
+std::vector<int64_t> TableRows(const Component& component, int64_t rows, const ModuleShape& n) {
+  if (component.FindFlag("per_head").value_or(false)) return {n.heads, rows};
+  return {rows};
+}
+
+int64_t RelativeRows(const Component& component) {
+  const int64_t most = MaxOffset(component);
+  return component.FindFlag("past").value_or(false) ? most + 1 : 2 * most + 1;
+}
+
+at::Tensor RelativeTableStart(const Component& component, const ModuleShape& n) {
+  return RandomRows(Stream::kTable, TableRows(component, RelativeRows(component), n), n.head_dim);
+}
+
+at::Tensor RelativeValuesStart(const Component& component, const ModuleShape& n) {
+  return RandomRows(Stream::kValues, TableRows(component, RelativeRows(component), n), n.value_dim);
+}
+
+at::Tensor XlVectorStart(const Component&, const ModuleShape& n) {
+  return at::zeros({n.heads, n.head_dim}, at::TensorOptions().dtype(at::kDouble));
+}
+
+bool HasLearnedDistances(const Component& component) {
+  return component.Choice("r", {"sinusoidal", "learned"}) == "learned";
+}
+
+// A table of distances, or the map W_R of their sinusoids of E = H Dv columns.
+at::Tensor XlDistancesStart(const Component& component, const ModuleShape& n) {
+  if (!HasLearnedDistances(component)) {
+    return RandomRows(Stream::kDistances, {n.heads, n.head_dim}, n.heads * n.value_dim);
+  }
+  return RandomRows(Stream::kDistances, {n.heads, *LengthOf(component, n.max_length)}, n.head_dim);
+}
+
+at::Tensor XlDistances(const Component& component, const at::Tensor& held,
+                       const CallLengths& lengths) {
+  if (HasLearnedDistances(component)) return held;
+  const at::Tensor distances =
+      at::arange(std::max<int64_t>(lengths.positions, 1), held.options().dtype(at::kDouble));
+  const at::Tensor waves = sinusoid(distances, SizeOf(held, 2), "split_xl").to(held.scalar_type());
+  return at::matmul(waves, held.transpose(1, 2));
+}
+
+std::optional<int64_t> XlLength(const Component& component, int64_t otherwise) {
+  return HasLearnedDistances(component) ? LengthOf(component, otherwise) : std::nullopt;
+}
+
+at::Tensor AxisTableStart(Stream stream, const Component& component, const ModuleShape& n,
+                          size_t axis) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  TORCH_CHECK_VALUE(grid && grid->axes() == 2, "gnomon: ", component.name(),
+                    " in a module needs a shape of two axes, as in ", component.name(),
+                    ":shape=14x14");
+  return RandomRows(stream, TableRows(component, 2 * grid->shape()[axis] - 1, n), n.head_dim);
+}
+
+at::Tensor RowsStart(const Component& component, const ModuleShape& n) {
+  return AxisTableStart(Stream::kRows, component, n, 0);
+}
+
+at::Tensor ColumnsStart(const Component& component, const ModuleShape& n) {
+  return AxisTableStart(Stream::kColumns, component, n, 1);
+}
+
+at::Tensor AbsoluteKeysStart(const Component& component, const ModuleShape& n) {
+  return RandomRows(Stream::kTable, TableRows(component, *LengthOf(component, n.max_length), n),
+                    n.head_dim);
+}
+
+// The rows of the keys that there are.
+at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
+                     const CallLengths& lengths) {
+  TORCH_CHECK_VALUE(lengths.keys <= SizeOf(held, -2), "gnomon.nn: ", component.name(),
+                    ":length=", SizeOf(held, -2), " and Lk = ", lengths.keys,
+                    "; expected at least as many");
+  return held.slice(-2, 0, lengths.keys);
 }
 
 // An encoding or a rotation that knows grids.
@@ -281,6 +386,52 @@ const std::vector<PositionEntry>& PositionEntries() {
         "Liu et al. 2021, Swin Transformer", OnGrid({})},
        Role::kGridBias,
        {{"table", Kind::kTable, /*learned=*/true, GridTableStart}}},
+      {.catalogue = {"relative",
+                     "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
+                     "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none",
+                     "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
+                     "Huang et al. 2019, Music Transformer",
+                     {{"max_offset", "integer", "128"},
+                      {"far", "clip | zero", "clip"},
+                      {"values", "true | false", "false"},
+                      {"per_head", "true | false", "false"},
+                      {"past", "true | false: rows for the past alone", "false"}}},
+       .role = Role::kContent,
+       .tensors = {{"table", Kind::kTable, /*learned=*/true, RelativeTableStart},
+                   {"values", Kind::kTable, /*learned=*/true, RelativeValuesStart,
+                    HasRelativeValues}},
+       .content = RelativeContent},
+      {.catalogue = {"transformer_xl",
+                     "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned",
+                     "Dai et al. 2019, Transformer-XL",
+                     {{"r", "sinusoidal | learned", "sinusoidal"},
+                      {"length", "integer, distances of a learned r", "the module's"}}},
+       .role = Role::kContent,
+       .tensors = {{"u", Kind::kTable, /*learned=*/true, XlVectorStart},
+                   {"v", Kind::kTable, /*learned=*/true, XlVectorStart},
+                   {"r", Kind::kTable, /*learned=*/true, XlDistancesStart, nullptr, XlDistances}},
+       .content = TransformerXlContent,
+       .max_length = XlLength},
+      {.catalogue = {"relative2d",
+                     "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and "
+                     "dx = x_j - x_i",
+                     "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, "
+                     "Bottleneck Transformers",
+                     OnGrid({{"per_head", "true | false", "false"}})},
+       .role = Role::kContent,
+       .tensors = {{"rows", Kind::kTable, /*learned=*/true, RowsStart},
+                   {"columns", Kind::kTable, /*learned=*/true, ColumnsStart}},
+       .content = Relative2dContent},
+      {.catalogue = {"absolute_keys",
+                     "q_i.R[j] scale: learned absolute positions inside attention",
+                     "Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training",
+                     {{"length", "integer", "the module's"},
+                      {"per_head", "true | false", "false"}}},
+       .role = Role::kContent,
+       .tensors = {{"table", Kind::kTable, /*learned=*/true, AbsoluteKeysStart, nullptr,
+                    FirstKeys}},
+       .content = AbsoluteKeysContent,
+       .max_length = LengthOf},
   };
   return entries;
 }
@@ -299,6 +450,19 @@ const SimilarityEntry& FindSimilarity(const Component& component) {
 
 const PositionEntry& FindPosition(const Component& component) {
   return Find("position", PositionEntries(), component);
+}
+
+std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
+                                       int64_t max_length) {
+  std::optional<int64_t> longest = SmallestGrid(components);
+  for (const Component& component : components) {
+    const PositionEntry& entry = FindPosition(component);
+    if (entry.max_length == nullptr) continue;
+    if (const std::optional<int64_t> length = entry.max_length(component, max_length)) {
+      longest = std::min(longest.value_or(*length), *length);
+    }
+  }
+  return longest;
 }
 
 const std::vector<CatalogueEntry>& SimilarityCatalogue() {

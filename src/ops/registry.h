@@ -6,15 +6,29 @@
 #include <ATen/core/Tensor.h>
 #include <gnomon/catalogue.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/component.h"
+#include "ops/content.h"
 #include "ops/offset_bias.h"
 #include "ops/token_encoding.h"
 #include "ops/token_map.h"
 
 namespace gnomon {
+
+// What the tensors of a module depend on, and the lengths of one of its calls.
+struct ModuleShape {
+  int64_t heads;
+  int64_t head_dim;    // of q and k
+  int64_t value_dim;   // of v
+  int64_t max_length;  // rows of a table of positions where the component gives no length
+};
+struct CallLengths {
+  int64_t positions;  // one past the last query's
+  int64_t keys;
+};
 
 // A tensor that an entry reads. A specification may give a number for it instead, which then stands
 // for every head, and in a module "learned" or "fixed".
@@ -27,7 +41,16 @@ struct TensorParameter {
   Kind kind;
   bool learned;  // in a module, where the specification does not say
   // The start in a module, float64: (H,), or the whole table.
-  at::Tensor (*start)(const Component& component, int64_t heads);
+  at::Tensor (*start)(const Component& component, const ModuleShape& shape);
+  // Whether a component has it; null: always.
+  bool (*present)(const Component& component) = nullptr;
+  // Of a module: what the operator reads, from what the module holds; null: the same.
+  at::Tensor (*expand)(const Component& component, const at::Tensor& held,
+                       const CallLengths& lengths) = nullptr;
+
+  bool IsPresent(const Component& component) const {
+    return present == nullptr || present(component);
+  }
 };
 
 struct SimilarityEntry {
@@ -51,14 +74,18 @@ struct SimilarityEntry {
 
 struct PositionEntry {
   // What it acts on: nothing, the embeddings, the coordinates of q and k, or the scores; by offset
-  // in the sequence or along the axes of a grid (kBias), or by a table over a grid (kGridBias).
-  enum class Role { kNone, kEmbedding, kRotation, kBias, kGridBias };
+  // in the sequence or along the axes of a grid (kBias), by a table over a grid (kGridBias), or by
+  // the product of the query and rows of tables (kContent).
+  enum class Role { kNone, kEmbedding, kRotation, kBias, kGridBias, kContent };
 
   CatalogueEntry catalogue;
   Role role;
   std::vector<TensorParameter> tensors;
   OffsetBiasFunction bias = nullptr;      // of Role::kBias
   TokenEncoderFactory encoder = nullptr;  // of Role::kEmbedding
+  ContentFunction content = nullptr;      // of Role::kContent
+  // Of a module: the positions at which it is defined; null: all, or those of its grid.
+  std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
 };
 
 const std::vector<SimilarityEntry>& SimilarityEntries();
@@ -68,6 +95,10 @@ const std::vector<PositionEntry>& PositionEntries();
 // and all known ones.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
+
+// The positions at which all of a sum is defined in a module; nullopt: all.
+std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
+                                       int64_t max_length);
 
 }  // namespace gnomon
 

@@ -164,12 +164,6 @@ HyperbolicToken OnHyperboloid(const at::Tensor& token) {
                    radius.divisor.clamp_max(most));
 }
 
-// Points on or outside the unit sphere, pulled to just inside it.
-at::Tensor InUnitBall(const at::Tensor& x) {
-  const double most = 1 - (x.scalar_type() == at::kDouble ? 1e-12 : 1e-5);
-  return x * OverColumns(most / SafeSqrt(SquaredNorm(x)).clamp_min(most));
-}
-
 HyperbolicToken InBall(const at::Tensor& token) {
   const at::Tensor x = InUnitBall(token);
   const at::Tensor p = 2 / (1 - SquaredNorm(x));

@@ -236,6 +236,28 @@ def test_compare_of_encodings_and_grids(folder, tmp_path):
     }
 
 
+def test_compare_takes_the_whole_catalogue(folder, tmp_path):
+    catalogue = json.loads(succeed("list", "--json", cwd=folder))
+    on_grid = {
+        "grid_bias": ":shape=4x4",
+        "relative2d": ":shape=4x4",
+        "offset_bias": ":shape=4x4:axis=1",
+    }
+    runs = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
+    for entry in catalogue["positions"]:
+        runs.append(f"penumbral/{entry['name']}{on_grid.get(entry['name'], '')}")
+    # Its terms are those of the dot product.
+    runs = [run.replace("penumbral/transformer_xl", "dot/transformer_xl") for run in runs]
+    flags = [flag for run in dict.fromkeys(runs) for flag in ("--run", run)]
+    succeed(
+        "compare", "--data", folder / "text.txt", "--out", tmp_path / "run", *flags,
+        "--steps", 2, "--lengths", "16", "--evaluation-bytes", 64, *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(results["runs"]) == len(flags) // 2
+    assert all(run["losses"][0]["loss"] < 10 for run in results["runs"])
+
+
 def test_default_output_folder(folder, tmp_path):
     succeed("compare", "--data", folder / "text.txt", "--run", "dot/none", "--steps", 1,
             "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path)  # fmt: skip

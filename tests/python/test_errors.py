@@ -379,14 +379,7 @@ def test_type_errors(name):
 
 
 LATER = {
-    "dropout": lambda: attend(dropout=0.1),
-    "seed": lambda: attend(seed=1),
     "cuda": on_cuda,
-    **{
-        f"position.{name}": getattr(position, name)
-        for name in ("Relative", "TransformerXL", "Relative2D", "AbsoluteKeys")
-    },
-    "MultiheadAttention: dropout": lambda: nn.MultiheadAttention(8, 4, dropout=0.1),
 }
 
 

@@ -22,11 +22,15 @@ def low_level_arguments(dtype):
     columns = torch.rand(1, b, hkv, lk, dtype=dtype)
     factor = torch.rand(h, dtype=dtype)
     bias = torch.randn(1, h, lq + lk - 1, dtype=dtype)
-    tensors = [x, y, v, rows, columns, None, factor, bias]
+    key_bias = torch.randn(b, h, lk, dtype=dtype)
+    relative = [torch.randn(b, h, lq, 2, dtype=dtype), torch.randn(1, 5, 2, dtype=dtype)]
+    values = torch.randn(h, 5, 4, dtype=dtype)
+    tensors = [x, y, v, rows, columns, None, factor, bias, key_bias, *relative, values]
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
     offsets = torch.tensor([2, 0])
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    return tensors, (*lengths, offsets, *segments, "umbral", 0, 4, 0, None)
+    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "clip", 0.5, 0.25)
+    return tensors, (*lengths, offsets, *segments, torch.tensor([3]), *numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -37,7 +41,7 @@ def test_opcheck_of_the_pair(dtype):
     detached = [None if t is None else t.detach() for t in tensors]
     o, lse = ops.attention_forward(*detached, *rest)
     saved = (torch.randn_like(o), torch.randn_like(lse), o, lse)
-    for needed in ([t is not None for t in tensors], [True] + [False] * 7):
+    for needed in ([t is not None for t in tensors], [True] + [False] * 11):
         torch.library.opcheck(
             ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
         )
@@ -50,7 +54,23 @@ COMPOSITE_CHECKS = {
             *(q, q, q, "penumbral", [torch.ones(2, requires_grad=True)]),
             *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None),
             *(torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 4 + [1] * 5])),
-            *(None, torch.tensor([2]), None),
+            *(None, torch.tensor([2]), None, [3, 1, 1], 0.5, torch.tensor([1]), "mean"),
+        ),
+    ),
+    "attention with relative keys and values": lambda q: (
+        ops.attention,
+        (
+            *(q, q, q, "dot", [], ["relative:max_offset=2:values=true"]),
+            [torch.randn(5, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)],
+            *(True, *[None] * 8, 0.5, None, 0.0, None, "einstein_midpoint"),
+        ),
+    ),
+    "module_attention of transformer_xl": lambda q: (
+        ops.module_attention,
+        (
+            *(q, q, q, "dot", "transformer_xl"),
+            [torch.randn(size, requires_grad=True) for size in ((2, 4), (2, 4), (2, 4, 8))],
+            *(True, *[None] * 9, 0.0, None),
         ),
     ),
     "module_attention": lambda q: (
@@ -58,7 +78,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", "t5+alibi:slopes=learned"),
             [torch.randn(32, 2, requires_grad=True), torch.zeros(2, requires_grad=True)],
-            *(True, None, None, None, None),
+            *(True, *[None] * 9, 0.0, None),
         ),
     ),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
@@ -67,7 +87,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", "alibi:shape=2x4:prefix=1:slopes=learned+rope:shape=2x4:prefix=1"),
             [torch.zeros(2, requires_grad=True)],
-            *(False, None, None, None, None),
+            *(False, *[None] * 9, 0.0, None),
         ),
     ),
     "encode_tokens": lambda q: (
@@ -89,14 +109,14 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *([q[..., :1]] * 2 + [q]),
-            *("additive", [], ["alibi:slopes=0.5"], [], True, *[None] * 9),
+            *("additive", [], ["alibi:slopes=0.5"], [], True, *[None] * 10, 0.0, None, "mean"),
         ),
     ),
     "attention with hyperbolic distances": lambda q: (
         ops.attention,
         (
             *(q, q, q, "hyperbolic:model=half_space", [torch.ones(2, requires_grad=True)]),
-            *([], [], False, *[None] * 9),
+            *([], [], False, *[None] * 10, 0.0, None, "mean"),
         ),
     ),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),

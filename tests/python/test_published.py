@@ -16,6 +16,7 @@ from transformers.models.wav2vec2.modeling_wav2vec2 import (
     Wav2Vec2Config,
     Wav2Vec2PositionalConvEmbedding,
 )
+from transformers.models.xlnet.modeling_xlnet import XLNetConfig, XLNetRelativeAttention
 
 import gnomon
 
@@ -239,3 +240,24 @@ def test_grid_bias_of_swin():
     o = gnomon.attention(q, k, v, position=gnomon.position.GridBias(ours_table))
     ours = linear[3](o.transpose(1, 2).flatten(2))
     torch.testing.assert_close(ours, layer(x)[0], atol=1e-5, rtol=1e-5)
+
+
+# XLNet keeps Transformer-XL's attention; its rows count distances down.
+def test_transformer_xl_of_xlnet():
+    torch.manual_seed(0)
+    length, heads, dim = 23, 2, 8
+    layer = XLNetRelativeAttention(XLNetConfig(d_model=heads * dim, n_head=heads, n_layer=1))
+    layer.eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    q, k, v = (torch.randn(length, 2, heads, dim) for _ in range(3))
+    rows = torch.randn(2 * length, 1, heads, dim).expand(-1, 2, -1, -1)
+    hidden = torch.ones(length, length).triu(1)[:, :, None, None]
+    expected = layer.rel_attn_core(q, k, v, rows, attn_mask=hidden)
+    distances = torch.stack([rows[length - n, 0] for n in range(length)], 1)
+    ours = gnomon.attention(
+        *(x.permute(1, 2, 0, 3) for x in (q, k, v)),
+        position=gnomon.position.TransformerXL(layer.r_w_bias, layer.r_r_bias, distances),
+        causal=True,
+    )
+    torch.testing.assert_close(ours.permute(2, 0, 1, 3), expected, atol=2e-5, rtol=2e-5)

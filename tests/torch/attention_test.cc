@@ -58,6 +58,67 @@ TEST_F(AttentionTest, DotIsScaledDotProductAttention) {
              at::scaled_dot_product_attention(q, k, v, {}, 0, true));
 }
 
+TEST_F(AttentionTest, RelativeKeysAndValues) {
+  const torch::Tensor table = Normal({7, 6});
+  const torch::Tensor values = Normal({7, 5});
+  const torch::Tensor p = torch::arange(9);
+  const torch::Tensor index = (p.unsqueeze(0) - p.unsqueeze(1)).clamp(-3, 3) + 3;
+  const torch::Tensor scores =
+      (torch::matmul(q, k.mT()) + torch::einsum("bhid,ijd->bhij", {q, table.index({index})})) /
+      std::sqrt(6.0);
+  const torch::Tensor weights = scores.softmax(-1);
+  const torch::Tensor expected =
+      torch::matmul(weights, v) + torch::einsum("bhij,ijd->bhid", {weights, values.index({index})});
+  const torch::Tensor o = attention(
+      q, k, v, AttentionOptions().position({position::Relative(table, 3, "clip", values)}));
+  ExpectNear(o, expected);
+  const std::vector<torch::Tensor> inputs = {q, k, v, table, values};
+  const auto ours = torch::autograd::grad({o.square().sum()}, inputs);
+  const auto theirs = torch::autograd::grad({expected.square().sum()}, inputs);
+  for (size_t n = 0; n < inputs.size(); ++n) ExpectNear(ours[n], theirs[n]);
+}
+
+TEST_F(AttentionTest, ContentTermsByName) {
+  const torch::Tensor keys = Normal({4, 9, 6});
+  ExpectNear(attention(q, k, v, AttentionOptions().position({position::AbsoluteKeys(keys)})),
+             attention(q, k + keys, v));
+  const torch::Tensor u = Normal({4, 6});
+  const torch::Tensor r = Normal({4, 9, 6});
+  // Without distances, only u is left, which every query is moved by.
+  ExpectNear(attention(q, k, v,
+                       AttentionOptions()
+                           .position({position::TransformerXL(u, u, torch::zeros_like(r))})
+                           .causal(true)),
+             attention(q + u.unsqueeze(1), k, v, AttentionOptions().causal(true)));
+  // With rows that are all the same, every pair of cells takes them twice.
+  const torch::Tensor row = Normal({1, 6});
+  const auto plane =
+      position::Relative2D(row.expand({5, 6}).contiguous(), row.expand({5, 6}).contiguous(), 3, 3);
+  ExpectNear(attention(q, k, v, AttentionOptions().position({plane})),
+             attention(q, k + 2 * row, v));
+}
+
+TEST_F(AttentionTest, ChunksDropoutAndMidpoint) {
+  const torch::Tensor p = torch::arange(9).div(3, "floor");
+  ExpectNear(
+      attention(q, k, v, AttentionOptions().chunks(std::vector<int64_t>{3, 0, 0})),
+      attention(
+          q, k, v,
+          AttentionOptions().query_segments(p.expand({2, 9})).key_segments(p.expand({2, 9}))));
+  const torch::Tensor ones = torch::eye(9, torch::kDouble).expand({2, 4, 9, 9});
+  const torch::Tensor all = attention(q, k, ones);
+  const torch::Tensor some = attention(q, k, ones, AttentionOptions().dropout(0.5).seed(3));
+  ExpectNear(some, torch::where(some != 0, 2 * all, 0.0));
+  EXPECT_TRUE((some == 0).any().item<bool>());
+  EXPECT_TRUE((some != 0).any().item<bool>());
+  const torch::Tensor in_ball = v / (1 + v.norm(2, -1, true));
+  const torch::Tensor factor = 1 / (1 - in_ball.square().sum(-1)).sqrt();
+  const torch::Tensor weights =
+      (torch::matmul(q, k.mT()) / std::sqrt(6.0)).exp() * factor.unsqueeze(2);
+  ExpectNear(attention(q, k, in_ball, AttentionOptions().aggregation("einstein_midpoint")),
+             torch::matmul(weights / weights.sum(-1, true), in_ball));
+}
+
 TEST_F(AttentionTest, SegmentsAreAttendedToApart) {
   const torch::Tensor segments = torch::tensor({3, 3, 3, 3, 1, 1, 1, 1, 1}).expand({2, 9});
   const torch::Tensor o = attention(

@@ -36,8 +36,10 @@ std::vector<Spec> Specs() {
     specs.push_back({similarity.name, "none"});
   }
   for (const CatalogueEntry& position : PositionCatalogue()) {
-    // The table of one is as long as the text; the other's grid has a number of tokens of its own.
-    if (position.name != "offset_bias" && position.name != "grid_bias" && position.name != "none") {
+    // The table of the first is as long as the text; a grid has a number of tokens of its own.
+    const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
+                      position.name != "relative2d";
+    if (fits && position.name != "none") {
       specs.push_back({"dot", position.name});
     }
   }
@@ -45,7 +47,8 @@ std::vector<Spec> Specs() {
        {"rope+hype:tau=learned", "rope:layout=half+alibi:slopes=learned",
         "hype:mode=abs:tau=learned:mu=learned", "kerple:kind=power", "sinusoidal:layout=split+t5",
         "learned+rope:dims=8", "conv:kernel=5+cape+conv:kernel=9:groups=4",
-        "sinusoidal:shape=7x10+rope:shape=7x10"}) {
+        "sinusoidal:shape=7x10+rope:shape=7x10", "relative:max_offset=9:values=true+rope",
+        "relative:far=zero:past=true:per_head=true+alibi"}) {
     specs.push_back({"dot", position});
     specs.push_back({"penumbral", position});
   }

@@ -120,7 +120,9 @@ TEST(MultiheadAttentionTest, RefusesWhatItCannotBe) {
   EXPECT_THROW(make(MultiheadAttentionOptions(10, 4)), c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).kv_heads(3)), c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).qk_dim(0)), c10::ValueError);
-  EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).dropout(0.5)), c10::NotImplementedError);
+  EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).dropout(1.5)), c10::ValueError);
+  EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).position("absolute_keys:length=0")),
+               c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).position("rop")), c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).similarity("dot:gamma=1")), c10::ValueError);
 }

@@ -145,13 +145,36 @@ Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& ax
 // whose tables are indexed by the opposite differences).
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
+// Content terms: scale times the product of q, as it was passed, and a row of a table (n, D), or
+// (H, n, D) with one for each head; at most one of them.
+
+// scale q_i.table[p_j - p_i + max_offset], past first; the nearest row (far "clip", Shaw et al.
+// 2018) or none ("zero", Huang et al. 2019) beyond max_offset. 2 max_offset + 1 rows, or
+// max_offset + 1 for the past alone, which needs causal. With values, (n, Dv) or (H, n, Dv), their
+// row is added to v_j. A table that has the future first is this one with its rows reversed,
+// table.flip(-2).
+Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
+                  std::optional<torch::Tensor> values = std::nullopt);
+
+// scale (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]), with dot and causal alone; u and v (H, D), r
+// (H, n, D), n at least Lq + query_offset (Dai et al. 2019).
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r);
+
+// scale q_i.(rows[y_j - y_i + height - 1] + columns[x_j - x_i + width - 1]), rows (2 height - 1, D)
+// and columns (2 width - 1, D); tokens as in Grid (Ramachandran et al. 2019; Srinivas et al. 2021).
+Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
+                    int64_t prefix = 0);
+
+// scale q_i.table[j], Lk rows.
+Position AbsoluteKeys(torch::Tensor table);
+
 }  // namespace position
 
 struct AttentionOptions {
   using Window = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
 
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // Their sum; at most one RoPE.
+  // Their sum; at most one RoPE and one content term.
   TORCH_ARG(std::vector<Position>, position);
   // p_j <= p_i only.
   TORCH_ARG(bool, causal) = false;
@@ -170,8 +193,20 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers: an offset for each batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
-  // Of the dot product, by default 1/sqrt(D); with another similarity it is an error.
+  // Of the dot product and of content terms, by default 1/sqrt(D); with neither it is an error.
   TORCH_ARG(std::optional<double>, scale);
+  // {size, before, after}: positions lie in chunks of that size, of which a query sees its own and
+  // so many before and after it. With Relative, the relative local attention of Huang et al. 2019.
+  TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
+  // The chance with which a weight is dropped; the others are multiplied by 1 / (1 - dropout). lse
+  // is that of all. What is dropped depends on the seed and the pair's place alone; without a seed,
+  // Torch's generator draws one.
+  TORCH_ARG(double, dropout) = 0;
+  TORCH_ARG(std::optional<int64_t>, seed);
+  // "mean", sum_j p_ij v_j, or "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
+  // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where those outside are pulled to its
+  // edge (Gulcehre et al. 2019): log g_j is added to s_ij.
+  TORCH_ARG(std::string, aggregation) = "mean";
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,

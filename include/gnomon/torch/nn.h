@@ -44,18 +44,25 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, qk_dim);
   TORCH_ARG(std::string, similarity) = "dot";
   TORCH_ARG(std::string, position) = "none";
-  // Of the attention weights; only 0 in this version.
+  // The chance with which an attention weight is dropped in training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(bool, bias) = true;
+  // Rows of a learned table of positions ("absolute_keys"), unless the component has a length.
+  TORCH_ARG(int64_t, max_length) = 512;
 };
 
 // The arguments of one call, as in gnomon::AttentionOptions.
 struct AttentionCall {
   bool causal = false;
   std::optional<AttentionOptions::Window> window = std::nullopt;
+  std::optional<torch::Tensor> key_starts = std::nullopt;
   std::optional<torch::Tensor> key_lengths = std::nullopt;
+  std::optional<torch::Tensor> query_segments = std::nullopt;
+  std::optional<torch::Tensor> key_segments = std::nullopt;
+  std::optional<std::vector<int64_t>> chunks = std::nullopt;
   // By default the length of the cache before the call; without a cache 0 where Lq = Lk.
   std::optional<int64_t> query_offset = std::nullopt;
+  std::optional<torch::Tensor> query_offsets = std::nullopt;
   // The projected keys and values of this call are appended, and the queries see all of the cache.
   KVCache* cache = nullptr;
 };
@@ -66,9 +73,12 @@ struct AttentionCall {
 // inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
 // similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
 // value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" or
-// "beta_theta" among them, and tables that start at 0, "t5_table" (buckets, H) and
-// "grid_bias_table" (H, 2 height - 1, 2 width - 1) among them. The start of gamma or beta, the
-// buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
+// "beta_theta" among them, and tables: of biases, which start at 0, "t5_table" (buckets, H) and
+// "grid_bias_table" (H, 2 height - 1, 2 width - 1) among them; of content terms, which start as
+// N(0, 1 / columns), "relative_table" (2 max_offset + 1, D) among them; "transformer_xl_u" and
+// "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to
+// rows. The start of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of
+// the logits of N(0, 1) tokens 1.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
