@@ -1,0 +1,117 @@
+// What a language model reads of a text: its bytes, its words, or subwords.
+#ifndef GNOMON_MODELS_TOKENS_H_
+#define GNOMON_MODELS_TOKENS_H_
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/text_data.h"
+
+namespace gnomon::models {
+
+inline constexpr int64_t kByteVocabulary = 256;
+
+// A text as a sequence of tokens, numbered from 0 in their vocabulary. Copies are cheap.
+class TokenText {
+ public:
+  TokenText() = default;
+  // Each byte is a token. The bytes must outlive this and its copies.
+  template <std::convertible_to<std::string_view> Bytes>
+  TokenText(const Bytes& bytes) : bytes_(bytes) {}  // NOLINT: implicit
+  // Token n is ids[n], and ends before byte ends[n] of the text; it begins where the one before it
+  // ends.
+  TokenText(std::vector<int32_t> ids, std::vector<int64_t> ends);
+
+  int64_t size() const {
+    return static_cast<int64_t>(tokens_ == nullptr ? bytes_.size() : tokens_->ids.size());
+  }
+  int64_t operator[](int64_t n) const {
+    return tokens_ == nullptr ? static_cast<unsigned char>(bytes_[n]) : tokens_->ids[n];
+  }
+  // The bytes of the text that tokens first to last - 1 stand for.
+  int64_t CountBytes(int64_t first, int64_t last) const { return End(last) - End(first); }
+  // How many of the tokens are `token`.
+  int64_t Count(int64_t token) const;
+
+ private:
+  struct Tokens {
+    std::vector<int32_t> ids;
+    std::vector<int64_t> ends;
+  };
+
+  // The end of the first n tokens, in bytes.
+  int64_t End(int64_t n) const {
+    if (tokens_ == nullptr) return n;
+    return n == 0 ? 0 : tokens_->ends[n - 1];
+  }
+
+  std::string_view bytes_;
+  std::shared_ptr<const Tokens> tokens_;
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // "bytes", "words" or "subwords".
+  virtual std::string kind() const = 0;
+  // How many tokens there are.
+  virtual int64_t size() const = 0;
+  // The token of what is not in the vocabulary; none where everything is.
+  virtual std::optional<int64_t> unknown() const { return std::nullopt; }
+  // A file that ReadTokenizer makes this of; empty for bytes.
+  virtual std::string vocabulary() const = 0;
+
+  // The text must outlive the result.
+  virtual TokenText Encode(std::string_view text) const = 0;
+  // The text of a token that follows the token `before`, or begins a text.
+  virtual std::string Text(int64_t token, std::optional<int64_t> before) const = 0;
+};
+
+using TokenizerPtr = std::shared_ptr<const Tokenizer>;
+
+inline constexpr const char* kTokenKinds[] = {"bytes", "words", "subwords"};
+
+// One of the tokens, for messages: "byte", "word" or "subword".
+std::string TokenUnit(const std::string& kind);
+
+struct TokenOptions {
+  // bytes; words: what stands between spaces, with <eos> for the end of a line and <unk> for a word
+  // that the training text has not; subwords: pieces of words that SentencePiece learns from the
+  // training text.
+  std::string kind = "bytes";
+  // How many words (the most frequent, <unk> and <eos> among them) or subwords; 0: all words, or
+  // 8000 subwords.
+  int64_t vocabulary = 0;
+};
+
+// Throws Error where the kind is not known, or the vocabulary not one that it can have.
+void CheckTokenOptions(const TokenOptions& options);
+
+// Makes the vocabulary from a training text; throws Error where it cannot.
+TokenizerPtr BuildTokenizer(const TokenOptions& options, std::string_view training_text);
+
+// Throws Error where the vocabulary is not one that a tokenizer of this kind wrote.
+TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary);
+
+// Both parts of a text as tokens.
+struct TokenData {
+  TokenizerPtr tokenizer;
+  TokenText train;
+  TokenText valid;
+};
+
+// The data must outlive the result.
+TokenData Tokenize(TokenizerPtr tokenizer, const TextData& data);
+
+// How many tokens of a text stand for about as many bytes.
+int64_t TokensOfBytes(const TokenText& text, int64_t bytes);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_TOKENS_H_
