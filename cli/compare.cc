@@ -2,7 +2,9 @@
 #include <cmath>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "cli/results.h"
 #include "gnomon/attention.h"
 #include "models/files.h"
+#include "models/sha256.h"
 #include "models/strings.h"
 #include "models/training.h"
 
@@ -39,6 +42,8 @@ struct CompareFlags {
   int64_t seeds = 1;
   int64_t first_seed = 0;
   int64_t evaluation_bytes = 65536;
+  std::optional<int64_t> evaluation_memory;
+  models::TokenOptions tokens;
   models::LanguageModelOptions model;
   models::TrainingOptions training;
   std::string out;
@@ -50,6 +55,7 @@ struct CompareFlags {
 struct Comparison {
   CompareSettings settings;
   models::TextData data;
+  models::TokenData tokens;
   fs::path folder;
   std::vector<RunResult> runs;
   json record;  // all but the runs and their summary, which Save() adds
@@ -104,14 +110,46 @@ models::LanguageModelOptions ModelOptions(const CompareSettings& settings,
 void Check(const CompareSettings& settings) {
   CheckLengths(settings.lengths);
   models::CheckTrainingOptions(settings.training);
+  models::CheckTokenOptions(settings.tokens);
+  const int64_t memory = std::max(settings.training.memory, settings.evaluation_memory);
   for (const Combination& combination : settings.combinations) {
-    BuildModel(ModelOptions(settings, combination), settings.seeds[0]);
+    BuildModel(ModelOptions(settings, combination), settings.seeds[0], memory);
   }
 }
 
 void CheckData(const Comparison& work) {
   const std::vector<int64_t>& lengths = work.settings.lengths;
-  CheckTextHolds(work.data, lengths[0], *std::max_element(lengths.begin(), lengths.end()));
+  CheckTextHolds(work.data, work.tokens, models::NeededTokens(work.settings.training),
+                 *std::max_element(lengths.begin(), lengths.end()) + 1);
+}
+
+// The file of the vocabulary in the run's folder; none for bytes.
+std::optional<fs::path> VocabularyFile(const Comparison& work) {
+  const std::string& kind = work.settings.tokens.kind;
+  if (kind == "bytes") return std::nullopt;
+  return work.folder / (kind == "words" ? "vocabulary.txt" : "vocabulary.model");
+}
+
+void SetTokens(models::TokenizerPtr tokenizer, Comparison* work) {
+  work->settings.model.vocabulary = tokenizer->size();
+  work->tokens = models::Tokenize(std::move(tokenizer), work->data);
+}
+
+// The vocabulary that the comparison began with: another SentencePiece may learn another one.
+void ResumeTokens(Comparison* work) {
+  const std::optional<fs::path> file = VocabularyFile(*work);
+  std::string vocabulary;
+  if (file) {
+    std::ifstream in(*file, std::ios::binary);
+    if (!in) throw Error(StrCat("cannot read its vocabulary ", file->string()));
+    vocabulary.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    models::Sha256 hash;
+    hash.Update(vocabulary);
+    if (hash.Hex() != work->record.at("tokens").at("sha256").get<std::string>()) {
+      throw Error(StrCat("the vocabulary ", file->string(), " is not what the run began with"));
+    }
+  }
+  SetTokens(models::ReadTokenizer(work->settings.tokens.kind, vocabulary), work);
 }
 
 json DescribeSession() {
@@ -132,16 +170,23 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
   SetWarmup(command, &settings.training);
   settings.training.length = flags.lengths[0];
   settings.training.seed = flags.first_seed;
+  settings.tokens = flags.tokens;
+  settings.evaluation_memory = flags.evaluation_memory.value_or(flags.training.memory);
   Check(settings);
   work.data = models::ReadText(flags.data);
+  SetTokens(models::BuildTokenizer(settings.tokens, work.data.train), &work);
   CheckData(work);
   work.folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+  if (const std::optional<fs::path> file = VocabularyFile(work)) {
+    models::WriteFileAtomically(*file, {work.tokens.tokenizer->vocabulary()});
+  }
   work.record = {{"format", kResultsFormat},
                  {"name", work.folder.filename().string()},
                  {"started", Now()},
                  {"sessions", json::array({DescribeSession()})},
                  {"versions", DescribeVersions()},
                  {"data", DescribeData(work.data)},
+                 {"tokens", DescribeTokens(work.tokens)},
                  {"settings", ToJson(settings)}};
   return work;
 }
@@ -173,6 +218,8 @@ Comparison ResumedComparison(const std::string& folder) {
     if (work.data.sha256 != data.at("sha256").get<std::string>()) {
       throw Error(StrCat("the text at ", work.data.path, " is not what the run began with"));
     }
+    models::CheckTokenOptions(work.settings.tokens);
+    ResumeTokens(&work);
   } catch (const json::exception& error) {
     throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
   } catch (const Error& error) {
@@ -215,7 +262,7 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   training.seed = seed;
   const models::LanguageModelOptions options =
       ModelOptions(settings, settings.combinations[combination]);
-  models::Trainer trainer(BuildModel(options, seed), work.data.train, training);
+  models::Trainer trainer(models::NewModel(options, seed), work.tokens.train, training);
   RunResult result;
   result.combination = combination;
   result.seed = seed;
@@ -252,8 +299,10 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
     schedule->Done(training.steps - trainer.step());
   } else {
     progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
-    result.losses = models::Evaluate(trainer.model(), work.data.valid, settings.lengths,
-                                     settings.evaluation_bytes, [] { return !Interrupted(); });
+    result.losses =
+        models::Evaluate(trainer.model(), work.tokens.valid, settings.lengths,
+                         models::TokensOfBytes(work.tokens.valid, settings.evaluation_bytes),
+                         settings.evaluation_memory, [] { return !Interrupted(); });
     if (result.losses.empty()) return std::nullopt;
   }
   result.seconds = clock.seconds();
@@ -281,8 +330,9 @@ int RunAll(Comparison* work) {
   CatchInterrupts();
   Progress progress;
   progress.Note(StrCat(todo.size(), todo.size() == 1 ? " run of " : " runs of ",
-                       settings.training.steps, " steps on ", work->data.train.size(), " bytes of ",
-                       work->data.path, ", into ", work->folder.string()));
+                       settings.training.steps, " steps on ", work->tokens.train.size(), " ",
+                       settings.tokens.kind, " of ", work->data.path, ", into ",
+                       work->folder.string()));
   Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
   for (const auto& [combination, seed] : todo) {
     const std::string title = StrCat("run ", runs.size() + 1, " of ", total, ": ",
@@ -350,7 +400,7 @@ void AddCompare(CLI::App& app, Action* action) {
                       "and --similarity these are all");
   command
       ->add_option("--lengths", flags->lengths,
-                   "Bytes a window, joined by commas: the first to train at, all to evaluate "
+                   "Tokens a window, joined by commas: the first to train at, all to evaluate "
                    "at")
       ->delimiter(',')
       ->capture_default_str();
@@ -365,12 +415,19 @@ void AddCompare(CLI::App& app, Action* action) {
                    "Bytes of validation text that each length is measured on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
+  command
+      ->add_option("--evaluation-memory", flags->evaluation_memory,
+                   "Tokens of the windows before that each layer sees in the evaluation; default "
+                   "as in training")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
   command->add_option("--resume", flags->resume,
                       "Go on with the comparison in this folder: finished runs are kept, an "
                       "unfinished one starts again; excludes the options that began it");
   AddThreadsFlag(command, &flags->threads);
+  AddTokenFlags(command, &flags->tokens);
+  AddMemoryFlag(command, &flags->training);
   AddModelFlags(command, &flags->model);
   AddTrainingFlags(command, &flags->training);
   command->callback(

@@ -21,6 +21,7 @@
 
 #include "build_info.h"
 #include "gnomon/attention.h"
+#include "models/sha256.h"
 #include "models/strings.h"
 
 namespace gnomon::cli {
@@ -246,15 +247,17 @@ std::string NameOfData(const std::string& path) {
   return name.empty() ? "text" : name;
 }
 
-void CheckTextHolds(const models::TextData& data, int64_t training_length, int64_t longest) {
-  const auto check = [&](const char* part, size_t bytes, int64_t length) {
-    if (static_cast<int64_t>(bytes) <= length) {
+void CheckTextHolds(const models::TextData& data, const models::TokenData& tokens,
+                    int64_t training_needs, int64_t validation_needs) {
+  const auto check = [&](const char* part, const models::TokenText& text, int64_t needed) {
+    if (text.size() < needed) {
       throw Error(StrCat("the text is too short: the ", part, " part of ", data.path, " has ",
-                         bytes, " bytes, windows of ", length, " need ", length + 1));
+                         text.size(), " ", tokens.tokenizer->kind(), ", the windows need ",
+                         needed));
     }
   };
-  check("training", data.train.size(), training_length);
-  check("validation", data.valid.size(), longest);
+  check("training", tokens.train, training_needs);
+  check("validation", tokens.valid, validation_needs);
 }
 
 void SetThreads(int64_t threads) {
@@ -281,6 +284,20 @@ json DescribeData(const models::TextData& data) {
           {"train_bytes", data.train.size()},
           {"valid_bytes", data.valid.size()},
           {"sha256", data.sha256}};
+}
+
+json DescribeTokens(const models::TokenData& tokens) {
+  const models::Tokenizer& tokenizer = *tokens.tokenizer;
+  const std::string vocabulary = tokenizer.vocabulary();
+  models::Sha256 hash;
+  hash.Update(vocabulary);
+  const std::optional<int64_t> unknown = tokenizer.unknown();
+  return {{"kind", tokenizer.kind()},
+          {"size", tokenizer.size()},
+          {"sha256", vocabulary.empty() ? json() : json(hash.Hex())},
+          {"train_tokens", tokens.train.size()},
+          {"valid_tokens", tokens.valid.size()},
+          {"valid_unknown", unknown ? json(tokens.valid.Count(*unknown)) : json()}};
 }
 
 std::string DrawReport(const fs::path& folder) {

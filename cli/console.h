@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/text_data.h"
+#include "models/tokens.h"
 
 namespace gnomon::cli {
 
@@ -72,8 +73,9 @@ std::filesystem::path CreateRunFolder(const std::string& out, const std::string&
 // The name of a run on this data: the last part of its path.
 std::string NameOfData(const std::string& path);
 
-// Throws Error unless both parts of the text can hold a window of the length they are used at.
-void CheckTextHolds(const models::TextData& data, int64_t training_length, int64_t longest);
+// Throws Error unless the parts of the text hold that many tokens.
+void CheckTextHolds(const models::TextData& data, const models::TokenData& tokens,
+                    int64_t training_needs, int64_t validation_needs);
 
 // 0 leaves Torch's own choice, the number of cores.
 void SetThreads(int64_t threads);
@@ -81,6 +83,7 @@ void SetThreads(int64_t threads);
 nlohmann::json DescribeMachine();
 nlohmann::json DescribeVersions();
 nlohmann::json DescribeData(const models::TextData& data);
+nlohmann::json DescribeTokens(const models::TokenData& tokens);
 
 // Draws report.html by `python -m gnomon.report FOLDER`. The interpreter is that of the environment
 // variable GNOMON_PYTHON, else the one beside the program, else the one that the program was built

@@ -1,11 +1,13 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/results.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 #include "models/training.h"
@@ -20,13 +22,10 @@ struct EvalFlags {
   std::string data;
   std::vector<int64_t> lengths;
   int64_t bytes = 131072;
+  std::optional<int64_t> memory;
   int64_t threads = 0;
   bool as_json = false;
 };
-
-nlohmann::json OrNull(const std::optional<double>& value) {
-  return value ? nlohmann::json(*value) : nlohmann::json();
-}
 
 int Run(const EvalFlags& flags) {
   SetThreads(flags.threads);
@@ -37,31 +36,33 @@ int Run(const EvalFlags& flags) {
   if (lengths.empty()) lengths = {trained, 2 * trained, 4 * trained};
   const models::TextData data =
       models::ReadText(flags.data.empty() ? checkpoint.data_path : flags.data);
-  CheckTextHolds(data, 0, *std::max_element(lengths.begin(), lengths.end()));
+  const models::TokenData tokens = models::Tokenize(checkpoint.tokenizer, data);
+  CheckTextHolds(data, tokens, 0, *std::max_element(lengths.begin(), lengths.end()) + 1);
+  const int64_t memory = flags.memory.value_or(checkpoint.training.memory);
   CatchInterrupts();
   const std::vector<models::LengthLoss> losses = models::Evaluate(
-      checkpoint.model, data.valid, lengths, flags.bytes, [] { return !Interrupted(); });
+      checkpoint.model, tokens.valid, lengths, models::TokensOfBytes(tokens.valid, flags.bytes),
+      memory, [] { return !Interrupted(); });
   if (losses.empty()) return kInterrupted;
   if (flags.as_json) {
     nlohmann::json list = nlohmann::json::array();
-    for (const models::LengthLoss& at : losses) {
-      list.push_back({{"length", at.length},
-                      {"loss", OrNull(at.loss)},
-                      {"last", OrNull(at.last)},
-                      {"windows", at.windows}});
-    }
+    for (const models::LengthLoss& at : losses) list.push_back(ToJson(at));
     std::cout << nlohmann::json{{"data", DescribeData(data)},
+                                {"tokens", DescribeTokens(tokens)},
                                 {"step", checkpoint.step},
+                                {"memory", memory},
                                 {"losses", list}}
                      .dump(2)
               << "\n";
     return 0;
   }
-  std::cout << "| length | loss, nats a byte | last " << models::kLastBytes
-            << " bytes | windows |\n|--:|--:|--:|--:|\n";
+  const std::string kind = tokens.tokenizer->kind();
+  std::cout << "| length | loss, nats a " << models::TokenUnit(kind) << " | last "
+            << models::kLastTokens << " " << kind
+            << " | bits a byte | windows |\n|--:|--:|--:|--:|--:|\n";
   for (const models::LengthLoss& at : losses) {
     std::cout << "| " << at.length << " | " << FormatLoss(at.loss) << " | " << FormatLoss(at.last)
-              << " | " << at.windows << " |\n";
+              << " | " << FormatLoss(at.bits_per_byte) << " | " << at.windows << " |\n";
   }
   return 0;
 }
@@ -79,12 +80,16 @@ void AddEval(CLI::App& app, Action* action) {
                       "on");
   command
       ->add_option("--lengths", flags->lengths,
-                   "Bytes a window, joined by commas; default 1, 2 and 4 times the training "
+                   "Tokens a window, joined by commas; default 1, 2 and 4 times the training "
                    "length")
       ->delimiter(',');
   command->add_option("--bytes", flags->bytes, "Bytes of text to measure each length on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
+  command
+      ->add_option("--memory", flags->memory,
+                   "Tokens of the windows before that each layer sees too; default as in training")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   command->add_flag("--json", flags->as_json, "Print JSON");
   AddThreadsFlag(command, &flags->threads);
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });

@@ -56,6 +56,26 @@ void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options) {
       ->group(group);
 }
 
+void AddTokenFlags(CLI::App* command, models::TokenOptions* options) {
+  command
+      ->add_option("--tokens", options->kind,
+                   "What the model reads: bytes; words, split at spaces, with <eos> for the end of "
+                   "a line and <unk> for a word that the training text has not; or subwords, which "
+                   "SentencePiece learns from the training text")
+      ->capture_default_str();
+  command->add_option("--vocabulary", options->vocabulary,
+                      "How many words, the most frequent, or subwords; default all words, 8000 "
+                      "subwords");
+}
+
+void AddMemoryFlag(CLI::App* command, models::TrainingOptions* options) {
+  command
+      ->add_option("--memory", options->memory,
+                   "Tokens of the windows before that each layer sees too, without gradient "
+                   "(Transformer-XL); the windows of a row then follow each other in the text")
+      ->capture_default_str();
+}
+
 void SetWarmup(const CLI::App& command, models::TrainingOptions* options) {
   if (command.count("--warmup") > 0) return;
   options->warmup = std::clamp<int64_t>(options->steps / 10, 0, 100);
@@ -78,7 +98,8 @@ void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
   }
 }
 
-models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed) {
+models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed,
+                                 int64_t memory) {
   const auto name = [&] {
     return StrCat("similarity '", options.similarity, "', position '", options.position, "': ");
   };
@@ -89,10 +110,12 @@ models::LanguageModel BuildModel(const models::LanguageModelOptions& options, in
       throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
                          options.max_length));
     }
+    models::CheckMemory(model, memory);
     const torch::NoGradGuard no_grad;
     // What ends at a length may be a grid that takes all of its tokens at once.
     const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
-    const torch::Tensor logits = model->forward(torch::arange(length).remainder(256).unsqueeze(0));
+    const torch::Tensor logits =
+        model->forward(torch::arange(length).remainder(options.vocabulary).unsqueeze(0));
     if (!torch::isfinite(logits).all().item<bool>()) {
       throw Error("gives numbers that are not finite");
     }

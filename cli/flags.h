@@ -18,6 +18,12 @@ void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options);
 // --steps, --batch, --learning-rate, --warmup, --weight-decay, --clip.
 void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options);
 
+// --tokens, --vocabulary.
+void AddTokenFlags(CLI::App* command, models::TokenOptions* options);
+
+// --memory of training.
+void AddMemoryFlag(CLI::App* command, models::TrainingOptions* options);
+
 // The default of --warmup, which depends on --steps.
 void SetWarmup(const CLI::App& command, models::TrainingOptions* options);
 
@@ -28,9 +34,11 @@ void AddThreadsFlag(CLI::App* command, int64_t* threads);
 void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
                       const std::vector<std::string>& allowed);
 
-// Builds the model and runs it on two bytes, so that a wrong option or specification is known
-// before any work; throws Error with the operator's own words.
-models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed);
+// Builds the model and runs it on a few tokens, so that a wrong option or specification is known
+// before any work; throws Error with the operator's own words. The memory is the longest one that
+// the model is used with.
+models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed,
+                                 int64_t memory);
 
 // The checkpoint at `path`, which is the file itself or the folder of a run.
 std::filesystem::path CheckpointFile(const std::string& path);

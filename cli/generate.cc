@@ -27,22 +27,32 @@ int Run(GenerateFlags flags) {
   SetThreads(flags.threads);
   if (flags.prompt.empty()) throw Error("generate: --prompt is empty");
   if (flags.options.temperature == 0 && flags.options.top_k != 0) {
-    throw Error("generate: --temperature 0 takes the likeliest byte and excludes --top-k");
+    throw Error("generate: --temperature 0 takes the likeliest token and excludes --top-k");
   }
   models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model));
-  // The last byte is never read.
-  const int64_t needed = static_cast<int64_t>(flags.prompt.size()) + flags.options.tokens - 1;
+  const models::Tokenizer& tokenizer = *checkpoint.tokenizer;
+  const std::string kind = tokenizer.kind();
+  const models::TokenText prompt = tokenizer.Encode(flags.prompt);
+  if (prompt.size() == 0) throw Error(StrCat("generate: --prompt holds no ", kind));
+  if (flags.options.top_k > tokenizer.size()) {
+    throw Error(StrCat("generate: --top-k is ", flags.options.top_k, ", the model knows ",
+                       tokenizer.size(), " ", kind));
+  }
+  // The last token is never read.
+  const int64_t needed = prompt.size() + flags.options.tokens - 1;
   const std::optional<int64_t> longest = checkpoint.model->max_length();
   if (longest && needed > *longest) {
     throw Error(StrCat("generate: the position '", checkpoint.model->options().position,
-                       "' is defined for ", *longest, " bytes, --prompt and --tokens need ",
+                       "' is defined for ", *longest, " ", kind, ", --prompt and --tokens need ",
                        needed));
   }
   flags.options.use_cache = !flags.no_cache;
   CatchInterrupts();
   std::cout << flags.prompt << std::flush;
-  models::Generate(checkpoint.model, flags.prompt, flags.options, [](char byte) {
-    std::cout << byte << std::flush;
+  int64_t before = prompt[prompt.size() - 1];
+  models::Generate(checkpoint.model, prompt, flags.options, [&](int64_t token) {
+    std::cout << tokenizer.Text(token, before) << std::flush;
+    before = token;
     return !Interrupted();
   });
   std::cout << std::endl;
@@ -59,22 +69,24 @@ void AddGenerate(CLI::App& app, Action* action) {
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
   command->add_option("--prompt", flags->prompt, "Text to continue; default: a line break");
-  command->add_option("--tokens", flags->options.tokens, "Bytes to add")
+  command
+      ->add_option("--tokens", flags->options.tokens,
+                   "Bytes, words or subwords to add, as the model reads")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
   command
       ->add_option("--temperature", flags->options.temperature,
-                   "Of the softmax that bytes are drawn from; 0: the likeliest byte each time")
+                   "Of the softmax that tokens are drawn from; 0: the likeliest each time")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option("--top-k", flags->options.top_k,
-                   "Draw from this many likeliest bytes; 0: from all")
-      ->check(CLI::Range(0, 256))
+                   "Draw from this many likeliest tokens; 0: from all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
   command->add_option("--seed", flags->options.seed, "Of the draws")->capture_default_str();
   command->add_flag("--no-cache", flags->no_cache,
-                    "Read the whole text again for each byte instead of keeping keys and values");
+                    "Read the whole text again for each token instead of keeping keys and values");
   AddThreadsFlag(command, &flags->threads);
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
 }

@@ -40,6 +40,14 @@ std::string FormatCell(const json& cell) {
 
 }  // namespace
 
+json ToJson(const models::LengthLoss& loss) {
+  return {{"length", loss.length},
+          {"loss", OrNull(loss.loss)},
+          {"last", OrNull(loss.last)},
+          {"bits_per_byte", OrNull(loss.bits_per_byte)},
+          {"windows", loss.windows}};
+}
+
 json ToJson(const CompareSettings& settings) {
   json combinations = json::array();
   for (const Combination& combination : settings.combinations) {
@@ -51,6 +59,9 @@ json ToJson(const CompareSettings& settings) {
           {"lengths", settings.lengths},
           {"seeds", settings.seeds},
           {"evaluation_bytes", settings.evaluation_bytes},
+          {"evaluation_memory", settings.evaluation_memory},
+          {"tokens", settings.tokens.kind},
+          {"vocabulary", settings.tokens.vocabulary},
           {"model", models::ToJson(settings.model)},
           {"training", models::ToJson(settings.training)}};
 }
@@ -67,6 +78,9 @@ CompareSettings CompareFromJson(const json& object) {
     settings.lengths = at("lengths").get<std::vector<int64_t>>();
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
     settings.evaluation_bytes = at("evaluation_bytes").get<int64_t>();
+    settings.evaluation_memory = at("evaluation_memory").get<int64_t>();
+    settings.tokens.kind = at("tokens").get<std::string>();
+    settings.tokens.vocabulary = at("vocabulary").get<int64_t>();
     settings.model = models::ModelFromJson(at("model"));
     settings.training = models::TrainingFromJson(at("training"));
   } catch (const json::exception& error) {
@@ -80,12 +94,7 @@ CompareSettings CompareFromJson(const json& object) {
 
 json ToJson(const RunResult& run) {
   json losses = json::array();
-  for (const models::LengthLoss& at : run.losses) {
-    losses.push_back({{"length", at.length},
-                      {"loss", OrNull(at.loss)},
-                      {"last", OrNull(at.last)},
-                      {"windows", at.windows}});
-  }
+  for (const models::LengthLoss& at : run.losses) losses.push_back(ToJson(at));
   return {{"combination", run.combination},
           {"seed", run.seed},
           {"status", run.diverged ? "diverged" : "done"},
@@ -115,7 +124,8 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
     run.curve_losses = curve.at("loss").get<std::vector<double>>();
     for (const json& loss : at("losses")) {
       run.losses.push_back({loss.at("length").get<int64_t>(), number(loss.at("loss")),
-                            number(loss.at("last")), loss.at("windows").get<int64_t>()});
+                            number(loss.at("last")), number(loss.at("bits_per_byte")),
+                            loss.at("windows").get<int64_t>()});
     }
   } catch (const json::exception& error) {
     throw Error(StrCat("one of its runs: ", field, ": ", error.what()));
@@ -139,6 +149,7 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
     const size_t lengths = settings.lengths.size();
     std::vector<std::vector<double>> loss(lengths);
     std::vector<std::vector<double>> last(lengths);
+    std::vector<std::vector<double>> bits(lengths);
     for (const RunResult& run : runs) {
       if (run.combination != static_cast<int64_t>(c)) continue;
       ++finished;
@@ -148,13 +159,15 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
       for (size_t n = 0; n < run.losses.size(); ++n) {
         if (run.losses[n].loss) loss[n].push_back(*run.losses[n].loss);
         if (run.losses[n].last) last[n].push_back(*run.losses[n].last);
+        if (run.losses[n].bits_per_byte) bits[n].push_back(*run.losses[n].bits_per_byte);
       }
     }
     json losses = json::array();
     for (size_t n = 0; n < lengths; ++n) {
       losses.push_back({{"length", settings.lengths[n]},
                         {"loss", MeanAndSpread(loss[n])},
-                        {"last", MeanAndSpread(last[n])}});
+                        {"last", MeanAndSpread(last[n])},
+                        {"bits_per_byte", MeanAndSpread(bits[n])}});
     }
     summary.push_back({{"combination", c},
                        {"label", settings.combinations[c].label()},
@@ -170,9 +183,14 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
 std::string FormatTable(const CompareSettings& settings, const json& summary) {
   std::string table = "| similarity/position | parameters | ms a step |";
   std::string rule = "|:--|--:|--:|";
-  for (const char* kind : {"loss at ", "last 32 at "}) {
+  // Of bytes it is the loss in another unit.
+  const bool shows_bits = settings.tokens.kind != "bytes";
+  std::vector<std::pair<const char*, const char*>> columns = {{"loss", "loss at "},
+                                                              {"last", "last 32 at "}};
+  if (shows_bits) columns.emplace_back("bits_per_byte", "bits a byte at ");
+  for (const auto& [kind, title] : columns) {
     for (const int64_t length : settings.lengths) {
-      table += StrCat(" ", kind, length, " |");
+      table += StrCat(" ", title, length, " |");
       rule += "--:|";
     }
   }
@@ -184,17 +202,26 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
     table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "", " | ",
                     FormatNumber(row["parameters"], "%.0f"), " | ",
                     FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
-    for (const char* kind : {"loss", "last"}) {
+    for (const auto& [kind, title] : columns) {
       for (const json& at : row["losses"]) table += StrCat(" ", FormatCell(at[kind]), " |");
     }
     table += "\n";
   }
-  table += StrCat("\nNats a byte, mean", settings.seeds.size() > 1 ? " ± standard deviation" : "",
-                  " over ", settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
-                  ", trained at length ", settings.lengths[0], " for ", settings.training.steps,
-                  " steps of ", settings.training.batch * settings.lengths[0],
-                  " bytes; \"last 32\": over the last 32 bytes of each window. A dash: not "
-                  "defined at that length, or not finished.\n");
+  const std::string& tokens = settings.tokens.kind;
+  const auto memory = [](int64_t length) {
+    return length > 0 ? StrCat(" with a memory of ", length) : "";
+  };
+  table += StrCat("\nNats a ", models::TokenUnit(tokens), ", mean",
+                  settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
+                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
+                  ", trained at length ", settings.lengths[0], memory(settings.training.memory),
+                  " for ", settings.training.steps, " steps of ",
+                  settings.training.batch * settings.lengths[0], " ", tokens);
+  if (settings.evaluation_memory != settings.training.memory) {
+    table += StrCat(", evaluated with a memory of ", settings.evaluation_memory);
+  }
+  table += StrCat("; \"last 32\": over the last 32 ", tokens,
+                  " of each window. A dash: not defined at that length, or not finished.\n");
   if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
   return table;
 }

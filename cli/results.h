@@ -25,9 +25,13 @@ struct CompareSettings {
   std::vector<int64_t> lengths;  // the first is the training length
   std::vector<int64_t> seeds;
   int64_t evaluation_bytes = 65536;
+  models::TokenOptions tokens;
+  int64_t evaluation_memory = 0;
   models::LanguageModelOptions model;  // similarity and position come from the combination
   models::TrainingOptions training;    // length and seed come from above
 };
+
+nlohmann::json ToJson(const models::LengthLoss& loss);
 
 nlohmann::json ToJson(const CompareSettings& settings);
 // Throws Error where a field is missing or wrong.

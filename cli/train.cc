@@ -21,6 +21,7 @@ struct TrainFlags {
   std::string resume;
   models::LanguageModelOptions model;
   models::TrainingOptions training;
+  models::TokenOptions tokens;
   int64_t checkpoint_every = 500;
   int64_t evaluation_bytes = 131072;
   int64_t threads = 0;
@@ -29,8 +30,13 @@ struct TrainFlags {
 struct Work {
   std::unique_ptr<models::Trainer> trainer;
   models::TextData data;
+  models::TokenData tokens;
   std::filesystem::path checkpoint;
 };
+
+void CheckText(const Work& work, const models::TrainingOptions& training) {
+  CheckTextHolds(work.data, work.tokens, models::NeededTokens(training), training.length + 1);
+}
 
 // Everything that can be wrong is found here, before the first step.
 Work NewWork(const CLI::App& command, TrainFlags flags) {
@@ -38,12 +44,17 @@ Work NewWork(const CLI::App& command, TrainFlags flags) {
   SetWarmup(command, &flags.training);
   flags.model.max_length = flags.training.length;
   models::CheckTrainingOptions(flags.training);
-  models::LanguageModel model = BuildModel(flags.model, flags.training.seed);
+  models::CheckTokenOptions(flags.tokens);
+  // With any vocabulary: learning one may take minutes.
+  BuildModel(flags.model, flags.training.seed, flags.training.memory);
   Work work;
   work.data = models::ReadText(flags.data);
-  CheckTextHolds(work.data, flags.training.length, flags.training.length);
+  work.tokens = models::Tokenize(models::BuildTokenizer(flags.tokens, work.data.train), work.data);
+  CheckText(work, flags.training);
+  flags.model.vocabulary = work.tokens.tokenizer->size();
   work.checkpoint = CreateRunFolder(flags.out, NameOfData(flags.data)) / kCheckpointName;
-  work.trainer = std::make_unique<models::Trainer>(model, work.data.train, flags.training);
+  work.trainer = std::make_unique<models::Trainer>(
+      models::NewModel(flags.model, flags.training.seed), work.tokens.train, flags.training);
   return work;
 }
 
@@ -55,10 +66,11 @@ Work ResumedWork(const TrainFlags& flags) {
   if (work.data.sha256 != checkpoint.data_sha256) {
     throw Error(StrCat("the text at ", checkpoint.data_path, " is not what the run began with"));
   }
-  CheckTextHolds(work.data, checkpoint.training.length, checkpoint.training.length);
+  work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
+  CheckText(work, checkpoint.training);
   work.trainer =
-      std::make_unique<models::Trainer>(checkpoint.model, work.data.train, checkpoint.training);
-  work.trainer->Restore(checkpoint.optimizer, checkpoint.step);
+      std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train, checkpoint.training);
+  work.trainer->Restore(checkpoint.optimizer, checkpoint.step, checkpoint.memory);
   return work;
 }
 
@@ -70,14 +82,17 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
   SetThreads(flags.threads);
   Work work = flags.resume.empty() ? NewWork(command, flags) : ResumedWork(flags);
   models::Trainer& trainer = *work.trainer;
-  const auto save = [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data); };
+  const models::Tokenizer& tokenizer = *work.tokens.tokenizer;
+  const std::string unit = models::TokenUnit(tokenizer.kind());
+  const auto save = [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer); };
   save();
   CatchInterrupts();
   Progress progress;
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
-  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ", work.data.train.size(),
-                       " bytes to train on, steps ", first, " to ", steps));
+  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
+                       work.tokens.train.size(), " ", tokenizer.kind(), " to train on, steps ",
+                       first, " to ", steps));
   const Stopwatch clock;
   double smooth = 0;
   while (trainer.step() < steps && !Interrupted()) {
@@ -90,7 +105,8 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
     const int64_t done = trainer.step() - first;
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
     progress.Update(StrCat(
-        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats a byte, ",
+        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats a ", unit,
+        ", ",
         TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(steps - first))));
     if (trainer.step() % flags.checkpoint_every == 0) save();
   }
@@ -102,19 +118,22 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
     return kInterrupted;
   }
   const std::vector<models::LengthLoss> losses =
-      models::Evaluate(trainer.model(), work.data.valid, {trainer.options().length},
-                       flags.evaluation_bytes, [] { return !Interrupted(); });
+      models::Evaluate(trainer.model(), work.tokens.valid, {trainer.options().length},
+                       models::TokensOfBytes(work.tokens.valid, flags.evaluation_bytes),
+                       trainer.options().memory, [] { return !Interrupted(); });
   if (losses.empty()) return kInterrupted;
   progress.Note(StrCat("saved ", work.checkpoint.string()));
   std::cout << "validation loss at length " << losses[0].length << ": "
-            << FormatLoss(losses[0].loss) << " nats a byte\n";
+            << FormatLoss(losses[0].loss) << " nats a " << unit << ", "
+            << FormatLoss(losses[0].bits_per_byte) << " bits a byte\n";
   return 0;
 }
 
 }  // namespace
 
 void AddTrain(CLI::App& app, Action* action) {
-  CLI::App* command = app.add_subcommand("train", "Train a language model over bytes and save it");
+  CLI::App* command = app.add_subcommand(
+      "train", "Train a language model over bytes, words or subwords and save it");
   auto flags = std::make_shared<TrainFlags>();
   flags->training.length = 256;
   command->add_option("--data", flags->data,
@@ -127,7 +146,7 @@ void AddTrain(CLI::App& app, Action* action) {
       ->add_option("--similarity", flags->model.similarity,
                    "Similarity specification, see `gnomon list`")
       ->capture_default_str();
-  command->add_option("--length", flags->training.length, "Bytes a window")->capture_default_str();
+  command->add_option("--length", flags->training.length, "Tokens a window")->capture_default_str();
   command
       ->add_option("--seed", flags->training.seed,
                    "Of the weights, the order of the data and dropout")
@@ -146,6 +165,8 @@ void AddTrain(CLI::App& app, Action* action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   AddThreadsFlag(command, &flags->threads);
+  AddTokenFlags(command, &flags->tokens);
+  AddMemoryFlag(command, &flags->training);
   AddModelFlags(command, &flags->model);
   AddTrainingFlags(command, &flags->training);
   command->callback(

@@ -17,6 +17,7 @@ void CheckAtLeastOne(const char* name, int64_t value) {
 }
 
 void CheckOptions(const LanguageModelOptions& options) {
+  CheckAtLeastOne("vocabulary", options.vocabulary);
   CheckAtLeastOne("dim", options.dim);
   CheckAtLeastOne("depth", options.depth);
   CheckAtLeastOne("heads", options.heads);
@@ -38,11 +39,11 @@ void InitializeLinear(torch::nn::Linear& linear, double gain) {
   torch::nn::init::zeros_(linear->bias);
 }
 
-nn::AttentionCall CausalCall(nn::KVCache* cache) {
-  nn::AttentionCall call;
-  call.causal = true;
-  call.cache = cache;
-  return call;
+// The last `length` tokens of (B, L, dim) and what comes after them, without gradient.
+torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int64_t length) {
+  const torch::Tensor fresh = x.detach();
+  const torch::Tensor all = before.defined() ? torch::cat({before, fresh}, 1) : fresh;
+  return all.slice(1, std::max<int64_t>(all.size(1) - length, 0)).contiguous();
 }
 
 // A number in [0, 1) of 53 random bits: the same on every platform, unlike the standard library's.
@@ -94,9 +95,18 @@ TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
   InitializeLinear(mlp_out_, residual_gain);
 }
 
-torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache) {
-  const torch::Tensor attended =
-      attention_->forward(attention_norm_->forward(x), {}, {}, CausalCall(cache));
+torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache,
+                                            const torch::Tensor& memory) {
+  nn::AttentionCall call;
+  call.causal = true;
+  call.cache = cache;
+  const torch::Tensor queries = attention_norm_->forward(x);
+  torch::Tensor keys;
+  if (memory.defined()) {
+    keys = torch::cat({attention_norm_->forward(memory), queries}, 1);
+    call.query_offset = memory.size(1);
+  }
+  const torch::Tensor attended = attention_->forward(queries, keys, {}, call);
   x = x + torch::dropout(attended, dropout_, is_training());
   const torch::Tensor hidden = torch::gelu(mlp_in_->forward(mlp_norm_->forward(x)));
   return x + torch::dropout(mlp_out_->forward(hidden), dropout_, is_training());
@@ -104,7 +114,8 @@ torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache)
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  embedding_ = register_module("embedding", torch::nn::Embedding(kByteVocabulary, options_.dim));
+  embedding_ =
+      register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
   // Unit logits from a normalised stream; forward() brings the inputs to unit variance.
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
@@ -119,14 +130,37 @@ LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(st
                                               .causal(true)));
 }
 
-torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache) {
+void LanguageModelMemory::reset() {
+  layers.clear();
+  tokens.reset();
+}
+
+torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
+                                         LanguageModelMemory* memory) {
+  if (cache != nullptr && memory != nullptr) {
+    throw Error("language model: a cache and a memory are both given, expected at most one");
+  }
+  if (memory != nullptr && memory->length() > 0 && memory->layers[0].size(0) != tokens.size(0)) {
+    throw Error(StrCat("language model: the memory has a batch of ", memory->layers[0].size(0),
+                       ", the tokens have ", tokens.size(0)));
+  }
   torch::Tensor x = embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
   nn::TokenCall call;
-  call.cache = cache == nullptr ? nullptr : &cache->tokens;
+  call.cache = cache != nullptr ? &cache->tokens : memory != nullptr ? &memory->tokens : nullptr;
   x = token_position_->forward(x, call);
+  if (memory != nullptr) {
+    torch::Tensor& embeddings = memory->tokens.embeddings;
+    if (embeddings.defined()) embeddings = embeddings.detach();
+    memory->layers.resize(options_.depth);
+  }
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::KVCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[layer];
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache);
+    torch::Tensor before;
+    if (memory != nullptr) {
+      before = memory->layers[layer];
+      memory->layers[layer] = Remember(before, x, memory->max_length);
+    }
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache, before);
   }
   return torch::matmul(norm_->forward(x), embedding_->weight.t());
 }
@@ -141,27 +175,26 @@ int64_t LanguageModelImpl::CountParameters() const {
   return count;
 }
 
-std::string Generate(LanguageModel& model, std::string_view prompt,
-                     const GenerationOptions& options, const std::function<bool(char)>& emit) {
-  if (prompt.empty()) throw Error("generate: the prompt is empty, expected at least one byte");
+std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,
+                              const GenerationOptions& options,
+                              const std::function<bool(int64_t)>& emit) {
+  if (prompt.size() == 0) throw Error("generate: the prompt is empty, expected at least one token");
   const torch::NoGradGuard no_grad;
   model->eval();
   std::mt19937_64 generator(options.seed);
   std::vector<int64_t> tokens;
-  for (const char byte : prompt) tokens.push_back(static_cast<unsigned char>(byte));
+  for (int64_t n = 0; n < prompt.size(); ++n) tokens.push_back(prompt[n]);
   LanguageModelCache cache(model->options().depth);
   int64_t seen = 0;  // tokens already in the caches
-  std::string text;
   for (int64_t n = 0; n < options.tokens; ++n) {
     const std::vector<int64_t> fresh(tokens.begin() + seen, tokens.end());
     const torch::Tensor input = torch::tensor(fresh, torch::kLong).unsqueeze(0);
     const torch::Tensor logits = model->forward(input, options.use_cache ? &cache : nullptr);
     if (options.use_cache) seen = static_cast<int64_t>(tokens.size());
     tokens.push_back(Sample(logits[0][-1], options, &generator));
-    text.push_back(static_cast<char>(tokens.back()));
-    if (emit != nullptr && !emit(text.back())) break;
+    if (emit != nullptr && !emit(tokens.back())) break;
   }
-  return text;
+  return {tokens.begin() + prompt.size(), tokens.end()};
 }
 
 }  // namespace gnomon::models

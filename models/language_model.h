@@ -1,4 +1,4 @@
-// A decoder-only Transformer over bytes (Vaswani et al. 2017, pre-norm as in Radford et al. 2019):
+// A decoder-only Transformer over tokens (Vaswani et al. 2017, pre-norm as in Radford et al. 2019):
 // tied embeddings, GELU, any similarity and any position of the catalogue.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_H_
@@ -9,16 +9,15 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "gnomon/torch/nn.h"
+#include "models/tokens.h"
 
 namespace gnomon::models {
 
-inline constexpr int64_t kByteVocabulary = 256;
-
 struct LanguageModelOptions {
+  int64_t vocabulary = kByteVocabulary;
   int64_t dim = 128;
   int64_t depth = 4;
   int64_t heads = 4;
@@ -37,11 +36,24 @@ struct LanguageModelCache {
   std::vector<nn::KVCache> layers;
 };
 
+// The memory of Transformer-XL (Dai et al. 2019, section 3.2): what each layer read for the last
+// tokens of the segments before this one. No gradient flows into it.
+struct LanguageModelMemory {
+  int64_t max_length = 0;  // tokens to keep
+  // (B, length, dim), one a layer; none before the first segment.
+  std::vector<torch::Tensor> layers;
+  nn::TokenCache tokens;
+
+  int64_t length() const { return layers.empty() ? 0 : layers[0].size(1); }
+  void reset();
+};
+
 // One layer: x + attention(norm(x)), then x + mlp(norm(x)).
 class TransformerBlockImpl : public torch::nn::Module {
  public:
   explicit TransformerBlockImpl(const LanguageModelOptions& options);
-  torch::Tensor forward(torch::Tensor x, nn::KVCache* cache);
+  // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim).
+  torch::Tensor forward(torch::Tensor x, nn::KVCache* cache, const torch::Tensor& memory = {});
 
  private:
   double dropout_;
@@ -60,9 +72,12 @@ class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);
 
-  // Logits (B, L, 256) of the byte after each of `tokens` (B, L), int64. With a cache, the tokens
-  // follow those already in it.
-  torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr);
+  // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64. With a cache, the
+  // tokens follow those already in it; with a memory, they are the segment after those that it
+  // holds, and it then holds theirs. Token encodings see true positions, counted from the first
+  // segment on. Throws Error where both are given, or the memory is of another batch.
+  torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr,
+                        LanguageModelMemory* memory = nullptr);
 
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.
@@ -86,11 +101,11 @@ struct GenerationOptions {
   bool use_cache = true;
 };
 
-// Continues `prompt` (at least one byte) and returns the new bytes. `emit` is called with each byte
-// as it comes; generation ends early when it returns false.
-std::string Generate(LanguageModel& model, std::string_view prompt,
-                     const GenerationOptions& options,
-                     const std::function<bool(char)>& emit = nullptr);
+// Continues `prompt` (at least one token) and returns the new tokens. `emit` is called with each
+// token as it comes; generation ends early when it returns false.
+std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,
+                              const GenerationOptions& options,
+                              const std::function<bool(int64_t)>& emit = nullptr);
 
 }  // namespace gnomon::models
 

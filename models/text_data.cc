@@ -136,9 +136,9 @@ TextData ReadText(const fs::path& path) {
   return data;
 }
 
-std::vector<int64_t> TrainingStarts(int64_t bytes, int64_t length, uint64_t seed, int64_t step,
+std::vector<int64_t> TrainingStarts(int64_t tokens, int64_t length, uint64_t seed, int64_t step,
                                     int64_t batch) {
-  const auto choices = static_cast<uint64_t>(bytes - length);
+  const auto choices = static_cast<uint64_t>(tokens - length);
   std::vector<int64_t> starts(batch);
   for (int64_t row = 0; row < batch; ++row) {
     const uint64_t mixed =
@@ -148,11 +148,29 @@ std::vector<int64_t> TrainingStarts(int64_t bytes, int64_t length, uint64_t seed
   return starts;
 }
 
-std::vector<int64_t> EvaluationStarts(int64_t bytes, int64_t length, int64_t longest,
+int64_t StreamSegments(int64_t tokens, int64_t length, int64_t batch) {
+  return std::max<int64_t>(tokens - length, 0) / batch / length;
+}
+
+StreamStep TrainingStream(int64_t tokens, int64_t length, uint64_t seed, int64_t step,
+                          int64_t batch) {
+  const int64_t segments = StreamSegments(tokens, length, batch);
+  const int64_t part = (tokens - length) / batch;
+  const uint64_t mixed = Mix(Mix(seed) ^ static_cast<uint64_t>(step / segments));
+  const auto shift = static_cast<int64_t>(mixed % static_cast<uint64_t>(length));
+  StreamStep stream;
+  stream.begins = step % segments == 0;
+  for (int64_t row = 0; row < batch; ++row) {
+    stream.starts.push_back(shift + row * part + step % segments * length);
+  }
+  return stream;
+}
+
+std::vector<int64_t> EvaluationStarts(int64_t tokens, int64_t length, int64_t longest,
                                       int64_t budget) {
-  const int64_t most = (bytes - 1) / longest;
+  const int64_t most = (tokens - 1) / longest;
   const int64_t stretches = std::clamp<int64_t>(budget / longest, 1, std::max<int64_t>(most, 1));
-  const int64_t spare = bytes - 1 - stretches * longest;
+  const int64_t spare = tokens - 1 - stretches * longest;
   std::vector<int64_t> starts;
   for (int64_t s = 0; s < stretches; ++s) {
     const int64_t begin = s * longest + (stretches > 1 ? spare * s / (stretches - 1) : 0);

@@ -1,4 +1,4 @@
-// Text as bytes: what `--data` takes, and which bytes a step or an evaluation reads.
+// Text as bytes: what `--data` takes; and which tokens a step or an evaluation reads.
 #ifndef GNOMON_MODELS_TEXT_DATA_H_
 #define GNOMON_MODELS_TEXT_DATA_H_
 
@@ -24,15 +24,30 @@ struct TextData {
 // are the parts. Throws Error where nothing can be read, or a part is empty.
 TextData ReadText(const std::filesystem::path& path);
 
-// Where the windows of one training step begin: `batch` numbers in [0, bytes - length), each a
+// Where the windows of one training step begin: `batch` numbers in [0, tokens - length), each a
 // function of (seed, step, row) alone, so that every model sees the same data in the same order.
-std::vector<int64_t> TrainingStarts(int64_t bytes, int64_t length, uint64_t seed, int64_t step,
+std::vector<int64_t> TrainingStarts(int64_t tokens, int64_t length, uint64_t seed, int64_t step,
                                     int64_t batch);
 
-// Where the evaluation windows of `length` begin. Stretches of `longest` bytes, `budget` bytes in
+// The segments of one training step that reads a text as `batch` streams side by side.
+struct StreamStep {
+  std::vector<int64_t> starts;  // one a stream
+  bool begins = false;          // the streams begin: the segments before were from elsewhere
+};
+
+// How many segments of `length` a stream has; 0: the text is too short.
+int64_t StreamSegments(int64_t tokens, int64_t length, int64_t batch);
+
+// Stream n is the n-th of `batch` equal parts of the text, read in segments of `length` one after
+// the other. At its end all begin again, each time shifted by a number in [0, length) that is a
+// function of (seed, round) alone. StreamSegments must be at least 1.
+StreamStep TrainingStream(int64_t tokens, int64_t length, uint64_t seed, int64_t step,
+                          int64_t batch);
+
+// Where the evaluation windows of `length` begin. Stretches of `longest` tokens, `budget` tokens in
 // all (at least one stretch), stand evenly over the text, each cut into windows of `length`: every
-// length that divides the longest predicts exactly the same bytes.
-std::vector<int64_t> EvaluationStarts(int64_t bytes, int64_t length, int64_t longest,
+// length that divides the longest predicts exactly the same tokens.
+std::vector<int64_t> EvaluationStarts(int64_t tokens, int64_t length, int64_t longest,
                                       int64_t budget);
 
 }  // namespace gnomon::models

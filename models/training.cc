@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -25,25 +26,30 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr double kEpsilon = 1e-8;
 
-// Evaluation batches hold about this many bytes, whatever their length.
-constexpr int64_t kEvaluationBatch = 8192;
+constexpr const char* kMemoryPrefix = "memory.layers.";
+constexpr const char* kMemoryEmbeddings = "memory.embeddings";
+constexpr const char* kVocabulary = "tokens.vocabulary";
 
-// Rows `starts` of `length` + 1 bytes, as int64.
-torch::Tensor Windows(std::string_view text, const int64_t* starts, int64_t count, int64_t length) {
+// Evaluation batches hold about this many tokens, whatever their length, and at most this many
+// logits.
+constexpr int64_t kEvaluationBatch = 8192;
+constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
+
+// Rows `starts` of `length` + 1 tokens, as int64.
+torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length) {
   torch::Tensor rows = torch::empty({count, length + 1}, torch::kLong);
   auto* out = rows.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row) {
-    for (int64_t n = 0; n <= length; ++n) {
-      *out++ = static_cast<unsigned char>(text[starts[row] + n]);
-    }
+    for (int64_t n = 0; n <= length; ++n) *out++ = text[starts[row] + n];
   }
   return rows;
 }
 
-// Losses (B, L) of predicting each window's bytes from those before.
-torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows) {
+// Losses (B, L) of predicting each window's tokens from those before.
+torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
+                     LanguageModelMemory* memory = nullptr) {
   const int64_t length = windows.size(1) - 1;
-  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length));
+  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length), nullptr, memory);
   const torch::Tensor targets = windows.narrow(1, 1, length).reshape({-1});
   return torch::nn::functional::cross_entropy(
              logits.reshape({-1, logits.size(2)}), targets,
@@ -85,11 +91,126 @@ torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntA
 
 // Sizes are compared with tensors that the file does hold before a model of them is built.
 void CheckSizes(const SafeTensors& file, const LanguageModelOptions& options) {
-  Take(file, "model.embedding.weight", {kByteVocabulary, options.dim}, torch::kFloat);
+  Take(file, "model.embedding.weight", {options.vocabulary, options.dim}, torch::kFloat);
   Take(file, "model.blocks.0.mlp_in.weight", {options.mlp, options.dim}, torch::kFloat);
   if (options.depth > static_cast<int64_t>(file.tensors.size())) {
     throw Error(StrCat("it holds fewer tensors than ", options.depth, " layers"));
   }
+}
+
+// Sums over the windows of one length.
+class WindowSums {
+ public:
+  WindowSums(const TokenText& text, int64_t length)
+      : text_(text), length_(length), tail_(std::min(length, kLastTokens)) {}
+
+  int64_t length() const { return length_; }
+
+  // Reads `count` windows, which are counted unless they only fill the memory.
+  void Read(LanguageModel& model, const int64_t* starts, int64_t count, LanguageModelMemory* memory,
+            bool counted) {
+    const torch::Tensor losses =
+        Losses(model, Windows(text_, starts, count, length_), memory).to(torch::kDouble);
+    if (!counted) return;
+    loss_ += losses.sum().item<double>();
+    last_ += losses.narrow(1, length_ - tail_, tail_).sum().item<double>();
+    windows_ += count;
+    for (int64_t n = 0; n < count; ++n) {
+      bytes_ += text_.CountBytes(starts[n] + 1, starts[n] + 1 + length_);
+    }
+  }
+
+  LengthLoss Means() const {
+    LengthLoss means;
+    means.length = length_;
+    means.windows = windows_;
+    means.loss = loss_ / static_cast<double>(windows_ * length_);
+    means.last = last_ / static_cast<double>(windows_ * tail_);
+    means.bits_per_byte = loss_ / (std::numbers::ln2 * static_cast<double>(bytes_));
+    return means;
+  }
+
+ private:
+  const TokenText& text_;
+  int64_t length_;
+  int64_t tail_;
+  int64_t windows_ = 0;
+  int64_t bytes_ = 0;
+  double loss_ = 0;
+  double last_ = 0;
+};
+
+// Windows on their own. False: `proceed` said no.
+bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_t batch,
+                const std::function<bool()>& proceed, WindowSums* sums) {
+  const auto windows = static_cast<int64_t>(starts.size());
+  for (int64_t at = 0; at < windows; at += batch) {
+    if (proceed != nullptr && !proceed()) return false;
+    sums->Read(model, &starts[at], std::min(batch, windows - at), nullptr, /*counted=*/true);
+  }
+  return true;
+}
+
+// Windows one after the other in each stretch, with a memory of those before. False: `proceed` said
+// no.
+bool AddStretches(LanguageModel& model, const std::vector<int64_t>& stretches, int64_t stretch,
+                  int64_t batch, int64_t memory, const std::function<bool()>& proceed,
+                  WindowSums* sums) {
+  const int64_t length = sums->length();
+  // Windows before a stretch that fill the memory, as far as the text goes back.
+  const auto before = [&](int64_t start) {
+    return std::min((memory + length - 1) / length, start / length);
+  };
+  const auto total = static_cast<int64_t>(stretches.size());
+  for (int64_t at = 0, count = 0; at < total; at += count) {
+    const int64_t filling = before(stretches[at]);
+    count = 1;
+    while (count < batch && at + count < total && before(stretches[at + count]) == filling) ++count;
+    LanguageModelMemory remembered;
+    remembered.max_length = memory;
+    for (int64_t window = -filling; window < stretch / length; ++window) {
+      if (proceed != nullptr && !proceed()) return false;
+      std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
+      for (int64_t& start : starts) start += window * length;
+      sums->Read(model, starts.data(), count, &remembered, /*counted=*/window >= 0);
+    }
+  }
+  return true;
+}
+
+TokenizerPtr TakeTokenizer(const SafeTensors& file, const std::string& kind) {
+  const auto found = file.tensors.find(kVocabulary);
+  std::string_view vocabulary;
+  if (found != file.tensors.end()) {
+    const torch::Tensor& bytes = found->second;
+    Take(file, kVocabulary, {bytes.numel()}, torch::kByte);
+    vocabulary = {reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()),
+                  static_cast<size_t>(bytes.numel())};
+  } else if (kind != "bytes") {
+    throw Error(StrCat("the tensor '", kVocabulary, "' is missing"));
+  }
+  return ReadTokenizer(kind, vocabulary);
+}
+
+// Where the streams of the text are: none before the first segment and without a memory.
+LanguageModelMemory TakeMemory(const SafeTensors& file, const TrainingOptions& training,
+                               const LanguageModelOptions& model, int64_t tokens) {
+  LanguageModelMemory memory;
+  memory.max_length = training.memory;
+  if (tokens == 0) return memory;
+  memory.tokens.tokens = tokens;
+  const int64_t length = std::min(tokens, training.memory);
+  for (int64_t layer = 0; layer < model.depth; ++layer) {
+    memory.layers.push_back(Take(file, kMemoryPrefix + std::to_string(layer),
+                                 {training.batch, length, model.dim}, torch::kFloat));
+  }
+  const auto embeddings = file.tensors.find(kMemoryEmbeddings);
+  if (embeddings != file.tensors.end()) {
+    const int64_t read = embeddings->second.dim() == 3 ? embeddings->second.size(1) : 0;
+    memory.tokens.embeddings =
+        Take(file, kMemoryEmbeddings, {training.batch, read, model.dim}, torch::kFloat);
+  }
+  return memory;
 }
 
 Checkpoint BuildCheckpoint(const SafeTensors& file) {
@@ -108,10 +229,20 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
   checkpoint.data_sha256 = Field<std::string>(data, "sha256");
   const LanguageModelOptions options = ModelFromJson(object.value("model", json()));
   CheckSizes(file, options);
+  checkpoint.tokenizer =
+      TakeTokenizer(file, Field<std::string>(object.value("tokens", json()), "kind"));
+  if (checkpoint.tokenizer->size() != options.vocabulary) {
+    throw Error(StrCat("its vocabulary has ", checkpoint.tokenizer->size(), " tokens, its model ",
+                       options.vocabulary));
+  }
+  const auto remembered = Field<int64_t>(object, "memory_tokens");
+  if (remembered < 0) throw Error("the field 'memory_tokens' is negative");
+  checkpoint.memory = TakeMemory(file, checkpoint.training, options, remembered);
   checkpoint.model = NewModel(options, checkpoint.training.seed);
 
   const torch::NoGradGuard no_grad;
-  size_t used = 0;
+  size_t used = file.tensors.count(kVocabulary) + checkpoint.memory.layers.size() +
+                (checkpoint.memory.tokens.embeddings.defined() ? 1 : 0);
   const auto restore = [&](const std::string& name, torch::Tensor tensor) {
     tensor.copy_(Take(file, kModelPrefix + name, tensor.sizes(), tensor.scalar_type()));
     ++used;
@@ -151,6 +282,22 @@ void CheckTrainingOptions(const TrainingOptions& options) {
   CheckRange("weight_decay", options.weight_decay, 0, 1e3);
   CheckRange("clip", options.clip, 1e-12, kMany);
   CheckRange("seed", static_cast<double>(options.seed), 0, 0x1p53);
+  CheckRange("memory", static_cast<double>(options.memory), 0, kMany);
+}
+
+int64_t NeededTokens(const TrainingOptions& options) {
+  if (options.memory == 0) return options.length + 1;
+  const int64_t windows = options.batch + 1;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  return options.length > kMost / windows ? kMost : options.length * windows;
+}
+
+void CheckMemory(const LanguageModel& model, int64_t memory) {
+  const std::optional<int64_t> longest = model->max_length();
+  if (memory == 0 || !longest) return;
+  throw Error(StrCat("memory is ", memory,
+                     ", and with one the positions run on through the text; '",
+                     model->options().position, "' ends at ", *longest));
 }
 
 double LearningRate(const TrainingOptions& options, int64_t step) {
@@ -173,13 +320,15 @@ bool Decays(std::string_view name, const torch::Tensor& parameter) {
   return parameter.dim() >= 2 && name.ends_with(".weight");
 }
 
-Trainer::Trainer(LanguageModel model, std::string_view text, const TrainingOptions& options)
-    : model_(std::move(model)), text_(text), options_(options) {
+Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& options)
+    : model_(std::move(model)), text_(std::move(text)), options_(options) {
   CheckTrainingOptions(options_);
-  if (static_cast<int64_t>(text_.size()) <= options_.length) {
-    throw Error(StrCat("training: the text has ", text_.size(), " bytes, windows of ",
-                       options_.length, " need ", options_.length + 1));
+  CheckMemory(model_, options_.memory);
+  const int64_t needed = NeededTokens(options_);
+  if (text_.size() < needed) {
+    throw Error(StrCat("training: the text has ", text_.size(), " tokens, and needs ", needed));
   }
+  memory_.max_length = options_.memory;
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> free;
   for (const auto& entry : model_->named_parameters()) {
@@ -203,11 +352,21 @@ double Trainer::Step() {
   // Dropout's own stream for each step, so that a resumed run draws what the whole one drew.
   torch::manual_seed(static_cast<uint64_t>(options_.seed) * 0x9e3779b97f4a7c15 +
                      static_cast<uint64_t>(step_));
-  const std::vector<int64_t> starts =
-      TrainingStarts(static_cast<int64_t>(text_.size()), options_.length,
-                     static_cast<uint64_t>(options_.seed), step_, options_.batch);
+  const auto seed = static_cast<uint64_t>(options_.seed);
+  LanguageModelMemory memory = memory_;
+  std::vector<int64_t> starts;
+  if (options_.memory == 0) {
+    starts = TrainingStarts(text_.size(), options_.length, seed, step_, options_.batch);
+  } else {
+    const StreamStep stream =
+        TrainingStream(text_.size(), options_.length, seed, step_, options_.batch);
+    starts = stream.starts;
+    if (stream.begins) memory.reset();
+  }
   const torch::Tensor loss =
-      Losses(model_, Windows(text_, starts.data(), options_.batch, options_.length)).mean();
+      Losses(model_, Windows(text_, starts.data(), options_.batch, options_.length),
+             options_.memory == 0 ? nullptr : &memory)
+          .mean();
   const double value = loss.item<double>();
   if (!std::isfinite(value)) return value;
   optimizer_->zero_grad();
@@ -218,6 +377,7 @@ double Trainer::Step() {
     group.options().set_lr(LearningRate(options_, step_));
   }
   optimizer_->step();
+  memory_ = std::move(memory);
   ++step_;
   return value;
 }
@@ -234,7 +394,8 @@ std::map<std::string, torch::Tensor> Trainer::OptimizerState() const {
   return state;
 }
 
-void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t step) {
+void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
+                      const LanguageModelMemory& memory) {
   const auto take = [&](const std::string& name, const torch::Tensor& parameter) {
     const auto found = state.find(name);
     if (found == state.end()) {
@@ -256,48 +417,46 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
     }
   }
   step_ = step;
+  memory_ = memory;
+  memory_.max_length = options_.memory;
 }
 
-std::vector<LengthLoss> Evaluate(LanguageModel& model, std::string_view text,
+std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  const std::vector<int64_t>& lengths, int64_t budget,
-                                 const std::function<bool()>& proceed) {
+                                 int64_t memory, const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   model->eval();
+  CheckMemory(model, memory);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const auto bytes = static_cast<int64_t>(text.size());
-  if (bytes <= longest) {
-    throw Error(StrCat("evaluation: the text has ", bytes, " bytes, windows of ", longest, " need ",
-                       longest + 1));
+  const int64_t tokens = text.size();
+  if (tokens <= longest) {
+    throw Error(StrCat("evaluation: the text has ", tokens, " tokens, windows of ", longest,
+                       " need ", longest + 1));
   }
+  const int64_t batch_tokens =
+      std::min(kEvaluationBatch, kEvaluationLogits / model->options().vocabulary);
   std::vector<LengthLoss> results;
   for (const int64_t length : lengths) {
     LengthLoss result;
     result.length = length;
     results.push_back(result);
     if (model->max_length() && *model->max_length() < length) continue;
-    const std::vector<int64_t> starts = EvaluationStarts(bytes, length, longest, budget);
-    const auto windows = static_cast<int64_t>(starts.size());
-    const int64_t tail = std::min(length, kLastBytes);
-    double sum = 0;
-    double last = 0;
-    const int64_t batch = std::max<int64_t>(kEvaluationBatch / length, 1);
-    for (int64_t at = 0; at < windows; at += batch) {
-      if (proceed != nullptr && !proceed()) return {};
-      const int64_t count = std::min(batch, windows - at);
-      const torch::Tensor losses =
-          Losses(model, Windows(text, &starts[at], count, length)).to(torch::kDouble);
-      sum += losses.sum().item<double>();
-      last += losses.narrow(1, length - tail, tail).sum().item<double>();
-    }
-    results.back().windows = windows;
-    results.back().loss = sum / static_cast<double>(windows * length);
-    results.back().last = last / static_cast<double>(windows * tail);
+    WindowSums sums(text, length);
+    const int64_t batch = std::max<int64_t>(batch_tokens / length, 1);
+    const bool whole = memory == 0
+                           ? AddWindows(model, EvaluationStarts(tokens, length, longest, budget),
+                                        batch, proceed, &sums)
+                           : AddStretches(model, EvaluationStarts(tokens, longest, longest, budget),
+                                          longest, batch, memory, proceed, &sums);
+    if (!whole) return {};
+    results.back() = sums.Means();
   }
   return results;
 }
 
 json ToJson(const LanguageModelOptions& options) {
-  return {{"dim", options.dim},
+  return {{"vocabulary", options.vocabulary},
+          {"dim", options.dim},
           {"depth", options.depth},
           {"heads", options.heads},
           {"mlp", options.mlp},
@@ -316,11 +475,13 @@ json ToJson(const TrainingOptions& options) {
           {"final_fraction", options.final_fraction},
           {"weight_decay", options.weight_decay},
           {"clip", options.clip},
-          {"seed", options.seed}};
+          {"seed", options.seed},
+          {"memory", options.memory}};
 }
 
 LanguageModelOptions ModelFromJson(const json& object) {
   LanguageModelOptions options;
+  options.vocabulary = Field<int64_t>(object, "vocabulary");
   options.dim = Field<int64_t>(object, "dim");
   options.depth = Field<int64_t>(object, "depth");
   options.heads = Field<int64_t>(object, "heads");
@@ -343,11 +504,13 @@ TrainingOptions TrainingFromJson(const json& object) {
   options.weight_decay = Field<double>(object, "weight_decay");
   options.clip = Field<double>(object, "clip");
   options.seed = Field<int64_t>(object, "seed");
+  options.memory = Field<int64_t>(object, "memory");
   CheckTrainingOptions(options);
   return options;
 }
 
-void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data) {
+void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
+                    const Tokenizer& tokenizer) {
   SafeTensors file;
   for (const auto& entry : trainer.model()->named_parameters()) {
     file.tensors[kModelPrefix + entry.key()] = entry.value();
@@ -358,10 +521,24 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const T
   for (const auto& [name, tensor] : trainer.OptimizerState()) {
     file.tensors[kOptimizerPrefix + name] = tensor;
   }
+  const LanguageModelMemory& memory = trainer.memory();
+  for (size_t layer = 0; layer < memory.layers.size(); ++layer) {
+    file.tensors[kMemoryPrefix + std::to_string(layer)] = memory.layers[layer];
+  }
+  if (memory.tokens.embeddings.defined()) {
+    file.tensors[kMemoryEmbeddings] = memory.tokens.embeddings.contiguous();
+  }
+  std::string vocabulary = tokenizer.vocabulary();
+  if (!vocabulary.empty()) {
+    const auto bytes = static_cast<int64_t>(vocabulary.size());
+    file.tensors[kVocabulary] = torch::from_blob(vocabulary.data(), {bytes}, torch::kByte).clone();
+  }
   file.metadata["format"] = "pt";
   file.metadata[kConfigKey] = json{
       {"format", kCheckpointFormat},
       {"step", trainer.step()},
+      {"tokens", {{"kind", tokenizer.kind()}}},
+      {"memory_tokens", memory.tokens.tokens},
       {"model", ToJson(trainer.model()->options())},
       {"training", ToJson(trainer.options())},
       {"data",

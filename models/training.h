@@ -19,11 +19,12 @@
 #include "models/language_model.h"
 #include "models/safetensors.h"
 #include "models/text_data.h"
+#include "models/tokens.h"
 
 namespace gnomon::models {
 
 struct TrainingOptions {
-  int64_t length = 128;  // bytes a window
+  int64_t length = 128;  // tokens a window
   int64_t batch = 16;    // windows a step
   int64_t steps = 1000;
   int64_t warmup = 100;         // steps of linear growth of the learning rate
@@ -32,10 +33,20 @@ struct TrainingOptions {
   double weight_decay = 0.1;    // of weight matrices and embeddings, decoupled
   double clip = 1;              // largest norm of all gradients together
   int64_t seed = 0;             // of the weights, the data order and dropout
+  // Tokens of the segments before that the model remembers; then the windows of a row follow each
+  // other in the text, and without it (0) they are drawn at random.
+  int64_t memory = 0;
 };
 
 // Throws Error naming the field that is out of its range.
 void CheckTrainingOptions(const TrainingOptions& options);
+
+// The fewest tokens that a training text must hold: a window and the token after it, and with a
+// memory a window for each row and one more.
+int64_t NeededTokens(const TrainingOptions& options);
+
+// Throws Error where the position of the model ends at a length: a memory carries it beyond any.
+void CheckMemory(const LanguageModel& model, int64_t memory);
 
 // The learning rate of a step, counted from 0.
 double LearningRate(const TrainingOptions& options, int64_t step);
@@ -49,43 +60,56 @@ bool Decays(std::string_view name, const torch::Tensor& parameter);
 
 class Trainer {
  public:
-  // `text` must outlive the trainer and be longer than options.length.
-  Trainer(LanguageModel model, std::string_view text, const TrainingOptions& options);
+  // `text` must be longer than options.length, and with a memory hold a segment for each row. Its
+  // bytes must outlive the trainer.
+  Trainer(LanguageModel model, TokenText text, const TrainingOptions& options);
 
-  // One step; returns the mean loss of its batch in nats a byte. Where that is not a finite number
-  // the parameters are left as they were.
+  // One step; returns the mean loss of its batch in nats a token. Where that is not a finite number
+  // the parameters and the memory are left as they were.
   double Step();
 
   int64_t step() const { return step_; }
   LanguageModel& model() { return model_; }
   const TrainingOptions& options() const { return options_; }
 
+  // What the model remembers after the last step.
+  const LanguageModelMemory& memory() const { return memory_; }
+
   // Moments of AdamW by parameter, for a checkpoint, and back; Restore throws Error where a tensor
   // is missing or has another shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
-  void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step);
+  void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
+               const LanguageModelMemory& memory = {});
 
  private:
   LanguageModel model_;
-  std::string_view text_;
+  TokenText text_;
   TrainingOptions options_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
+  LanguageModelMemory memory_;
   int64_t step_ = 0;
 };
 
 struct LengthLoss {
   int64_t length = 0;
-  std::optional<double> loss;  // nats a byte, over every byte; none where a position is undefined
-  std::optional<double> last;  // the same over the last `kLastBytes` of each window
+  std::optional<double> loss;  // nats a token, over every token; none where a position is undefined
+  std::optional<double> last;  // the same over the last `kLastTokens` of each window
+  // All of that loss in bits, over the bytes that the tokens stand for: the same measure whatever
+  // the tokens are.
+  std::optional<double> bits_per_byte;
   int64_t windows = 0;
 };
 
-inline constexpr int64_t kLastBytes = 32;
+inline constexpr int64_t kLastTokens = 32;
 
-// The loss at each of `lengths` on about `budget` bytes of `text`, which must be longer than the
-// longest of them. `proceed` is asked between batches; an empty result means that it said no.
-std::vector<LengthLoss> Evaluate(LanguageModel& model, std::string_view text,
+// The loss at each of `lengths` on about `budget` tokens of `text`, which must be longer than the
+// longest of them. With a memory the windows of each stretch (EvaluationStarts) follow each other,
+// and the tokens before the stretch, as many as the memory keeps, are read first and not counted:
+// the same tokens are predicted as without it. `proceed` is asked between batches; an empty result
+// means that it said no.
+std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  const std::vector<int64_t>& lengths, int64_t budget,
+                                 int64_t memory = 0,
                                  const std::function<bool()>& proceed = nullptr);
 
 struct Checkpoint {
@@ -93,6 +117,8 @@ struct Checkpoint {
   TrainingOptions training;
   int64_t step = 0;
   std::map<std::string, torch::Tensor> optimizer;
+  LanguageModelMemory memory;
+  TokenizerPtr tokenizer;
   std::string data_path;  // absolute
   std::string data_sha256;
 };
@@ -104,8 +130,10 @@ nlohmann::json ToJson(const TrainingOptions& options);
 LanguageModelOptions ModelFromJson(const nlohmann::json& object);
 TrainingOptions TrainingFromJson(const nlohmann::json& object);
 
-// Weights, optimizer, configuration and the name of the data in one safetensors file.
-void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data);
+// Weights, optimizer, memory, vocabulary, configuration and the name of the data in one safetensors
+// file.
+void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
+                    const Tokenizer& tokenizer);
 
 // Throws Error where the file is not a sound checkpoint.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path);

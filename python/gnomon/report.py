@@ -96,7 +96,8 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != 1:
         raise ValueError(f"{path} is not the record of a comparison in format 1")
-    missing = {"settings", "summary", "runs", "data", "sessions", "versions"} - results.keys()
+    needed = {"settings", "summary", "runs", "data", "tokens", "sessions", "versions"}
+    missing = needed - results.keys()
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
     return results
@@ -108,6 +109,16 @@ def labels(results: dict[str, Any]) -> list[str]:
     if len({c["similarity"] for c in combinations}) == 1:
         return [c["position"] for c in combinations]
     return [f"{c['similarity']} · {c['position']}" for c in combinations]
+
+
+def tokens(results: dict[str, Any]) -> str:
+    """What the models read: bytes, words or subwords."""
+    return results["settings"]["tokens"]
+
+
+def unit(results: dict[str, Any]) -> str:
+    """One of the tokens."""
+    return tokens(results).removesuffix("s")
 
 
 def colour(index: int) -> str:
@@ -164,7 +175,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
         margin = 0.04 * (highest - lowest)
         axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xlabel("step")
-    axes.set_ylabel("training loss, nats a byte")
+    axes.set_ylabel(f"training loss, nats a {unit(results)}")
     _legend(figure, axes)
     return figure
 
@@ -199,18 +210,18 @@ def _draw_lengths(results: dict[str, Any], kind: str, axes: Any) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
     axes.axvline(lengths[0], color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
-    axes.set_xlabel("evaluation length, bytes")
+    axes.set_xlabel(f"evaluation length, {tokens(results)}")
 
 
 def draw_lengths(results: dict[str, Any]) -> Figure:
-    """Loss against evaluation length, over all bytes and over the last 32 of each window."""
+    """Loss against evaluation length, over all tokens and over the last 32 of each window."""
     figure = _figure(4.8)
     left, right = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.08})
     _draw_lengths(results, "loss", left)
     _draw_lengths(results, "last", right)
-    left.set_title("all bytes", fontsize=11)
-    right.set_title("last 32 bytes of each window", fontsize=11)
-    left.set_ylabel("validation loss, nats a byte")
+    left.set_title(f"all {tokens(results)}", fontsize=11)
+    right.set_title(f"last 32 {tokens(results)} of each window", fontsize=11)
+    left.set_ylabel(f"validation loss, nats a {unit(results)}")
     _legend(figure, left)
     return figure
 
@@ -275,12 +286,16 @@ def table(results: dict[str, Any]) -> str:
     names = labels(results)
     lengths = results["settings"]["lengths"]
     summary = results["summary"]
-    columns = [(kind, n) for kind in ("loss", "last") for n in range(len(lengths))]
+    read = tokens(results)
+    titles = {"loss": f"loss, all {read}", "last": f"loss, last 32 {read}"}
+    if read != "bytes":  # of bytes it is the loss in another unit
+        titles["bits_per_byte"] = "bits a byte"
+    columns = [(kind, n) for kind in titles for n in range(len(lengths))]
     best: list[float | None] = []
     for kind, n in columns:
         means = [row["losses"][n][kind]["mean"] for row in summary]
         best.append(min((m for m in means if m is not None), default=None))
-    head = "".join(f"<th>{length}</th>" for _ in ("loss", "last") for length in lengths)
+    head = "".join(f"<th>{length}</th>" for _ in titles for length in lengths)
     body = []
     for row in summary:
         index = row["combination"]
@@ -295,16 +310,28 @@ def table(results: dict[str, Any]) -> str:
             f'<tr><td><span class="key" style="background:{colour(index)}"></span>'
             f"{html.escape(names[index])}{note}</td><td>{parameters}</td><td>{cost}</td>{cells}</tr>"
         )
-    span = len(lengths)
+    groups = "".join(f'<th colspan="{len(lengths)}">{title}</th>' for title in titles.values())
     return (
         '<div class="scroll"><table><thead>'
-        "<tr><th></th><th></th><th></th>"
-        f'<th colspan="{span}">loss, all bytes</th>'
-        f'<th colspan="{span}">loss, last 32 bytes</th></tr>'
+        f"<tr><th></th><th></th><th></th>{groups}</tr>"
         f"<tr><th>combination</th><th>parameters</th><th>ms a step</th>{head}</tr>"
         f"</thead><tbody>{''.join(body)}</tbody></table></div>"
-        "<p>Nats a byte, by evaluation length. Bold: the best of its column.</p>"
+        f"<p>Nats a {unit(results)}, by evaluation length. Bold: the best of its column.</p>"
     )
+
+
+def _describe_memory(length: int) -> str:
+    return f", with a memory of {length:,}" if length > 0 else ""
+
+
+def _describe_tokens(read: dict[str, Any]) -> str:
+    kind = read["kind"]
+    text = f"{kind}: {read['train_tokens']:,} to train on, {read['valid_tokens']:,} to validate on"
+    if kind != "bytes":
+        text += f", a vocabulary of {read['size']:,}"
+    if read["valid_unknown"]:
+        text += f"; {read['valid_unknown']:,} of the latter are <unk>"
+    return text
 
 
 def settings(results: dict[str, Any]) -> str:
@@ -331,6 +358,7 @@ def settings(results: dict[str, Any]) -> str:
                 f"{data['valid_bytes']:,} to validate on, {data['files']} files"
             ),
         ),
+        ("tokens", html.escape(_describe_tokens(results["tokens"]))),
         ("SHA-256", f"<code>{html.escape(data['sha256'])}</code>"),
         (
             "model",
@@ -340,13 +368,18 @@ def settings(results: dict[str, Any]) -> str:
         (
             "training",
             f"{training['steps']} steps of {training['batch']} windows of {options['lengths'][0]} "
-            f"bytes; AdamW, learning rate {training['learning_rate']:g} after "
-            f"{training['warmup']} steps, then a cosine to {training['final_fraction']:g} of it; "
+            f"{tokens(results)}{_describe_memory(training['memory'])}; AdamW, learning rate "
+            f"{training['learning_rate']:g} after {training['warmup']} steps, then a cosine to "
+            f"{training['final_fraction']:g} of it; "
             f"weight decay {training['weight_decay']:g}; gradient norm at most "
             f"{training['clip']:g}",
         ),
         ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
-        ("evaluation", f"{options['evaluation_bytes']:,} bytes at each length"),
+        (
+            "evaluation",
+            f"{options['evaluation_bytes']:,} bytes at each length"
+            f"{_describe_memory(options['evaluation_memory'])}",
+        ),
         ("versions", html.escape(", ".join(f"{k} {v}" for k, v in sorted(versions.items())))),
     ]
     return "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
@@ -360,7 +393,7 @@ def render(results: dict[str, Any]) -> str:
     lead = (
         f"{len(options['combinations'])} combinations of similarity and position, "
         f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained at "
-        f"length {options['lengths'][0]} on the same bytes in the same order."
+        f"length {options['lengths'][0]} on the same {tokens(results)} in the same order."
     )
     if done < total:
         lead += f" {done} of {total} runs are finished."

@@ -258,6 +258,110 @@ def test_compare_takes_the_whole_catalogue(folder, tmp_path):
     assert all(run["losses"][0]["loss"] < 10 for run in results["runs"])
 
 
+WORDS = ["--tokens", "words", "--length", "8", "--memory", "12", *TINY]
+
+
+def test_words_and_memory_from_training_to_text(folder, tmp_path):
+    run = tmp_path / "run"
+    printed = succeed("train", "--data", "text.txt", "--out", run, "--steps", 30,
+                      "--position", "alibi", *WORDS, cwd=folder)  # fmt: skip
+    assert "nats a word" in printed
+    assert "bits a byte" in printed
+    file = run / "checkpoint.safetensors"
+    words = load_file(file)["tokens.vocabulary"].tobytes().decode().splitlines()
+    assert words[:2] == ["<unk>", "<eos>"]
+    assert {"quick", "brown", "fox,"} <= set(words)
+    assert load_file(file)["model.embedding.weight"].shape == (len(words), 16)
+
+    text = succeed("generate", "--model", run, "--prompt", "the quick", "--tokens", 12, cwd=folder)
+    assert text.startswith("the quick ")
+    assert set(text.split()) <= set(words)
+    arguments = ["eval", "--model", run, "--lengths", "8,16", "--bytes", 600]
+    as_trained = json.loads(succeed(*arguments, "--json", cwd=folder))
+    assert as_trained["memory"] == 12
+    assert as_trained["tokens"]["kind"] == "words"
+    assert as_trained["tokens"]["size"] == len(words)
+    assert as_trained["tokens"]["valid_unknown"] > 0
+    assert as_trained["data"]["valid_bytes"] > 5 * as_trained["tokens"]["valid_tokens"]
+    for at in as_trained["losses"]:
+        # A word of this text stands for 5 to 8 bytes.
+        assert 5 < at["loss"] / np.log(2) / at["bits_per_byte"] < 8
+    longer = json.loads(succeed(*arguments, "--json", "--memory", 64, cwd=folder))
+    assert [at["windows"] for at in longer["losses"]] == [
+        at["windows"] for at in as_trained["losses"]
+    ]
+    assert longer["losses"][0]["loss"] != as_trained["losses"][0]["loss"]
+    table = succeed(*arguments, cwd=folder)
+    assert "| loss, nats a word | last 32 words | bits a byte |" in table
+
+
+def test_interrupted_training_with_memory_resumes_to_the_same_weights(folder, tmp_path):
+    arguments = [*TRAIN, "--steps", 300, "--position", "alibi", *WORDS]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeed(*arguments, "--out", whole, cwd=folder)
+    file = "checkpoint.safetensors"
+    code, errors = interrupt(
+        [*arguments, "--out", parts, "--checkpoint-every", 20],
+        folder,
+        lambda: (parts / file).exists() and step_of(parts / file) >= 20,
+    )
+    assert code == 130, errors
+    succeed("train", "--resume", parts, cwd=folder)
+    expected, got = load_file(whole / file), load_file(parts / file)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def test_compare_of_words_with_memory(folder, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["compare", "--data", "text.txt", "--out", run, "--tokens", "words", "--memory", 8,
+                 "--vocabulary", 100, "--evaluation-memory", 24, "--steps", 3, "--lengths", "8,16",
+                 "--position", "rope,alibi", "--evaluation-bytes", 600, *TINY]  # fmt: skip
+    table = succeed(*arguments, cwd=folder)
+    for part in ("bits a byte at 8", "Nats a word", "memory of 8", "memory of 24", "32 words"):
+        assert part in table
+    results = json.loads((run / "results.json").read_text())
+    assert results["tokens"]["size"] == 100
+    assert results["settings"]["tokens"] == "words"
+    assert results["settings"]["training"]["memory"] == 8
+    assert results["settings"]["evaluation_memory"] == 24
+    assert results["summary"][0]["losses"][0]["bits_per_byte"]["mean"] > 0
+    words = (run / "vocabulary.txt").read_text().splitlines()
+    assert len(words) == 100
+    html = (run / "report.html").read_text()
+    for part in ("nats a word", "bits a byte", "vocabulary of 100", "&lt;unk&gt;", "memory of 24"):
+        assert part in html
+
+    # It goes on with the vocabulary that it began with, or not at all.
+    succeed("compare", "--resume", run, cwd=folder)
+    (run / "vocabulary.txt").write_text("\n".join(words[:-1]) + "\n")
+    assert "vocabulary.txt is not what the run began with" in refused(
+        "compare", "--resume", run, cwd=folder
+    )
+    (run / "vocabulary.txt").unlink()
+    assert "cannot read its vocabulary" in refused("compare", "--resume", run, cwd=folder)
+
+
+def test_subwords_from_training_to_text(folder, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["train", "--data", "text.txt", "--out", run, "--steps", 20, "--length", 16,
+                 "--tokens", "subwords", "--vocabulary", 300, *TINY]  # fmt: skip
+    done = gnomon(*arguments, cwd=folder)
+    if "libsentencepiece-dev" in done.stderr:
+        assert done.returncode == 2
+        pytest.skip("built without SentencePiece")
+    assert done.returncode == 0, done.stderr
+    assert "nats a subword" in done.stdout
+    text = succeed("generate", "--model", run, "--prompt", "line 1: the", "--tokens", 9, cwd=folder)
+    assert text.startswith("line 1: the")
+    result = json.loads(succeed("eval", "--model", run, "--json", "--lengths", 16, cwd=folder))
+    assert result["tokens"]["size"] == 300
+    assert result["tokens"]["valid_unknown"] is None
+    many = ["--out", tmp_path / "other", "--tokens", "subwords", "--vocabulary", 90000]
+    assert "cannot learn them" in refused("train", "--data", "text.txt", *many, cwd=folder)
+
+
 def test_default_output_folder(folder, tmp_path):
     succeed("compare", "--data", folder / "text.txt", "--run", "dot/none", "--steps", 1,
             "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path)  # fmt: skip
@@ -297,6 +401,15 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--out", "text.txt"], ["text.txt is not a folder"]),
         ([*TRAIN, "--out", "."], ["is not empty"]),
         ([*TRAIN, "--frobnicate", "1"], ["--frobnicate"]),
+        ([*TRAIN, "--tokens", "letters"], ["letters", "bytes, words, subwords"]),
+        ([*TRAIN, "--vocabulary", "100"], ["--vocabulary is 100", "there are 256 bytes"]),
+        ([*TRAIN, "--tokens", "words", "--vocabulary", "2"], ["--vocabulary is 2", "3 to"]),
+        ([*TRAIN, "--tokens", "words", "--length", "9000"], ["too short", "words", "9001"]),
+        ([*TRAIN, "--memory", "-1"], ["memory is -1"]),
+        ([*TRAIN, "--memory", "8", "--position", "learned"], ["learned", "memory is 8"]),
+        ([*TRAIN, "--memory", "8", "--batch", "2000"], ["too short", "512256"]),
+        ([*COMPARE, "--memory", "8", "--position", "rope,learned"], ["learned", "memory is 8"]),
+        ([*COMPARE, "--evaluation-memory", "8", "--position", "learned"], ["memory is 8"]),
         (["train", "--resume", "model", "--steps", "9"], ["--resume", "excludes --steps"]),
         (["train", "--resume", "absent"], ["absent"]),
         (["compare"], ["--data is required"]),
@@ -321,6 +434,8 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["eval", "--model", "model", "--data", "short.txt"], ["too short"]),
         (["generate", "--model", "model", "--prompt", ""], ["--prompt is empty"]),
         (["generate", "--model", "model", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "--model", "model", "--top-k", "257"], ["--top-k is 257", "256 bytes"]),
+        (["eval", "--model", "model", "--memory", "-4"], ["--memory"]),
         (["generate", "--model", "model", "--temperature", "0", "--top-k", "3"], ["--top-k"]),
         (["bench", "--cases", "sdpa,dott"], ["dott", "dot"]),
         (["bench", "--length", "0"], ["--length"]),

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gnomon/attention.h"
@@ -54,6 +58,13 @@ std::vector<Spec> Specs() {
   }
   specs.push_back({"penumbral:score=height2", "rope"});
   return specs;
+}
+
+// Of a model of bytes, as text.
+std::string Continue(LanguageModel& model, std::string_view prompt,
+                     const GenerationOptions& options) {
+  const std::vector<int64_t> tokens = Generate(model, prompt, options);
+  return {tokens.begin(), tokens.end()};
 }
 
 class EverySpec : public testing::TestWithParam<Spec> {};
@@ -167,6 +178,136 @@ TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
   EXPECT_TRUE(torch::equal(model->forward(tokens), model->forward(tokens)));
 }
 
+// Logits of each part of the tokens, read as segments with a memory.
+std::vector<torch::Tensor> BySegments(LanguageModel& model, const torch::Tensor& tokens,
+                                      const std::vector<int64_t>& lengths, int64_t memory) {
+  LanguageModelMemory remembered;
+  remembered.max_length = memory;
+  std::vector<torch::Tensor> logits;
+  int64_t begin = 0;
+  for (const int64_t length : lengths) {
+    logits.push_back(model->forward(tokens.narrow(1, begin, length), nullptr, &remembered));
+    begin += length;
+    EXPECT_EQ(remembered.length(), std::min(begin, memory));
+  }
+  return logits;
+}
+
+double Distance(const torch::Tensor& a, const torch::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+TEST(MemoryTest, OfEverythingIsTheWholeText) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
+  for (const char* position :
+       {"none", "rope", "alibi", "t5", "hype", "kerple", "rope+hype:tau=learned", "sinusoidal",
+        "cape", "conv:kernel=5:groups=4"}) {
+    for (const char* similarity : {"dot", "umbral"}) {
+      LanguageModel model = NewModel(Small(similarity, position), 1);
+      model->eval();
+      const torch::Tensor parts = torch::cat(BySegments(model, tokens, {17, 1, 3, 19}, 100), 1);
+      EXPECT_LT(Distance(parts, model->forward(tokens)), 2e-4) << similarity << " " << position;
+    }
+  }
+}
+
+TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
+  constexpr int64_t kMemory = 5;
+  for (const char* position : {"rope", "alibi", "t5", "hype", "kerple"}) {
+    LanguageModelOptions options = Small("dot", position);
+    options.depth = 1;
+    LanguageModel model = NewModel(options, 1);
+    model->eval();
+    const std::vector<int64_t> lengths = {8, 8, 3, 12, 1, 8};
+    const std::vector<torch::Tensor> parts = BySegments(model, tokens, lengths, kMemory);
+    int64_t begin = 0;
+    for (size_t n = 0; n < lengths.size(); ++n) {
+      const int64_t from = std::max<int64_t>(begin - kMemory, 0);
+      const torch::Tensor seen = tokens.slice(1, from, begin + lengths[n]);
+      const torch::Tensor expected = model->forward(seen).slice(1, begin - from);
+      EXPECT_LT(Distance(parts[n], expected), 1e-4) << position << " " << n;
+      // The memory is what makes them differ from the segment on its own.
+      if (n > 0) {
+        const torch::Tensor alone = model->forward(tokens.narrow(1, begin, lengths[n]));
+        EXPECT_GT(Distance(parts[n], alone), 1e-3) << position << " " << n;
+      }
+      begin += lengths[n];
+    }
+  }
+}
+
+TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
+  const torch::NoGradGuard no_grad;
+  constexpr int64_t kMemory = 4, kTokens = 14;
+  const torch::Tensor tokens = torch::randint(256, {1, kTokens}, torch::kLong);
+  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);
+  model->eval();
+  const torch::Tensor got =
+      torch::cat(BySegments(model, tokens, std::vector<int64_t>(kTokens, 1), kMemory), 1);
+  // Layer by layer and token by token: each sees the window before it in the layer below.
+  const torch::Tensor table = model->named_parameters()["embedding.weight"];
+  torch::Tensor x = torch::embedding(table, tokens) * std::sqrt(32.0);
+  const auto modules = model->named_modules("", /*include_self=*/false);
+  for (const char* block : {"blocks.0", "blocks.1"}) {
+    std::vector<torch::Tensor> next;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const torch::Tensor window = x.slice(1, std::max<int64_t>(t - kMemory, 0), t + 1);
+      next.push_back(modules[block]->as<TransformerBlock>()->forward(window, nullptr).slice(1, -1));
+    }
+    x = torch::cat(next, 1);
+  }
+  const torch::Tensor expected =
+      torch::matmul(modules["norm"]->as<torch::nn::LayerNorm>()->forward(x), table.t());
+  EXPECT_LT(Distance(got, expected), 1e-4);
+}
+
+TEST(MemoryTest, TakesNoGradient) {
+  for (const char* position : {"rope", "conv:kernel=5:groups=4"}) {
+    LanguageModel writer = NewModel(Small("dot", position), 1);
+    LanguageModel reader = NewModel(Small("dot", position), 1);
+    const torch::Tensor tokens = torch::randint(256, {2, 20}, torch::kLong);
+    LanguageModelMemory memory;
+    memory.max_length = 8;
+    writer->forward(tokens.narrow(1, 0, 10), nullptr, &memory);
+    ASSERT_EQ(memory.layers.size(), 2u);
+    EXPECT_EQ(memory.layers[1].sizes(), (std::vector<int64_t>{2, 8, 32}));
+    for (const torch::Tensor& layer : memory.layers) EXPECT_FALSE(layer.requires_grad());
+    reader->forward(tokens.narrow(1, 10, 10), nullptr, &memory).square().sum().backward();
+    // Nothing that the memory was made by has a gradient; what reads it has one.
+    for (const auto& entry : writer->named_parameters()) {
+      EXPECT_FALSE(entry.value().grad().defined()) << entry.key();
+    }
+    for (const auto& entry : reader->named_parameters()) {
+      ASSERT_TRUE(entry.value().grad().defined()) << entry.key();
+    }
+    // Keys and values of the memory are made by weights that learn from them.
+    LanguageModel alone = NewModel(Small("dot", position), 1);
+    alone->forward(tokens.narrow(1, 10, 10)).square().sum().backward();
+    const std::string name = "blocks.0.attention.v_proj.weight";
+    EXPECT_GT(
+        Distance(reader->named_parameters()[name].grad(), alone->named_parameters()[name].grad()),
+        1e-3);
+  }
+}
+
+TEST(MemoryTest, WrongMemoriesAreErrors) {
+  LanguageModel model = NewModel(Small("dot", "rope"), 1);
+  const torch::Tensor tokens = torch::randint(256, {2, 8}, torch::kLong);
+  LanguageModelMemory memory;
+  memory.max_length = 8;
+  LanguageModelCache cache(2);
+  EXPECT_THROW(model->forward(tokens, &cache, &memory), Error);
+  model->forward(tokens, nullptr, &memory);
+  EXPECT_THROW(model->forward(tokens.narrow(0, 0, 1), nullptr, &memory), Error);
+  memory.reset();
+  EXPECT_EQ(memory.length(), 0);
+  model->forward(tokens.narrow(0, 0, 1), nullptr, &memory);
+  EXPECT_EQ(memory.tokens.length(), 8);
+}
+
 TEST(GenerateTest, GreedyWithTheCacheIsGreedyWithoutIt) {
   for (const char* position :
        {"none", "sinusoidal", "learned", "rope+hype:tau=learned", "t5", "conv", "cape"}) {
@@ -175,9 +316,9 @@ TEST(GenerateTest, GreedyWithTheCacheIsGreedyWithoutIt) {
       GenerationOptions options;
       options.tokens = 40;
       options.temperature = 0;
-      const std::string cached = Generate(model, "prompt", options);
+      const std::string cached = Continue(model, "prompt", options);
       options.use_cache = false;
-      EXPECT_EQ(Generate(model, "prompt", options), cached) << position;
+      EXPECT_EQ(Continue(model, "prompt", options), cached) << position;
       EXPECT_EQ(cached.size(), 40u);
     }
   }
@@ -188,21 +329,35 @@ TEST(GenerateTest, SamplesBySeed) {
   GenerationOptions options;
   options.tokens = 30;
   options.seed = 7;
-  const std::string first = Generate(model, "a", options);
-  EXPECT_EQ(Generate(model, "a", options), first);
+  const std::string first = Continue(model, "a", options);
+  EXPECT_EQ(Continue(model, "a", options), first);
   options.seed = 8;
-  EXPECT_NE(Generate(model, "a", options), first);
+  EXPECT_NE(Continue(model, "a", options), first);
   options.top_k = 1;
-  const std::string only = Generate(model, "a", options);
+  const std::string only = Continue(model, "a", options);
   options.temperature = 0;
   options.top_k = 0;
-  EXPECT_EQ(Generate(model, "a", options), only);
+  EXPECT_EQ(Continue(model, "a", options), only);
+}
+
+TEST(GenerateTest, TokensNeedNotBeBytes) {
+  LanguageModelOptions options = Small("dot", "rope");
+  options.vocabulary = 1000;
+  LanguageModel model = NewModel(options, 2);
+  GenerationOptions generation;
+  generation.tokens = 50;
+  generation.temperature = 100;  // nearly uniform
+  const std::vector<int64_t> tokens = Generate(model, TokenText({999, 0}, {1, 2}), generation);
+  EXPECT_EQ(tokens.size(), 50u);
+  EXPECT_GT(*std::max_element(tokens.begin(), tokens.end()), 256);
+  EXPECT_LT(*std::max_element(tokens.begin(), tokens.end()), 1000);
+  EXPECT_EQ(model->forward(torch::tensor({{999}})).size(2), 1000);
 }
 
 TEST(GenerateTest, StopsWhenToldTo) {
   LanguageModel model = NewModel(Small("dot", "rope"), 2);
   int seen = 0;
-  EXPECT_EQ(Generate(model, "a", {}, [&](char) { return ++seen < 3; }).size(), 3u);
+  EXPECT_EQ(Generate(model, "a", {}, [&](int64_t) { return ++seen < 3; }).size(), 3u);
   EXPECT_THROW(Generate(model, "", {}), Error);
 }
 

@@ -130,6 +130,35 @@ TEST(TrainingStartsTest, ReachEveryWindowAndNoOther) {
   EXPECT_EQ(seen.size(), 10u);
 }
 
+TEST(TrainingStreamTest, RowsReadTheirPartsInOrder) {
+  constexpr int64_t kTokens = 103, kLength = 7, kBatch = 3;
+  const int64_t segments = StreamSegments(kTokens, kLength, kBatch);
+  EXPECT_EQ(segments, 4);
+  std::set<int64_t> shifts;
+  for (int64_t step = 0; step < 40 * segments; ++step) {
+    const StreamStep stream = TrainingStream(kTokens, kLength, 5, step, kBatch);
+    ASSERT_EQ(stream.starts.size(), 3u);
+    EXPECT_EQ(stream.begins, step % segments == 0);
+    EXPECT_EQ(stream.starts[1] - stream.starts[0], 32);
+    EXPECT_EQ(stream.starts[2] - stream.starts[1], 32);
+    // The token after the window is read too.
+    EXPECT_LT(stream.starts[2] + kLength, kTokens);
+    if (stream.begins) {
+      shifts.insert(stream.starts[0]);
+    } else {
+      const StreamStep before = TrainingStream(kTokens, kLength, 5, step - 1, kBatch);
+      EXPECT_EQ(stream.starts[0], before.starts[0] + kLength);
+    }
+  }
+  EXPECT_EQ(shifts, (std::set<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+}
+
+TEST(TrainingStreamTest, NeedsAWindowForEachRowAndOneMore) {
+  EXPECT_EQ(StreamSegments(28, 7, 3), 1);
+  EXPECT_EQ(StreamSegments(27, 7, 3), 0);
+  EXPECT_EQ(StreamSegments(3, 7, 3), 0);
+}
+
 // The bytes that the windows predict: start + 1 to start + length.
 std::multiset<int64_t> Predicted(int64_t bytes, int64_t length, int64_t longest, int64_t budget) {
   std::multiset<int64_t> all;

@@ -143,7 +143,7 @@ class SubwordsTest : public testing::Test {
       text_ += "  the quick brown fox " + std::to_string(n) + " jumps over the lazy dog\n\n";
     }
     try {
-      tokenizer_ = BuildTokenizer({"subwords", 300}, text_);
+      tokenizer_ = BuildTokenizer({"subwords", 350}, text_);
     } catch (const Error& error) {
       ASSERT_NE(std::string(error.what()).find("libsentencepiece-dev"), std::string::npos)
           << error.what();
@@ -156,7 +156,7 @@ class SubwordsTest : public testing::Test {
 };
 
 TEST_F(SubwordsTest, KeepEveryByte) {
-  EXPECT_EQ(tokenizer_->size(), 300);
+  EXPECT_EQ(tokenizer_->size(), 350);
   EXPECT_EQ(tokenizer_->unknown(), std::nullopt);
   for (const std::string& text :
        {text_, std::string(" leading, double  and trailing  \n"), std::string("no end of line"),
@@ -184,7 +184,7 @@ TEST_F(SubwordsTest, CountTheBytesOfWhatCannotBeSpelled) {
 }
 
 TEST_F(SubwordsTest, AreTheSameEachTimeAndReadBack) {
-  EXPECT_EQ(BuildTokenizer({"subwords", 300}, text_)->vocabulary(), tokenizer_->vocabulary());
+  EXPECT_EQ(BuildTokenizer({"subwords", 350}, text_)->vocabulary(), tokenizer_->vocabulary());
   const TokenizerPtr again = ReadTokenizer("subwords", tokenizer_->vocabulary());
   EXPECT_EQ(Ids(again->Encode(text_)), Ids(tokenizer_->Encode(text_)));
 }

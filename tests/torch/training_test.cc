@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -51,6 +52,11 @@ TextData Data() {
   data.train = Text();
   data.sha256 = "00";
   return data;
+}
+
+const Tokenizer& Bytes() {
+  static const TokenizerPtr tokenizer = BuildTokenizer({}, "");
+  return *tokenizer;
 }
 
 std::vector<torch::Tensor> Values(Trainer& trainer) {
@@ -205,9 +211,153 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_NEAR(*losses[1].loss, sum / (4 * 32), 1e-5);
 }
 
+// Losses (L) of the last tokens of a text, each predicted from all before it.
+torch::Tensor LastLosses(LanguageModel& model, const TokenText& text, int64_t begin, int64_t end,
+                         int64_t count) {
+  const torch::NoGradGuard no_grad;
+  std::vector<int64_t> tokens;
+  for (int64_t n = begin; n <= end; ++n) tokens.push_back(text[n]);
+  const torch::Tensor row = torch::tensor(tokens).unsqueeze(0);
+  const torch::Tensor logs =
+      torch::log_softmax(model->forward(row.narrow(1, 0, end - begin)).to(torch::kDouble), 2);
+  const torch::Tensor all = -logs[0].gather(1, row[0].narrow(0, 1, end - begin).unsqueeze(1));
+  return all.squeeze(1).slice(0, end - begin - count);
+}
+
+TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
+  std::string bytes;
+  for (int n = 0; n < 60; ++n) bytes += " word" + std::to_string(n * n) + (n % 7 ? "  x" : "\n");
+  const TokenizerPtr tokenizer = BuildTokenizer({"words"}, bytes);
+  const TokenText text = tokenizer->Encode(bytes);
+  LanguageModelOptions options = Small();
+  options.vocabulary = tokenizer->size();
+  LanguageModel model = NewModel(options, 1);
+  const LengthLoss at = Evaluate(model, text, {16}, 48)[0];
+  EXPECT_EQ(at.windows, 3);
+  double nats = 0;
+  int64_t spelled = 0;
+  for (const int64_t start : EvaluationStarts(text.size(), 16, 16, 48)) {
+    nats += LastLosses(model, text, start, start + 16, 16).sum().item<double>();
+    spelled += text.CountBytes(start + 1, start + 17);
+  }
+  EXPECT_NEAR(*at.loss, nats / 48, 1e-5);
+  EXPECT_NEAR(*at.bits_per_byte, nats / std::log(2.0) / static_cast<double>(spelled), 1e-5);
+  // Of bytes they are the loss in another unit.
+  LanguageModel of_bytes = NewModel(Small(), 1);
+  const LengthLoss plain = Evaluate(of_bytes, bytes, {16}, 48)[0];
+  EXPECT_DOUBLE_EQ(*plain.bits_per_byte, *plain.loss / std::log(2.0));
+}
+
+TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
+  const std::string text = Text().substr(0, 403);
+  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);  // one layer: an exact window
+  constexpr int64_t kLongest = 32, kBudget = 128;
+  for (const int64_t memory : {8, 16, 40}) {
+    const std::vector<LengthLoss> losses = Evaluate(model, text, {16, kLongest}, kBudget, memory);
+    for (const LengthLoss& at : losses) {
+      double sum = 0;
+      double last = 0;
+      const int64_t tail = std::min<int64_t>(at.length, 32);
+      for (const int64_t stretch : EvaluationStarts(403, kLongest, kLongest, kBudget)) {
+        // Whole windows before the stretch, as far as the text goes back.
+        const int64_t windows = std::min((memory + at.length - 1) / at.length, stretch / at.length);
+        const int64_t read_from = stretch - windows * at.length;
+        for (int64_t begin = stretch; begin < stretch + kLongest; begin += at.length) {
+          const int64_t from = std::max(begin - memory, read_from);
+          const torch::Tensor window = LastLosses(model, text, from, begin + at.length, at.length);
+          sum += window.sum().item<double>();
+          last += window.slice(0, at.length - tail).sum().item<double>();
+        }
+      }
+      EXPECT_EQ(at.windows, 4 * kLongest / at.length);
+      EXPECT_NEAR(*at.loss, sum / (4 * kLongest), 1e-5) << memory << " " << at.length;
+      EXPECT_NEAR(*at.last, last / static_cast<double>(at.windows * tail), 1e-5);
+    }
+  }
+}
+
+TEST(TrainerTest, MemoryIsOfTheSegmentsBeforeInEachRow) {
+  const std::string text = Text().substr(0, 300);
+  TrainingOptions options = Short();
+  options.length = 16;
+  options.batch = 3;
+  options.learning_rate = 0;  // the model stays what it was
+  options.memory = 1000;      // of all segments
+  LanguageModelOptions small = Small("dot", "rope+alibi");
+  small.depth = 2;
+  Trainer trainer(NewModel(small, 1), text, options);
+  LanguageModel model = NewModel(small, 1);
+  const int64_t segments = StreamSegments(300, 16, 3);
+  ASSERT_EQ(segments, 5);
+  int64_t begun = 0;
+  for (int64_t step = 0; step < 2 * segments + 1; ++step) {
+    const StreamStep stream = TrainingStream(300, 16, 3, step, 3);
+    if (stream.begins) begun = step;
+    double sum = 0;
+    for (const int64_t start : stream.starts) {
+      const int64_t from = start - (step - begun) * 16;
+      sum += LastLosses(model, text, from, start + 16, 16).sum().item<double>();
+    }
+    EXPECT_NEAR(trainer.Step(), sum / (3 * 16), 1e-5) << step;
+    EXPECT_EQ(trainer.memory().length(), (step - begun + 1) * 16);
+  }
+}
+
+TEST(TrainerTest, MemoryMayBeLongerThanTheWindow) {
+  const std::string text = Text();
+  TrainingOptions options = Short();
+  options.length = 8;
+  options.memory = 20;
+  Trainer trainer(NewModel(Small("penumbral", "rope+hype:tau=learned"), 1), text, options);
+  double first = 0;
+  double last = 0;
+  while (trainer.step() < trainer.options().steps) {
+    const double loss = trainer.Step();
+    if (trainer.step() == 1) first = loss;
+    last = loss;
+  }
+  EXPECT_EQ(trainer.memory().length(), 20);
+  EXPECT_LT(last, first - 2);
+  // And longer than in training when it is evaluated.
+  EXPECT_TRUE(std::isfinite(*Evaluate(trainer.model(), text, {8}, 64, 200)[0].loss));
+}
+
+TEST(TrainerTest, PositionsThatEndAndTextsThatAreTooShortHaveNoMemory) {
+  TrainingOptions options = Short();
+  options.memory = 16;
+  const std::string text = Text();
+  EXPECT_THROW(Trainer(NewModel(Small("dot", "learned"), 1), text, options), Error);
+  LanguageModel learned = NewModel(Small("dot", "learned"), 1);
+  EXPECT_THROW(Evaluate(learned, text, {16}, 64, 8), Error);
+  // Four rows of 32.
+  EXPECT_EQ(NeededTokens(options), 160);
+  EXPECT_THROW(Trainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
+  const std::string enough = text.substr(0, 160);
+  Trainer trainer(NewModel(Small(), 1), enough, options);
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(std::isfinite(trainer.Step()));
+  options.memory = -1;
+  EXPECT_THROW(CheckTrainingOptions(options), Error);
+}
+
+TEST(TrainerTest, DivergenceLeavesTheMemoryAlone) {
+  const std::string text = Text();
+  TrainingOptions options = Short();
+  options.memory = 16;
+  LanguageModel model = NewModel(Small(), 1);
+  Trainer trainer(model, text, options);
+  trainer.Step();
+  const torch::Tensor before = trainer.memory().layers[0].clone();
+  {
+    const torch::NoGradGuard no_grad;
+    model->named_parameters()["embedding.weight"].fill_(std::nanf(""));
+  }
+  EXPECT_FALSE(std::isfinite(trainer.Step()));
+  EXPECT_TRUE(torch::equal(trainer.memory().layers[0], before));
+}
+
 TEST(EvaluateTest, StopsWhenToldTo) {
   LanguageModel model = NewModel(Small(), 1);
-  EXPECT_TRUE(Evaluate(model, Text(), {16}, 64, [] { return false; }).empty());
+  EXPECT_TRUE(Evaluate(model, Text(), {16}, 64, /*memory=*/0, [] { return false; }).empty());
   EXPECT_THROW(Evaluate(model, "short", {16}, 64), Error);
 }
 
@@ -241,7 +391,7 @@ TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
 
   Trainer half(NewModel(model, 3), data.train, Short());
   for (int step = 0; step < 7; ++step) half.Step();
-  SaveCheckpoint(path_, half, data);
+  SaveCheckpoint(path_, half, data, Bytes());
   Checkpoint checkpoint = LoadCheckpoint(path_);
   EXPECT_EQ(checkpoint.step, 7);
   EXPECT_EQ(checkpoint.data_sha256, "00");
@@ -253,11 +403,96 @@ TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
 }
 
+TEST_F(CheckpointTest, ResumedTrainingRemembers) {
+  const TextData data = Data();
+  LanguageModelOptions model = Small("dot", "rope+conv:kernel=5:groups=4");
+  model.dropout = 0.1;
+  model.depth = 2;
+  TrainingOptions options = Short();
+  options.memory = 40;
+  Trainer whole(NewModel(model, 3), data.train, options);
+  for (int step = 0; step < 9; ++step) whole.Step();
+
+  Trainer half(NewModel(model, 3), data.train, options);
+  for (int step = 0; step < 5; ++step) half.Step();
+  SaveCheckpoint(path_, half, data, Bytes());
+  Checkpoint checkpoint = LoadCheckpoint(path_);
+  EXPECT_EQ(checkpoint.memory.layers.size(), 2u);
+  EXPECT_EQ(checkpoint.memory.tokens.length(), 5 * 32);
+  Trainer resumed(checkpoint.model, data.train, checkpoint.training);
+  resumed.Restore(checkpoint.optimizer, checkpoint.step, checkpoint.memory);
+  for (int step = 5; step < 9; ++step) resumed.Step();
+  EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
+  // It matters: without the memory the weights would be others.
+  Checkpoint again = LoadCheckpoint(path_);
+  Trainer forgetful(again.model, data.train, again.training);
+  again.memory.layers[0].zero_();
+  forgetful.Restore(again.optimizer, again.step, again.memory);
+  for (int step = 5; step < 9; ++step) forgetful.Step();
+  EXPECT_FALSE(Equal(Values(whole), Values(forgetful)));
+}
+
+TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
+  const TextData data = Data();
+  const TokenizerPtr tokenizer = BuildTokenizer({"words"}, data.train);
+  const TokenText text = tokenizer->Encode(data.train);
+  LanguageModelOptions model = Small();
+  model.vocabulary = tokenizer->size();
+  TrainingOptions options = Short();
+  options.memory = 40;
+  Trainer trainer(NewModel(model, 3), text, options);
+  for (int step = 0; step < 2; ++step) trainer.Step();
+  SaveCheckpoint(path_, trainer, data, *tokenizer);
+  const Checkpoint checkpoint = LoadCheckpoint(path_);
+  EXPECT_EQ(checkpoint.tokenizer->kind(), "words");
+  EXPECT_EQ(checkpoint.tokenizer->vocabulary(), tokenizer->vocabulary());
+  EXPECT_EQ(ToJson(checkpoint.model->options()), ToJson(model));
+  EXPECT_EQ(ToJson(checkpoint.training), ToJson(options));
+
+  const SafeTensors sound = ReadSafeTensors(path_);
+  const auto expect = [&](const SafeTensors& file, const std::string& part) {
+    const std::string message = ErrorOf(file);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  const auto with = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json config = nlohmann::json::parse(sound.metadata.at("gnomon"));
+    config[nlohmann::json::json_pointer(pointer)] = value;
+    SafeTensors changed = sound;
+    changed.metadata["gnomon"] = config.dump();
+    return changed;
+  };
+  const auto without = [&](const char* name) {
+    SafeTensors changed = sound;
+    changed.tensors.erase(name);
+    return changed;
+  };
+  expect(sound, "no error");
+  expect(without("tokens.vocabulary"), "'tokens.vocabulary' is missing");
+  expect(without("memory.layers.0"), "'memory.layers.0' is missing");
+  expect(with("/tokens/kind", "letters"), "'letters', expected bytes");
+  expect(with("/tokens/kind", "bytes"), "bytes have none");
+  expect(with("/tokens", 1), "'kind' is missing");
+  expect(with("/memory_tokens", -1), "'memory_tokens' is negative");
+  expect(with("/memory_tokens", 0), "of which its model has");
+  expect(with("/memory_tokens", 3), "'memory.layers.0' is");
+  expect(with("/training/memory", 8), "'memory.layers.0' is");
+  SafeTensors file = sound;
+  const std::string fewer = "<unk>\n<eos>\ncat\n";
+  torch::Tensor bytes = torch::empty({static_cast<int64_t>(fewer.size())}, torch::kByte);
+  std::copy(fewer.begin(), fewer.end(), bytes.mutable_data_ptr<uint8_t>());
+  file.tensors["tokens.vocabulary"] = bytes;
+  expect(file, "its vocabulary has 3 tokens, its model " + std::to_string(tokenizer->size()));
+  file.tensors["tokens.vocabulary"] = bytes.narrow(0, 0, 4);
+  expect(file, "line 1 has no end");
+  file.tensors["tokens.vocabulary"] = torch::zeros({3});
+  expect(file, "'tokens.vocabulary' is Float [3]");
+}
+
 TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   const TextData data = Data();
   Trainer trainer(NewModel(Small(), 3), data.train, Short());
   trainer.Step();
-  SaveCheckpoint(path_, trainer, data);
+  SaveCheckpoint(path_, trainer, data, Bytes());
   const SafeTensors sound = ReadSafeTensors(path_);
   EXPECT_EQ(ErrorOf(sound), "no error");
 
