@@ -179,7 +179,7 @@ namespace {
 [[noreturn]] void ThrowMissing() {
   throw Error(
       "subwords need SentencePiece, and this program was built without it: install "
-      "libsentencepiece-dev and build anew (make clean build)");
+      "libsentencepiece-dev, then touch CMakeLists.txt and make build");
 }
 
 }  // namespace
