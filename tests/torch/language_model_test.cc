@@ -178,6 +178,17 @@ TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
   EXPECT_TRUE(torch::equal(model->forward(tokens), model->forward(tokens)));
 }
 
+// A model whose tables, which begin at 0, hold something.
+LanguageModel WithTables(const LanguageModelOptions& options) {
+  const torch::NoGradGuard no_grad;
+  LanguageModel model = NewModel(options, 1);
+  for (const auto& entry : model->named_parameters()) {
+    if (entry.key().ends_with("_table")) torch::Tensor(entry.value()).normal_();
+  }
+  model->eval();
+  return model;
+}
+
 // Logits of each part of the tokens, read as segments with a memory.
 std::vector<torch::Tensor> BySegments(LanguageModel& model, const torch::Tensor& tokens,
                                       const std::vector<int64_t>& lengths, int64_t memory) {
@@ -204,8 +215,7 @@ TEST(MemoryTest, OfEverythingIsTheWholeText) {
        {"none", "rope", "alibi", "t5", "hype", "kerple", "rope+hype:tau=learned", "sinusoidal",
         "cape", "conv:kernel=5:groups=4"}) {
     for (const char* similarity : {"dot", "umbral"}) {
-      LanguageModel model = NewModel(Small(similarity, position), 1);
-      model->eval();
+      LanguageModel model = WithTables(Small(similarity, position));
       const torch::Tensor parts = torch::cat(BySegments(model, tokens, {17, 1, 3, 19}, 100), 1);
       EXPECT_LT(Distance(parts, model->forward(tokens)), 2e-4) << similarity << " " << position;
     }
@@ -219,8 +229,7 @@ TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
   for (const char* position : {"rope", "alibi", "t5", "hype", "kerple"}) {
     LanguageModelOptions options = Small("dot", position);
     options.depth = 1;
-    LanguageModel model = NewModel(options, 1);
-    model->eval();
+    LanguageModel model = WithTables(options);
     const std::vector<int64_t> lengths = {8, 8, 3, 12, 1, 8};
     const std::vector<torch::Tensor> parts = BySegments(model, tokens, lengths, kMemory);
     int64_t begin = 0;
@@ -243,8 +252,7 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
   const torch::NoGradGuard no_grad;
   constexpr int64_t kMemory = 4, kTokens = 14;
   const torch::Tensor tokens = torch::randint(256, {1, kTokens}, torch::kLong);
-  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);
-  model->eval();
+  LanguageModel model = WithTables(Small("dot", "rope+t5"));
   const torch::Tensor got =
       torch::cat(BySegments(model, tokens, std::vector<int64_t>(kTokens, 1), kMemory), 1);
   // Layer by layer and token by token: each sees the window before it in the layer below.
