@@ -183,7 +183,10 @@ LanguageModel WithTables(const LanguageModelOptions& options) {
   const torch::NoGradGuard no_grad;
   LanguageModel model = NewModel(options, 1);
   for (const auto& entry : model->named_parameters()) {
-    if (entry.key().ends_with("_table")) torch::Tensor(entry.value()).normal_();
+    const std::string& name = entry.key();
+    if (name.ends_with("_table") || name.ends_with("_xl_u") || name.ends_with("_xl_v")) {
+      torch::Tensor(entry.value()).normal_();
+    }
   }
   model->eval();
   return model;
@@ -213,8 +216,9 @@ TEST(MemoryTest, OfEverythingIsTheWholeText) {
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
   for (const char* position :
        {"none", "rope", "alibi", "t5", "hype", "kerple", "rope+hype:tau=learned", "sinusoidal",
-        "cape", "conv:kernel=5:groups=4"}) {
+        "cape", "conv:kernel=5:groups=4", "relative:max_offset=9:values=true", "transformer_xl"}) {
     for (const char* similarity : {"dot", "umbral"}) {
+      if (std::string(position) == "transformer_xl" && std::string(similarity) != "dot") continue;
       LanguageModel model = WithTables(Small(similarity, position));
       const torch::Tensor parts = torch::cat(BySegments(model, tokens, {17, 1, 3, 19}, 100), 1);
       EXPECT_LT(Distance(parts, model->forward(tokens)), 2e-4) << similarity << " " << position;
@@ -226,7 +230,8 @@ TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
   constexpr int64_t kMemory = 5;
-  for (const char* position : {"rope", "alibi", "t5", "hype", "kerple"}) {
+  for (const char* position :
+       {"rope", "alibi", "t5", "hype", "kerple", "relative:max_offset=9", "transformer_xl"}) {
     LanguageModelOptions options = Small("dot", position);
     options.depth = 1;
     LanguageModel model = WithTables(options);

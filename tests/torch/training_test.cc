@@ -329,6 +329,8 @@ TEST(TrainerTest, PositionsThatEndAndTextsThatAreTooShortHaveNoMemory) {
   EXPECT_THROW(Trainer(NewModel(Small("dot", "learned"), 1), text, options), Error);
   LanguageModel learned = NewModel(Small("dot", "learned"), 1);
   EXPECT_THROW(Evaluate(learned, text, {16}, 64, 8), Error);
+  EXPECT_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 8), Error);
+  EXPECT_NO_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 0));
   // Four rows of 32.
   EXPECT_EQ(NeededTokens(options), 160);
   EXPECT_THROW(Trainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
