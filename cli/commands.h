@@ -21,6 +21,7 @@ void AddEval(CLI::App& app, Action* action);
 void AddGenerate(CLI::App& app, Action* action);
 void AddCompare(CLI::App& app, Action* action);
 void AddList(CLI::App& app, Action* action);
+void AddInspect(CLI::App& app, Action* action);
 void AddBench(CLI::App& app, Action* action);
 
 }  // namespace gnomon::cli

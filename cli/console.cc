@@ -98,14 +98,20 @@ std::string FindPython() {
   return IsProgram(GNOMON_PYTHON) ? GNOMON_PYTHON : "python3";
 }
 
+// The words as execvp() takes them.
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 // Runs a program and returns its exit code (-1: it could not be started) and what it wrote to its
 // standard error.
 std::pair<int, std::string> RunProgram(std::vector<std::string> words) {
   std::array<int, 2> ends;
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {-1, ""};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  const std::vector<char*> arguments = Pointers(words);
   const pid_t child = ::fork();
   if (child < 0) {
     ::close(ends[0]);
@@ -311,6 +317,13 @@ std::string DrawReport(const fs::path& folder) {
     if (!OneLine(line).empty()) last = line;
   }
   return OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", last));
+}
+
+int BecomePython(const std::string& module, std::vector<std::string> words) {
+  const std::string python = FindPython();
+  words.insert(words.begin(), {python, "-m", module});
+  ::execvp(python.c_str(), Pointers(words).data());
+  throw Error(StrCat("cannot run ", python));
 }
 
 }  // namespace gnomon::cli

@@ -90,6 +90,10 @@ nlohmann::json DescribeTokens(const models::TokenData& tokens);
 // with, else python3. Returns an empty string, or one line that says why there is no report.
 std::string DrawReport(const std::filesystem::path& folder);
 
+// Gives this process to `python -m MODULE WORDS`, of the same interpreter. Comes back only if that
+// cannot be started, and throws Error then.
+int BecomePython(const std::string& module, std::vector<std::string> words);
+
 }  // namespace gnomon::cli
 
 #endif  // GNOMON_CLI_CONSOLE_H_

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   AddGenerate(app, &action);
   AddCompare(app, &action);
   AddList(app, &action);
+  AddInspect(app, &action);
   AddBench(app, &action);
   try {
     RememberCommand(argc, argv);

@@ -18,32 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, too pale
-# for a line on white.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888"]
-DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
-MARKERS = "osD^vPX*"
+from gnomon._plots import STYLE, colour, line_style
 
-STYLE = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "axes.axisbelow": True,
-    "axes.labelcolor": "#333333",
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
-    "axes.edgecolor": "#888888",
-    "legend.frameon": False,
-    "svg.hashsalt": "gnomon",
-}
+MARKERS = "osD^vPX*"
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -119,14 +99,6 @@ def tokens(results: dict[str, Any]) -> str:
 def unit(results: dict[str, Any]) -> str:
     """One of the tokens."""
     return tokens(results).removesuffix("s")
-
-
-def colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
-
-
-def line_style(index: int) -> dict[str, Any]:
-    return {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def marker(index: int) -> str:

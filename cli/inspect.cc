@@ -1,0 +1,23 @@
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+
+namespace gnomon::cli {
+
+// The pictures and their options are Python's (python/gnomon/inspect), which reads all words after
+// the command, --help among them.
+void AddInspect(CLI::App& app, Action* action) {
+  CLI::App* command = app.add_subcommand(
+      "inspect",
+      "Draw encodings, their decay with distance, what a trained model attends to, cones: "
+      "`gnomon inspect --help` lists the pictures");
+  command->set_help_flag();
+  command->prefix_command();
+  command->callback([action, command] {
+    *action = [command] { return BecomePython("gnomon.inspect", command->remaining()); };
+  });
+}
+
+}  // namespace gnomon::cli

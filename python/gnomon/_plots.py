@@ -1,0 +1,37 @@
+"""Colours and style of all pictures. Imports matplotlib, so only what draws may import it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, too pale
+# for a line on white.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888"]
+DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
+
+STYLE = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.axisbelow": True,
+    "axes.labelcolor": "#333333",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "axes.edgecolor": "#888888",
+    "legend.frameon": False,
+    "svg.hashsalt": "gnomon",
+}
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def line_style(index: int) -> dict[str, Any]:
+    return {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}

@@ -1,0 +1,118 @@
+"""Draws what people look at: ``python -m gnomon.inspect``, which ``gnomon inspect`` runs."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+try:
+    import matplotlib
+except ImportError as error:
+    sys.exit(f"gnomon: inspect draws with matplotlib: {error}")
+
+from gnomon._plots import STYLE
+from gnomon.inspect import cones, decay, encodings, model_pictures, rank
+from gnomon.inspect._pictures import Picture, unknown
+
+PICTURES: dict[
+    str,
+    tuple[
+        str,
+        Callable[[argparse.ArgumentParser], None],
+        Callable[[argparse.Namespace], Picture],
+    ],
+] = {
+    "encoding": (
+        "inner products of the positions of an encoding that is added to embeddings",
+        encodings.add_encoding_arguments,
+        encodings.draw_encoding,
+    ),
+    "decay": (
+        "what RoPE, ALiBi, HyPE, T5 and other positions do to a score with distance; with --model, "
+        "as each layer has learned it",
+        decay.add_arguments,
+        decay.draw,
+    ),
+    "tables": (
+        "similarity of the rows of the position tables that a checkpoint has learned; biases as "
+        "they are",
+        model_pictures.add_tables_arguments,
+        model_pictures.draw_tables,
+    ),
+    "attention": (
+        "attention weights of a trained model, two texts side by side",
+        model_pictures.add_attention_arguments,
+        model_pictures.draw_attention,
+    ),
+    "cones": (
+        "penumbral and umbral cones in the half-plane: shadows and lowest common ancestors",
+        cones.add_arguments,
+        cones.draw,
+    ),
+    "rotation": (
+        "the matrix that shifts sinusoids by k positions, a rotation of each pair",
+        encodings.add_rotation_arguments,
+        encodings.draw_rotation,
+    ),
+    "terms": (
+        "the four terms of a score of tokens with positions added",
+        encodings.add_terms_arguments,
+        encodings.draw_terms,
+    ),
+    "rank": (
+        "the margin that cones and the dot product reach for the order of a tree, by dimensions",
+        rank.add_arguments,
+        rank.draw,
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers wrong input with one line, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        _fail(f"{self.prog.removeprefix('gnomon ')}: {message} (--help lists what there is)")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"gnomon: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="gnomon inspect",
+        description="Draws one picture, as a PNG file with its numbers as JSON beside it.",
+    )
+    pictures = parser.add_subparsers(dest="picture", metavar="PICTURE", required=True)
+    for name, (text, add_arguments, _) in PICTURES.items():
+        command = pictures.add_parser(name, help=text, description=f"Draws {text}.")
+        add_arguments(command)
+        command.add_argument(
+            "--out", type=pathlib.Path, default=pathlib.Path(f"{name}.png"),
+            help="the picture, a file NAME.png; its numbers go to NAME.json (default %(default)s)",
+        )  # fmt: skip
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        if words and not words[0].startswith("-") and words[0] not in PICTURES:
+            raise unknown("picture", words[0], PICTURES)
+        options = _parser().parse_args(words)
+        if options.out.suffix != ".png":
+            raise ValueError(f"--out: {options.out}; expected a file NAME.png")
+        with matplotlib.rc_context(STYLE):
+            PICTURES[options.picture][2](options).save(options.out)
+    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+        _fail(str(error).removeprefix("gnomon: "))
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What all pictures share: numbers beside them, heat maps, names that are wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import pathlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from gnomon._plots import STYLE
+
+#: Significant digits of the numbers beside a picture.
+DIGITS = 7
+
+SIGNED = "RdBu_r"
+
+
+@dataclass
+class Picture:
+    """A figure, and the numbers in it."""
+
+    figure: Figure
+    numbers: dict[str, Any]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes the picture to `path` and its numbers beside it, with the suffix .json."""
+        text = json.dumps(_plain(self.numbers), indent=1, allow_nan=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(STYLE):
+            self.figure.savefig(path, dpi=150)
+        path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """In inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
+    """Draws a matrix with its first row on top; returns the image, for a colour bar."""
+    axes.grid(visible=False)
+    return axes.imshow(values.detach().numpy(), interpolation="nearest", **options)
+
+
+def shades(values: Tensor) -> dict[str, Any]:
+    """Options of a heat map: one colour for each sign, if there are both."""
+    if bool((values >= 0).all()):
+        return {"cmap": "viridis", "vmin": float(values.min()), "vmax": float(values.max())}
+    return signed(values)
+
+
+def signed(values: Tensor) -> dict[str, Any]:
+    """Options of a heat map whose white is 0."""
+    largest = float(values.abs().max()) or 1.0
+    return {"cmap": SIGNED, "vmin": -largest, "vmax": largest}
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that there is not."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, cutoff=0.4)
+    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    return ValueError(f'unknown {kind} "{name}"{nearest}; known: {", ".join(known)}')
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: tensors as lists, what is not finite as null."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def symbol(character: str) -> str:
+    """Of one character, to stand beside a row or a column."""
+    return "␣" if character == " " else character
+
+
+def integers(option: str, text: str) -> list[int]:
+    """Positive integers joined by commas."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{option}: '{text}'; expected integers joined by commas") from error
+    if min(values) < 1:
+        raise ValueError(f"{option}: {min(values)}; expected 1 or more")
+    return values

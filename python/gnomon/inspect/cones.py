@@ -1,0 +1,147 @@
+"""Cones, their shadows and lowest common ancestors in the half-plane (Tseng et al. 2023)."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import torch
+from matplotlib.patches import Circle
+from torch import Tensor
+
+import gnomon
+from gnomon._plots import colour
+from gnomon.inspect._pictures import Picture, new_figure, unknown
+
+#: Light from a horosphere of height 1; balls wide enough to be seen.
+RADII = {"penumbral": 1.0, "umbral": 0.5}
+PAIRS = {
+    "penumbral": ["-1.6,0.5,-1.05,0.35", "-0.15,0.8,0.05,0.45", "1.1,0.55,3.3,0.45"],
+    "umbral": ["-1.6,0.5,-1.05,0.35", "-0.15,1.0,0.05,0.45", "1.05,0.55,2.25,0.45"],
+}
+PIXELS = 1600
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cone", default="penumbral,umbral", help="joined by commas (default %(default)s)"
+    )
+    parser.add_argument(
+        "--r",
+        type=float,
+        help="height of the horosphere, or radius of the balls (default 1, and 0.5 for umbral)",
+    )
+    parser.add_argument(
+        "--pair",
+        action="append",
+        metavar="X,H,X,H",
+        help="two points, each a place and a height; repeatable (default: three pairs: with a "
+        "common ancestor, one above the other, and far apart). A first number below 0 "
+        "needs the form --pair=-1,0.5,0,0.3",
+    )
+
+
+def points_of(pair: str) -> Tensor:
+    """(2, 2)."""
+    try:
+        points = torch.tensor([float(part) for part in pair.split(",")], dtype=torch.float64)
+    except ValueError:
+        points = torch.empty(0)
+    if points.numel() != 4 or not bool(points.isfinite().all()) or min(points[1::2].tolist()) <= 0:
+        raise ValueError(f"--pair: '{pair}'; expected four numbers X,H,X,H with heights above 0")
+    return points.reshape(2, 2)
+
+
+def shadow(point: Tensor, field: Tensor, cone: str, r: float) -> Tensor:
+    """Which points of `field` (..., 2) lie in the cone of a point."""
+    return gnomon.cones.ancestor(point, field, cone=cone, r=r)
+
+
+def draw(options: argparse.Namespace) -> Picture:
+    cones = options.cone.split(",")
+    for cone in cones:
+        if cone not in RADII:
+            raise unknown("cone", cone, RADII)
+    if options.r is not None and not 0 < options.r < math.inf:
+        raise ValueError(f"--r is {options.r}; expected a positive number")
+    figure = new_figure(9.6, 3.4 * len(cones))
+    panels = figure.subplots(len(cones), 1, squeeze=False)[:, 0]
+    results = [
+        _draw_cone(axes, cone, options.r or RADII[cone], options.pair or PAIRS[cone])
+        for axes, cone in zip(panels, cones, strict=True)
+    ]
+    return Picture(figure, {"cones": results})
+
+
+def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, Any]:
+    found = []
+    for text in pairs:
+        pair = points_of(text)
+        if cone == "penumbral" and float(pair[:, 1].max()) > r:
+            raise ValueError(f"--pair: '{text}'; penumbral cones lie below the height r = {r:g}")
+        top = gnomon.cones.lowest_common_ancestor(pair[0], pair[1], cone=cone, r=r)
+        found.append((pair, top))
+    everything = torch.cat([torch.cat([pair, top[None]]) for pair, top in found])
+    low, high = everything[:, 0].min() - 0.9, everything[:, 0].max() + 0.9
+    ceiling = 1.12 * max(float(everything[:, 1].max()), r if cone == "penumbral" else 0)
+    width = torch.linspace(float(low), float(high), PIXELS, dtype=torch.float64)
+    rows = max(2, math.ceil(PIXELS * ceiling / float(high - low)))
+    height = torch.linspace(1e-6, ceiling, rows, dtype=torch.float64)
+    field = torch.stack(torch.meshgrid(width, height, indexing="xy"), -1)
+    axes.grid(visible=False)
+    pairs_found = []
+    for index, (pair, top) in enumerate(found):
+        below_light = cone == "umbral" or float(top[1]) <= r
+        for point in pair:
+            inside = shadow(point, field, cone, r).double()
+            axes.contourf(width, height, inside, [0.5, 1.5], colors=[colour(index)], alpha=0.28)
+            axes.plot(*point, "o", color=colour(index), markersize=6)
+            if cone == "umbral":
+                _draw_ball(axes, point, r, colour(index))
+        if below_light:
+            inside = shadow(top, field, cone, r).double()
+            axes.contour(width, height, inside, [0.5], colors=[colour(index)], linestyles="--",
+                         linewidths=1.2)  # fmt: skip
+        else:
+            _draw_geodesic(axes, pair, colour(index))
+        # An ancestor of the other point stands where their common one does.
+        axes.plot(*top, "*", color=colour(index), markersize=13, markeredgecolor="black",
+                  markeredgewidth=0.7)  # fmt: skip
+        pairs_found.append(
+            {
+                "points": pair,
+                "lowest_common_ancestor": top,
+                "has_common_ancestor": below_light,
+                "ancestor": gnomon.cones.ancestor(pair[0], pair[1], cone=cone, r=r),
+                "descendant": gnomon.cones.ancestor(pair[1], pair[0], cone=cone, r=r),
+            }
+        )
+    if cone == "penumbral":
+        axes.axhline(r, color="#E69F00", linewidth=1.6)
+        axes.text(float(low), r, " light", color="#B87500", va="bottom", fontsize=10)
+    axes.axhline(0, color="black", linewidth=1.2)
+    axes.set_xlim(float(low), float(high))
+    axes.set_ylim(-0.02 * ceiling, ceiling)
+    axes.set_aspect("equal")
+    axes.set_ylabel("height")
+    what = "light from the horosphere of height" if cone == "penumbral" else "light from above on balls of radius"
+    axes.set_title(f"{cone} cones, {what} {r:g}", fontsize=11)
+    return {"cone": cone, "r": r, "pairs": pairs_found}
+
+
+def _draw_ball(axes: Any, point: Tensor, r: float, edge: str) -> None:
+    """The ball of hyperbolic radius r: a disc about (x, h cosh r) of radius h sinh r."""
+    x, height = point.tolist()
+    axes.add_patch(
+        Circle((x, height * math.cosh(r)), height * math.sinh(r), fill=False, edgecolor=edge, lw=1)
+    )
+
+
+def _draw_geodesic(axes: Any, pair: Tensor, edge: str) -> None:
+    """The half-circle about a point of the floor through both points."""
+    (x, u), (y, v) = pair.tolist()
+    centre = (x + y) / 2 + (v * v - u * u) / (2 * (y - x))
+    axes.add_patch(
+        Circle((centre, 0), math.hypot(x - centre, u), fill=False, edgecolor=edge, lw=1.2, ls=":")
+    )

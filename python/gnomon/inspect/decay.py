@@ -1,0 +1,159 @@
+"""How positions fall off with distance, by the operators themselves."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+from typing import Any
+
+import matplotlib
+import torch
+from torch import Tensor
+
+import gnomon
+from gnomon.inspect._model import load_model
+from gnomon.inspect._pictures import Picture, new_figure
+from gnomon.inspect._probe import biases
+from gnomon.nn import MultiheadAttention
+from gnomon.position import Position
+
+
+class _Spec(Position):
+    """A position that is given by its specification."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        return self.spec, []
+
+
+def components(spec: str) -> list[str]:
+    """Those of a sum; a plus before a digit belongs to a number."""
+    return re.split(r"\+(?!\d)", spec)
+
+
+def name_of(component: str) -> str:
+    return component.split(":")[0]
+
+
+def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
+    """mean over j of |sum_{i < j} e^(sqrt(-1) t theta_i)| for t = 0 .. distance.
+
+    The bound of a score with rotated tokens, relative to distance (Su et al. 2021, section 3.4.3).
+    """
+    units = torch.eye(dim, dtype=torch.float64)
+    position = _Spec(spec)
+
+    def turned(queries: Tensor, keys: Tensor) -> Tensor:
+        # One head for each unit vector; with one key, lse is the score.
+        q = queries[None, :, None].expand(-1, -1, distance + 1, -1)
+        _, lse = gnomon.attention(
+            q,
+            keys[None, :, None],
+            keys.new_zeros(1, dim, 1, 1),
+            position=position,
+            query_offset=0,
+            scale=1.0,
+            return_lse=True,
+        )
+        return lse[0]
+
+    # R_t e has cos t theta in its own place and -sin or sin in that of its partner.
+    cosine = turned(units, units)
+    sine = turned(units, torch.ones_like(units)) - cosine
+    # The first of each pair has its sine above 0 at distance 1; what does not turn has none.
+    first = sine[:, min(1, distance)] > 1e-12
+    waves = torch.complex(cosine[first], sine[first])
+    return waves.cumsum(0).abs().mean(0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--position",
+        default="rope,alibi,hype,t5,kerple",
+        help="specifications joined by commas (default %(default)s)",
+    )
+    parser.add_argument(
+        "--model", type=pathlib.Path, help="draw what each layer of this checkpoint has learned"
+    )
+    parser.add_argument("--distance", type=int, default=256, help="tokens back (%(default)s)")
+    parser.add_argument("--heads", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--head-dim", type=int, default=64, help="columns of a head (%(default)s)")
+
+
+def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Panels: a title, and curves (heads, distance + 1); RoPE has one."""
+    panels = []
+    if options.model is None:
+        specs = [part for spec in options.position.split(",") for part in components(spec)]
+        for spec in specs:
+            if name_of(spec) == "rope":
+                bound = rope_bound(spec, options.distance, options.head_dim)
+                panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
+                continue
+            module = MultiheadAttention(
+                options.heads * options.head_dim, options.heads, position=spec
+            ).double()
+            title = spec
+            if name_of(spec) == "t5":
+                table = module.t5_table
+                with torch.no_grad():
+                    table -= torch.arange(len(table), dtype=table.dtype)[:, None]
+                title += ", with table[b] = -b"
+            panels.append({"title": title, "kind": "bias", "curves": _biases(spec, module, options)})
+        return panels
+    model = load_model(options.model)
+    spec = model.options["position"]
+    for component in components(spec):
+        if name_of(component) == "rope":
+            head_dim = model.options["dim"] // model.options["heads"]
+            bound = rope_bound(component, options.distance, head_dim)
+            panels.append({"title": component, "kind": "bound", "curves": bound[None]})
+    for layer, block in enumerate(model.blocks):
+        curves = biases(block.attention, options.distance)
+        if curves.abs().max() > 0:
+            panels.append({"title": f"layer {layer}", "kind": "bias", "curves": curves})
+    if not panels:
+        raise ValueError(f'the position of {options.model}, "{spec}", adds nothing by distance')
+    return panels
+
+
+def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) -> Tensor:
+    curves = biases(module, options.distance)
+    if not curves.abs().max() > 0:
+        raise ValueError(f'position "{spec}" adds nothing to scores by distance')
+    return curves
+
+
+def draw(options: argparse.Namespace) -> Picture:
+    for name in ("distance", "heads", "head_dim"):
+        if getattr(options, name) < 1:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}: {getattr(options, name)}; expected 1 or more")
+    panels = _curves(options)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(3.9 * columns + 0.3, 3.2 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    colours = matplotlib.colormaps["viridis"]
+    distances = torch.arange(options.distance + 1)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        curves = panel["curves"]
+        if bool((curves == curves[0]).all()):
+            axes.plot(distances, curves[0], color="black", linewidth=1.6)
+            curves = []
+        for head, curve in enumerate(curves):
+            shade = head / max(len(curves) - 1, 1) * 0.9
+            axes.plot(distances, curve, color=colours(shade), linewidth=1.6, label=f"head {head}")
+        axes.set_title(panel["title"], fontsize=11)
+        axes.set_xlabel("distance, tokens back")
+        axes.set_ylabel("bound" if panel["kind"] == "bound" else "bias")
+    handles, names = max((axes.get_legend_handles_labels() for axes in grid.flat), key=lambda pair: len(pair[0]))
+    if handles:
+        figure.legend(handles, names, loc="outside right upper", fontsize=10)
+    numbers = {"distance": options.distance, "panels": panels}
+    return Picture(figure, numbers)

@@ -1,0 +1,174 @@
+"""How wide a margin tree orders reach in few dimensions: cones against the dot product.
+
+After Tseng et al. 2023, section 7.7: a cone in two dimensions holds any set of descendants, and
+scores all of them alike; a half-plane can cut out a set too, but the more nodes, the thinner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gnomon
+from gnomon.inspect._pictures import Picture, integers, new_figure, unknown
+from gnomon._plots import line_style
+from gnomon.similarity import Dot, Penumbral, Similarity, Umbral
+
+SIMILARITIES: dict[str, Similarity] = {
+    "dot": Dot(),
+    "penumbral": Penumbral(1.0),
+    "umbral": Umbral(1.0),
+}
+
+
+def descendants(branching: int, depth: int) -> Tensor:
+    """Of a complete tree, root first: whether node j is node i or below it, (N, N)."""
+    nodes = sum(branching**level for level in range(depth + 1))
+    below = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        below[:, node] |= below[:, (node - 1) // branching]
+    return below
+
+
+def scores(similarity: Similarity, q: Tensor, k: Tensor) -> Tensor:
+    """s_ij (R, N, N) of queries and keys (R, N, d): lse where a query sees one key alone."""
+    one_key = k.transpose(0, 1).unsqueeze(2)
+    _, lse = gnomon.attention(
+        q.expand(len(one_key), -1, -1, -1),
+        one_key,
+        torch.zeros_like(one_key[..., :1]),
+        similarity=similarity,
+        query_offset=0,
+        return_lse=True,
+    )
+    return lse.permute(1, 2, 0)
+
+
+def margins(s: Tensor, below: Tensor) -> Tensor:
+    """How well scores (..., N, N) tell descendants from other nodes, (...).
+
+    The smallest difference, over all nodes i with others beside their descendants, of the lowest
+    s_ij of a descendant j of i and the highest of another node. In units of the standard deviation
+    of all these s_ij about their mean over j: neither a scale nor a term of i alone, which softmax
+    does not see, changes it.
+    """
+    rows = ~below.all(1)
+    s, below = s[..., rows, :], below[rows]
+    low = s.masked_fill(~below, math.inf).amin(-1)
+    high = s.masked_fill(below, -math.inf).amax(-1)
+    return (low - high).amin(-1) / _spread(s)
+
+
+def _spread(s: Tensor) -> Tensor:
+    return (s - s.mean(-1, keepdim=True)).square().mean((-2, -1)).sqrt()
+
+
+def train(
+    similarity: Similarity, dim: int, below: Tensor, *, steps: int, restarts: int, seed: int
+) -> Tensor:
+    """The margins (restarts,) that queries and keys of the nodes reach, `dim` numbers each, by Adam.
+
+    The loss is a soft maximum over all triples (node, descendant, other) of how much the other
+    scores above the descendant, ever sharper. Of each restart the best step counts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (restarts, len(below), dim)
+    q, k = (torch.randn(shape, generator=generator).requires_grad_() for _ in range(2))
+    optimizer = torch.optim.Adam([q, k])
+    rows = ~below.all(1)
+    inside = below[rows]
+    best = torch.full((restarts,), -math.inf)
+    for step in range(steps):
+        done = step / steps
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 + math.cos(math.pi * done)) / 2
+        temperature = 0.3 * 0.03**done
+        s = scores(similarity, q, k)
+        best = torch.maximum(best, margins(s.detach(), below))
+        chosen = s[:, rows]
+        z = chosen / (_spread(chosen)[:, None, None] * temperature)
+        low = (-z).masked_fill(~inside, -math.inf).logsumexp(-1)
+        high = z.masked_fill(inside, -math.inf).logsumexp(-1)
+        # The restarts do not see each other.
+        loss = temperature * (low + high).logsumexp(-1).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return best
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--similarity",
+        default="dot,penumbral,umbral",
+        help="of dot, penumbral and umbral, joined by commas (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dims", default="2,3,4,6,8", help="joined by commas (default %(default)s)"
+    )
+    parser.add_argument("--branching", type=int, default=2, help="children of a node (%(default)s)")
+    parser.add_argument("--depth", type=int, default=3, help="levels below the root (%(default)s)")
+    parser.add_argument("--steps", type=int, default=800, help="of Adam (%(default)s)")
+    parser.add_argument(
+        "--restarts", type=int, default=8, help="random beginnings; the best counts (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the beginnings (%(default)s)")
+
+
+def draw(options: argparse.Namespace) -> Picture:
+    names = options.similarity.split(",")
+    for name in names:
+        if name not in SIMILARITIES:
+            raise unknown("similarity", name, SIMILARITIES)
+    dims = integers("--dims", options.dims)
+    if min(dims) < 2:
+        raise ValueError(f"--dims: {min(dims)}; a cone needs two dimensions or more")
+    for name in ("branching", "steps", "restarts"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}: {getattr(options, name)}; expected 1 or more")
+    if options.depth < 2 or (options.depth + 1) * options.branching**options.depth > 2000:
+        raise ValueError(
+            f"--depth: {options.depth} with --branching {options.branching}; expected 2 levels or "
+            "more, and a tree that is small"
+        )
+    below = descendants(options.branching, options.depth)
+    results: list[dict[str, Any]] = []
+    figure = new_figure(7.2, 4.4)
+    axes = figure.add_subplot()
+    for index, name in enumerate(names):
+        reached = [
+            train(
+                SIMILARITIES[name],
+                dim,
+                below,
+                steps=options.steps,
+                restarts=options.restarts,
+                seed=options.seed,
+            )
+            for dim in dims
+        ]
+        for dim, margin in zip(dims, reached, strict=True):
+            results.append({"similarity": name, "dim": dim, "margins": margin})
+        best = [float(margin.max()) for margin in reached]
+        axes.plot(dims, best, label=name, marker="o", markersize=6, **line_style(index))
+    axes.axhline(0, color="#888888", linewidth=1)
+    axes.set_xticks(dims)
+    axes.set_xlabel("dimensions of a node")
+    axes.set_ylabel("margin, standard deviations of the scores")
+    axes.set_title(
+        f"Telling descendants from other nodes of a tree of {len(below)} nodes", fontsize=11
+    )
+    axes.legend()
+    numbers = {
+        "branching": options.branching,
+        "depth": options.depth,
+        "nodes": len(below),
+        "steps": options.steps,
+        "seed": options.seed,
+        "results": results,
+    }
+    return Picture(figure, numbers)
