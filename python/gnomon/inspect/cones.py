@@ -20,6 +20,10 @@ PAIRS = {
     "penumbral": ["-1.6,0.5,-1.05,0.35", "-0.15,0.8,0.05,0.45", "1.1,0.55,3.3,0.45"],
     "umbral": ["-1.6,0.5,-1.05,0.35", "-0.15,1.0,0.05,0.45", "1.05,0.55,2.25,0.45"],
 }
+LIGHT = {
+    "penumbral": "light from the horosphere of height",
+    "umbral": "light from above on balls of radius",
+}
 PIXELS = 1600
 
 
@@ -125,8 +129,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
     axes.set_ylim(-0.02 * ceiling, ceiling)
     axes.set_aspect("equal")
     axes.set_ylabel("height")
-    what = "light from the horosphere of height" if cone == "penumbral" else "light from above on balls of radius"
-    axes.set_title(f"{cone} cones, {what} {r:g}", fontsize=11)
+    axes.set_title(f"{cone} cones, {LIGHT[cone]} {r:g}", fontsize=11)
     return {"cone": cone, "r": r, "pairs": pairs_found}
 
 

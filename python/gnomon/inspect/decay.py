@@ -102,7 +102,9 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
                 with torch.no_grad():
                     table -= torch.arange(len(table), dtype=table.dtype)[:, None]
                 title += ", with table[b] = -b"
-            panels.append({"title": title, "kind": "bias", "curves": _biases(spec, module, options)})
+            panels.append(
+                {"title": title, "kind": "bias", "curves": _biases(spec, module, options)}
+            )
         return panels
     model = load_model(options.model)
     spec = model.options["position"]
@@ -136,7 +138,7 @@ def draw(options: argparse.Namespace) -> Picture:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(3.9 * columns + 0.3, 3.2 * rows)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    grid: Any = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     colours = matplotlib.colormaps["viridis"]
@@ -152,7 +154,9 @@ def draw(options: argparse.Namespace) -> Picture:
         axes.set_title(panel["title"], fontsize=11)
         axes.set_xlabel("distance, tokens back")
         axes.set_ylabel("bound" if panel["kind"] == "bound" else "bias")
-    handles, names = max((axes.get_legend_handles_labels() for axes in grid.flat), key=lambda pair: len(pair[0]))
+    handles, names = max(
+        (axes.get_legend_handles_labels() for axes in grid.flat), key=lambda pair: len(pair[0])
+    )
     if handles:
         figure.legend(handles, names, loc="outside right upper", fontsize=10)
     numbers = {"distance": options.distance, "panels": panels}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 import torch
 from matplotlib.ticker import MaxNLocator
@@ -100,9 +101,7 @@ def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shift", type=int, default=3, help="k, in tokens (%(default)s)")
     parser.add_argument("--dim", type=int, default=16, help="columns, an even number (%(default)s)")
-    parser.add_argument(
-        "--layout", default="interleaved", help=f"{LAYOUTS} (default %(default)s)"
-    )
+    parser.add_argument("--layout", default="interleaved", help=f"{LAYOUTS} (default %(default)s)")
 
 
 def draw_rotation(options: argparse.Namespace) -> Picture:
@@ -196,7 +195,7 @@ def draw_terms(options: argparse.Namespace) -> Picture:
     grid = figure.add_gridspec(2, 4)
     panels = [figure.add_subplot(grid[row, column]) for row in (0, 1) for column in (0, 1)]
     whole = figure.add_subplot(grid[:, 2:])
-    image = None
+    image: Any = None
     for axes, (name, values) in zip(
         [*panels, whole], [*terms.items(), ("their sum, $(q_i + p_i)(k_j + p_j)$", total)],
         strict=True,

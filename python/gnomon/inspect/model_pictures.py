@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+from typing import Any
 
 import torch
 from matplotlib.colors import PowerNorm
@@ -60,7 +61,7 @@ def draw_attention(options: argparse.Namespace) -> Picture:
     size = 5.2 if single else 1.5
     width = len(heads) * size + 0.4
     figure = new_figure(len(texts) * width + 0.8, len(layers) * size + 1)
-    image = None
+    image: Any = None
     *parts, margin = figure.subfigures(
         1, len(texts) + 1, squeeze=False, width_ratios=[*(width for _ in texts), 0.8]
     )[0]

@@ -1,0 +1,52 @@
+"""The pages of docs that say what there is."""
+
+import ast
+import json
+import pathlib
+import re
+
+import pytest
+from formulas import POSITIONS, SIMILARITIES
+from test_cli import ROOT, succeed
+
+TESTS = ROOT / "tests"
+SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
+
+
+def test_the_catalogue_page_is_current(tmp_path):
+    page = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    assert page == succeed("list", "--markdown", cwd=tmp_path), "run: make docs-catalogue"
+
+
+def names_in(file: pathlib.Path) -> set[str]:
+    """The tests of a file, as they are called on the command line."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        return {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+    return {f"{a}.{b}" for a, b in re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", text, re.M)}
+
+
+ROWS = [
+    line.strip("|").split(" | ")
+    for line in SOURCES.splitlines()
+    if line.startswith("| ") and not line.startswith("| source")
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0].strip()}: {row[1]}")
+def test_every_source_has_its_tests(row):
+    assert len(row) == 4
+    found = re.findall(r"`([^`]+)`", row[3])
+    assert found
+    for name in found:
+        file, test = name.split("::")
+        (path,) = TESTS.glob(f"*/{file}")
+        test, _, entry = test.rstrip("]").partition("[")
+        assert test in names_in(path), name
+        assert entry in {"", *SIMILARITIES, *POSITIONS}, name
+
+
+def test_every_entry_of_the_catalogue_has_a_source(tmp_path):
+    catalogue = json.loads(succeed("list", "--json", cwd=tmp_path))
+    for entry in catalogue["similarities"] + catalogue["positions"]:
+        assert re.search(rf"\| [^|]*`{entry['name']}[`:]", SOURCES), entry["name"]

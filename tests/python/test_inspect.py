@@ -1,0 +1,392 @@
+"""gnomon inspect: the numbers beside each picture by formulas of their own, and wrong input."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from matplotlib.image import imread
+from safetensors.torch import load_file, save_file
+from test_cli import TINY, refused, succeed
+
+import gnomon
+from gnomon.inspect import rank
+from gnomon.inspect.__main__ import PICTURES, main
+from gnomon.inspect._model import load_model
+from gnomon.inspect._probe import weights
+from gnomon.nn import MultiheadAttention
+
+
+def close(numbers, expected, tolerance=1e-6):
+    torch.testing.assert_close(
+        torch.tensor(numbers, dtype=torch.float64),
+        torch.as_tensor(expected, dtype=torch.float64),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """Draws, checks that there is a picture, and returns its numbers."""
+
+    def run(*arguments):
+        out = tmp_path / "pictures" / "one.png"
+        assert main([*map(str, arguments), "--out", str(out)]) == 0
+        assert imread(out)[..., :3].std() > 0.01
+        return json.loads(out.with_suffix(".json").read_text())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("inspect")
+    (path / "text.txt").write_text("".join(f"line {n}: the quick fox\n" for n in range(300)))
+    return path
+
+
+def trained(folder, position, similarity="dot"):
+    out = folder / position.replace(":", "_")
+    succeed(
+        "train", "--data", "text.txt", "--out", out, "--steps", 6, "--length", 32,
+        "--learning-rate", 0.01, "--position", position, "--similarity", similarity,
+        *TINY, "--depth", 2, cwd=folder,
+    )  # fmt: skip
+    return out
+
+
+@pytest.fixture(scope="module")
+def absolute(folder):
+    return trained(folder, "learned+conv:kernel=4:groups=2+alibi:slopes=learned", "penumbral")
+
+
+@pytest.fixture(scope="module")
+def buckets(folder):
+    return trained(folder, "rope:layout=half+t5:buckets=8:max_distance=20")
+
+
+def test_products_of_sinusoids(draw):
+    numbers = draw("encoding", "--position", "sinusoidal,cape", "--length", 9, "--dim", 6)
+    p = torch.arange(9, dtype=torch.float64)
+    offsets = p[:, None] - p
+    frequencies = 10000.0 ** (-torch.arange(0, 6, 2) / 6)
+    expected = torch.cos(offsets[..., None] * frequencies).sum(-1)
+    for entry in numbers["encodings"]:
+        close(entry["products"], expected)
+
+
+def test_products_on_a_grid(draw):
+    numbers = draw("encoding", "--position", "sinusoidal:shape=3x5", "--dim", 8)
+    table = gnomon.grid_sinusoid((3, 5), 8).double()
+    close(numbers["encodings"][0]["products"], table @ table.T)
+
+
+def test_decay_of_biases(draw):
+    numbers = draw(
+        "decay", "--heads", 2, "--head-dim", 3, "--distance", 40, "--position",
+        "alibi,hype:tau=0.5:mu=0.1,kerple:kind=power,t5:buckets=8:max_distance=20+alibi:slopes=3",
+    )  # fmt: skip
+    t = torch.arange(41, dtype=torch.float64)
+    slopes = gnomon.alibi_slopes(2).double()[:, None]
+    buckets = gnomon.t5_bucket(-torch.arange(41), False, 8, 20)
+    expected = [
+        -slopes * t,
+        (-0.5 * torch.sinh(0.1 * t)).expand(2, -1),
+        -slopes * t,
+        -buckets.double().expand(2, -1),
+        (-3 * t).expand(2, -1),
+    ]
+    for panel, curves in zip(numbers["panels"], expected, strict=True):
+        close(panel["curves"], curves)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("dims", [None, 6])
+def test_decay_of_rope(draw, layout, dims):
+    spec = f"rope:base=100:layout={layout}" + (f":dims={dims}" if dims else "")
+    numbers = draw("decay", "--position", spec, "--head-dim", 10, "--distance", 30)
+    width = dims or 10
+    expected = []
+    for t in range(31):
+        sums, total = [], 0j
+        for i in range(width // 2):
+            angle = t * 100 ** (-2 * i / width)
+            total += complex(math.cos(angle), math.sin(angle))
+            sums.append(abs(total))
+        expected.append(sum(sums) / len(sums))
+    close(numbers["panels"][0]["curves"], [expected])
+
+
+@pytest.mark.parametrize(
+    ("similarity", "position"),
+    [("dot", "rope+alibi"), ("penumbral", "rope"), ("umbral:score=log", "t5"), ("gaussian", None)],
+)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_weights_are_those_of_the_output(similarity, position, kv_heads):
+    torch.manual_seed(0)
+    module = MultiheadAttention(
+        12, 4, kv_heads, qk_dim=6, similarity=similarity, position=position
+    ).double()
+    x = torch.randn(1, 11, 12, dtype=torch.float64)
+    ours = weights(module, x, causal=True)
+    assert ours.shape == (4, 11, 11)
+    assert ours.triu(1).abs().max() == 0
+    torch.testing.assert_close(ours.sum(2), torch.ones(4, 11, dtype=torch.float64))
+    v = module.v_proj(x)[0].unflatten(1, (kv_heads, 3)).transpose(0, 1)
+    o = ours @ v.repeat_interleave(4 // kv_heads, 0)
+    expected = module(x, causal=True)[0]
+    torch.testing.assert_close(module.out_proj(o.transpose(0, 1).flatten(1)), expected)
+
+
+@pytest.mark.parametrize("run", ["absolute", "buckets"])
+def test_the_model_is_the_programs(run, request, folder):
+    path = request.getfixturevalue(run)
+    prompt = "line 1"
+    text = succeed(
+        "generate", "--model", path, "--prompt", prompt, "--tokens", 12, "--temperature", 0,
+        cwd=folder,
+    )  # fmt: skip
+    model = load_model(path)
+    tokens = list(prompt.encode())
+    with torch.no_grad():
+        for _ in range(12):
+            tokens.append(int(model(torch.tensor(tokens))[-1].argmax()))
+    written = bytes(tokens).decode(errors="backslashreplace")
+    assert written.removeprefix(prompt).strip() == text.removeprefix(prompt).strip()
+
+
+def test_attention(draw, buckets):
+    texts = ["--text", "a quick fox", "--text", "a quick hat"]
+    numbers = draw("attention", "--model", buckets, *texts)
+    first, second = (torch.tensor(entry["weights"]) for entry in numbers["texts"])
+    assert first.shape == second.shape == (2, 2, 11, 11)
+    torch.testing.assert_close(first.sum(3), torch.ones(2, 2, 11))
+    assert first.triu(1).abs().max() == 0
+    # Alike up to the first letter that differs, and different from there.
+    assert torch.equal(first[..., :8, :], second[..., :8, :])
+    assert not torch.equal(first[..., 8, :], second[..., 8, :])
+    model = load_model(buckets)
+    block = model.blocks[0]
+    tokens = torch.tensor(list(b"a quick fox"))
+    with torch.no_grad():
+        x = block.attention_norm(model.embedding(tokens) * 4.0)
+        expected = weights(block.attention, x[None], causal=True)
+    close(numbers["texts"][0]["weights"][0], expected)
+    one = draw("attention", "--model", buckets, *texts, "--layer", 1, "--head", 0)
+    assert one["texts"][1]["weights"] == [[numbers["texts"][1]["weights"][1][0]]]
+
+
+def test_tables(draw, absolute, buckets):
+    numbers = draw("tables", "--model", absolute)
+    (entry,) = numbers["tables"]
+    table = load_file(absolute / "checkpoint.safetensors")["model.token_position.learned0.table"]
+    rows = table.double()
+    expected = [[float(a @ b / (a.norm() * b.norm())) for b in rows] for a in rows]
+    assert entry["kind"] == "cosines"
+    close(entry["values"], expected)
+
+    numbers = draw("tables", "--model", buckets)
+    tensors = load_file(buckets / "checkpoint.safetensors")
+    assert len(numbers["tables"]) == 2
+    for layer, entry in enumerate(numbers["tables"]):
+        assert entry["kind"] == "biases"
+        close(entry["values"], tensors[f"model.blocks.{layer}.attention.t5_table"])
+
+
+def test_decay_that_a_model_has_learned(draw, absolute, buckets):
+    numbers = draw("decay", "--model", absolute, "--distance", 20)
+    tensors = load_file(absolute / "checkpoint.safetensors")
+    t = torch.arange(21, dtype=torch.float64)
+    for layer, panel in enumerate(numbers["panels"]):
+        theta = tensors[f"model.blocks.{layer}.attention.alibi_slopes_theta"].double()
+        assert theta.abs().max() > 1e-4
+        slopes = gnomon.alibi_slopes(2).double() * (5 * theta).exp()
+        close(panel["curves"], -slopes[:, None] * t, 1e-5)
+    kinds = [panel["kind"] for panel in draw("decay", "--model", buckets)["panels"]]
+    assert kinds == ["bound", "bias", "bias"]
+
+
+def test_cones(draw):
+    pairs = ["--pair=-1,0.5,0.4,0.3", "--pair=0,0.8,0.1,0.2", "--pair=0,0.5,3,0.4"]
+    penumbral, umbral = draw("cones", "--r", 0.9, *pairs)["cones"]
+    assert [pair["has_common_ancestor"] for pair in penumbral["pairs"]] == [True, True, False]
+    assert [pair["ancestor"] for pair in penumbral["pairs"]] == [False, True, False]
+    # On the edge of a penumbral cone sqrt(r^2 - h^2) grows as fast as the way from its axis.
+    a, b = math.sqrt(0.81 - 0.25), math.sqrt(0.81 - 0.09)
+    top = (a + b - 1.4) / 2
+    close(
+        penumbral["pairs"][0]["lowest_common_ancestor"],
+        [-1 + a - top, math.sqrt(0.81 - top**2)],
+    )
+    height = (0.5 + 0.3 + 1.4 / math.sinh(0.9)) / 2
+    place = -1 + (height - 0.5) * math.sinh(0.9)
+    close(umbral["pairs"][0]["lowest_common_ancestor"], [place, height])
+    # The top of the half-circle through both.
+    centre = 1.5 + (0.16 - 0.25) / 6
+    close(penumbral["pairs"][2]["lowest_common_ancestor"], [centre, math.hypot(centre, 0.5)])
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "split", "split_xl"])
+def test_rotation(draw, layout):
+    numbers = draw("rotation", "--layout", layout, "--dim", 8, "--shift", 5)
+    matrix = torch.tensor(numbers["matrix"])
+    close((matrix @ matrix.T).tolist(), torch.eye(8))
+    steps = 3 if layout == "split" else 4
+    angles = [5 * 10000 ** (-i / steps) for i in range(4)]
+    close([math.cos(angle) for angle in numbers["angles"]], [math.cos(angle) for angle in angles])
+    close([math.sin(angle) for angle in numbers["angles"]], [math.sin(angle) for angle in angles])
+    assert numbers["largest_error"] < 1e-9
+
+
+def test_terms(draw):
+    numbers = draw("terms", "--text", "abca", "--dim", 16)
+    names = ["content_content", "content_position", "position_content", "position_position"]
+    terms = [torch.tensor(numbers[name], dtype=torch.float64) for name in names]
+    close(numbers["sum"], sum(terms), 1e-5)
+    torch.testing.assert_close(terms[1], terms[2].T)
+    # The first and the last letter are one vector in two places.
+    assert torch.equal(terms[0][0], terms[0][3])
+    assert not torch.equal(terms[3][0], terms[3][3])
+    close(numbers["position_position"][0][2], math.sqrt(16) / 8 * sum(
+        math.cos(2 * 10000 ** (-i / 8)) for i in range(8)
+    ))  # fmt: skip
+
+
+def test_descendants_of_a_tree():
+    below = rank.descendants(3, 2)
+    for i in range(13):
+        for j in range(13):
+            node, found = j, j == i
+            while node > 0:
+                node = (node - 1) // 3
+                found = found or node == i
+            assert bool(below[i, j]) == found
+
+
+def test_margins():
+    torch.manual_seed(0)
+    below = rank.descendants(2, 2)
+    s = torch.randn(3, 7, 7, dtype=torch.float64)
+    expected = []
+    for matrix in s.tolist():
+        differences, squares = [], []
+        for i, row in enumerate(matrix):
+            inside = [x for j, x in enumerate(row) if below[i, j]]
+            outside = [x for j, x in enumerate(row) if not below[i, j]]
+            if outside:
+                differences.append(min(inside) - max(outside))
+                squares += [(x - sum(row) / 7) ** 2 for x in row]
+        expected.append(min(differences) / math.sqrt(sum(squares) / len(squares)))
+    close(rank.margins(s, below).tolist(), expected)
+    moved = 3 * s + torch.randn(3, 7, 1, dtype=torch.float64)
+    torch.testing.assert_close(rank.margins(moved, below), rank.margins(s, below))
+
+
+def test_scores_of_pairs():
+    q, k = torch.randn(2, 2, 7, 3, dtype=torch.float64)
+    dot = rank.scores(rank.SIMILARITIES["dot"], q, k)
+    torch.testing.assert_close(dot, q @ k.transpose(1, 2) / math.sqrt(3))
+
+
+def test_rank(draw):
+    arguments = ["rank", "--dims", "2,6", "--depth", 2, "--steps", 120, "--restarts", 2]
+    numbers = draw(*arguments)
+    assert numbers["nodes"] == 7
+    best = {
+        (entry["similarity"], entry["dim"]): max(entry["margins"]) for entry in numbers["results"]
+    }
+    for name in ("dot", "penumbral", "umbral"):
+        assert best[name, 6] > max(1.0, best[name, 2])
+    assert draw(*arguments) == numbers
+
+
+WRONG = {
+    "no picture": (["decya"], 'unknown picture "decya"; nearest: decay'),
+    "no picture named": ([], "PICTURE"),
+    "option": (["decay", "--lenght", "3"], "--lenght"),
+    "position": (["decay", "--position", "alibbi"], 'unknown position "alibbi"; nearest: alibi'),
+    "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds nothing to scores'),
+    "no encoding": (["encoding", "--position", "alibi"], '"alibi" adds nothing to embeddings'),
+    "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
+    "length": (["encoding", "--length", "0"], "--length is 0"),
+    "distance": (["decay", "--distance", "0"], "--distance: 0"),
+    "layout": (["rotation", "--layout", "splitt"], "splitt"),
+    "model": (["attention", "--model", "absent"], "no such checkpoint file or run folder: absent"),
+    "out": (["cones", "--out", "cones.svg"], "cones.svg; expected a file NAME.png"),
+    "folder of out": (["terms", "--out", "/dev/null/x.png"], "/dev/null"),
+    "cone": (["cones", "--cone", "penumbra"], 'unknown cone "penumbra"; nearest: penumbral'),
+    "pair": (["cones", "--pair", "1,2,3"], "'1,2,3'; expected four numbers"),
+    "height": (["cones", "--pair", "1,2,3,-1"], "heights above 0"),
+    "above the light": (["cones", "--pair", "0,2,1,1"], "below the height r = 1"),
+    "radius": (["cones", "--r", "0"], "--r is 0"),
+    "text": (["terms", "--text", "a"], "2 to 256"),
+    "similarity": (["rank", "--similarity", "dott"], 'unknown similarity "dott"; nearest: dot'),
+    "dims": (["rank", "--dims", "2,x"], "'2,x'; expected integers"),
+    "one dimension": (["rank", "--dims", "1"], "a cone needs two dimensions"),
+    "depth": (["rank", "--depth", "30"], "a tree that is small"),
+}  # fmt: skip
+
+
+def refuses(arguments, capsys) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main([*map(str, arguments)])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("gnomon: ")
+    return line
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, part = WRONG[name]
+    assert part in refuses(arguments, capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", buckets]
+    assert "--layer: 2; the model has 2" in refuses(["attention", *model, "--layer", 2], capsys)
+    assert "--head: -1; the model has 2" in refuses(["attention", *model, "--head", -1], capsys)
+    assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
+    assert "holds no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
+    line = refuses(["attention", "--model", absolute, "--text", 40 * "x"], capsys)
+    assert "32" in line  # rows of its table
+
+    content = (buckets / "checkpoint.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    damaged = {
+        "empty": b"",
+        "cut": content[:-1],
+        "cut in its header": content[:100],
+        "no JSON": content[:8] + b"?" * size + content[8 + size :],
+        "a huge header": b"\xff" * 8 + content[8:],
+        "a list": (2).to_bytes(8, "little") + b"[]",
+    }
+    for what, data in damaged.items():
+        (tmp_path / "damaged").write_bytes(data)
+        line = refuses(["tables", "--model", "damaged"], capsys)
+        assert "damaged is not a valid safetensors file" in line, what
+    save_file({"x": torch.zeros(2)}, tmp_path / "other")
+    assert "is not a checkpoint" in refuses(["tables", "--model", "other"], capsys)
+
+
+def test_the_program_hands_its_words_over(folder, tmp_path):
+    text = succeed("inspect", "--help", cwd=tmp_path)
+    assert all(f"    {name}" in text for name in PICTURES)
+    assert "--shift" in succeed("inspect", "rotation", "--help", cwd=tmp_path)
+    assert succeed("inspect", "rotation", "--shift", "-2", cwd=tmp_path) == "rotation.png\n"
+    assert {p.name for p in tmp_path.iterdir()} == {"rotation.png", "rotation.json"}
+    assert "nearest: cones" in refused("inspect", "cone", cwd=tmp_path)
+
+
+def test_only_what_draws_imports_matplotlib():
+    code = "import sys, gnomon, gnomon.nn; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
