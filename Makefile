@@ -78,6 +78,10 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 bench: build ## measure against PyTorch's own attention
 	$(BIN)/gnomon bench
 
+.PHONY: docs-catalogue
+docs-catalogue: build ## write docs/catalogue.md anew
+	$(BIN)/gnomon list --markdown > docs/catalogue.md
+
 .PHONY: format
 format: .venv/.setup-dev ## format all files
 	$(BIN)/clang-format -i $(cc_files)

@@ -9,21 +9,61 @@
 namespace gnomon::cli {
 namespace {
 
+// What holds for every entry.
+constexpr const char* kSupport =
+    "All have a forward and a backward pass on the CPU. In attention(), float32 is fused, bfloat16 "
+    "and float16 are computed in float32, and float64 runs on the reference.";
+constexpr const char* kCost =
+    "Cost counts the operations for each pair of a query and a key in the forward pass, besides "
+    "the "
+    "inner product, the scale and the exponential: simple ones (arithmetic, comparisons, choices) "
+    "+ "
+    "special ones (roots, logarithms, angles, divisions).";
+
 void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
   std::cout << title << "\n";
   for (const CatalogueEntry& entry : entries) {
-    std::cout << "\n  " << entry.name << "\n";
-    if (!entry.formula.empty()) std::cout << "      " << entry.formula << "\n";
+    std::cout << "\n  " << entry.name << "\n      " << entry.formula << "\n";
     for (const CatalogueParameter& parameter : entry.parameters) {
-      std::cout << "      :" << parameter.name << "=" << parameter.values;
-      if (!parameter.default_value.empty()) {
-        std::cout << "  (default " << parameter.default_value << ")";
-      }
-      std::cout << "\n";
+      std::cout << "      :" << parameter.name << "=" << parameter.values << "  (default "
+                << parameter.default_value << ")\n";
     }
-    if (!entry.citation.empty()) std::cout << "      " << entry.citation << "\n";
+    std::cout << "      cost: " << entry.cost << "\n      taken by: " << entry.use;
+    if (!entry.tokens.empty()) std::cout << "; tokens: " << entry.tokens;
+    std::cout << "\n      " << entry.citation << "\n";
   }
   std::cout << "\n";
+}
+
+// A cell of a table, which "|" would end.
+std::string Cell(const std::string& text) {
+  std::string cell;
+  for (const char character : text) {
+    if (character == '|') cell += '\\';
+    cell += character;
+  }
+  return cell;
+}
+
+void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries, bool positions) {
+  std::cout << "\n## " << title << "\n\n| name | cost | taken by |"
+            << (positions ? " tokens |\n|---|---|---|---|\n" : "\n|---|---|---|\n");
+  for (const CatalogueEntry& entry : entries) {
+    std::cout << "| [" << entry.name << "](#" << entry.name << ") | " << Cell(entry.cost) << " | "
+              << Cell(entry.use) << " |";
+    if (positions) std::cout << " " << entry.tokens << " |";
+    std::cout << "\n";
+  }
+  for (const CatalogueEntry& entry : entries) {
+    std::cout << "\n### " << entry.name << "\n\n    " << entry.formula << "\n\n"
+              << entry.citation << ".\n";
+    if (entry.parameters.empty()) continue;
+    std::cout << "\n| parameter | values | default |\n|---|---|---|\n";
+    for (const CatalogueParameter& parameter : entry.parameters) {
+      std::cout << "| " << parameter.name << " | " << Cell(parameter.values) << " | "
+                << Cell(parameter.default_value) << " |\n";
+    }
+  }
 }
 
 nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
@@ -38,21 +78,38 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
     list.push_back({{"name", entry.name},
                     {"formula", entry.formula},
                     {"citation", entry.citation},
-                    {"parameters", parameters}});
+                    {"parameters", parameters},
+                    {"cost", entry.cost},
+                    {"use", entry.use},
+                    {"tokens", entry.tokens}});
   }
   return list;
 }
 
-int Run(bool as_json) {
-  if (as_json) {
-    std::cout << nlohmann::json{{"similarities", ToJson(SimilarityCatalogue())},
-                                {"positions", ToJson(PositionCatalogue())}}
-                     .dump(2)
-              << "\n";
-  } else {
-    PrintText("Similarities (--similarity)", SimilarityCatalogue());
-    PrintText("Positions (--position); join them by +, give parameters after colons",
-              PositionCatalogue());
+enum class Format { kText, kJson, kMarkdown };
+
+int Run(Format format) {
+  switch (format) {
+    case Format::kJson:
+      std::cout << nlohmann::json{{"similarities", ToJson(SimilarityCatalogue())},
+                                  {"positions", ToJson(PositionCatalogue())}}
+                       .dump(2)
+                << "\n";
+      break;
+    case Format::kMarkdown:
+      std::cout << "# Catalogue\n\nWritten by `make docs-catalogue`; `gnomon list` prints the same."
+                << "\n\n"
+                << kSupport << "\n\n"
+                << kCost << "\n";
+      PrintMarkdown("Similarities", SimilarityCatalogue(), /*positions=*/false);
+      PrintMarkdown("Positions", PositionCatalogue(), /*positions=*/true);
+      break;
+    case Format::kText:
+      std::cout << kSupport << "\n" << kCost << "\n\n";
+      PrintText("Similarities (--similarity)", SimilarityCatalogue());
+      PrintText("Positions (--position); join them by +, give parameters after colons",
+                PositionCatalogue());
+      break;
   }
   return 0;
 }
@@ -60,10 +117,17 @@ int Run(bool as_json) {
 }  // namespace
 
 void AddList(CLI::App& app, Action* action) {
-  CLI::App* command = app.add_subcommand("list", "List the similarities and positions");
-  auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "Print JSON");
-  command->callback([action, as_json] { *action = [as_json] { return Run(*as_json); }; });
+  CLI::App* command = app.add_subcommand(
+      "list", "List the similarities and positions: formula, parameters, cost, source");
+  auto format = std::make_shared<Format>(Format::kText);
+  CLI::Option* json =
+      command->add_flag_callback("--json", [format] { *format = Format::kJson; }, "Print JSON");
+  command
+      ->add_flag_callback(
+          "--markdown", [format] { *format = Format::kMarkdown; },
+          "Print the page docs/catalogue.md")
+      ->excludes(json);
+  command->callback([action, format] { *action = [format] { return Run(*format); }; });
 }
 
 }  // namespace gnomon::cli

@@ -26,6 +26,14 @@ struct CatalogueEntry {
   std::string formula;
   std::string citation;
   std::vector<CatalogueParameter> parameters;
+  // Operations for each pair of a query and a key in the forward pass, besides the inner product,
+  // the scale and the exponential: "5 + 1", simple ones (arithmetic, comparisons, choices) and
+  // special ones (roots, logarithms, angles, divisions).
+  std::string cost;
+  // What takes it: "attention(), modules".
+  std::string use;
+  // Of a position: what its tokens lie on, "sequence, grid".
+  std::string tokens;
 };
 
 // Both in the order in which they are listed. Positions include "none".

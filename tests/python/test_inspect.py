@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from safetensors.torch import load_file, save_file
-from test_cli import TINY, refused, succeed
+from test_cli import refused, succeed
 
 import gnomon
 from gnomon.inspect import rank
@@ -17,6 +17,8 @@ from gnomon.inspect.__main__ import PICTURES, main
 from gnomon.inspect._model import load_model
 from gnomon.inspect._probe import weights
 from gnomon.nn import MultiheadAttention
+
+SMALL = ["--dim", "16", "--depth", "2", "--heads", "2", "--mlp", "32", "--batch", "4"]
 
 
 def close(numbers, expected, tolerance=1e-6):
@@ -53,7 +55,7 @@ def trained(folder, position, similarity="dot"):
     succeed(
         "train", "--data", "text.txt", "--out", out, "--steps", 6, "--length", 32,
         "--learning-rate", 0.01, "--position", position, "--similarity", similarity,
-        *TINY, "--depth", 2, cwd=folder,
+        *SMALL, cwd=folder,
     )  # fmt: skip
     return out
 
@@ -292,7 +294,7 @@ def test_scores_of_pairs():
 
 
 def test_rank(draw):
-    arguments = ["rank", "--dims", "2,6", "--depth", 2, "--steps", 120, "--restarts", 2]
+    arguments = ["rank", "--dims", "2,6", "--depth", 2, "--steps", 80, "--restarts", 2]
     numbers = draw(*arguments)
     assert numbers["nodes"] == 7
     best = {

@@ -400,6 +400,9 @@ TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
     for (const CatalogueEntry& entry : *catalogue) {
       EXPECT_FALSE(entry.formula.empty()) << entry.name;
       EXPECT_THAT(entry.citation, HasSubstr(" 20")) << entry.name;
+      EXPECT_THAT(entry.cost, HasSubstr(" + ")) << entry.name;
+      EXPECT_FALSE(entry.use.empty()) << entry.name;
+      EXPECT_EQ(entry.tokens.empty(), catalogue == &SimilarityCatalogue()) << entry.name;
       for (const CatalogueParameter& parameter : entry.parameters) {
         EXPECT_FALSE(parameter.values.empty() || parameter.default_value.empty()) << entry.name;
       }

@@ -7,7 +7,9 @@ scores all of them alike; a half-plane can cut out a set too, but the more nodes
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -117,6 +119,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the beginnings (%(default)s)")
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors this small take longer on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def draw(options: argparse.Namespace) -> Picture:
     names = options.similarity.split(",")
     for name in names:
@@ -133,8 +147,6 @@ def draw(options: argparse.Namespace) -> Picture:
             f"--depth: {options.depth} with --branching {options.branching}; expected 2 levels or "
             "more, and a tree that is small"
         )
-    # Tensors this small are slower on several threads.
-    torch.set_num_threads(1)
     below = descendants(options.branching, options.depth)
     results: list[dict[str, Any]] = []
     figure = new_figure(7.2, 4.4)
