@@ -85,7 +85,7 @@ def comparison(folder) -> pathlib.Path:
 
 def test_help_names_every_command_and_option(folder):
     text = succeed("--help", cwd=folder)
-    for command in ("train", "eval", "generate", "compare", "list", "bench"):
+    for command in ("train", "eval", "generate", "compare", "list", "inspect", "bench"):
         assert command in text
         assert "--help" in succeed(command, "--help", cwd=folder)
     assert "--learning-rate" in succeed("compare", "--help", cwd=folder)
@@ -100,6 +100,9 @@ def test_list_is_the_catalogue(folder):
     for name in names:
         assert f"\n  {name}\n" in text
     assert all(e["formula"] for e in catalogue["similarities"])
+    for entry in catalogue["similarities"] + catalogue["positions"]:
+        assert f"cost: {entry['cost']}" in text
+        assert f"taken by: {entry['use']}" in text
 
 
 def test_train_leaves_a_checkpoint_that_others_can_read(model):
