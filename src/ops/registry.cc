@@ -23,6 +23,7 @@ using Role = PositionEntry::Role;
 constexpr const char* kLearnable = "learned | fixed | number";
 constexpr const char* kAnywhere = "attention(), modules";
 constexpr const char* kBeside = "modules, beside attention()";
+constexpr const char* kNoTokens = "";  // of a similarity
 constexpr const char* kSequence = "sequence";
 constexpr const char* kSequenceOrGrid = "sequence, grid";
 constexpr const char* kTseng = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention";
@@ -232,7 +233,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      "Vaswani et al. 2017, Attention Is All You Need",
                      {},
                      "0 + 0",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapDot,
        .takes_scale = true},
       {.catalogue = {"laplacian",
@@ -240,7 +242,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      kTseng,
                      {{"gamma", kLearnable, "learned"}},
                      "5 + 1",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapLaplacian,
        .head_parameter = "gamma"},
       {.catalogue = {"gaussian",
@@ -248,7 +251,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      "Chen et al. 2021, Skyformer",
                      {{"gamma", kLearnable, "learned"}},
                      "5 + 0",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapGaussian,
        .head_parameter = "gamma"},
       {.catalogue = {"umbral",
@@ -260,7 +264,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                       {"map", "psi | exp | none", "psi"},
                       {"score", "height | log", "height"}},
                      "height: 9 + 1; log: 11 + 2",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapUmbral,
        .head_parameter = "gamma",
        .has_height = Always},
@@ -273,7 +278,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                       {"map", "xi | exp | none", "xi"},
                       {"score", "height | height2 | log", "height"}},
                      "height: 23 + 2; height2: 20 + 1; log: 23 + 3",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapPenumbral,
        .head_parameter = "gamma",
        .has_height = Always},
@@ -285,7 +291,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                       {"map", "pseudopolar | psi | xi | exp | none",
                        "pseudopolar of the hyperboloid, psi of half_space, exp of the others"}},
                      "15 + 3",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapHyperbolic,
        .head_parameter = "beta",
        .has_height = HyperbolicHasHeight},
@@ -297,7 +304,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                       {"K", "number", "0.1"},
                       {"map", "ball | none", "ball"}},
                      "20 + 2",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapEntailment,
        .head_parameter = "gamma"},
       {.catalogue = {"additive",
@@ -305,7 +313,8 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      "Velickovic et al. 2018, Graph Attention Networks",
                      {{"slope", "number", "0.2"}},
                      "4 + 0, and no product",
-                     kAnywhere},
+                     kAnywhere,
+                     kNoTokens},
        .map = MapAdditive,
        .columns = 1},
   };

@@ -16,6 +16,7 @@ from gnomon.inspect import rank
 from gnomon.inspect.__main__ import PICTURES, main
 from gnomon.inspect._model import load_model
 from gnomon.inspect._probe import weights
+from gnomon.inspect.decay import turned_columns
 from gnomon.nn import MultiheadAttention
 
 SMALL = ["--dim", "16", "--depth", "2", "--heads", "2", "--mlp", "32", "--batch", "4"]
@@ -158,6 +159,14 @@ def test_the_model_is_the_programs(run, request, folder):
             tokens.append(int(model(torch.tensor(tokens))[-1].argmax()))
     written = bytes(tokens).decode(errors="backslashreplace")
     assert written.removeprefix(prompt).strip() == text.removeprefix(prompt).strip()
+
+
+@pytest.mark.parametrize(
+    ("similarity", "columns"), [("dot", 6), ("laplacian", 6), ("umbral", 4), ("penumbral", 4)]
+)
+def test_columns_that_rope_turns(similarity, columns):
+    module = MultiheadAttention(6, 1, similarity=similarity, position="rope")
+    assert turned_columns(module) == columns
 
 
 def test_attention(draw, buckets):

@@ -69,6 +69,15 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     return waves.cumsum(0).abs().mean(0)
 
 
+def turned_columns(module: MultiheadAttention) -> int:
+    """How many columns of a head RoPE turns by default: not the height of a cone."""
+    try:
+        MultiheadAttention(1, 1, qk_dim=1, similarity=module.similarity)
+    except ValueError:  # a height alone is no token
+        return (module.qk_dim - 1) // 2 * 2
+    return module.qk_dim
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--position",
@@ -110,8 +119,8 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
     spec = model.options["position"]
     for component in components(spec):
         if name_of(component) == "rope":
-            head_dim = model.options["dim"] // model.options["heads"]
-            bound = rope_bound(component, options.distance, head_dim)
+            columns = turned_columns(model.blocks[0].attention)
+            bound = rope_bound(component, options.distance, columns)
             panels.append({"title": component, "kind": "bound", "curves": bound[None]})
     for layer, block in enumerate(model.blocks):
         curves = biases(block.attention, options.distance)
