@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from safetensors.torch import load_file, save_file
+from test_cli import gnomon as gnomon_program
 from test_cli import refused, succeed
 
 import gnomon
@@ -395,6 +396,9 @@ def test_the_program_hands_its_words_over(folder, tmp_path):
     assert succeed("inspect", "rotation", "--shift", "-2", cwd=tmp_path) == "rotation.png\n"
     assert {p.name for p in tmp_path.iterdir()} == {"rotation.png", "rotation.json"}
     assert "nearest: cones" in refused("inspect", "cone", cwd=tmp_path)
+    done = gnomon_program("inspect", "cones", cwd=tmp_path, GNOMON_PYTHON="/no/such/python")
+    assert done.returncode == 2
+    assert done.stderr == "gnomon: cannot run /no/such/python\n"
 
 
 def test_only_what_draws_imports_matplotlib():
