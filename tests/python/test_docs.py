@@ -8,6 +8,7 @@ import re
 import pytest
 from formulas import POSITIONS, SIMILARITIES
 from test_cli import ROOT, succeed
+from test_content import CONTENT
 
 TESTS = ROOT / "tests"
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def test_every_source_has_its_tests(row):
         (path,) = TESTS.glob(f"*/{file}")
         test, _, entry = test.rstrip("]").partition("[")
         assert test in names_in(path), name
-        assert entry in {"", *SIMILARITIES, *POSITIONS}, name
+        assert entry in {"", *SIMILARITIES, *POSITIONS, *CONTENT}, name
 
 
 def test_every_entry_of_the_catalogue_has_a_source(tmp_path):

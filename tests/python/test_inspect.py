@@ -126,7 +126,14 @@ def test_decay_of_rope(draw, layout, dims):
 
 @pytest.mark.parametrize(
     ("similarity", "position"),
-    [("dot", "rope+alibi"), ("penumbral", "rope"), ("umbral:score=log", "t5"), ("gaussian", None)],
+    [
+        ("dot", "rope+alibi"),
+        ("penumbral", "rope"),
+        ("umbral:score=log", "t5"),
+        ("gaussian", None),
+        ("dot", "relative:max_offset=3"),
+        ("dot", "transformer_xl"),
+    ],
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_weights_are_those_of_the_output(similarity, position, kv_heads):

@@ -51,7 +51,11 @@ class _Block(torch.nn.Module):
         dim = options["dim"]
         self.attention_norm = torch.nn.LayerNorm(dim)
         self.attention = MultiheadAttention(
-            dim, options["heads"], similarity=options["similarity"], position=options["position"]
+            dim,
+            options["heads"],
+            similarity=options["similarity"],
+            position=options["position"],
+            max_length=options["max_length"],
         )
         self.mlp_norm = torch.nn.LayerNorm(dim)
         self.mlp_in = torch.nn.Linear(dim, options["mlp"])

@@ -14,6 +14,8 @@ from gnomon.inspect._model import LanguageModel, load_model
 from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, signed, symbol
 from gnomon.inspect._probe import weights
 
+# Tables end in one of these.
+TABLES = ("table", "values", "rows", "columns")
 # Tables of scores, by bucket or offset; the rows of other tables are vectors.
 SCORE_TABLES = ("t5_table", "offset_bias_table", "grid_bias_table")
 # Tokens whose names fit beside a map.
@@ -129,7 +131,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     tables = {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
-        if name.rsplit(".", 1)[1].endswith("table")
+        if name.endswith(TABLES)
     }
     if not tables:
         position = model.options["position"]
