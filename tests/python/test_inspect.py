@@ -52,12 +52,12 @@ def folder(tmp_path_factory):
     return path
 
 
-def trained(folder, position, similarity="dot"):
+def trained(folder, position, similarity="dot", *flags):
     out = folder / position.replace(":", "_")
     succeed(
         "train", "--data", "text.txt", "--out", out, "--steps", 6, "--length", 32,
         "--learning-rate", 0.01, "--position", position, "--similarity", similarity,
-        *SMALL, cwd=folder,
+        *flags, *SMALL, cwd=folder,
     )  # fmt: skip
     return out
 
@@ -394,6 +394,14 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
         assert "damaged is not a valid safetensors file" in line, what
     save_file({"x": torch.zeros(2)}, tmp_path / "other")
     assert "is not a checkpoint" in refuses(["tables", "--model", "other"], capsys)
+
+
+def test_models_of_words(draw, folder, capsys):
+    words = trained(folder, "absolute_keys:length=40", "dot", "--tokens", "words")
+    numbers = draw("tables", "--model", words)
+    assert any("absolute_keys_table" in name for name in json.dumps(numbers).split('"'))
+    line = refuses(["attention", "--model", words], capsys)
+    assert "reads words; expected a model of bytes" in line
 
 
 def test_the_program_hands_its_words_over(folder, tmp_path):

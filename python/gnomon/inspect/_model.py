@@ -71,14 +71,15 @@ class _Block(torch.nn.Module):
 class LanguageModel(torch.nn.Module):
     """The model of models/language_model.h, with its names of parameters, for evaluation.
 
-    options: those in the checkpoint.
+    options: those in the checkpoint. tokens: what it reads, "bytes", "words" or "subwords".
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], tokens: str) -> None:
         super().__init__()
         dim = options["dim"]
         self.options = options
-        self.embedding = torch.nn.Embedding(256, dim)
+        self.tokens = tokens
+        self.embedding = torch.nn.Embedding(options["vocabulary"], dim)
         self.blocks = torch.nn.ModuleList(_Block(options) for _ in range(options["depth"]))
         self.norm = torch.nn.LayerNorm(dim)
         self.token_position = TokenPosition(
@@ -95,7 +96,7 @@ class LanguageModel(torch.nn.Module):
         return states
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (L, 256) of the byte after each of tokens (L,)."""
+        """Logits (L, vocabulary) of the token after each of tokens (L,)."""
         out: Tensor = self.norm(self.layer_inputs(tokens)[-1]) @ self.embedding.weight.T
         return out[0]
 
@@ -116,7 +117,7 @@ def load_model(path: pathlib.Path) -> LanguageModel:
         config = json.loads(metadata["gnomon"])
         if config["format"] != 1:
             raise ValueError(f"its format is {config['format']}, expected 1")
-        model = LanguageModel(config["model"])
+        model = LanguageModel(config["model"], config["tokens"]["kind"])
         state = {
             name.removeprefix("model."): tensor
             for name, tensor in tensors.items()

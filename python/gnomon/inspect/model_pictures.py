@@ -56,6 +56,10 @@ def draw_attention(options: argparse.Namespace) -> Picture:
         if not 1 <= len(text.encode()) <= LONGEST_TEXT:
             raise ValueError(f"--text: {len(text.encode())} bytes; expected 1 to {LONGEST_TEXT}")
     model = load_model(options.model)
+    if model.tokens != "bytes":
+        raise ValueError(
+            f"--model: {options.model} reads {model.tokens}; expected a model of bytes"
+        )
     layers = _chosen("layer", options.layer, model.options["depth"])
     heads = _chosen("head", options.head, model.options["heads"])
     maps = [attention_of(model, text)[layers][:, heads] for text in texts]
