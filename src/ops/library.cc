@@ -67,6 +67,7 @@ at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at:
                           .key_segments = key_segments,
                           .query_offset = std::move(query_offset),
                           .query_offsets = query_offsets,
+                          .scale = std::nullopt,
                           .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
                           .dropout = dropout,
                           .seed = seed});

@@ -13,7 +13,12 @@ from torch import Tensor
 from gnomon.nn import MultiheadAttention, TokenPosition
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
 
 
 def read_safetensors(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
