@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import torch
 from torch import Tensor
 
 from gnomon._checks import (
     check_flag,
+    check_integer,
     check_number,
     check_optional_integer,
     check_scale,
@@ -116,8 +117,8 @@ def attention(
             the Music Transformer (Huang et al. 2019).
         dropout: the chance with which a weight is dropped, 0 to 1; the others are multiplied by
             1 / (1 - dropout), and lse is that of all.
-        seed: of the dropout, which depends on it and on the place of a pair alone; by default drawn
-            by Torch's generator.
+        seed: of the dropout, which depends on it and on the batch, head, row and column of a pair
+            alone; by default drawn by Torch's generator.
         aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
             sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
             those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij.
@@ -136,24 +137,22 @@ def attention(
         NotImplementedError: an argument that this version does not offer.
     """
     check_tensors("attention", q=q, k=k, v=v)
-    for name, integers, shape in (
-        ("key_lengths", key_lengths, "(B,)"),
-        ("key_starts", key_starts, "(B,)"),
-        ("query_segments", query_segments, "(B, Lq)"),
-        ("key_segments", key_segments, "(B, Lk)"),
-    ):
-        if integers is not None and not isinstance(integers, Tensor):
-            expected = f"a Tensor {shape} of integers, or None"
-            raise wrong_type("attention", name, integers, expected)
-    check_flag("attention", "causal", causal)
+    first_query, query_offsets = check_call(
+        "attention",
+        causal,
+        query_offset,
+        {
+            "key_lengths": key_lengths,
+            "key_starts": key_starts,
+            "query_segments": query_segments,
+            "key_segments": key_segments,
+        },
+    )
     check_scale("attention", scale)
     check_number("attention", "dropout", dropout)
     check_optional_integer("attention", "seed", seed)
     if not isinstance(aggregation, str):
         raise wrong_type("attention", "aggregation", aggregation, "a string")
-    query_offsets = query_offset if isinstance(query_offset, Tensor) else None
-    first_query = None if isinstance(query_offset, Tensor) else query_offset
-    check_optional_integer("attention", "query_offset", first_query)
     similarity = Dot() if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise wrong_type("attention", "similarity", similarity, "one of gnomon.similarity")
@@ -168,7 +167,7 @@ def attention(
         spec, tensors = term._lower()
         position_specs.append(spec)
         position_tensors += tensors
-    left, right = _window(window)
+    left, right = check_window("attention", window)
     o, lse = ops.attention(
         q,
         k,
@@ -187,7 +186,7 @@ def attention(
         first_query,
         query_offsets,
         scale,
-        _chunks(chunks),
+        check_chunks("attention", chunks),
         dropout,
         None if seed is None else torch.tensor([seed]),
         aggregation,
@@ -201,28 +200,43 @@ def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Positio
     return position if isinstance(position, Sequence) else [position]
 
 
-def _window(window: Window | None) -> Window:
+def check_call(
+    operator: str,
+    causal: object,
+    query_offset: object,
+    integers: dict[str, object],
+) -> tuple[int | None, Tensor | None]:
+    """Checks types; returns query_offset as one number or as one for each batch."""
+    for name, tensor in integers.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise wrong_type(operator, name, tensor, "a Tensor of integers, or None")
+    check_flag(operator, "causal", causal)
+    if isinstance(query_offset, Tensor):
+        return None, query_offset
+    check_optional_integer(operator, "query_offset", query_offset)
+    return cast("int | None", query_offset), None
+
+
+def check_window(operator: str, window: Window | None) -> Window:
     if window is None:
         return None, None
     if not isinstance(window, (list, tuple)) or len(window) != 2:
         raise ValueError(
-            f"gnomon.attention: window is {window!r}; expected (left, right), None for unbounded"
+            f"gnomon.{operator}: window is {window!r}; expected (left, right), None for unbounded"
         )
     left, right = window
-    check_optional_integer("attention", "window's left", left)
-    check_optional_integer("attention", "window's right", right)
+    check_optional_integer(operator, "window's left", left)
+    check_optional_integer(operator, "window's right", right)
     return left, right
 
 
-def _chunks(chunks: tuple[int, int, int] | None) -> list[int] | None:
+def check_chunks(operator: str, chunks: tuple[int, int, int] | None) -> list[int] | None:
     if chunks is None:
         return None
     if not isinstance(chunks, (list, tuple)) or len(chunks) != 3:
         raise ValueError(
-            f"gnomon.attention: chunks is {chunks!r}; expected (size, before, after), or None"
+            f"gnomon.{operator}: chunks is {chunks!r}; expected (size, before, after), or None"
         )
     for number in chunks:
-        if number is None:
-            raise wrong_type("attention", "chunks", chunks, "three integers")
-        check_optional_integer("attention", "a number of chunks", number)
+        check_integer(operator, "a number of chunks", number)
     return list(chunks)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnomon._checks import check_flag, check_integer, check_tensors
 from gnomon._library import ops
 from gnomon._terms import check_shape
 
@@ -17,6 +18,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     2^(-8 (h + 1) / H) for a power of two; else those of the power of two below H, then every second
     one of the next (Press et al. 2022).
     """
+    check_integer("alibi_slopes", "num_heads", num_heads)
     slopes: Tensor = ops.alibi_slopes(num_heads)
     return slopes.to(torch.get_default_dtype())
 
@@ -28,6 +30,10 @@ def t5_bucket(
     max_distance: int = 128,
 ) -> Tensor:
     """The buckets, int64, of integers p_j - p_i of any shape (Raffel et al. 2020)."""
+    check_tensors("t5_bucket", relative_position=relative_position)
+    check_flag("t5_bucket", "bidirectional", bidirectional)
+    check_integer("t5_bucket", "num_buckets", num_buckets)
+    check_integer("t5_bucket", "max_distance", max_distance)
     bucket: Tensor = ops.t5_bucket(relative_position, bidirectional, num_buckets, max_distance)
     return bucket
 
@@ -39,6 +45,8 @@ def sinusoid(positions: Tensor, dim: int, *, layout: str = "interleaved") -> Ten
     p 10000^(-2 i / dim) (Vaswani et al. 2017); "split": all sines, then all cosines, exponent
     -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with -2 i / dim (Dai et al. 2019).
     """
+    check_tensors("sinusoid", positions=positions)
+    check_integer("sinusoid", "dim", dim)
     table: Tensor = ops.sinusoid(positions, dim, layout)
     return table
 
@@ -52,6 +60,8 @@ def grid_sinusoid(
     for the prefix. See sinusoid for the layouts.
     """
     sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
+    check_integer("grid_sinusoid", "dim", dim)
+    check_integer("grid_sinusoid", "prefix", prefix)
     table: Tensor = ops.grid_sinusoid(sizes, dim, layout, prefix)
     return table
 
@@ -72,6 +82,9 @@ def hype_augment(
     gets the H heads of q. axes is the shape of a grid that the tokens lie on in row-major order:
     the bias is then the sum over its axes, with 2 * copies columns for each (Angelotti 2023).
     """
+    check_tensors("hype_augment", q=q, k=k)
+    check_integer("hype_augment", "copies", copies)
+    check_integer("hype_augment", "query_offset", query_offset)
     numbers = {"dtype": torch.float64, "device": q.device}
     augmented: tuple[Tensor, Tensor] = ops.hype_augment(
         q,

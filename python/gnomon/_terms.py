@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 
 def to_spec(name: str, **options: object) -> str:
@@ -23,7 +23,10 @@ def to_spec(name: str, **options: object) -> str:
         elif isinstance(value, (tuple, list)):
             value = "x".join([f"{size}" for size in value])
         # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
-        spec += f":{key}={value}"
+        text = f"{value}"
+        if isinstance(value, str) and any(mark in value for mark in ":+="):
+            raise ValueError(f"gnomon: {name.split(':')[0]} has {key} = {value!r}")
+        spec += f":{key}={text}"
     return spec
 
 
@@ -36,6 +39,39 @@ def check_shape(what: str, shape: object) -> list[int]:
     return list(shape)
 
 
+# torch.compile knows the types of its own numbers, and does not ask them for attributes.
+def _is_integer(value: object) -> bool:
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (int, SymInt)) or hasattr(value, "__index__")
+
+
+def _is_real(value: object) -> bool:
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (float, SymFloat)) or hasattr(value, "__float__")
+
+
+def _fits(value: object, kinds: str) -> bool:
+    """Whether a value is of one of the kinds of an annotation, "int | None"."""
+    for kind in kinds.split(" | "):
+        if kind == "None":
+            fits = value is None
+        elif kind == "bool":
+            fits = isinstance(value, bool)
+        elif kind == "str":
+            fits = isinstance(value, str)
+        elif kind == "int":
+            fits = _is_integer(value)
+        elif kind == "float":
+            fits = _is_real(value) or _is_integer(value)
+        else:
+            fits = isinstance(value, (list, tuple))
+        if fits:
+            return True
+    return False
+
+
 class Term:
     """A similarity or a position. Its fields are its parameters."""
 
@@ -46,19 +82,27 @@ class Term:
     _tensors: ClassVar[tuple[str, ...]] = ()
 
     def _lower(self) -> tuple[str, list[Tensor]]:
+        if not hasattr(self, "_name"):
+            raise TypeError(f"gnomon.attention: {type(self).__name__} is no term of its own")
         tensors: list[Tensor] = []
         options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
             if isinstance(value, Tensor):
                 tensors.append(value)
-            else:
-                options[field] = value
+                continue
+            self._check(field, value, "float")
+            options[field] = value
         for field in self._options:
             value = getattr(self, field)
-            if isinstance(value, Tensor):
-                raise TypeError(
-                    f"gnomon.attention: {field} of {self._name} is a Tensor; expected a number"
-                )
+            self._check(field, value, type(self).__annotations__[field])
             options[field] = value
         return to_spec(self._name, **options), tensors
+
+    def _check(self, field: str, value: object, kinds: str) -> None:
+        if not _fits(value, kinds):
+            expected = {"float": "a number", "int": "an integer"}.get(kinds, kinds)
+            raise TypeError(
+                f"gnomon.attention: {field} of {self._name} is a {type(value).__name__}; expected "
+                f"{expected}"
+            )

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon._attention import Window, _chunks, _window
+from gnomon._attention import Window, check_call, check_chunks, check_window
+from gnomon._checks import check_integer, check_number, wrong_type
 from gnomon._library import ops
 from gnomon._terms import to_spec
 
@@ -42,10 +43,21 @@ class KVCache:
         """How many tokens it holds."""
         return 0 if self.k is None else self.k.shape[2]
 
+    def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values with those of more tokens, which the cache does not keep."""
+        if self.k is None or self.v is None:
+            return k, v
+        for name, old, new in (("k", self.k, k), ("v", self.v, v)):
+            if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+                raise ValueError(
+                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
+                    f"{list(old.shape)}; expected the same but for the length"
+                )
+        return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds tokens; returns all keys and values."""
-        self.k = k if self.k is None else torch.cat([self.k, k], 2)
-        self.v = v if self.v is None else torch.cat([self.v, v], 2)
+        self.k, self.v = self.joined(k, v)
         return self.k, self.v
 
     def reset(self) -> None:
@@ -94,6 +106,17 @@ class MultiheadAttention(torch.nn.Module):
         max_length: int = 512,
     ) -> None:
         super().__init__()
+        operator = "nn.MultiheadAttention"
+        check_integer(operator, "embed_dim", embed_dim)
+        check_integer(operator, "num_heads", num_heads)
+        check_integer(operator, "max_length", max_length)
+        for argument, count in (("kv_heads", kv_heads), ("qk_dim", qk_dim)):
+            if count is not None:
+                check_integer(operator, argument, count, "an integer, or None")
+        for argument, spec in (("similarity", similarity), ("position", position or "none")):
+            if not isinstance(spec, str):
+                raise wrong_type(operator, argument, spec, "a specification, a string")
+        check_number(operator, "dropout", dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
@@ -175,10 +198,24 @@ class MultiheadAttention(torch.nn.Module):
         k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(value).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         if cache is not None:
+            if not isinstance(cache, KVCache):
+                raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
             if query_offset is None:
                 query_offset = cache.length()
-            k, v = cache.append(k, v)
-        left, right = _window(window)
+            # The cache takes them once nothing can be refused any more.
+            k, v = cache.joined(k, v)
+        first_query, query_offsets = check_call(
+            "nn.MultiheadAttention",
+            causal,
+            query_offset,
+            {
+                "key_lengths": key_lengths,
+                "key_starts": key_starts,
+                "query_segments": query_segments,
+                "key_segments": key_segments,
+            },
+        )
+        left, right = check_window("nn.MultiheadAttention", window)
         o = ops.module_attention(
             q,
             k,
@@ -193,12 +230,14 @@ class MultiheadAttention(torch.nn.Module):
             key_lengths,
             query_segments,
             key_segments,
-            None if isinstance(query_offset, Tensor) else query_offset,
-            query_offset if isinstance(query_offset, Tensor) else None,
-            _chunks(chunks),
+            first_query,
+            query_offsets,
+            check_chunks("nn.MultiheadAttention", chunks),
             self.dropout if self.training else 0.0,
             None,
         )
+        if cache is not None:
+            cache.k, cache.v = k, v
         out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         return out
 

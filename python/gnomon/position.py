@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gnomon._checks import check_integer
 from gnomon._terms import Term, check_shape, to_spec
 
 __all__ = [
@@ -165,9 +166,24 @@ class Relative(_TableTerm):
         cls, table: Tensor, max_offset: int, far: str = "clip", values: Tensor | None = None
     ) -> Relative:
         """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
-        if isinstance(table, Tensor):
-            table = table.flip(-2)
-        return cls(table, max_offset, far, values if values is None else values.flip(-2))
+
+        def reversed_rows(name: str, rows: Tensor) -> Tensor:
+            if not isinstance(rows, Tensor):
+                raise TypeError(
+                    f"gnomon.position.Relative: {name} is a {type(rows).__name__}; expected a "
+                    "tensor"
+                )
+            if rows.dim() < 2:
+                raise ValueError(
+                    f"gnomon.position.Relative: {name} has shape {list(rows.shape)}; expected "
+                    "(n, D) or (H, n, D)"
+                )
+            return rows.flip(-2)
+
+        table = reversed_rows("table", table)
+        return cls(
+            table, max_offset, far, values if values is None else reversed_rows("values", values)
+        )
 
     def _lower(self) -> tuple[str, list[Tensor]]:
         spec, tensors = super()._lower()
@@ -214,6 +230,8 @@ class Relative2D(_TableTerm):
     _tensors: ClassVar[tuple[str, ...]] = ("rows", "columns")
 
     def _lower(self) -> tuple[str, list[Tensor]]:
+        for field in ("height", "width", "prefix"):
+            self._check(field, getattr(self, field), "int")
         spec, tensors = super()._lower()
         return to_spec(spec, shape=(self.height, self.width), prefix=self.prefix), tensors
 
@@ -245,6 +263,12 @@ class Grid(Position):
 
     def __post_init__(self) -> None:
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
+        if not isinstance(self.axes, Sequence):
+            raise TypeError(
+                f"gnomon.position.Grid: axes is a {type(self.axes).__name__}; expected a sequence "
+                "of biases"
+            )
+        check_integer("position.Grid", "prefix", self.prefix)
         if len(shape) != len(self.axes):
             raise ValueError(
                 f"gnomon.position.Grid: shape has {len(shape)} axes and axes "

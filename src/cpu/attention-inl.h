@@ -398,6 +398,7 @@ class ForwardPass {
                         query + r - first_row,
                         first + span.begin,
                         span.end - span.begin,
+                        first + seen.begin,
                         first + seen.end};
       AddWeights(block, r, row, masked, mask.rows[r], span.begin,
                  terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin);
@@ -486,7 +487,8 @@ class ForwardPass {
       const RowSpan span = mask.rows[r];
       const float* weights = block.tile + r * kForwardColumns;
       float* sum = block.sum + r * value_columns_;
-      const TileRow row{block.b, block.h, block.first_row + r, first, span.end, first + span.end};
+      const TileRow row{block.b,  block.h, block.first_row + r, first,
+                        span.end, first,   first + span.end};
       const float* bias = terms_.masks(block.b, block.h)
                               ? terms_.ScoreRow(row, nullptr, 0, block.added, &block.runs)
                               : nullptr;
@@ -894,7 +896,7 @@ class BackwardPass {
     RowSums<Definition>& totals = d_head_[Size(head * chunks_ + block.chunk)];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
-      const TileRow at{b, h, i, first + begin, end - begin, first + mask.end};
+      const TileRow at{b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end};
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);

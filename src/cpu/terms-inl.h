@@ -23,14 +23,16 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Columns [begin, begin + count) of one row of a tile, of which those up to `end` are keys.
+// Columns [begin, begin + count) of one row of a tile, whole vectors, of which tables are read for
+// keys [first, last) alone: a window holds no more.
 struct TileRow {
   int64_t b;
   int64_t h;
   int64_t i;
   int64_t begin;
   int64_t count;
-  int64_t end;
+  int64_t first;
+  int64_t last;
 };
 
 // to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
@@ -465,7 +467,7 @@ class Terms {
 
   void FindRuns(const TableLayout& layout, const TileRow& row, std::vector<TableRun>* runs) const {
     runs->clear();
-    layout.AddRuns(QueryOffset(in_, row.b) + row.i, row.begin, row.end, runs);
+    layout.AddRuns(QueryOffset(in_, row.b) + row.i, row.first, row.last, runs);
   }
 
   const AttentionInput<float>& in_;

@@ -256,6 +256,7 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
     at::TensorList similarity_tensors, const std::vector<std::string>& positions,
     at::TensorList position_tensors, const CallArguments& arguments) {
+  const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
   const ResolvedSimilarity resolved_similarity =
       ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);

@@ -64,7 +64,7 @@ class Arguments {
     head_scalars_ = Contiguous(a.head_scalars);
     factor_ = a.factor.contiguous();
     key_bias_ = Contiguous(a.key_bias);
-    query_offsets_ = Contiguous(a.query_offsets);
+    query_offsets_ = QueryOffsets(a.query_offsets);
     SetBias(a, dtype);
     SetRelative(a, dtype);
     SetMask(a);
@@ -197,7 +197,7 @@ class Arguments {
       }
       TORCH_CHECK_VALUE(
           shape_.queries + offset <= rows || shape_.queries == 0,
-          "gnomon.attention: position has rows for ", rows,
+          "gnomon.attention: r of transformer_xl has rows for ", rows,
           " distances; expected at least Lq + query_offset = ", shape_.queries + offset);
     }
     return std::make_unique<OffsetLayout>(rows - 1, 0,
@@ -205,7 +205,7 @@ class Arguments {
   }
 
   static void ExpectRows(int64_t rows, int64_t expected) {
-    TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: a relative table has ", rows,
+    TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: the table of position has ", rows,
                       " rows; expected ", expected);
   }
 
@@ -241,6 +241,19 @@ class Arguments {
     TORCH_CHECK_VALUE(chunks.size() == 3, "gnomon.attention: chunks has ", chunks.size(),
                       " numbers; expected 3");
     mask_.chunks = {chunks[0], chunks[1], chunks[2]};
+  }
+
+  // Beyond 2^53 positions in float64 are no longer exact.
+  static at::Tensor QueryOffsets(const OptionalTensor& offsets) {
+    constexpr int64_t kFarthest = int64_t{1} << 53;
+    const at::Tensor contiguous = Contiguous(offsets);
+    for (int64_t b = 0; contiguous.defined() && b < contiguous.numel(); ++b) {
+      const int64_t offset = contiguous.const_data_ptr<int64_t>()[b];
+      TORCH_CHECK_VALUE(offset >= -kFarthest && offset <= kFarthest,
+                        "gnomon.attention: query_offset[", b, "] is ", offset,
+                        "; expected -2^53 to 2^53");
+    }
+    return contiguous;
   }
 
   at::Tensor KeyBounds(const char* name, const OptionalTensor& bounds) const {

@@ -13,11 +13,11 @@
 namespace gnomon {
 
 struct ContentTerm {
-  at::Tensor query;        // (B, H, Lq, D)
-  at::Tensor keys;         // (1 or H, n, D)
-  at::Tensor values;       // (1 or H, n, Dv); undefined: none
-  at::Tensor key_weights;  // (H, D): adds their product with each key; undefined: none
-  std::string layout;      // of OperatorArguments::relative_layout
+  at::Tensor query;             // (B, H, Lq, D)
+  at::Tensor keys;              // (1 or H, n, D)
+  at::Tensor values = {};       // (1 or H, n, Dv); undefined: none
+  at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
+  std::string layout;           // of OperatorArguments::relative_layout
 };
 
 // What a call says of itself.

@@ -47,6 +47,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
     const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,
     std::optional<double> scale) {
+  const WithoutAutocast guard;
   CheckNodes(q, k, v);
   CheckIntegerType(kOperation, "indptr", indptr, q);
   CheckIntegerType(kOperation, "indices", indices, q);

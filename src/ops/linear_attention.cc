@@ -14,6 +14,7 @@
 #include "ops/linear_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gnomon/torch/linear_attention.h>
 
@@ -331,9 +332,18 @@ void CheckRope(const Component& rope, int64_t features) {
 
 at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                            const LinearArguments& arguments) {
+  const WithoutAutocast guard;
   CheckArguments(q_in, k_in, v_in, arguments);
   const OptionalTensor key_lengths =
       CheckIntegers(kOperation, "key_lengths", arguments.key_lengths, q_in);
+  // What a compiler traces with has no numbers.
+  if (key_lengths && !key_lengths->is_meta() && !at::isTensorSubclassLike(*key_lengths) &&
+      key_lengths->numel() > 0) {
+    const int64_t keys = SizeOf(k_in, 2);
+    const at::Tensor outside = key_lengths->lt(0).logical_or(key_lengths->gt(keys));
+    TORCH_CHECK_VALUE(!outside.any().item<bool>(), kOperation, ": key_lengths is ", *key_lengths,
+                      "; expected 0 to Lk = ", keys);
+  }
   Rotation rotation{std::nullopt, arguments.query_offset.value_or(0)};
   if (arguments.rope) {
     rotation.rope = Component::Parse(*arguments.rope);

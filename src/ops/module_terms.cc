@@ -145,6 +145,7 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const std::string& similarity, const std::string& position,
                            at::TensorList tensors, const CallArguments& arguments) {
+  const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
   size_t next = 0;
   const auto take = [&] {

@@ -145,11 +145,14 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   torch::Tensor k = heads(k_proj(keys), KeyHeads(options));
   torch::Tensor v = heads(v_proj(values), KeyHeads(options));
   std::optional<int64_t> query_offset = call.query_offset;
+  // The cache takes the tokens once nothing can be refused any more.
+  KVCache joined;
   if (call.cache) {
     if (!query_offset && !call.query_offsets) query_offset = call.cache->length();
-    call.cache->append(k, v);
-    k = call.cache->k;
-    v = call.cache->v;
+    joined = *call.cache;
+    joined.append(k, v);
+    k = joined.k;
+    v = joined.v;
   }
   CallArguments arguments;
   arguments.causal = call.causal;
@@ -173,6 +176,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   }
   const torch::Tensor o =
       ModuleAttention(q, k, v, options.similarity(), options.position(), tensors, arguments);
+  if (call.cache) *call.cache = joined;
   return out_proj(o.transpose(1, 2).flatten(2));
 }
 

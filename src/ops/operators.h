@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/OptionalArrayRef.h>
 
 #include <array>
@@ -31,6 +32,15 @@ inline int64_t Concrete(const c10::SymInt& number) { return number.guard_int(__F
 inline int64_t SizeOf(const at::Tensor& tensor, int64_t axis) {
   return Concrete(tensor.sym_size(axis));
 }
+
+// While one lives, autocast leaves the operators' own products in the types that they compute in.
+class WithoutAutocast {
+ public:
+  WithoutAutocast() : guard_(c10::autocast_dispatch_keyset) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
 
 // The arguments of attention_forward in the order of its schema, as the interface on plain views
 // (gnomon/attention.h) has them. The first kGradients of them have gradients.

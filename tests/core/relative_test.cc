@@ -58,6 +58,36 @@ TEST_P(RelativeTest, MatchesReference) {
   }
 }
 
+// Memory that was freed may hold anything, and comes back as scratch.
+void PoisonFreedMemory() {
+  std::vector<std::vector<float>> blocks;
+  for (size_t size = 1 << 10; size < size_t{1} << 19; size += size / 4) {
+    for (int n = 0; n < 4; ++n) blocks.emplace_back(size, kNan);
+  }
+}
+
+// Windows and starts that begin within a vector: nothing is read that was not written.
+TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
+  const OffsetLayout layout(127, 127, OffsetLayout::Far::kClip);
+  for (const int64_t left : {2, 20, 33}) {
+    ProblemOptions options = {.shape = {1, 2, 1, 97, 97, 16, 16},
+                              .left = left,
+                              .right = 0,
+                              .bias = ProblemOptions::kSharedBias,
+                              .key_bias = true,
+                              .relative = &layout};
+    if (left == 33) options.key_starts = {13};
+    const Problem<float> p = RandomProblem(*GetParam(), options);
+    const Results<double> expected = p.InDouble().Run();
+    OnEveryTarget([&] {
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        PoisonFreedMemory();
+        ExpectClose(p.Run(), expected, 5e-5);
+      }
+    });
+  }
+}
+
 // A gradient that is asked for alone is the one that comes with all, and any number of workers
 // gives the same bits.
 TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {

@@ -465,7 +465,7 @@ WRONG = {
             TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 2, 4)), causal=True
         )
     ),
-    r"relative table has 2 rows; expected 3": lambda: attend(AbsoluteKeys(torch.randn(2, 4))),
+    r"table of position has 2 rows; expected 3": lambda: attend(AbsoluteKeys(torch.randn(2, 4))),
     r"rows of relative2d has 5 rows; expected 1 = 2 height - 1": (
         lambda: attend(Relative2D(torch.randn(5, 4), torch.randn(5, 4), 1, 3))
     ),

@@ -344,3 +344,116 @@ def test_absolute_keys_of_a_module_end_at_their_length():
     with pytest.raises(ValueError, match="absolute_keys:length=0"):
         gnomon.nn.MultiheadAttention(8, 2, position="absolute_keys:length=0")
     assert gnomon.nn.TokenPosition("absolute_keys:length=5+alibi", 8, 32).max_length == 5
+
+
+def test_a_refused_call_leaves_the_cache_alone():
+    module = gnomon.nn.MultiheadAttention(8, 2)
+    cache = gnomon.nn.KVCache()
+    x = torch.randn(2, 6, 8)
+    module(x, cache=cache, causal=True)
+    for wrong, error in (
+        ({"key_lengths": torch.tensor([99, 99])}, ValueError),
+        ({"causal": "yes"}, TypeError),
+    ):
+        with pytest.raises(error):
+            module(x, cache=cache, **wrong)
+        assert cache.length() == 6
+    with pytest.raises(ValueError, match="the same but for the length"):
+        module(x[:1], cache=cache, causal=True)
+    assert cache.length() == 6
+
+
+@pytest.mark.parametrize("position", ["transformer_xl", "relative:values=true", "rope+alibi"])
+def test_autocast_leaves_the_computing_type(position):
+    torch.manual_seed(0)
+    module = gnomon.nn.MultiheadAttention(16, 4, position=position)
+    x = torch.randn(2, 6, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = module(x, causal=True)
+    with_float = module(x, causal=True)
+    assert o.dtype == torch.bfloat16
+    assert (o.float() - with_float).abs().max() < 0.05 * with_float.abs().max()
+
+
+def test_autocast_does_not_round_linear_attention():
+    q, k, v = tokens(1, 2, 40, 8, dtype=torch.float32)
+    for feature in ("elu", "favor"):
+        expected = gnomon.linear_attention(q, k, v, feature=feature, causal=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            o = gnomon.linear_attention(q, k, v, feature=feature, causal=True)
+        torch.testing.assert_close(o, expected)
+
+
+@pytest.mark.parametrize("offset", [2**53 + 1, -(2**60), 2**63 - 1])
+def test_offsets_of_batches_have_the_range_of_one(offset):
+    q, k, v = tokens(2, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"query_offset\[1\] is"):
+        gnomon.attention(q, k, v, causal=True, query_offset=torch.tensor([0, offset]))
+
+
+def test_linear_attention_checks_its_lengths():
+    q, k, v = tokens(2, 1, 6, 4)
+    with pytest.raises(ValueError, match="expected 0 to Lk = 6"):
+        gnomon.linear_attention(q, k, v, key_lengths=torch.tensor([-1, 99]))
+
+
+SPECIFICATIONS = {
+    "a second component": lambda t: Relative(t, 2, "clip+rope"),
+    "another option": lambda t: Relative(t, 2, "clip:max_offset=3"),
+    "a word for a number": lambda t: Relative(t, "2"),
+    "nothing for a number": lambda t: Relative(t, None),
+    "nothing for a word": lambda t: Relative(t, 2, None),
+    "a tensor for a number": lambda t: Relative(t, torch.tensor(2)),
+    "a word for slopes": lambda t: ALiBi("0.5"),
+    "a number for a shape": lambda t: gnomon.position.RoPE(shape=6),
+    "a word for a prefix": lambda t: gnomon.position.Grid((2, 3), [ALiBi(0.5)] * 2, prefix="0"),
+    "one bias for several": lambda t: gnomon.position.Grid((2, 3), None),
+    "a word for a height": lambda t: gnomon.position.Relative2D(t[:3], t, "2", 3),
+    "nothing of its own": lambda t: gnomon.position.Position(),
+    "a list for values": lambda t: Relative.from_future_first(t, 2, values=[1]),
+    "a row for a table": lambda t: Relative.from_future_first(t[0], 2),
+}
+
+
+@pytest.mark.parametrize("what", SPECIFICATIONS)
+def test_options_are_of_their_types(what):
+    q = torch.randn(1, 2, 6, 4)
+    with pytest.raises((TypeError, ValueError), match="gnomon"):
+        gnomon.attention(q, q, q, position=SPECIFICATIONS[what](torch.randn(5, 4)))
+
+
+MODULES = {
+    "embed_dim is a float": lambda: gnomon.nn.MultiheadAttention(16.0, 4),
+    "num_heads is a str": lambda: gnomon.nn.MultiheadAttention(16, "4"),
+    "qk_dim is a float": lambda: gnomon.nn.MultiheadAttention(16, 4, qk_dim=2.0),
+    "max_length is a float": lambda: gnomon.nn.MultiheadAttention(16, 4, max_length=4.0),
+    "similarity is a Dot": lambda: gnomon.nn.MultiheadAttention(
+        16, 4, similarity=gnomon.similarity.Dot()
+    ),
+    "position is a ALiBi": lambda: gnomon.nn.MultiheadAttention(16, 4, position=ALiBi(1.0)),
+    "dropout is a str": lambda: gnomon.nn.MultiheadAttention(16, 4, dropout="x"),
+    "key_lengths is a list": lambda: call_module(key_lengths=[1, 2]),
+    "key_segments is a list": lambda: call_module(key_segments=[1, 2]),
+    "query_offset is a float": lambda: call_module(query_offset=1.0),
+    "query_offset is a bool": lambda: call_module(query_offset=True),
+    "causal is a int": lambda: call_module(causal=1),
+    "cache is a dict": lambda: call_module(cache={}),
+    "num_heads is a float": lambda: gnomon.alibi_slopes(2.5),
+    "relative_position is a list": lambda: gnomon.t5_bucket([1], True),
+    "bidirectional is a str": lambda: gnomon.t5_bucket(torch.tensor([1]), "x"),
+    "positions is a list": lambda: gnomon.sinusoid([1], 4),
+    "dim is a str": lambda: gnomon.sinusoid(torch.tensor([1]), "4"),
+    "prefix is a float": lambda: gnomon.grid_sinusoid((2, 2), 4, prefix=1.0),
+    "q is a list": lambda: gnomon.hype_augment([1], torch.zeros(1, 1, 2, 2), 1.0, 1.0),
+}
+
+
+def call_module(**arguments: object) -> torch.Tensor:
+    module = gnomon.nn.MultiheadAttention(16, 4)
+    return module(torch.randn(2, 6, 16), **arguments)
+
+
+@pytest.mark.parametrize("message", MODULES)
+def test_arguments_of_a_wrong_type(message):
+    with pytest.raises(TypeError, match=message):
+        MODULES[message]()

@@ -199,8 +199,8 @@ struct AttentionOptions {
   // so many before and after it. With Relative, the relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
   // The chance with which a weight is dropped; the others are multiplied by 1 / (1 - dropout). lse
-  // is that of all. What is dropped depends on the seed and the pair's place alone; without a seed,
-  // Torch's generator draws one.
+  // is that of all. What is dropped depends on the seed and on the batch, head, row and column of a
+  // pair alone; without a seed, Torch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);
   // "mean", sum_j p_ij v_j, or "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
