@@ -133,7 +133,8 @@ TEST(KeyBiasTest, HidesValuesThatAreNotFinite) {
   p.key_bias[70] = -kInfinity;
   p.v.at(0, 0, 70, 3) = kNan;
   OnEveryTarget([&] {
-    for (const float o : p.Forward().at("o")) EXPECT_TRUE(std::isfinite(o));
+    const Results<float> r = p.Forward();
+    for (const float o : r.at("o")) EXPECT_TRUE(std::isfinite(o));
   });
 }
 
