@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from torch import SymFloat, SymInt, Tensor
 
+from gnomon._checks import wrong_type
+
 
 def to_spec(name: str, **options: object) -> str:
     """The specification "name:key=value" of the options that are not None."""
@@ -22,11 +24,10 @@ def to_spec(name: str, **options: object) -> str:
             value = "true" if value else "false"
         elif isinstance(value, (tuple, list)):
             value = "x".join([f"{size}" for size in value])
-        # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
-        text = f"{value}"
-        if isinstance(value, str) and any(mark in value for mark in ":+="):
+        elif isinstance(value, str) and any(mark in value for mark in ":+="):
             raise ValueError(f"gnomon: {name.split(':')[0]} has {key} = {value!r}")
-        spec += f":{key}={text}"
+        # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
+        spec += f":{key}={value}"
     return spec
 
 
@@ -102,7 +103,4 @@ class Term:
     def _check(self, field: str, value: object, kinds: str) -> None:
         if not _fits(value, kinds):
             expected = {"float": "a number", "int": "an integer"}.get(kinds, kinds)
-            raise TypeError(
-                f"gnomon.attention: {field} of {self._name} is a {type(value).__name__}; expected "
-                f"{expected}"
-            )
+            raise wrong_type("attention", f"{field} of {self._name}", value, expected)

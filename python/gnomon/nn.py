@@ -447,9 +447,9 @@ class TokenPosition(torch.nn.Module):
         self.position = position
         self.dim = dim
         count: dict[str, int] = {}
-        names, specs, grid_tokens = ops.token_encodings(position, max_length)
-        # Of a grid in attention, too, such as alibi's.
-        ends: list[int] = [] if grid_tokens is None else [grid_tokens]
+        names, specs, end = ops.token_encodings(position, max_length)
+        # Of positions in attention, too, such as a grid of alibi's.
+        ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1
             encoding = TokenEncoding(spec, dim, causal)
@@ -503,7 +503,7 @@ def _add_encodings(
 
 def _check_tensor(argument: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"gnomon.nn: {argument} is a {type(value).__name__}; expected a tensor")
+        raise wrong_type("nn", argument, value, "a tensor")
 
 
 def _check_embeddings(module: str, argument: str, tokens: Tensor, dim: int) -> None:

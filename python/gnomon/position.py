@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._checks import check_integer
+from gnomon._checks import check_integer, wrong_type
 from gnomon._terms import Term, check_shape, to_spec
 
 __all__ = [
@@ -94,10 +94,7 @@ class _TableTerm(Position):
         for field in self._tensors:
             value = getattr(self, field)
             if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"gnomon.position.{type(self).__name__}: {field} is a {type(value).__name__}; "
-                    "expected a tensor"
-                )
+                raise wrong_type(f"position.{type(self).__name__}", field, value, "a tensor")
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +166,7 @@ class Relative(_TableTerm):
 
         def reversed_rows(name: str, rows: Tensor) -> Tensor:
             if not isinstance(rows, Tensor):
-                raise TypeError(
-                    f"gnomon.position.Relative: {name} is a {type(rows).__name__}; expected a "
-                    "tensor"
-                )
+                raise wrong_type("position.Relative", name, rows, "a tensor")
             if rows.dim() < 2:
                 raise ValueError(
                     f"gnomon.position.Relative: {name} has shape {list(rows.shape)}; expected "
@@ -190,10 +184,7 @@ class Relative(_TableTerm):
         if self.values is None:
             return spec, tensors
         if not isinstance(self.values, Tensor):
-            raise TypeError(
-                f"gnomon.position.Relative: values is a {type(self.values).__name__}; expected a "
-                "tensor, or None"
-            )
+            raise wrong_type("position.Relative", "values", self.values, "a tensor, or None")
         return f"{spec}:values=true", [*tensors, self.values]
 
 
@@ -264,10 +255,7 @@ class Grid(Position):
     def __post_init__(self) -> None:
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
-            raise TypeError(
-                f"gnomon.position.Grid: axes is a {type(self.axes).__name__}; expected a sequence "
-                "of biases"
-            )
+            raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
         check_integer("position.Grid", "prefix", self.prefix)
         if len(shape) != len(self.axes):
             raise ValueError(

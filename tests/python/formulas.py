@@ -617,6 +617,10 @@ class Case:
             | POSITIONS[self.position].parameters(self.heads)
         )
 
+    def arguments(self) -> dict[str, object]:
+        """The keyword arguments of gnomon.attention besides the similarity and the position."""
+        return self.mask.arguments(self.batch)
+
     def ours(self, inputs: Parameters) -> tuple[Tensor, Tensor]:
         return gnomon.attention(
             inputs["q"],
@@ -625,7 +629,7 @@ class Case:
             similarity=SIMILARITIES[self.similarity].ours(inputs),
             position=self.positions(inputs),
             return_lse=True,
-            **self.mask.arguments(self.batch),
+            **self.arguments(),
         )
 
     def scores(self, inputs: Parameters) -> Tensor:
@@ -671,6 +675,23 @@ def values_and_gradients(
     return {"o": o.detach(), "lse": lse.detach()} | {
         f"d{name}": g for name, g in zip(leaves, gradients, strict=True)
     }
+
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
+
+
+def check(
+    ours: Callable[[Parameters], tuple[Tensor, Tensor]],
+    theirs: Callable[[Parameters], tuple[Tensor, Tensor]],
+    inputs: Parameters,
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """o, lse and all gradients of ours in that dtype against theirs in float64."""
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
+    actual = values_and_gradients(ours, inputs)
+    assert all(x.dtype == dtype for x in actual.values())
+    assert_near(actual, expected, TOLERANCE[dtype])
 
 
 def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:

@@ -5,11 +5,13 @@ import math
 import subprocess
 import sys
 
+import formulas
 import pytest
 import torch
 from formulas import (
     POSITIONS,
     SIMILARITIES,
+    TOLERANCE,
     Case,
     Mask,
     assert_near,
@@ -19,15 +21,9 @@ from formulas import (
 import gnomon
 from gnomon.position import OffsetBias
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
-
 
 def check(case, dtype=torch.float64):
-    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
-    theirs = values_and_gradients(case.theirs, {name: x.double() for name, x in inputs.items()})
-    ours = values_and_gradients(case.ours, inputs)
-    assert all(x.dtype == dtype for x in ours.values())
-    assert_near(ours, theirs, TOLERANCE[dtype])
+    formulas.check(case.ours, case.theirs, case.inputs(), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

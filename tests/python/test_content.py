@@ -7,11 +7,12 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import formulas
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask, Parameters, assert_near, values_and_gradients
+from formulas import TOLERANCE, Case, Mask, Parameters
 from torch import Tensor
 
 import gnomon
@@ -24,8 +25,6 @@ from gnomon.position import (
     RoPE,
     TransformerXL,
 )
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
 
 
 def table(*sizes: int) -> Tensor:
@@ -52,28 +51,16 @@ class Content:
 @dataclass
 class ContentCase(Case):
     content: str = "relative"
-    with_rope: bool = False
     scale: float | None = None
-    keywords: dict[str, object] = field(default_factory=dict)
 
     def inputs(self) -> Parameters:
         return super().inputs() | CONTENT[self.content].parameters(self)
 
     def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
-        terms = super().positions(inputs) + [CONTENT[self.content].ours(inputs, self)]
-        return terms
+        return [*super().positions(inputs), CONTENT[self.content].ours(inputs, self)]
 
-    def ours(self, inputs: Parameters) -> tuple[Tensor, Tensor]:
-        return gnomon.attention(
-            inputs["q"],
-            inputs["k"],
-            inputs["v"],
-            similarity=SIMILARITIES[self.similarity].ours(inputs),
-            position=self.positions(inputs),
-            scale=self.scale,
-            return_lse=True,
-            **self.mask.arguments(self.batch),
-        )
+    def arguments(self) -> dict[str, object]:
+        return super().arguments() | {"scale": self.scale}
 
     def places(self) -> tuple[Tensor, Tensor]:
         """(B, 1, Lq, 1) and (Lk,), integers."""
@@ -227,11 +214,7 @@ CONTENT = {
 
 
 def check(case: ContentCase, dtype: torch.dtype) -> None:
-    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
-    theirs = values_and_gradients(case.theirs, {name: x.double() for name, x in inputs.items()})
-    ours = values_and_gradients(case.ours, inputs)
-    assert all(x.dtype == dtype for x in ours.values())
-    assert_near(ours, theirs, TOLERANCE[dtype])
+    formulas.check(case.ours, case.theirs, case.inputs(), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
+import formulas
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask, assert_near, values_and_gradients
+from formulas import SIMILARITIES, Case, Mask
 
 import gnomon
 from gnomon.position import ALiBi, Relative
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
 
 
 def tokens(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -54,8 +53,7 @@ def test_chunks_are_blocks_that_see_the_one_before(similarity, dtype):
             outputs.append((part.softmax(-1) @ p["v"][:, :, columns], part.logsumexp(-1)))
         return torch.cat([o for o, _ in outputs], 2), torch.cat([lse for _, lse in outputs], 2)
 
-    expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
-    assert_near(values_and_gradients(ours, inputs), expected, TOLERANCE[dtype])
+    formulas.check(ours, theirs, inputs, dtype)
 
 
 @pytest.mark.parametrize("offset", [-11, 0, 5, 23])
@@ -160,8 +158,7 @@ def test_gradients_of_dropout(similarity, dtype):
         o = weights @ v + torch.einsum("bhij,ijd->bhid", weights, p["values"][index])
         return o, scores.logsumexp(-1)
 
-    expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
-    assert_near(values_and_gradients(ours, inputs), expected, TOLERANCE[dtype])
+    formulas.check(ours, theirs, inputs, dtype)
 
 
 def test_wrong_dropout():
@@ -199,9 +196,7 @@ def test_einstein_midpoint(similarity, dtype):
         o = weights @ values / weights.sum(-1, keepdim=True)
         return o, weights.sum(-1).log()
 
-    expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
-    actual = values_and_gradients(ours, inputs)
-    assert_near(actual, expected, TOLERANCE[dtype])
+    formulas.check(ours, theirs, inputs, dtype)
 
 
 # The midpoint does not depend on the place of the origin: a boost of all values boosts it.

@@ -7,13 +7,19 @@ import sys
 
 import pytest
 import torch
-from formulas import assert_near, rotate_on_grid, t5_bucket, values_and_gradients
+from formulas import (
+    TOLERANCE,
+    assert_near,
+    check,
+    rotate_on_grid,
+    t5_bucket,
+    values_and_gradients,
+)
 
 import gnomon
 from gnomon.nn import KVCache, MultiheadAttention
 from gnomon.position import T5, ALiBi, Grid, GridBias, HyPE, Kerple, OffsetBias, RoPE
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
 HEADS = 4
 SHAPES = [(3, 5), (5, 3), (2, 3, 4), (1, 4), (4, 1), (6,), (1, 1)]
 
@@ -98,12 +104,6 @@ def dense(p, bias, q=None, k=None, scores=None):
 
 def ours(p, position, **arguments):
     return gnomon.attention(p["q"], p["k"], p["v"], position=position, return_lse=True, **arguments)
-
-
-def check(attend, formula, inputs, dtype=torch.float64):
-    inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    theirs = values_and_gradients(formula, {name: x.double() for name, x in inputs.items()})
-    assert_near(values_and_gradients(attend, inputs), theirs, TOLERANCE[dtype])
 
 
 def axes_of(names, shape):
