@@ -5,19 +5,29 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <thread>
 
 #include "gnomon/attention.h"
 
 namespace gnomon {
+
+// The caller's executor, or the calling thread alone where waking others takes longer than the
+// work.
+inline const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
+  constexpr int64_t kLeastProducts = int64_t{1} << 19;
+  const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
+  return products < kLeastProducts ? SerialExecutor() : executor;
+}
 
 // How many workers a loop over `tasks` may use.
 inline int WorkersFor(const Executor& executor, int64_t tasks) {
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));
 }
 
-// Calls body(task, worker) for task = 0 .. tasks - 1, each once, in an order that is not fixed:
-// whatever body writes must depend on the task alone. worker < WorkersFor(executor, tasks) names
-// scratch memory that no other call uses at the same time.
+// Calls body(task, worker) for task = 0 .. tasks - 1, each once. They begin in this order, and what
+// runs beside what is not fixed: whatever body writes must depend on the task alone. worker <
+// WorkersFor(executor, tasks) names scratch memory that no other call uses at the same time.
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);
@@ -32,6 +42,31 @@ void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
     }
   });
 }
+
+// Sums that tasks add to in the order of their numbers. A task that waits for a lower number alone
+// never waits for one that has not begun, since ParallelTasks begins them in order.
+class Turns {
+ public:
+  explicit Turns(int64_t sums) : next_(new std::atomic<int64_t>[static_cast<size_t>(sums)]) {}
+
+  // Before all tasks: the number that comes first.
+  void Start(int64_t sum, int64_t number) {
+    next_[static_cast<size_t>(sum)].store(number, std::memory_order_relaxed);
+  }
+  void Wait(int64_t sum, int64_t number) const {
+    constexpr int kSpins = 64;
+    const std::atomic<int64_t>& next = next_[static_cast<size_t>(sum)];
+    for (int spin = 0; next.load(std::memory_order_acquire) != number; ++spin) {
+      if (spin >= kSpins) std::this_thread::yield();
+    }
+  }
+  void Pass(int64_t sum, int64_t number) {
+    next_[static_cast<size_t>(sum)].store(number + 1, std::memory_order_release);
+  }
+
+ private:
+  std::unique_ptr<std::atomic<int64_t>[]> next_;
+};
 
 }  // namespace gnomon
 

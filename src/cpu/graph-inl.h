@@ -20,7 +20,7 @@
 
 #include "core/edge_chunks.h"
 #include "core/parallel.h"
-#include "cpu/attention-inl.h"
+#include "cpu/rows-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/graph.h"

@@ -7,7 +7,8 @@
 #define HWY_TARGET_INCLUDE "cpu/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
-#include "cpu/attention-inl.h"
+#include "cpu/backward-inl.h"
+#include "cpu/forward-inl.h"
 #include "cpu/graph-inl.h"
 #include "hwy/highway.h"
 

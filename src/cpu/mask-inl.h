@@ -90,7 +90,7 @@ struct TileMask {
   bool partial = false;
   bool segmented = false;  // rows may not see a key of their span, for its segment
 
-  // Spans of `count` rows from query i on, for columns [first, first + width).
+  // Spans of `count` queries from `position` on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
            int64_t width) {
     begin = width;
@@ -106,6 +106,11 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
+  // After Set, where rows are those `count` queries of several heads, one head after the other.
+  void Repeat(int64_t count, int64_t heads) {
+    for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
+  }
+
   // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
@@ -114,7 +119,6 @@ struct TileMask {
     const Segments::Range keys_range = segments.OfKeys(b, first + begin, first + end);
     if (rows_range.high < keys_range.low || keys_range.high < rows_range.low) {
       end = begin;
-      std::fill_n(rows, count, RowSpan{});
       return;
     }
     segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||

@@ -64,26 +64,38 @@ struct Rows {
   const float* row(int64_t i) const { return data + i * stride; }
 };
 
+HWY_INLINE int64_t PaddedColumns(int64_t columns) { return RoundUp(columns, kLaneCount); }
+
+// Rows [begin, end) of one head with zeros behind them up to whole vectors.
+inline void CopyPadded(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+                       int64_t columns, float* to) {
+  const int64_t padded = PaddedColumns(columns);
+  for (int64_t i = begin; i < end; ++i, to += padded) {
+    std::copy_n(view.row(b, h, i), columns, to);
+    std::fill(to + columns, to + padded, 0.0f);
+  }
+}
+
 // A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are
 // not.
 class PaddedRows {
  public:
   // Copies nothing yet; Fill copies rows [begin, end) of one head.
   PaddedRows(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
-      : view_(view), heads_(heads), rows_(rows), columns_(columns), padded_(Padded(columns)) {
+      : view_(view),
+        heads_(heads),
+        rows_(rows),
+        columns_(columns),
+        padded_(PaddedColumns(columns)) {
     if (padded_ != columns) copy_.Reset(batch * heads * rows * padded_);
   }
 
-  static int64_t Padded(int64_t columns) { return RoundUp(columns, kLaneCount); }
   bool copies() const { return static_cast<bool>(copy_); }
 
   void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     if (!copies()) return;
-    for (int64_t i = begin; i < end; ++i) {
-      float* to = copy_.data() + ((b * heads_ + h) * rows_ + i) * padded_;
-      std::copy_n(view_.row(b, h, i), columns_, to);
-      std::fill(to + columns_, to + padded_, 0.0f);
-    }
+    CopyPadded(view_, b, h, begin, end, columns_,
+               copy_.data() + ((b * heads_ + h) * rows_ + begin) * padded_);
   }
 
   Rows Head(int64_t b, int64_t h) const {
@@ -100,8 +112,53 @@ class PaddedRows {
   Buffer copy_;
 };
 
-// Rows of each key head packed as transposed panels: column j of row d at
-// panel(j / kPanel)[d * kPanel + j % kPanel]. Columns outside the batch's keys are 0.
+// to[d * kWidth + n] = from[n][d] for four rows.
+HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+  int64_t d = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::Full128<float> d4;
+  for (; d + 4 <= columns; d += 4) {
+    const auto row0 = hn::LoadU(d4, from[0] + d);
+    const auto row1 = hn::LoadU(d4, from[1] + d);
+    const auto row2 = hn::LoadU(d4, from[2] + d);
+    const auto row3 = hn::LoadU(d4, from[3] + d);
+    const auto lower01 = hn::InterleaveLower(d4, row0, row1);
+    const auto lower23 = hn::InterleaveLower(d4, row2, row3);
+    const auto upper01 = hn::InterleaveUpper(d4, row0, row1);
+    const auto upper23 = hn::InterleaveUpper(d4, row2, row3);
+    float* at = to + d * kWidth;
+    hn::StoreU(hn::ConcatLowerLower(d4, lower23, lower01), d4, at);
+    hn::StoreU(hn::ConcatUpperUpper(d4, lower23, lower01), d4, at + kWidth);
+    hn::StoreU(hn::ConcatLowerLower(d4, upper23, upper01), d4, at + 2 * kWidth);
+    hn::StoreU(hn::ConcatUpperUpper(d4, upper23, upper01), d4, at + 3 * kWidth);
+  }
+#endif
+  for (; d < columns; ++d) {
+    for (int64_t n = 0; n < 4; ++n) to[d * kWidth + n] = from[n][d];
+  }
+}
+
+// Rows [first, first + kWidth) of one head as a transposed panel: column j of row first + n at
+// to[j * kWidth + n]. Rows outside `keys` are 0.
+inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
+                      int64_t columns, float* HWY_RESTRICT to) {
+  const int64_t begin = std::clamp<int64_t>(keys.begin - first, 0, kWidth);
+  const int64_t end = std::clamp<int64_t>(keys.end - first, begin, kWidth);
+  if (begin > 0 || end < kWidth) std::fill_n(to, columns * kWidth, 0.0f);
+  int64_t n = begin;
+  for (; n + 4 <= end; n += 4) {
+    const float* const from[4] = {view.row(b, h, first + n), view.row(b, h, first + n + 1),
+                                  view.row(b, h, first + n + 2), view.row(b, h, first + n + 3)};
+    TransposeFour(from, columns, to + n);
+  }
+  for (; n < end; ++n) {
+    const float* from = view.row(b, h, first + n);
+    for (int64_t j = 0; j < columns; ++j) to[j * kWidth + n] = from[j];
+  }
+}
+
+// Rows of each key head packed as transposed panels, one behind the other. Rows outside the batch's
+// keys are 0.
 class Panels {
  public:
   Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
@@ -116,24 +173,7 @@ class Panels {
   const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    float* HWY_RESTRICT to = At(b, h, p);
-    const int64_t begin = std::clamp<int64_t>(keys.begin - p * kWidth, 0, kWidth);
-    const int64_t end = std::clamp<int64_t>(keys.end - p * kWidth, begin, kWidth);
-    if (begin > 0 || end < kWidth) std::fill_n(to, columns_ * kWidth, 0.0f);
-    // Eight rows at a time: each store touches another cache line, each load the same few.
-    constexpr int64_t kRows = 8;
-    int64_t j = begin;
-    for (; j + kRows <= end; j += kRows) {
-      const float* from[kRows];
-      for (int64_t n = 0; n < kRows; ++n) from[n] = view_.row(b, h, p * kWidth + j + n);
-      for (int64_t d = 0; d < columns_; ++d) {
-        for (int64_t n = 0; n < kRows; ++n) to[d * kWidth + j + n] = from[n][d];
-      }
-    }
-    for (; j < end; ++j) {
-      const float* from = view_.row(b, h, p * kWidth + j);
-      for (int64_t d = 0; d < columns_; ++d) to[d * kWidth + j] = from[d];
-    }
+    PackPanel(view_, b, h, p * kWidth, keys, columns_, At(b, h, p));
   }
 
  private:

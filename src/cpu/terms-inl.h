@@ -189,7 +189,7 @@ class RowTable {
         panels_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
         rows_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
         columns_(columns),
-        padded_(PaddedRows::Padded(columns)),
+        padded_(PaddedColumns(columns)),
         exists_(table != nullptr) {}
 
   bool exists() const { return exists_; }

@@ -4,24 +4,38 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "hwy/aligned_allocator.h"
 
 namespace gnomon {
 
-// Aligned floats, not initialised.
+// Aligned floats, not initialised. The thread that frees one keeps it for its next call, up to
+// 32 MiB in all: fresh memory costs a page fault for every 4 KiB, a tenth of the time of short
+// sequences.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t size) { Reset(size); }
-  void Reset(int64_t size) {
-    data_ = hwy::AllocateAligned<float>(static_cast<size_t>(size > 0 ? size : 1));
-  }
-  float* data() const { return data_.get(); }
-  explicit operator bool() const { return data_ != nullptr; }
+  Buffer(Buffer&& other) noexcept : block_(std::exchange(other.block_, {})) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer& operator=(Buffer&&) = delete;
+  ~Buffer() { Free(); }
+
+  void Reset(int64_t size);
+  float* data() const { return block_.memory.get(); }
+  explicit operator bool() const { return block_.memory != nullptr; }
+
+  struct Block {
+    hwy::AlignedFreeUniquePtr<float[]> memory;
+    size_t size = 0;
+  };
 
  private:
-  hwy::AlignedFreeUniquePtr<float[]> data_;
+  void Free();
+
+  Block block_;
 };
 
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,0 +1,594 @@
+// The fused operator, backward, for one pair function and one instruction set.
+//
+// A task is a block of keys of one key head with all queries that see them: what it adds to its
+// keys and values stays in its own memory. What it adds to a block of queries goes to the one
+// gradient of those queries when its turn has come, after all blocks of keys before it; what it
+// adds to tables goes to one of a few partial sums, whose blocks of keys take turns as well. Tasks
+// are taken in the order of the keys, so a turn waits only for tasks that have begun, and sums are
+// added in one order: results do not depend on the number of workers.
+#if defined(GNOMON_SRC_CPU_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_BACKWARD_INL_H_
+#undef GNOMON_SRC_CPU_BACKWARD_INL_H_
+#else
+#define GNOMON_SRC_CPU_BACKWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/visible_keys.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/mask-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/terms-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+template <class Definition>
+class BackwardPass {
+ public:
+  BackwardPass(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
+               const AttentionGradient<float>& grad, const Executor& executor)
+      : in_(in),
+        saved_(saved),
+        grad_(grad),
+        executor_(ExecutorFor(in.shape, executor)),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        padded_dim_(PaddedColumns(dim_)),
+        padded_value_dim_(PaddedColumns(n_.value_dim)),
+        blocks_(std::max<int64_t>(1, DivideUp(n_.keys, kBackwardColumns))),
+        row_blocks_(DivideUp(n_.queries, kRowBlock)),
+        parts_(Parts(n_, blocks_)),
+        head_rows_(n_.batch * n_.heads * n_.queries),
+        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
+        value_panels_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
+        keys_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
+        queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
+        d_o_(saved.d_o, n_.batch, n_.heads, n_.queries, n_.value_dim),
+        scalars_(in, n_.keys),
+        terms_(in, kBackwardColumns),
+        segments_(in.mask, n_),
+        relative_queries_(in.relative.query, n_.batch, n_.heads,
+                          terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
+        d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
+        d_relative_values_(terms_.values(), grad.relative_values, TableParts(terms_.values())),
+        lse_(head_rows_),
+        delta_(head_rows_),
+        d_head_(Size(n_.batch * n_.heads * blocks_)),
+        row_turns_(n_.batch * n_.heads * row_blocks_),
+        part_turns_(n_.batch * n_.key_heads * parts_) {
+    // Gradients are added up in whole vectors.
+    if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
+      d_queries_.Reset(head_rows_ * padded_dim_);
+    }
+    if (kIsDistance<Definition>) norms_.Reset(head_rows_);
+    if (kRowSums > 0) d_rows_.Reset(kRowSums * head_rows_);
+    if (grad.bias.table != nullptr) {
+      d_bias_.Reset(n_.batch * n_.heads * parts_ * terms_.bias().stride());
+    }
+    if (grad.relative_query.data != nullptr) {
+      d_relative_queries_.Reset(head_rows_ * terms_.keys().padded());
+    }
+  }
+
+  void Run() {
+    Prepare();
+    const int64_t heads = n_.batch * n_.key_heads;
+    const int64_t tasks = heads * blocks_;
+    const int64_t scratch =
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3) +
+        kRowSums * kRowBlock + 2 * terms_.window_size();
+    const Buffer memory(scratch * WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      const int64_t head = task % heads;
+      KeyBlock(head / n_.key_heads, head % n_.key_heads, task / heads,
+               memory.data() + worker * scratch);
+    });
+    Merge();
+  }
+
+ private:
+  // Sums over keys that every query has, and over queries that every key has: its scalars'
+  // gradients and, last, its squared norm's.
+  static constexpr int kRowSums = Definition::kRowScalars + (kIsDistance<Definition> ? 1 : 0);
+  static constexpr int kColumnSums = ColumnScalars<Definition>::kCount;
+
+  // Partial sums of tables for each key head: enough to share out the work, few enough that they
+  // stay small beside the inputs.
+  static int64_t Parts(const AttentionShape& n, int64_t blocks) {
+    constexpr int64_t kTasks = 16;
+    const int64_t heads = std::max<int64_t>(1, n.batch * n.key_heads);
+    return std::min(blocks, DivideUp(kTasks, heads));
+  }
+  bool sums_tables() const {
+    return d_bias_ || d_relative_keys_.wanted() || d_relative_values_.wanted();
+  }
+
+  // Packs keys and values, scales the bias, makes each row's lse and delta, and clears what rows
+  // and tables will have added up.
+  void Prepare() {
+    const int64_t panels = DivideUp(n_.keys, kWidth);
+    const int64_t key_tasks = n_.batch * n_.key_heads * panels;
+    const int64_t row_tasks = n_.batch * n_.heads * row_blocks_;
+    ParallelTasks(executor_, key_tasks + row_tasks + terms_.tasks(), [&](int64_t task, int) {
+      if (task < key_tasks) {
+        const int64_t p = task % panels;
+        PrepareKeys(task / panels / n_.key_heads, task / panels % n_.key_heads, p);
+      } else if (task < key_tasks + row_tasks) {
+        PrepareRows((task - key_tasks) / row_blocks_, (task - key_tasks) % row_blocks_);
+      } else {
+        terms_.Fill(task - key_tasks - row_tasks);
+      }
+    });
+  }
+
+  void PrepareKeys(int64_t b, int64_t h, int64_t p) const {
+    const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+    value_panels_.Fill(b, h, p, keys);
+    scalars_.Fill(b, h, p, keys);
+    if (dim_ == 0) return;
+    key_panels_.Fill(b, h, p, keys);
+    keys_.Fill(b, h, std::max(keys.begin, p * kWidth), std::min(keys.end, (p + 1) * kWidth));
+  }
+
+  void PrepareRows(int64_t head, int64_t row_block) {
+    const int64_t b = head / n_.heads;
+    const int64_t h = head % n_.heads;
+    const int64_t begin = row_block * kRowBlock;
+    const int64_t end = std::min(begin + kRowBlock, n_.queries);
+    const int64_t first = head * n_.queries + begin;
+    row_turns_.Start(head * row_blocks_ + row_block, SeenBlocks(b, begin, end).begin);
+    if (wants_queries()) {
+      for (int64_t i = begin; i < end; ++i) {
+        std::fill_n(QueryGradient(b, h, i), padded_dim_, 0.0f);
+      }
+    }
+    for (int s = 0; s < kRowSums; ++s) std::fill_n(RowSum(s) + first, end - begin, 0.0f);
+    if (d_relative_queries_) {
+      std::fill_n(RelativeQueryGradient(first), (end - begin) * terms_.keys().padded(), 0.0f);
+    }
+    d_o_.Fill(b, h, begin, end);
+    if (dim_ > 0) queries_.Fill(b, h, begin, end);
+    if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      if (norms_) norms_.data()[row] = SquaredNorm(in_.x.row(b, h, i), dim_);
+      if (saved_.lse[row] == -kInfinity) {
+        // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
+        lse_.data()[row] = kInfinity;
+        delta_.data()[row] = 0;
+        continue;
+      }
+      const float* o = saved_.o.row(b, h, i);
+      const float* d_o = saved_.d_o.row(b, h, i);
+      const float sum = Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
+      lse_.data()[row] = saved_.lse[row] * kLog2E;
+      delta_.data()[row] = sum - (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+    }
+  }
+
+  // Holds all blocks of keys that queries [begin, end) see any of.
+  KeyRange SeenBlocks(int64_t b, int64_t begin, int64_t end) const {
+    // Both ends of what a query sees grow with its position.
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    const int64_t position = QueryOffset(in_, b);
+    const int64_t first =
+        std::max<int64_t>(0, VisibleKeys(in_.mask, batch, position + begin).begin);
+    const int64_t last = std::min(n_.keys, VisibleKeys(in_.mask, batch, position + end - 1).end);
+    if (last <= first) return {};
+    return {first / kBackwardColumns, DivideUp(last, kBackwardColumns)};
+  }
+
+  // What a block of keys works on and adds up.
+  struct Block {
+    int64_t b;
+    int64_t index;
+    int64_t first;        // of the keys
+    int64_t part;         // of the tables' sums
+    float* tile;          // kRowBlock x kBackwardColumns: inner products, then weights
+    float* gradient;      // the same of dP, then of the inner products' gradients
+    float* d_keys;        // kBackwardColumns x padded_dim_
+    float* d_values;      // kBackwardColumns x padded_value_dim_
+    float* d_columns;     // kColumnSums x kBackwardColumns
+    float* d_key_bias;    // kBackwardColumns
+    float* d_rows;        // kRowSums x kRowBlock: what the tile adds to its rows' sums
+    float* added;         // scratch of one row: what is added to its scores
+    float* d_added;       // and its gradient
+    float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
+    float* value_window;  // of dO with relative values, then their weights
+    TileMask mask;
+    TableWindow keys_window;
+    std::vector<TableRun> runs;
+  };
+
+  void KeyBlock(int64_t b, int64_t key_head, int64_t index, float* scratch) {
+    const int64_t first = index * kBackwardColumns;
+    const int64_t columns = std::min(kBackwardColumns, n_.keys - first);
+    Block block{};
+    block.b = b;
+    block.index = index;
+    block.first = first;
+    block.part = index % parts_;
+    block.tile = scratch;
+    block.gradient = block.tile + kRowBlock * kBackwardColumns;
+    block.d_keys = block.gradient + kRowBlock * kBackwardColumns;
+    block.d_values = block.d_keys + kBackwardColumns * padded_dim_;
+    block.d_columns = block.d_values + kBackwardColumns * padded_value_dim_;
+    block.d_key_bias = block.d_columns + kBackwardColumns * kColumnSums;
+    block.added = block.d_key_bias + kBackwardColumns;
+    block.d_added = block.added + kBackwardColumns;
+    block.key_window = block.d_added + kBackwardColumns;
+    block.value_window = block.key_window + terms_.window_size();
+    block.d_rows = block.value_window + terms_.window_size();
+    const int64_t sums = (b * n_.key_heads + key_head) * parts_ + block.part;
+    if (sums_tables()) {
+      part_turns_.Wait(sums, index / parts_);
+      if (index == block.part) ClearTables(b, key_head, block.part);
+    }
+    std::fill_n(block.d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums),
+                0.0f);
+    for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+      std::fill_n(block.d_key_bias, kBackwardColumns, 0.0f);
+      for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
+        const int64_t row = row_block * kRowBlock;
+        const int64_t rows = std::min(kRowBlock, n_.queries - row);
+        const KeyRange seen = SeenBlocks(b, row, row + rows);
+        if (index < seen.begin || index >= seen.end) continue;
+        const int64_t turn = (b * n_.heads + h) * row_blocks_ + row_block;
+        const bool adds = Tile(block, h, row, rows);
+        row_turns_.Wait(turn, index);
+        if (adds) AddToRows(block, h, row, rows);
+        row_turns_.Pass(turn, index);
+      }
+      if (grad_.key_bias != nullptr) {
+        std::copy_n(block.d_key_bias, columns,
+                    grad_.key_bias + (b * n_.heads + h) * n_.keys + first);
+      }
+    }
+    if (sums_tables()) part_turns_.Pass(sums, index / parts_);
+    const float* d_keys = block.d_keys;
+    const float* d_values = block.d_values;
+    const float* d_columns = block.d_columns;
+    for (int64_t j = 0; j < columns; ++j) {
+      if (grad_.y.data != nullptr && dim_ > 0) {
+        float* d_y = grad_.y.row(b, key_head, first + j);
+        std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
+        if constexpr (kIsDistance<Definition>) {
+          // 0 too for a key that nothing sees: what it holds then does not matter.
+          const float d_norm = d_columns[Definition::kColumnScalars * kBackwardColumns + j];
+          if (d_norm != 0) AddNormGradient(d_norm, in_.y.row(b, key_head, first + j), d_y);
+        }
+      }
+      if (grad_.v.data != nullptr) {
+        std::copy_n(d_values + j * padded_value_dim_, n_.value_dim,
+                    grad_.v.row(b, key_head, first + j));
+      }
+    }
+    for (int s = 0; grad_.column_scalars != nullptr && s < Definition::kColumnScalars; ++s) {
+      std::copy_n(
+          d_columns + s * kBackwardColumns, columns,
+          grad_.column_scalars + ((s * n_.batch + b) * n_.key_heads + key_head) * n_.keys + first);
+    }
+  }
+
+  void ClearTables(int64_t b, int64_t key_head, int64_t part) const {
+    for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+      if (d_bias_) {
+        std::fill_n(BiasGradient(part, b * n_.heads + h), terms_.bias().stride(), 0.0f);
+      }
+      d_relative_keys_.ClearPart(TablePart(terms_.keys(), b, h, part));
+      d_relative_values_.ClearPart(TablePart(terms_.values(), b, h, part));
+    }
+  }
+
+  // All gradients of a tile but those of its rows, which AddToRows adds; false if the tile has
+  // none.
+  bool Tile(Block& block, int64_t h, int64_t first_row, int64_t rows) {
+    const int64_t b = block.b;
+    const int64_t first = block.first;
+    const int64_t key_head = h / group_;
+    float* HWY_RESTRICT tile = block.tile;
+    float* HWY_RESTRICT gradient = block.gradient;
+    TileMask& mask = block.mask;
+    mask.Set(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryOffset(in_, b) + first_row, rows,
+             first, std::min(kBackwardColumns, n_.keys - first));
+    mask.SetSegments(segments_, b, first_row, rows, first);
+    if (mask.end <= mask.begin) return false;
+    const Rows d_o = d_o_.Head(b, h);
+    for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
+      if (dim_ > 0) {
+        Multiply(Size(rows), Vectors(mask.end - c), Size(dim_),
+                 {in_.x.row(b, h, first_row), Size(in_.x.stride[2]), 1},
+                 key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
+                 kBackwardColumns);
+      }
+      Multiply(Size(rows), Vectors(mask.end - c), Size(n_.value_dim),
+               {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1},
+               value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
+               kBackwardColumns);
+    }
+    block.keys_window =
+        terms_.Window(b, first_row, rows, first + mask.begin, first + mask.end, block.key_window);
+    const TableWindow& keys_window = block.keys_window;
+    TableWindow values_window = keys_window;
+    values_window.data = block.value_window;
+    if (terms_.keys().exists()) terms_.MultiplyKeys(b, h, first_row, rows, keys_window);
+    if (terms_.values().exists()) {
+      terms_.values().Multiply(
+          h, rows, {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1}, values_window);
+    }
+    RowGradients(block, h, first_row, rows, mask, keys_window, values_window);
+    TableGradients(block, h, first_row, rows, keys_window, values_window);
+    const size_t seen = Size(mask.end - mask.begin);
+    if (grad_.v.data != nullptr) {
+      MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, Size(rows),
+                  {tile + mask.begin, 1, Size(kBackwardColumns)}, d_o.row(first_row),
+                  Size(d_o.stride), block.d_values + mask.begin * padded_value_dim_,
+                  Size(padded_value_dim_));
+    }
+    if (dim_ > 0 && grad_.y.data != nullptr) {
+      const Rows queries = queries_.Head(b, h);
+      MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
+                  {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
+                  Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
+    }
+    return true;
+  }
+
+  // Adds a tile's gradients of its rows to theirs.
+  void AddToRows(const Block& block, int64_t h, int64_t first_row, int64_t rows) const {
+    const int64_t b = block.b;
+    const int64_t first = (b * n_.heads + h) * n_.queries + first_row;
+    for (int s = 0; s < kRowSums; ++s) {
+      for (int64_t r = 0; r < rows; ++r) RowSum(s)[first + r] += block.d_rows[s * kRowBlock + r];
+    }
+    if (d_relative_queries_) {
+      terms_.keys().AddProduct(h, rows, block.keys_window, RelativeQueryGradient(first));
+    }
+    if (!wants_queries()) return;
+    const TileMask& mask = block.mask;
+    const Rows keys = keys_.Head(b, h / group_);
+    MultiplyAdd(Size(rows), Size(padded_dim_) / kLanes, Size(mask.end - mask.begin),
+                {block.gradient + mask.begin, Size(kBackwardColumns), 1},
+                keys.row(block.first + mask.begin), Size(keys.stride),
+                QueryGradient(b, h, first_row), Size(query_stride()));
+  }
+
+  // Turns a tile's products into weights and gradients of the scores, and the windows' products
+  // into what each entry of the tables gets of them.
+  void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows, const TileMask& mask,
+                    const TableWindow& keys_window, const TableWindow& values_window) {
+    const int64_t b = block.b;
+    const int64_t first = block.first;
+    const int64_t head = b * n_.heads + h;
+    // Whole vectors that some row sees.
+    const int64_t begin = mask.begin / kLaneCount * kLaneCount;
+    const int64_t end = RoundUp(mask.end, kLaneCount);
+    const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
+    const auto scalars = scalars_.At(b, h / group_, first + begin);
+    std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
+    for (int s = 0; s < kColumnSums; ++s) {
+      d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
+    }
+    RowSums<Definition>& totals = d_head_[Size(head * blocks_ + block.index)];
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t i = first_row + r;
+      const TileRow at{b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end};
+      const RowVectors<Definition> row =
+          LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
+                              norms_ ? norms_.data()[head * n_.queries + i] : 0);
+      const RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
+                         segments_.Keys(b, first + begin),
+                         segments_.Query(b, i)};
+      const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
+      float* const weights = block.tile + r * kBackwardColumns + begin;
+      float* const d_scores = block.gradient + r * kBackwardColumns + begin;
+      const float lse = lse_.data()[head * n_.queries + i];
+      const float delta = delta_.data()[head * n_.queries + i];
+      const float factor = in_.factor[h];
+      if (terms_.values().exists()) {
+        terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,
+                                &block.runs);
+      }
+      if (terms_.drops()) terms_.Drop(at, d_scores);
+      RowSums<Definition> sums;
+      if (terms_.to_scores()) {
+        const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
+        const float* added =
+            terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs);
+        ScoreGradients to;
+        if (d_bias_) to.bias = BiasGradient(block.part, head);
+        if (grad_.key_bias != nullptr) to.key_bias = block.d_key_bias + begin;
+        if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
+        float* d_added = terms_.GradientRow(at, to, block.d_added);
+        sums = TileRowGradient<Definition, true>(weights, d_scores, at.count, open, row,
+                                                 scalars.data(), d_scalars.data(), factor, added,
+                                                 d_added, lse, delta, view);
+        if (to.relative != nullptr) keys_window.ClearRow(r);
+        if (d_added == block.d_added) {
+          terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
+        }
+      } else {
+        sums = TileRowGradient<Definition, false>(weights, d_scores, at.count, open, row,
+                                                  scalars.data(), d_scalars.data(), factor, nullptr,
+                                                  nullptr, lse, delta, view);
+      }
+      if (terms_.drops()) terms_.Drop(at, weights);
+      if (terms_.values().exists()) {
+        values_window.ClearRow(r);
+        terms_.AddWeights(at, weights, values_window.Row(r), values_window.origin, &block.runs);
+      }
+      totals.factor += sums.factor;
+      for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
+      for (int s = 0; s < Definition::kRowScalars; ++s) {
+        block.d_rows[s * kRowBlock + r] = sums.a[s];
+      }
+      if (kIsDistance<Definition>) {
+        block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
+      }
+    }
+  }
+
+  // From the windows' entries to the tables.
+  void TableGradients(const Block& block, int64_t h, int64_t first_row, int64_t rows,
+                      const TableWindow& keys_window, const TableWindow& values_window) const {
+    if (d_relative_keys_.wanted()) {
+      d_relative_keys_.Add(TablePart(terms_.keys(), block.b, h, block.part), rows, keys_window,
+                           relative_queries_.Head(block.b, h), first_row);
+    }
+    if (d_relative_values_.wanted()) {
+      d_relative_values_.Add(TablePart(terms_.values(), block.b, h, block.part), rows,
+                             values_window, d_o_.Head(block.b, h), first_row);
+    }
+  }
+
+  // Adds up what the blocks and the parts gave, in order.
+  void Merge() {
+    const bool finishes_rows =
+        d_queries_ || d_relative_queries_ || (kIsDistance<Definition> && wants_queries());
+    const int64_t row_tasks = finishes_rows ? n_.batch * n_.heads * row_blocks_ : 0;
+    ParallelTasks(executor_, row_tasks, [&](int64_t task, int) {
+      const int64_t head = task / row_blocks_;
+      const int64_t begin = task % row_blocks_ * kRowBlock;
+      FinishRows(head / n_.heads, head % n_.heads, begin, std::min(begin + kRowBlock, n_.queries));
+    });
+    for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
+      std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
+    }
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      RowSums<Definition> sums;
+      for (int64_t b = 0; b < n_.batch; ++b) {
+        for (int64_t block = 0; block < blocks_; ++block) {
+          sums += d_head_[Size((b * n_.heads + h) * blocks_ + block)];
+        }
+      }
+      if (grad_.factor != nullptr) grad_.factor[h] = sums.factor;
+      for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
+        grad_.head_scalars[s * n_.heads + h] = sums.t[s];
+      }
+    }
+    MergeTables(terms_.keys(), d_relative_keys_);
+    MergeTables(terms_.values(), d_relative_values_);
+    if (!d_bias_) return;
+    const BiasTable& bias = terms_.bias();
+    ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
+      // A table that the batch shares is there even if the batch is empty.
+      for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
+        std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias.size(), bias.size(),
+                    0.0f);
+      }
+      for (int64_t b = 0; b < n_.batch; ++b) {
+        float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias.size();
+        for (int64_t part = 0; part < parts_; ++part) {
+          const float* from = BiasGradient(part, b * n_.heads + h);
+          for (int64_t e = 0; e < bias.size(); ++e) to[e] += from[e];
+        }
+      }
+    });
+  }
+
+  void FinishRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      if (d_relative_queries_) {
+        std::copy_n(RelativeQueryGradient(row), in_.relative.dim,
+                    grad_.relative_query.row(b, h, i));
+      }
+      if (!wants_queries()) continue;
+      float* to = grad_.x.row(b, h, i);
+      if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
+      if (!kIsDistance<Definition>) continue;
+      const float d_norm = RowSum(Definition::kRowScalars)[row];
+      if (d_norm != 0) AddNormGradient(d_norm, in_.x.row(b, h, i), to);
+    }
+  }
+
+  // The parts of a table's gradient of a head, or of a key head if heads share the table.
+  int64_t TableHeads(const RowTable& table) const {
+    return table.heads() ? n_.heads : n_.key_heads;
+  }
+  int64_t TableParts(const RowTable& table) const { return n_.batch * TableHeads(table) * parts_; }
+  int64_t TablePart(const RowTable& table, int64_t b, int64_t h, int64_t part) const {
+    const int64_t head = table.heads() ? h : h / group_;
+    return (b * TableHeads(table) + head) * parts_ + part;
+  }
+  void MergeTables(const RowTable& table, const RowTableGradient& gradient) const {
+    if (!gradient.wanted()) return;
+    ParallelTasks(executor_, table.tables(), [&](int64_t h, int) {
+      gradient.Merge(h,
+                     [&](int64_t part) { return !table.heads() || part / parts_ % n_.heads == h; });
+    });
+  }
+
+  bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
+  float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
+    if (!d_queries_) return grad_.x.row(b, h, i);
+    return d_queries_.data() + ((b * n_.heads + h) * n_.queries + i) * padded_dim_;
+  }
+  int64_t query_stride() const { return d_queries_ ? padded_dim_ : grad_.x.stride[2]; }
+  // By the row among those of all heads.
+  float* RelativeQueryGradient(int64_t row) const {
+    return d_relative_queries_.data() + row * terms_.keys().padded();
+  }
+  float* RowSum(int s) const { return d_rows_.data() + s * head_rows_; }
+  // d|x|^2/dx = 2x.
+  void AddNormGradient(float d_norm, const float* x, float* d_x) const {
+    for (int64_t e = 0; e < dim_; ++e) d_x[e] += 2 * d_norm * x[e];
+  }
+  float* BiasGradient(int64_t part, int64_t head) const {
+    return d_bias_.data() + (head * parts_ + part) * terms_.bias().stride();
+  }
+
+  const AttentionInput<float>& in_;
+  const AttentionBackwardInput<float>& saved_;
+  const AttentionGradient<float>& grad_;
+  const Executor& executor_;
+  const AttentionShape& n_;
+  int64_t group_;
+  int64_t dim_;
+  int64_t padded_dim_;
+  int64_t padded_value_dim_;
+  int64_t blocks_;
+  int64_t row_blocks_;
+  int64_t parts_;
+  int64_t head_rows_;
+  Panels key_panels_;
+  Panels value_panels_;
+  PaddedRows keys_;
+  PaddedRows queries_;
+  PaddedRows d_o_;
+  PackedScalars<Definition> scalars_;
+  Terms terms_;
+  Segments segments_;
+  PaddedRows relative_queries_;
+  RowTableGradient d_relative_keys_;
+  RowTableGradient d_relative_values_;
+  Buffer lse_;                               // in units of log2
+  Buffer delta_;                             // sum_j p_ij dP_ij - dlse_i
+  Buffer norms_;                             // squared norms of the queries, for a distance
+  std::vector<RowSums<Definition>> d_head_;  // of each block of keys
+  Turns row_turns_;                          // of each block of queries, by blocks of keys
+  Turns part_turns_;                         // of each part of the tables' sums
+  Buffer d_queries_;                         // padded, where whole vectors are not whole rows
+  Buffer d_rows_;
+  Buffer d_bias_;
+  Buffer d_relative_queries_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,554 @@
+// The fused operator, forward, for one pair function and one instruction set.
+//
+// A tile is a block of query rows by a block of keys: its scores are made by one product, turned
+// into weights while they are in cache, and used up by the next product. Keys are packed as
+// transposed panels of kPanel columns, so that one microkernel serves both products. Where each key
+// head has many queries, all keys are packed first, and each block of queries is a task. Where it
+// has few (short sequences, decoding), a task is a part of a key head's keys with all its queries:
+// it packs its keys a tile at a time, in cache, and the parts' results are merged. Tasks are cut by
+// shape alone and merged in fixed order: results do not depend on the number of workers.
+#if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
+#undef GNOMON_SRC_CPU_FORWARD_INL_H_
+#else
+#define GNOMON_SRC_CPU_FORWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/visible_keys.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/mask-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/terms-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Whether some number of rows [begin, end) of one head is not finite.
+inline bool HasNonFinite(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+                         int64_t columns) {
+  float sum = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    // 0 for finite numbers, else NaN.
+    sum += Sum(columns, [row = view.row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
+  }
+  return sum != 0.0f;
+}
+
+template <class Definition>
+class ForwardPass {
+ public:
+  ForwardPass(const AttentionInput<float>& in, const AttentionOutput<float>& out,
+              const Executor& executor)
+      : in_(in),
+        out_(out),
+        executor_(ExecutorFor(in.shape, executor)),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        value_columns_(PaddedColumns(n_.value_dim)),
+        packs_all_(group_ * n_.queries > kFewRows),
+        heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
+                                            std::max<int64_t>(1, group_))),
+        keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_),
+        values_(in.v, n_.batch, n_.key_heads, packs_all_ ? n_.keys : 0, n_.value_dim),
+        scalars_(in, packs_all_ ? n_.keys : 0),
+        terms_(in, kForwardColumns),
+        segments_(in.mask, n_) {}
+
+  void Run() {
+    if (packs_all_) {
+      RunBlocks();
+    } else {
+      RunParts();
+    }
+  }
+
+ private:
+  // Rows of one key head up to which its keys are packed within the tasks.
+  static constexpr int64_t kFewRows = 256;
+
+  // A tile's keys, packed.
+  struct Keys {
+    int64_t first;        // a multiple of kWidth
+    const float* panels;  // the tile's columns [p * kWidth, (p + 1) * kWidth) at p * dim * kWidth
+    Rows values;          // from key `first` on
+    typename ColumnScalars<Definition>::Pointers scalars;  // from key `first` on
+    std::optional<bool> non_finite;  // whether a value that the batch may see is not finite
+  };
+
+  // A block of rows, queries [i, i + queries) of each of `heads` query heads of one key head, and
+  // what its rows have added up so far.
+  struct Block {
+    int64_t b;
+    int64_t h;
+    int64_t heads;
+    int64_t i;
+    int64_t queries;
+    Strided x;                 // the rows' tokens
+    float* sum;                // kRowBlock x value_columns_: weights times values
+    float largest[kRowBlock];  // score, in units of log2
+    float weight[kRowBlock];   // sum of 2^(score - largest)
+    float norm[kRowBlock];     // squared norm of the query, for a distance
+
+    int64_t rows() const { return heads * queries; }
+    int64_t head(int64_t r) const { return h + r / queries; }
+    int64_t query(int64_t r) const { return i + r % queries; }
+    // One past the last row of row r's head, at most `last`.
+    int64_t EndOfHead(int64_t r, int64_t last) const {
+      return std::min(last, (r / queries + 1) * queries);
+    }
+  };
+
+  // What a worker computes in.
+  struct Scratch {
+    float* tile;           // kRowBlock x kForwardColumns
+    float* added;          // of one row: what is added to its scores
+    float* key_products;   // window of products with relative keys
+    float* entry_weights;  // window of weights, summed by entries of the relative values
+    std::vector<TableRun> runs;
+  };
+  int64_t scratch_size() const {
+    return (kRowBlock + 1) * kForwardColumns + 2 * terms_.window_size();
+  }
+  Scratch MakeScratch(float* memory) const {
+    Scratch scratch{};
+    scratch.tile = memory;
+    scratch.added = scratch.tile + kRowBlock * kForwardColumns;
+    scratch.key_products = scratch.added + kForwardColumns;
+    scratch.entry_weights = scratch.key_products + terms_.window_size();
+    return scratch;
+  }
+
+  // Floats of a block: its sums and, of several heads, its tokens side by side.
+  int64_t block_size() const {
+    return kRowBlock * (value_columns_ + (heads_in_block_ > 1 ? dim_ : 0));
+  }
+  // How many blocks the queries of a key head make.
+  int64_t blocks() const {
+    return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
+  }
+  // The last rows first: under a causal mask they see most.
+  Block MakeBlock(int64_t b, int64_t key_head, int64_t index, float* memory) const {
+    const int64_t in_head = DivideUp(n_.queries, kRowBlock);
+    const int64_t first_head = index / in_head * heads_in_block_;
+    Block block{};
+    block.b = b;
+    block.h = key_head * group_ + first_head;
+    block.heads = std::min(heads_in_block_, group_ - first_head);
+    block.i = (in_head - 1 - index % in_head) * kRowBlock;
+    block.queries = std::min(kRowBlock, n_.queries - block.i);
+    block.sum = memory;
+    std::fill_n(block.largest, block.rows(), -kInfinity);
+    std::fill_n(block.sum, block.rows() * value_columns_, 0.0f);
+    if (dim_ == 0) return block;
+    block.x = {in_.x.row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
+    float* const copy = memory + kRowBlock * value_columns_;
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      const float* x = in_.x.row(b, block.head(r), block.query(r));
+      if (block.heads > 1) std::copy_n(x, dim_, copy + r * dim_);
+      if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
+    }
+    if (block.heads > 1) block.x = {copy, Size(dim_), 1};
+    return block;
+  }
+
+  // All keys packed, then blocks of queries.
+  void RunBlocks() {
+    PackAll();
+    const int64_t in_head = blocks();
+    const int64_t tasks = n_.batch * n_.key_heads * in_head;
+    const int64_t size = scratch_size() + block_size();
+    const Buffer memory(size * WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      float* const own = memory.data() + worker * size;
+      const int64_t b = task / in_head / n_.key_heads;
+      const int64_t key_head = task / in_head % n_.key_heads;
+      Scratch scratch = MakeScratch(own);
+      Block block = MakeBlock(b, key_head, task % in_head, own + scratch_size());
+      const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+      TileMask seen;
+      SetMask(block, batch, 0, n_.keys, &seen);
+      for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
+           first += kForwardColumns) {
+        TileMask mask;
+        SetMask(block, batch, first, kForwardColumns, &mask);
+        if (mask.end <= mask.begin) continue;
+        Keys keys = PackedKeys(b, key_head, first);
+        AddTile(block, mask, keys, scratch);
+      }
+      Finish(block);
+    });
+  }
+
+  void PackAll() {
+    const int64_t panels = DivideUp(n_.keys, kWidth);
+    // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
+    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
+                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists();
+    if (hides) {
+      non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
+    }
+    const int64_t tasks = n_.batch * n_.key_heads * panels;
+    ParallelTasks(executor_, tasks + terms_.tasks(), [&](int64_t task, int) {
+      if (task >= tasks) return terms_.Fill(task - tasks);
+      const int64_t p = task % panels;
+      const int64_t h = task / panels % n_.key_heads;
+      const int64_t b = task / panels / n_.key_heads;
+      const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+      const int64_t begin = std::max(keys.begin, p * kWidth);
+      const int64_t end = std::min(keys.end, (p + 1) * kWidth);
+      if (dim_ > 0) keys_.Fill(b, h, p, keys);
+      scalars_.Fill(b, h, p, keys);
+      values_.Fill(b, h, begin, end);
+      if (hides) {
+        non_finite_[static_cast<size_t>(task)] =
+            HasNonFinite(in_.v, b, h, begin, end, n_.value_dim) ? 1 : 0;
+      }
+    });
+  }
+
+  Keys PackedKeys(int64_t b, int64_t key_head, int64_t first) const {
+    Keys keys{};
+    keys.first = first;
+    if (dim_ > 0) keys.panels = keys_.panel(b, key_head, first / kWidth);
+    const Rows values = values_.Head(b, key_head);
+    keys.values = {values.row(first), values.stride};
+    keys.scalars = scalars_.At(b, key_head, first);
+    const int64_t panels = DivideUp(n_.keys, kWidth);
+    const int64_t last = std::min(panels, (first + kForwardColumns) / kWidth);
+    const auto of_head = non_finite_.begin() + (b * n_.key_heads + key_head) * panels;
+    keys.non_finite = !non_finite_.empty() && std::any_of(of_head + first / kWidth, of_head + last,
+                                                          [](char flag) { return flag != 0; });
+    return keys;
+  }
+
+  // Parts of each key head's keys with all its queries, packed as they come, then merged.
+  void RunParts() {
+    ParallelTasks(executor_, terms_.tasks(), [&](int64_t task, int) { terms_.Fill(task); });
+    const int64_t tiles = DivideUp(n_.keys, kForwardColumns);
+    const int64_t heads = n_.batch * n_.key_heads;
+    constexpr int64_t kTasks = 64;
+    const int64_t most = std::clamp<int64_t>(DivideUp(kTasks, std::max<int64_t>(1, heads)), 1,
+                                             std::max<int64_t>(1, tiles));
+    const int64_t tiles_in_part = DivideUp(tiles, most);
+    parts_ = std::max<int64_t>(1, DivideUp(tiles, std::max<int64_t>(1, tiles_in_part)));
+    if (parts_ > 1)
+      partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 2));
+    const int64_t packed = kForwardColumns * (dim_ + value_columns_ + kScalars);
+    const int64_t size = scratch_size() + packed + blocks() * block_size();
+    const Buffer memory(size * WorkersFor(executor_, heads * parts_));
+    ParallelTasks(executor_, heads * parts_, [&](int64_t task, int worker) {
+      const int64_t head = task / parts_;
+      const int64_t part = task % parts_;
+      AddPart(head / n_.key_heads, head % n_.key_heads, part, part * tiles_in_part,
+              std::min(tiles, (part + 1) * tiles_in_part), memory.data() + worker * size);
+    });
+    if (parts_ > 1) Merge();
+  }
+
+  void AddPart(int64_t b, int64_t key_head, int64_t part, int64_t first_tile, int64_t last_tile,
+               float* memory) const {
+    Scratch scratch = MakeScratch(memory);
+    float* const packed = memory + scratch_size();
+    float* const sums = packed + kForwardColumns * (dim_ + value_columns_ + kScalars);
+    std::vector<Block> all;
+    all.reserve(Size(blocks()));
+    for (int64_t n = 0; n < blocks(); ++n) {
+      all.push_back(MakeBlock(b, key_head, n, sums + n * block_size()));
+    }
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+      const int64_t first = tile * kForwardColumns;
+      std::optional<Keys> keys;
+      for (Block& block : all) {
+        TileMask mask;
+        SetMask(block, batch, first, kForwardColumns, &mask);
+        if (mask.end <= mask.begin) continue;
+        if (!keys) keys = PackTile(b, key_head, first, batch, packed);
+        AddTile(block, mask, *keys, scratch);
+      }
+    }
+    for (const Block& block : all) {
+      if (parts_ > 1) {
+        Save(block, part);
+      } else {
+        Finish(block);
+      }
+    }
+  }
+
+  Keys PackTile(int64_t b, int64_t key_head, int64_t first, KeyRange batch, float* packed) const {
+    Keys keys{};
+    keys.first = first;
+    const int64_t end = std::min(first + kForwardColumns, n_.keys);
+    for (int64_t p = 0; dim_ > 0 && first + p * kWidth < end; ++p) {
+      PackPanel(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * dim_ * kWidth);
+    }
+    keys.panels = packed;
+    float* const values = packed + kForwardColumns * dim_;
+    const KeyRange seen{std::max(first, batch.begin), std::min(end, batch.end)};
+    if (value_columns_ == n_.value_dim) {
+      keys.values = {in_.v.row(b, key_head, first), in_.v.stride[2]};
+    } else {
+      CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
+                 values + (seen.begin - first) * value_columns_);
+      keys.values = {values, value_columns_};
+    }
+    if (kScalars > 0) {
+      float* const scalars = values + kForwardColumns * value_columns_;
+      ColumnScalars<Definition>::Pack(in_, b, key_head, batch, first, first + kForwardColumns,
+                                      scalars, kForwardColumns);
+      keys.scalars = ColumnScalars<Definition>::At(scalars, kForwardColumns);
+    }
+    return keys;
+  }
+
+  void SetMask(const Block& block, KeyRange batch, int64_t first, int64_t width,
+               TileMask* mask) const {
+    mask->Set(in_.mask, batch, QueryOffset(in_, block.b) + block.i, block.queries, first,
+              std::min(width, n_.keys - first));
+    mask->Repeat(block.queries, block.heads);
+    mask->SetSegments(segments_, block.b, block.i, block.queries, first);
+  }
+
+  void AddTile(Block& block, const TileMask& mask, Keys& keys, Scratch& scratch) const {
+    // Rows that see different keys go in small groups, each as far as it sees.
+    const int64_t step = mask.partial ? static_cast<int64_t>(kMicroRows) : block.rows();
+    for (int64_t r = 0; r < block.rows(); r += step) {
+      AddKeys(block, mask, r, std::min(r + step, block.rows()), keys, scratch);
+    }
+  }
+
+  // Adds a tile's keys to rows [first_row, last_row) of a block.
+  void AddKeys(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row, Keys& keys,
+               Scratch& scratch) const {
+    const RowSpan seen = mask.Seen(first_row, last_row);
+    if (seen.end <= seen.begin) return;
+    const size_t rows = Size(last_row - first_row);
+    float* tile = scratch.tile + first_row * kForwardColumns;
+    float* sum = block.sum + first_row * value_columns_;
+    for (int64_t c = seen.begin / kWidth * kWidth; dim_ > 0 && c < seen.end; c += kWidth) {
+      Multiply(rows, Vectors(seen.end - c), Size(dim_),
+               {block.x.data + first_row * static_cast<int64_t>(block.x.row), block.x.row, 1},
+               keys.panels + c * dim_, kPanel, tile + c, Size(kForwardColumns));
+    }
+    // Whole vectors.
+    const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
+    bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented;
+    for (int64_t r = first_row; r < last_row;) {
+      const int64_t end = block.EndOfHead(r, last_row);
+      masked = terms_.masks(block.b, block.head(r)) || masked;
+      AddHead(block, mask, r, end, seen, span, masked, keys, scratch);
+      r = end;
+    }
+    if (masked && HoldsNonFinite(block, keys)) {
+      return AddVisibleValues(block, mask, first_row, last_row, keys, scratch);
+    }
+    MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
+                {tile + seen.begin, Size(kForwardColumns), 1}, keys.values.row(seen.begin),
+                Size(keys.values.stride), sum, Size(value_columns_));
+  }
+
+  // Makes the inner products of rows [first_row, last_row), of one head, weights, and adds relative
+  // values.
+  void AddHead(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
+               RowSpan seen, RowSpan span, bool masked, const Keys& keys, Scratch& scratch) const {
+    const int64_t h = block.head(first_row);
+    const int64_t query = block.query(first_row);
+    const int64_t rows = last_row - first_row;
+    TableWindow products = terms_.Window(block.b, query, rows, keys.first + seen.begin,
+                                         keys.first + seen.end, scratch.key_products);
+    if (terms_.keys().exists()) terms_.MultiplyKeys(block.b, h, query, rows, products);
+    TableWindow weights = products;
+    weights.data = scratch.entry_weights;
+    for (int64_t r = first_row; r < last_row; ++r) {
+      const TileRow row{block.b,
+                        h,
+                        query + r - first_row,
+                        keys.first + span.begin,
+                        span.end - span.begin,
+                        keys.first + seen.begin,
+                        keys.first + seen.end};
+      float* const tile = scratch.tile + r * kForwardColumns + span.begin;
+      AddWeights(block, r, row, masked, mask.rows[r], span.begin,
+                 terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin,
+                 keys, scratch);
+      if (terms_.drops()) terms_.Drop(row, tile);
+      if (terms_.values().exists()) {
+        weights.ClearRow(r - first_row);
+        terms_.AddWeights(row, tile, weights.Row(r - first_row), weights.origin, &scratch.runs);
+      }
+    }
+    if (terms_.values().exists()) {
+      terms_.values().AddProduct(h, rows, weights, block.sum + first_row * value_columns_);
+    }
+  }
+
+  // Row r of a block: its inner products from column `begin` of the tile on become weights.
+  void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked, RowSpan visible,
+                  int64_t begin, const float* key_products, int64_t origin, const Keys& keys,
+                  Scratch& scratch) const {
+    const int64_t columns = at.count;
+    float* tile = scratch.tile + r * kForwardColumns + begin;
+    const RowVectors<Definition> row =
+        LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, block.norm[r]);
+    const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
+    const float factor = in_.factor[at.h] * kLog2E;
+    const RowView view{{visible.begin - begin, visible.end - begin},
+                       segments_.Keys(block.b, at.begin),
+                       segments_.Query(block.b, at.i)};
+    const int64_t open = !masked                       ? columns
+                         : terms_.masks(block.b, at.h) ? 0
+                                                       : OpenColumns(view, columns);
+    float top;
+    if (terms_.to_scores()) {
+      const float* bias = terms_.ScoreRow(at, key_products, origin, scratch.added, &scratch.runs);
+      top = TileRowScores<Definition, true>(tile, columns, open, row, scalars.data(), factor, bias,
+                                            view);
+    } else {
+      top = TileRowScores<Definition, false>(tile, columns, open, row, scalars.data(), factor,
+                                             nullptr, view);
+    }
+    if (top > block.largest[r]) {
+      // The first time the sums are 0, and 2^-inf is 0 as well.
+      const float shrink = std::exp2(block.largest[r] - top);
+      block.weight[r] *= shrink;
+      ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
+      block.largest[r] = top;
+    }
+    // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+    const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
+    block.weight[r] += RowWeights(tile, columns, shift);
+  }
+
+  bool HoldsNonFinite(const Block& block, Keys& keys) const {
+    if (!keys.non_finite) {
+      const KeyRange batch = BatchKeys(in_.mask, n_.keys, block.b);
+      keys.non_finite =
+          HasNonFinite(in_.v, block.b, block.h / group_, std::max(keys.first, batch.begin),
+                       std::min(keys.first + kForwardColumns, batch.end), n_.value_dim);
+    }
+    return *keys.non_finite;
+  }
+
+  // Weights times values over the pairs that are visible alone.
+  void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
+                        const Keys& keys, Scratch& scratch) const {
+    const int64_t first = keys.first;
+    for (int64_t r = first_row; r < last_row; ++r) {
+      const RowSpan span = mask.rows[r];
+      const float* weights = scratch.tile + r * kForwardColumns;
+      float* sum = block.sum + r * value_columns_;
+      const int64_t h = block.head(r);
+      const TileRow row{block.b, h, block.query(r), first, span.end, first, first + span.end};
+      const float* bias = terms_.masks(block.b, h)
+                              ? terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs)
+                              : nullptr;
+      const int32_t* segments = segments_.Keys(block.b, first);
+      const int32_t segment = segments_.Query(block.b, block.query(r));
+      for (int64_t j = span.begin; j < span.end; ++j) {
+        if (bias != nullptr && bias[j] == -kInfinity) continue;
+        if (segments != nullptr && segments[j] != segment) continue;
+        const float* v = in_.v.row(block.b, h / group_, first + j);
+        for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weights[j] * v[e];
+      }
+    }
+  }
+
+  // o and lse of a row from its sums.
+  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight,
+                float largest) const {
+    const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
+    float* o = out_.o.row(b, h, i);
+    for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[e] * scale;
+    out_.lse[(b * n_.heads + h) * n_.queries + i] =
+        weight == 0.0f ? -kInfinity : (largest + std::log2(weight)) * kLn2;
+  }
+
+  void Finish(const Block& block) const {
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      WriteRow(block.b, block.head(r), block.query(r), block.sum + r * value_columns_,
+               block.weight[r], block.largest[r]);
+    }
+  }
+
+  // What a part of the keys gave a row: its sums, their weight and the largest score.
+  float* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
+    return partial_.data() +
+           (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 2);
+  }
+
+  void Save(const Block& block, int64_t part) const {
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      float* to = Partial(part, block.b, block.head(r), block.query(r));
+      std::copy_n(block.sum + r * value_columns_, value_columns_, to);
+      to[value_columns_] = block.weight[r];
+      to[value_columns_ + 1] = block.largest[r];
+    }
+  }
+
+  // The parts' rows, in order.
+  void Merge() const {
+    ParallelTasks(executor_, n_.batch * n_.heads, [&](int64_t head, int) {
+      const int64_t b = head / n_.heads;
+      const int64_t h = head % n_.heads;
+      for (int64_t i = 0; i < n_.queries; ++i) {
+        float largest = -kInfinity;
+        for (int64_t part = 0; part < parts_; ++part) {
+          largest = std::max(largest, Partial(part, b, h, i)[value_columns_ + 1]);
+        }
+        const float shift = largest == -kInfinity ? 0.0f : largest;
+        float* const sum = Partial(0, b, h, i);
+        float weight = 0;
+        for (int64_t part = 0; part < parts_; ++part) {
+          const float* from = Partial(part, b, h, i);
+          const float shrink = std::exp2(from[value_columns_ + 1] - shift);
+          weight += shrink * from[value_columns_];
+          for (int64_t e = 0; e < n_.value_dim; ++e) {
+            sum[e] = (part == 0 ? 0.0f : sum[e]) + shrink * from[e];
+          }
+        }
+        WriteRow(b, h, i, sum, weight, largest);
+      }
+    });
+  }
+
+  static constexpr int64_t kScalars = ColumnScalars<Definition>::kCount;
+
+  const AttentionInput<float>& in_;
+  const AttentionOutput<float>& out_;
+  const Executor& executor_;
+  const AttentionShape& n_;
+  int64_t group_;
+  int64_t dim_;
+  int64_t value_columns_;
+  bool packs_all_;
+  int64_t heads_in_block_;
+  int64_t parts_ = 1;
+  Panels keys_;
+  PaddedRows values_;
+  PackedScalars<Definition> scalars_;
+  Terms terms_;
+  Segments segments_;
+  std::vector<char> non_finite_;  // for each panel of values
+  Buffer partial_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

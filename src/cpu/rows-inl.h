@@ -1,0 +1,385 @@
+// What a pair function does to the rows of a tile: inner products to scores and weights, and back.
+#if defined(GNOMON_SRC_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_ROWS_INL_H_
+#undef GNOMON_SRC_CPU_ROWS_INL_H_
+#else
+#define GNOMON_SRC_CPU_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "cpu/mask-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+template <class Definition>
+constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
+template <class Definition>
+constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
+
+// f's derivatives; arrays of one where the definition has none.
+template <class Definition>
+struct VectorDerivative {
+  VF g;
+  VF a[Definition::kRowScalars + 1];
+  VF b[Definition::kColumnScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+};
+
+// The column scalars of keys and, for a distance, the squared norms of the keys behind them.
+template <class Definition>
+struct ColumnScalars {
+  static constexpr int kCount = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
+  using Pointers = std::array<const float*, Definition::kColumnScalars + 1>;
+
+  // Scalar s of key begin + n to to[s * stride + n]; 0 outside `keys`.
+  static void Pack(const AttentionInput<float>& in, int64_t b, int64_t h, KeyRange keys,
+                   int64_t begin, int64_t end, float* to, int64_t stride) {
+    const int64_t head = b * in.shape.key_heads + h;
+    const int64_t heads = in.shape.batch * in.shape.key_heads;
+    for (int s = 0; s < kCount; ++s, to += stride) {
+      for (int64_t j = begin; j < end; ++j) {
+        if (j < keys.begin || j >= keys.end) {
+          to[j - begin] = 0.0f;
+        } else if (s < Definition::kColumnScalars) {
+          to[j - begin] = in.column_scalars[(s * heads + head) * in.shape.keys + j];
+        } else {
+          to[j - begin] = SquaredNorm(in.y.row(b, h, j), in.shape.dim);
+        }
+      }
+    }
+  }
+
+  static Pointers At(const float* packed, int64_t stride) {
+    Pointers at{};
+    for (int s = 0; s < kCount; ++s) at[s] = packed + s * stride;
+    return at;
+  }
+  static Pointers From(Pointers at, int64_t column) {
+    for (int s = 0; s < kCount; ++s) at[s] += column;
+    return at;
+  }
+};
+
+// Those of every key head, padded to whole panels.
+template <class Definition>
+class PackedScalars {
+ public:
+  using Scalars = ColumnScalars<Definition>;
+
+  PackedScalars(const AttentionInput<float>& in, int64_t keys)
+      : in_(in), padded_(RoundUp(keys, kWidth)) {
+    if (Scalars::kCount > 0) {
+      data_.Reset(Scalars::kCount * in.shape.batch * in.shape.key_heads * padded_);
+    }
+  }
+
+  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
+    Scalars::Pack(in_, b, h, keys, p * kWidth, (p + 1) * kWidth, Head(b, h) + p * kWidth, padded_);
+  }
+  // Of keys from `begin` on.
+  typename Scalars::Pointers At(int64_t b, int64_t h, int64_t begin) const {
+    if (Scalars::kCount == 0) return {};
+    return Scalars::At(Head(b, h) + begin, padded_);
+  }
+
+ private:
+  float* Head(int64_t b, int64_t h) const {
+    return data_.data() + (b * in_.shape.key_heads + h) * Scalars::kCount * padded_;
+  }
+
+  const AttentionInput<float>& in_;
+  int64_t padded_;
+  Buffer data_;
+};
+
+// What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
+template <class Definition>
+struct RowVectors {
+  VF a[Definition::kRowScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+  VF norm;
+  const float* x = nullptr;
+  const float* y = nullptr;  // of the first column
+  int64_t y_stride = 0;
+  int64_t dim = 0;
+};
+
+// norm is the squared norm of the row's token, for a distance.
+template <class Definition>
+HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64_t b, int64_t h,
+                                          int64_t key_head, int64_t i, int64_t first_column,
+                                          float norm) {
+  const DF d;
+  const AttentionShape& n = in.shape;
+  RowVectors<Definition> row;
+  for (int s = 0; s < Definition::kRowScalars; ++s) {
+    row.a[s] = hn::Set(d, in.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i]);
+  }
+  for (int s = 0; s < Definition::kHeadScalars; ++s) {
+    row.t[s] = hn::Set(d, in.head_scalars[s * n.heads + h]);
+  }
+  if constexpr (kIsDistance<Definition>) {
+    row.x = in.x.row(b, h, i);
+    row.y = in.y.row(b, key_head, first_column);
+    row.y_stride = in.y.stride[2];
+    row.dim = n.dim;
+    row.norm = hn::Set(d, norm);
+  }
+  return row;
+}
+
+// Squared distances below this share of the sum of the squared norms are computed anew from
+// differences: cancellation has left them four digits or fewer.
+constexpr float kNear = 1e-3f;
+
+// Replaces squared distances in s that are below `limit`; y is the token of lane 0.
+template <class Definition>
+HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const float* y,
+                                const float* limit, float* s) {
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (!(s[lane] < limit[lane])) continue;
+    const float* key = y + static_cast<int64_t>(lane) * row.y_stride;
+    s[lane] = Sum(row.dim, [x = row.x, key](int64_t e) {
+      const float difference = x[e] - key[e];
+      return difference * difference;
+    });
+  }
+}
+
+// g of columns [j, j + kLanes) of a row, from its inner products.
+template <class Definition>
+HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
+                        const RowVectors<Definition>& row, const float* const* column_scalars) {
+  const DF d;
+  if constexpr (!kHasProduct<Definition>) return hn::Zero(d);
+  const VF product = hn::Load(d, products + j);
+  if constexpr (!kIsDistance<Definition>) return product;
+  if constexpr (kIsDistance<Definition>) {
+    const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
+    VF s = norms - (product + product);
+    const VF limit = norms * hn::Set(d, kNear);
+    if (HWY_UNLIKELY(!hn::AllFalse(d, s < limit))) {
+      HWY_ALIGN float near[kLanes];
+      HWY_ALIGN float limits[kLanes];
+      hn::Store(s, d, near);
+      hn::Store(limit, d, limits);
+      NearDistances(row, row.y + j * row.y_stride, limits, near);
+      s = hn::Load(d, near);
+    }
+    return s;
+  }
+}
+
+// Lanes of columns [j, j + kLanes) that the row sees.
+HWY_INLINE auto Visible(const RowView& view, int64_t j) {
+  const DI di;
+  const VI lane = hn::Iota(di, static_cast<int32_t>(j));
+  const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
+                               lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
+  if (view.segments == nullptr) return in_span;
+  return hn::And(in_span, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
+}
+
+HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
+  const DF d;
+  return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
+}
+
+// How many columns from the first on, whole vectors, a row sees all of.
+HWY_INLINE int64_t OpenColumns(const RowView& view, int64_t columns) {
+  if (view.segments != nullptr || view.span.begin > 0) return 0;
+  return std::clamp<int64_t>(view.span.end, 0, columns) / kLaneCount * kLaneCount;
+}
+
+// Inner products of columns [begin, end), whole vectors -> scores in units of log2, in place;
+// returns the largest.
+template <class Definition, bool kBias, bool kMasked>
+HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
+                           const RowVectors<Definition>& row, const float* const* column_scalars,
+                           float factor, const float* HWY_RESTRICT bias, const RowView& view) {
+  const DF d;
+  const VF c = hn::Set(d, factor);
+  const VF hidden = hn::Set(d, -kInfinity);
+  VF largest = hidden;
+  for (int64_t j = begin; j < end; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = hn::LoadU(d, column_scalars[s] + j);
+    }
+    const VF g = LoadInput(tile, j, row, column_scalars);
+    const VF f = Definition::Value(g, row.a, b, row.t);
+    VF score;
+    if constexpr (kBias) {
+      const VF beta = hn::LoadU(d, bias + j);
+      score = hn::MulAdd(f, c, beta);
+      // A bias of -inf hides whatever f is, NaN included.
+      if constexpr (kMasked) score = hn::IfThenElse(beta == hidden, hidden, score);
+    } else {
+      score = f * c;
+    }
+    if constexpr (kMasked) score = Masked(score, hidden, view, j);
+    largest = hn::Max(largest, score);
+    hn::Store(score, d, tile + j);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// The same of all columns, of which the first `open` need no mask.
+template <class Definition, bool kBias>
+HWY_INLINE float TileRowScores(float* HWY_RESTRICT tile, int64_t columns, int64_t open,
+                               const RowVectors<Definition>& row,
+                               const float* const* column_scalars, float factor, const float* bias,
+                               const RowView& view) {
+  const float largest =
+      RowScores<Definition, kBias, false>(tile, 0, open, row, column_scalars, factor, bias, view);
+  if (open == columns) return largest;
+  return std::max(largest, RowScores<Definition, kBias, true>(tile, open, columns, row,
+                                                              column_scalars, factor, bias, view));
+}
+
+// Scores -> weights 2^(score - largest), in place; returns their sum.
+HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float largest) {
+  const DF d;
+  const VF shift = hn::Set(d, largest);
+  VF sum = hn::Zero(d);
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const VF weight = Exp2(hn::Load(d, tile + j) - shift);
+    sum = sum + weight;
+    hn::Store(weight, d, tile + j);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  for (int64_t j = 0; j < columns; j += kLanes) hn::StoreU(hn::LoadU(d, row + j) * f, d, row + j);
+}
+
+// What the backward pass adds up over one row of a tile, besides the tiles themselves.
+template <class Definition>
+struct RowSums {
+  float factor = 0;
+  float norm = 0;  // by the squared norm of a distance
+  float a[Definition::kRowScalars + 1] = {};
+  float t[Definition::kHeadScalars + 1] = {};
+
+  RowSums& operator+=(const RowSums& other) {
+    factor += other.factor;
+    norm += other.norm;
+    for (int s = 0; s < Definition::kRowScalars; ++s) a[s] += other.a[s];
+    for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] += other.t[s];
+    return *this;
+  }
+};
+
+// Columns [begin, end), whole vectors, of one row of the backward pass. In: inner products in
+// `tile`, dP in `gradient`. Out: weights p in `tile`, the inner products' gradients in `gradient`;
+// those of the column scalars, and last of the squared norms of a distance, are added to
+// `d_columns`, dS to `d_bias` where it is not null.
+template <class Definition, bool kBias, bool kMasked>
+HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+                                           int64_t begin, int64_t end,
+                                           const RowVectors<Definition>& row,
+                                           const float* const* column_scalars,
+                                           float* const* d_columns, float factor,
+                                           const float* HWY_RESTRICT bias, float* d_bias, float lse,
+                                           float delta, const RowView& view) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const VF c = hn::Set(d, factor);
+  const VF c2 = hn::Set(d, factor * kLog2E);
+  const VF shift = hn::Set(d, lse);
+  const VF mean = hn::Set(d, delta);
+  VF sum_factor = zero;
+  VF sum_norm = zero;
+  VF sum_a[Definition::kRowScalars + 1];
+  VF sum_t[Definition::kHeadScalars + 1];
+  for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
+  for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = zero;
+  for (int64_t j = begin; j < end; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = hn::LoadU(d, column_scalars[s] + j);
+    }
+    const VF g = LoadInput(tile, j, row, column_scalars);
+    VectorDerivative<Definition> slope;
+    const VF f = Definition::Gradient(g, row.a, b, row.t, slope);
+    VF exponent = hn::MulSub(f, c2, shift);
+    if constexpr (kBias) exponent = exponent + hn::LoadU(d, bias + j);
+    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
+    const VF p = Exp2(exponent);
+    const VF ds = p * (hn::Load(d, gradient + j) - mean);
+    hn::Store(p, d, tile + j);
+    if constexpr (kBias) {
+      if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
+    }
+    sum_factor = hn::MulAdd(ds, f, sum_factor);
+    const VF df = c * ds;
+    const VF dg = df * slope.g;
+    if constexpr (kIsDistance<Definition>) {
+      // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
+      hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
+      sum_norm = sum_norm + dg;
+      float* to = d_columns[Definition::kColumnScalars] + j;
+      hn::StoreU(hn::LoadU(d, to) + dg, d, to);
+    } else {
+      hn::Store(dg, d, gradient + j);
+    }
+    for (int s = 0; s < Definition::kRowScalars; ++s) {
+      sum_a[s] = hn::MulAdd(df, slope.a[s], sum_a[s]);
+    }
+    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+      sum_t[s] = hn::MulAdd(df, slope.t[s], sum_t[s]);
+    }
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      float* to = d_columns[s] + j;
+      hn::StoreU(hn::MulAdd(df, slope.b[s], hn::LoadU(d, to)), d, to);
+    }
+  }
+  RowSums<Definition> sums;
+  sums.factor = hn::GetLane(hn::SumOfLanes(d, sum_factor));
+  if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
+  for (int s = 0; s < Definition::kRowScalars; ++s) {
+    sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
+  }
+  for (int s = 0; s < Definition::kHeadScalars; ++s) {
+    sums.t[s] = hn::GetLane(hn::SumOfLanes(d, sum_t[s]));
+  }
+  return sums;
+}
+
+// The same of all columns, of which the first `open` need no mask.
+template <class Definition, bool kBias>
+HWY_INLINE RowSums<Definition> TileRowGradient(float* tile, float* gradient, int64_t columns,
+                                               int64_t open, const RowVectors<Definition>& row,
+                                               const float* const* column_scalars,
+                                               float* const* d_columns, float factor,
+                                               const float* bias, float* d_bias, float lse,
+                                               float delta, const RowView& view) {
+  RowSums<Definition> sums =
+      RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
+                                            factor, bias, d_bias, lse, delta, view);
+  if (open < columns) {
+    sums += RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
+                                                 d_columns, factor, bias, d_bias, lse, delta, view);
+  }
+  return sums;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif
