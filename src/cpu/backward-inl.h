@@ -90,9 +90,14 @@ class BackwardPass {
         kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3) +
         kRowSums * kRowBlock + 2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
+    // As many heads side by side as there are workers: none waits for its turn, and each head's
+    // rows stay in cache.
+    const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
-      const int64_t head = task % heads;
-      KeyBlock(head / n_.key_heads, head % n_.key_heads, task / heads,
+      const int64_t first = task / (side_by_side * blocks_) * side_by_side;
+      const int64_t width = std::min(side_by_side, heads - first);
+      const int64_t head = first + (task - first * blocks_) % width;
+      KeyBlock(head / n_.key_heads, head % n_.key_heads, (task - first * blocks_) / width,
                memory.data() + worker * scratch);
     });
     Merge();

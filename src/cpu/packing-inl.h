@@ -23,8 +23,8 @@ namespace HWY_NAMESPACE {
 
 // A tile: rows by columns of the forward and of the backward pass.
 constexpr int64_t kRowBlock = 48;
-constexpr int64_t kForwardColumns = 256;
-constexpr int64_t kBackwardColumns = 192;
+constexpr int64_t kForwardColumns = kMicroVectors == 4 ? 256 : 128;
+constexpr int64_t kBackwardColumns = kMicroVectors == 4 ? 192 : 96;
 constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 constexpr float kLog2E = 1.44269504088896341f;
