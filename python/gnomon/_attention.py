@@ -190,6 +190,7 @@ def attention(
         dropout,
         None if seed is None else torch.tensor([seed]),
         aggregation,
+        return_lse,
     )
     return (o, lse) if return_lse else o
 

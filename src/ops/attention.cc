@@ -287,10 +287,12 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
   return Compose(q, k, v, resolved_similarity, resolved, arguments);
 }
 
-std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
-                                                            const torch::Tensor& k,
-                                                            const torch::Tensor& v,
-                                                            const AttentionOptions& options) {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> AttentionOfOptions(const at::Tensor& q, const at::Tensor& k,
+                                                      const at::Tensor& v,
+                                                      const AttentionOptions& options,
+                                                      bool returns_lse) {
   std::vector<std::string> specs;
   std::vector<at::Tensor> tensors;
   for (const Position& position : options.position()) {
@@ -313,13 +315,23 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
   arguments.dropout = options.dropout();
   if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
   arguments.aggregation = options.aggregation();
+  arguments.returns_lse = returns_lse;
   return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
                           tensors, arguments);
 }
 
+}  // namespace
+
+std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
+                                                            const torch::Tensor& k,
+                                                            const torch::Tensor& v,
+                                                            const AttentionOptions& options) {
+  return AttentionOfOptions(q, k, v, options, /*returns_lse=*/true);
+}
+
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options) {
-  return std::get<0>(attention_with_lse(q, k, v, options));
+  return std::get<0>(AttentionOfOptions(q, k, v, options, /*returns_lse=*/false));
 }
 
 }  // namespace gnomon

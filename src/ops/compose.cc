@@ -374,7 +374,8 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
                                              at::TensorOptions().dtype(at::kLong));
   }
   auto [o, lse] = CallAttentionForward(call);
-  if (tokens.row_constant.defined()) lse = lse + tokens.row_constant;
+  if (!arguments.returns_lse) return {o.to(q_in.scalar_type()), at::Tensor()};
+  if (tokens.row_constant) lse = lse + tokens.row_constant();
   return {o.to(q_in.scalar_type()), lse};
 }
 

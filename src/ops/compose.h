@@ -46,6 +46,7 @@ struct CallArguments {
   OptionalTensor seed;  // () or (1,) int64; drawn by Torch's generator where it is absent
   // "mean", or "einstein_midpoint" of values in the Klein ball.
   std::string aggregation = "mean";
+  bool returns_lse = false;  // else the one returned is undefined
 };
 
 // Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what

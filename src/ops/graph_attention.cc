@@ -68,8 +68,8 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
       AsNodes(tokens.x), AsNodes(tokens.y), v.to(computing), WithoutBatch(tokens.row_scalars),
       WithoutBatch(tokens.column_scalars), AsOptional(tokens.head_scalars), tokens.factor,
       indptr.to(at::kLong), indices.to(at::kLong), tokens.function);
-  if (tokens.row_constant.defined()) {
-    lse = (lse.t().unsqueeze(0) + tokens.row_constant).squeeze(0).t();
+  if (tokens.row_constant) {
+    lse = (lse.t().unsqueeze(0) + tokens.row_constant()).squeeze(0).t();
   }
   return {o.to(q.scalar_type()), lse};
 }

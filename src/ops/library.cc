@@ -30,22 +30,25 @@ std::tuple<at::Tensor, at::Tensor> Attention(
     const OptionalTensor& query_segments, const OptionalTensor& key_segments,
     OptionalSymInt query_offset, const OptionalTensor& query_offsets, std::optional<double> scale,
     at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
-    const std::string& aggregation) {
-  return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
-                          {.causal = causal,
-                           .left = std::move(left),
-                           .right = std::move(right),
-                           .key_starts = key_starts,
-                           .key_lengths = key_lengths,
-                           .query_segments = query_segments,
-                           .key_segments = key_segments,
-                           .query_offset = std::move(query_offset),
-                           .query_offsets = query_offsets,
-                           .scale = scale,
-                           .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
-                           .dropout = dropout,
-                           .seed = seed,
-                           .aggregation = aggregation});
+    const std::string& aggregation, bool return_lse) {
+  auto [o, lse] =
+      AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
+                       {.causal = causal,
+                        .left = std::move(left),
+                        .right = std::move(right),
+                        .key_starts = key_starts,
+                        .key_lengths = key_lengths,
+                        .query_segments = query_segments,
+                        .key_segments = key_segments,
+                        .query_offset = std::move(query_offset),
+                        .query_offsets = query_offsets,
+                        .scale = scale,
+                        .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
+                        .dropout = dropout,
+                        .seed = seed,
+                        .aggregation = aggregation,
+                        .returns_lse = return_lse});
+  return {o, return_lse ? lse : at::empty({0}, o.options())};
 }
 
 at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -176,16 +179,25 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
       "Tensor indptr, Tensor indices, str function, bool[7] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // The tokens of cones (ops/cone_map.h): x, row_scalars, y and column_scalars.
+  m.def(
+      "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "cone_map_backward(Tensor? d_x, Tensor? d_row_scalars, Tensor? d_y, "
+      "Tensor? d_column_scalars, Tensor q, Tensor k, str function, str map, float r, "
+      "bool[2] needed) -> (Tensor, Tensor)");
   // (num_features, D) in float64, D and the device those of `like`.
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 
   // Compositions of these with Torch's operators.
+  // lse is empty unless it is asked for.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
       "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
       "SymInt? query_offset, Tensor? query_offsets, float? scale, int[]? chunks, float dropout, "
-      "Tensor? seed, str aggregation) -> (Tensor, Tensor)",
+      "Tensor? seed, str aggregation, bool return_lse) -> (Tensor, Tensor)",
       Attention);
   m.def(
       "module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "

@@ -7,14 +7,11 @@
 #include <string>
 #include <utility>
 
+#include "ops/cone_map.h"
 #include "ops/geometry.h"
 
 namespace gnomon {
 namespace {
-
-// How far from the origin a map puts a token at most, in hyperbolic distance: heights lie between
-// e^-30 and e^30, whose squares and quotients float32 still holds.
-constexpr double kFarthest = 30;
 
 // Directions and distances of tokens nearer to 0 than this are made smooth.
 constexpr double kOrigin = 1e-6;
@@ -78,23 +75,20 @@ HalfSpacePoint MapToHalfSpace(const at::Tensor& token, const std::string& map) {
   return {x * OverColumns(height), height};
 }
 
-// A token below the horosphere, scaled so that r = 1.
-struct PenumbralToken {
-  at::Tensor x;
-  at::Tensor u2;  // the height squared
-  at::Tensor a;   // sqrt(1 - u^2), the radius of the geodesic's shadow
-};
+// Tokens of the cones by the exponential map, in which heights depend on all columns: what
+// cone_map makes of the points by the map none.
+ConeTokens ByExponentialMap(const at::Tensor& q, const at::Tensor& k, const char* function,
+                            double r) {
+  const auto as_token = [](const HalfSpacePoint& point) {
+    return at::cat({point.x, OverColumns(point.height)}, 3);
+  };
+  return CallConeMap(as_token(ExponentialMap(q)), as_token(ExponentialMap(k)), function, "none", r);
+}
 
-PenumbralToken MapToPenumbra(const at::Tensor& token, const std::string& map, double r) {
-  if (map == "xi") {
-    const auto [x, z] = SplitLast(token);
-    const at::Tensor u = z.sigmoid();
-    // 1 - u^2 = sigmoid(-z) (1 + sigmoid(z)), without the cancellation.
-    return {x * OverColumns(u), u * u, SafeSqrt((-z).sigmoid() * (1 + u))};
-  }
-  const HalfSpacePoint point = MapToHalfSpace(token, map);
-  const at::Tensor u = (point.height / r).clamp(0, 1);
-  return {point.x / r, u * u, SafeSqrt((1 - u) * (1 + u))};
+ConeTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
+                    const std::string& map, double r) {
+  if (map == "exp") return ByExponentialMap(q, k, function, r);
+  return CallConeMap(q, k, function, map, r);
 }
 
 // A token as src/definitions/hyperbolic-inl.h reads it.
@@ -236,21 +230,22 @@ MappedTokens MapUmbral(const Component& component, const at::Tensor& q, const at
                        const at::Tensor& gamma) {
   const std::string map = component.Choice("map", {"psi", "exp", "none"});
   const std::string score = component.Choice("score", {"height", "log"});
-  const double by_sinh = 1.0 / std::sinh(PositiveNumber(component, "r", 0.1));
-  const HalfSpacePoint query = MapToHalfSpace(q, map);
-  const HalfSpacePoint key = MapToHalfSpace(k, map);
+  const double r = PositiveNumber(component, "r", 0.1);
+  const ConeTokens cones = MapCones(q, k, "umbral", map, r);
   MappedTokens tokens{.function = "umbral",
-                      .x = query.x * by_sinh,
-                      .y = key.x * by_sinh,
+                      .x = cones.x,
+                      .y = cones.y,
                       .factor = gamma * 0.5,
-                      .row_scalars = query.height.unsqueeze(0),
-                      .column_scalars = key.height.unsqueeze(0)};
+                      .row_scalars = cones.row_scalars,
+                      .column_scalars = cones.column_scalars};
   if (score == "height") {
-    tokens.row_constant = -OverRows(gamma) * query.height;
+    tokens.row_constant = [gamma, height = cones.row_scalars.select(0, 0)] {
+      return -OverRows(gamma) * height;
+    };
   } else {
     tokens.function = "umbral_log";
     tokens.factor = -gamma;
-    tokens.row_constant = OverRows(gamma) * std::numbers::ln2;
+    tokens.row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
   }
   return tokens;
 }
@@ -261,30 +256,22 @@ MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const
   const std::string map = component.Choice("map", {"xi", "exp", "none"});
   const std::string score = component.Choice("score", {"height", "height2", "log"});
   const double r = PositiveNumber(component, "r", 1.0);
-  const PenumbralToken query = MapToPenumbra(q, map, r);
-  const PenumbralToken key = MapToPenumbra(k, map, r);
+  const char* function = score == "height2" ? "penumbral_square" : "penumbral";
+  const ConeTokens cones = MapCones(q, k, function, map, r);
+  MappedTokens tokens{.function = function,
+                      .x = cones.x,
+                      .y = cones.y,
+                      .row_scalars = cones.row_scalars,
+                      .column_scalars = cones.column_scalars};
   if (score == "height2") {
-    return {.function = "penumbral_square",
-            .x = query.x,
-            .y = key.x,
-            .factor = gamma * (r * r / 4),
-            .row_scalars = query.a.unsqueeze(0),
-            .column_scalars = key.a.unsqueeze(0),
-            .row_constant = -OverRows(gamma) * (r * r)};
-  }
-  const auto scalars = [](const PenumbralToken& token) {
-    return at::stack({token.u2 / (1 + token.a), token.u2});
-  };
-  MappedTokens tokens{.function = "penumbral",
-                      .x = query.x,
-                      .y = key.x,
-                      .factor = gamma * (-r / 2),
-                      .row_scalars = scalars(query),
-                      .column_scalars = scalars(key)};
-  if (score == "log") {
+    tokens.factor = gamma * (r * r / 4);
+    tokens.row_constant = [gamma, r] { return -OverRows(gamma) * (r * r); };
+  } else if (score == "log") {
     tokens.function = "penumbral_log";
     tokens.factor = -gamma;
-    tokens.row_constant = OverRows(gamma) * std::numbers::ln2;
+    tokens.row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
+  } else {
+    tokens.factor = gamma * (-r / 2);
   }
   return tokens;
 }

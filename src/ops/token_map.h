@@ -4,9 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "ops/component.h"
 
 namespace gnomon {
+
+// How far from the origin a map puts a token at most, in hyperbolic distance: heights lie between
+// e^-30 and e^30, whose squares and quotients float32 still holds.
+inline constexpr double kFarthest = 30;
 
 struct MappedTokens {
   const char* function;            // the name of the pair function
@@ -16,7 +22,8 @@ struct MappedTokens {
   at::Tensor row_scalars = {};     // (R, B, H, Lq), or undefined
   at::Tensor column_scalars = {};  // (C, B, Hkv, Lk), or undefined
   at::Tensor head_scalars = {};    // (S, H), or undefined
-  at::Tensor row_constant = {};    // what the pair function drops, broadcast to (B, H, Lq)
+  // Gives what the pair function drops from the scores of a row, broadcast to (B, H, Lq); null: 0.
+  std::function<at::Tensor()> row_constant = nullptr;
 };
 
 // head_factor (H): the scale of a dot product, gamma or beta of the others, or 1.

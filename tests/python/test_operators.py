@@ -1,5 +1,7 @@
 """The operators under torch.library's checks and torch.compile."""
 
+import math
+
 import pytest
 import torch
 from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, values_and_gradients
@@ -47,6 +49,86 @@ def test_opcheck_of_the_pair(dtype):
         )
 
 
+def cone_map_formula(tokens, function, map, r):
+    """The tokens and their scalars as compositions of Torch's operators."""
+    w, z = tokens[..., :-1], tokens[..., -1]
+    if function == "umbral":
+        height = z if map == "none" else z.clamp(-30, 30).exp()
+        scale = torch.ones_like(height) if map == "none" else height
+        return scale[..., None] * w / math.sinh(r), height[None]
+    u = (z / r).clamp(0, 1) if map == "none" else z.sigmoid()
+    rest = 1 - u if map == "none" else (-z).sigmoid()
+    square = rest * (1 + u)
+    a = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
+    scale = torch.full_like(u, 1 / r) if map == "none" else u
+    scalars = [a] if function == "penumbral_square" else [u * u / (1 + a), u * u]
+    return scale[..., None] * w, torch.stack(scalars)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("function", "map"),
+    [
+        *(("umbral", map) for map in ("psi", "none")),
+        *((name, map) for name in ("penumbral", "penumbral_square") for map in ("xi", "none")),
+    ],
+    ids=str,
+)
+def test_cone_map_and_its_gradients(function, map, dtype):
+    torch.manual_seed(0)
+    tokens = []
+    for heads, length in ((4, 9), (2, 11)):
+        # Other strides than those of its sizes; heights beyond every bound.
+        token = torch.randn(2, length, heads, 5, dtype=dtype).transpose(1, 2)
+        token[..., 0, 4] = 40
+        token[..., 1, 4] = -40
+        tokens.append(token.requires_grad_())
+    got = ops.cone_map(*tokens, function, map, 0.7)
+    weights = [torch.randn_like(part) for part in got]
+    got_all = [*got, *torch.autograd.grad(got, tokens, weights)]
+    exact = [token.detach().double().requires_grad_() for token in tokens]
+    expected = sum((cone_map_formula(t, function, map, 0.7) for t in exact), ())
+    expected_all = [
+        *expected,
+        *torch.autograd.grad(expected, exact, [weight.double() for weight in weights]),
+    ]
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    for ours, theirs in zip(got_all, expected_all, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance / 100)
+
+
+def test_opcheck_of_the_backward_cone_map():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 4, 5, 3), torch.randn(1, 2, 6, 3)
+    gradients = [torch.randn_like(t) for t in ops.cone_map(q, k, "penumbral", "xi", 1.0)]
+    for needed in ([True, True], [False, True]):
+        for given in (gradients, [gradients[0], None, None, gradients[3]]):
+            torch.library.opcheck(
+                ops.cone_map_backward,
+                (*given, q, k, "penumbral", "xi", 1.0, needed),
+                test_utils=CHECKS,
+            )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("umbral", "xi", 1.0), ("penumbral", "psi", 1.0), ("dot", "none", 1.0)],
+    ids=str,
+)
+def test_cone_map_names_what_it_has(arguments):
+    q = torch.randn(1, 1, 2, 3)
+    with pytest.raises(ValueError, match="expected (psi|umbral)"):
+        ops.cone_map(q, q, *arguments)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 1), (1, 2, 3)], ids=str)
+def test_cone_map_checks_its_tokens(shape):
+    with pytest.raises(ValueError, match="k has shape"):
+        ops.cone_map(torch.randn(1, 1, 2, 3), torch.randn(shape), "umbral", "psi", 0.1)
+    with pytest.raises(TypeError, match="k has dtype"):
+        ops.cone_map(torch.randn(1, 1, 2, 3), torch.randn(1, 1, 2, 3).half(), "umbral", "psi", 0.1)
+
+
 COMPOSITE_CHECKS = {
     "attention": lambda q: (
         ops.attention,
@@ -54,7 +136,7 @@ COMPOSITE_CHECKS = {
             *(q, q, q, "penumbral", [torch.ones(2, requires_grad=True)]),
             *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None),
             *(torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 4 + [1] * 5])),
-            *(None, torch.tensor([2]), None, [3, 1, 1], 0.5, torch.tensor([1]), "mean"),
+            *(None, torch.tensor([2]), None, [3, 1, 1], 0.5, torch.tensor([1]), "mean", True),
         ),
     ),
     "attention with relative keys and values": lambda q: (
@@ -62,7 +144,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", [], ["relative:max_offset=2:values=true"]),
             [torch.randn(5, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)],
-            *(True, *[None] * 8, 0.5, None, 0.0, None, "einstein_midpoint"),
+            *(True, *[None] * 8, 0.5, None, 0.0, None, "einstein_midpoint", False),
         ),
     ),
     "module_attention of transformer_xl": lambda q: (
@@ -109,16 +191,28 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *([q[..., :1]] * 2 + [q]),
-            *("additive", [], ["alibi:slopes=0.5"], [], True, *[None] * 10, 0.0, None, "mean"),
+            *(
+                "additive",
+                [],
+                ["alibi:slopes=0.5"],
+                [],
+                True,
+                *[None] * 10,
+                0.0,
+                None,
+                "mean",
+                False,
+            ),
         ),
     ),
     "attention with hyperbolic distances": lambda q: (
         ops.attention,
         (
             *(q, q, q, "hyperbolic:model=half_space", [torch.ones(2, requires_grad=True)]),
-            *([], [], False, *[None] * 10, 0.0, None, "mean"),
+            *([], [], False, *[None] * 10, 0.0, None, "mean", False),
         ),
     ),
+    "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
     "cone_ancestor": lambda q: (ops.cone_ancestor, (q.detach(), q.detach(), "umbral", None)),
     "cone_lowest_common_ancestor": lambda q: (
