@@ -261,17 +261,15 @@ MappedTokens MapPenumbral(const Component& component, const at::Tensor& q, const
   MappedTokens tokens{.function = function,
                       .x = cones.x,
                       .y = cones.y,
+                      .factor = gamma * (score == "height2" ? r * r / 4 : -r / 2),
                       .row_scalars = cones.row_scalars,
                       .column_scalars = cones.column_scalars};
   if (score == "height2") {
-    tokens.factor = gamma * (r * r / 4);
     tokens.row_constant = [gamma, r] { return -OverRows(gamma) * (r * r); };
   } else if (score == "log") {
     tokens.function = "penumbral_log";
     tokens.factor = -gamma;
     tokens.row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
-  } else {
-    tokens.factor = gamma * (-r / 2);
   }
   return tokens;
 }

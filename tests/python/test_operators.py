@@ -117,7 +117,7 @@ def test_opcheck_of_the_backward_cone_map():
 )
 def test_cone_map_names_what_it_has(arguments):
     q = torch.randn(1, 1, 2, 3)
-    with pytest.raises(ValueError, match="expected (psi|umbral)"):
+    with pytest.raises(ValueError, match=r"expected (psi|umbral)"):
         ops.cone_map(q, q, *arguments)
 
 
