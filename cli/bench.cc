@@ -4,15 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/bench_model.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/measure.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
 #include "models/strings.h"
@@ -32,14 +35,25 @@ constexpr int64_t kT5Buckets = 32;
 constexpr int64_t kShawOffset = 16;
 
 struct BenchFlags {
+  // Of the operator or of a model, each with defaults of its own.
+  std::optional<int64_t> batch;
+  std::optional<int64_t> heads;
+  std::optional<int64_t> length;
+  std::optional<int64_t> dim;
+  std::optional<int64_t> depth;
+  std::optional<int64_t> mlp;
+  int64_t repeats = 9;
+  int64_t threads = 0;
+  std::vector<std::string> cases;
+  std::vector<std::string> models;
+  bool as_json = false;
+};
+
+struct Shape {
   int64_t batch = 1;
   int64_t heads = 8;
   int64_t length = 2048;
   int64_t dim = 64;
-  int64_t repeats = 9;
-  int64_t threads = 0;
-  std::vector<std::string> cases;
-  bool as_json = false;
 };
 
 // What a case computes and what its gradient is taken of.
@@ -66,20 +80,20 @@ Tensor Leaf(const Tensor& tensor) { return tensor.detach().clone().requires_grad
 // All cases on the same q, k and v, each with leaves of its own.
 class Cases {
  public:
-  explicit Cases(const BenchFlags& flags) : flags_(flags) {
+  explicit Cases(const Shape& shape) : shape_(shape) {
     torch::manual_seed(0);
-    const std::vector<int64_t> shape = {flags.batch, flags.heads, flags.length, flags.dim};
-    q_ = torch::randn(shape);
-    k_ = torch::randn(shape);
-    v_ = torch::randn(shape);
+    const std::vector<int64_t> sizes = {shape.batch, shape.heads, shape.length, shape.dim};
+    q_ = torch::randn(sizes);
+    k_ = torch::randn(sizes);
+    v_ = torch::randn(sizes);
     AddSdpa();
     Add("dot", "", similarity::Dot(), {});
     AddBiases();
     AddRelative();
-    const Tensor gamma = torch::full({flags.heads}, 0.5);
+    const Tensor gamma = torch::full({shape.heads}, 0.5);
     Add("laplacian", "", similarity::Laplacian(gamma), {}, {gamma});
     AddMapped("laplacian", gamma);
-    if (flags.dim >= 2) {
+    if (shape.dim >= 2) {
       Add("umbral", "with its token map", similarity::Umbral(gamma), {}, {gamma});
       AddMapped("umbral", gamma);
       Add("penumbral", "with its token map", similarity::Penumbral(gamma), {}, {gamma});
@@ -90,20 +104,20 @@ class Cases {
     }
   }
 
-  std::vector<Case> Chosen() const {
-    if (flags_.cases.empty()) return cases_;
+  // All of them, unless some were asked for.
+  std::vector<Case> Chosen(const std::vector<std::string>& asked_for) const {
+    if (asked_for.empty()) return cases_;
     std::vector<Case> chosen;
     std::vector<std::string> names;
     for (const Case& one : cases_) names.push_back(one.name);
-    for (const std::string& name : flags_.cases) {
+    for (const std::string& name : asked_for) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
         throw Error(
             StrCat("--cases: unknown case '", name, "'; known: ", models::Join(names, ", ")));
       }
     }
     for (const Case& one : cases_) {
-      const bool asked =
-          std::find(flags_.cases.begin(), flags_.cases.end(), one.name) != flags_.cases.end();
+      const bool asked = std::find(asked_for.begin(), asked_for.end(), one.name) != asked_for.end();
       // Every ratio is to one of these two.
       if (asked || one.name == "sdpa" || one.name == "dot") chosen.push_back(one);
     }
@@ -117,9 +131,9 @@ class Cases {
                         return torch::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2],
                                                                    {}, 0.0, causal);
                       }});
-    const Tensor positions = torch::arange(flags_.length, torch::kFloat);
+    const Tensor positions = torch::arange(shape_.length, torch::kFloat);
     const Tensor relative = positions.unsqueeze(0) - positions.unsqueeze(1);
-    const Tensor slopes = alibi_slopes(flags_.heads).to(torch::kFloat);
+    const Tensor slopes = alibi_slopes(shape_.heads).to(torch::kFloat);
     const Tensor full = -slopes.view({-1, 1, 1}) * relative.abs();
     const Tensor causal_mask =
         full.masked_fill(relative > 0, -std::numeric_limits<float>::infinity());
@@ -151,23 +165,23 @@ class Cases {
       const auto make = [&](const Tensor& start) {
         return start.to(torch::kFloat).clone().requires_grad_(learned);
       };
-      const Tensor slopes = make(alibi_slopes(flags_.heads));
+      const Tensor slopes = make(alibi_slopes(shape_.heads));
       Add("alibi" + suffix, note, similarity::Dot(), {position::ALiBi(slopes)}, {slopes});
-      const Tensor table = make(torch::randn({kT5Buckets, flags_.heads}));
+      const Tensor table = make(torch::randn({kT5Buckets, shape_.heads}));
       Add("t5" + suffix, note, similarity::Dot(), {position::T5(table, /*bidirectional=*/true)},
           {table});
-      const Tensor tau = make(alibi_slopes(flags_.heads) / kHypeMu);
-      const Tensor mu = make(torch::full({flags_.heads}, kHypeMu));
+      const Tensor tau = make(alibi_slopes(shape_.heads) / kHypeMu);
+      const Tensor mu = make(torch::full({shape_.heads}, kHypeMu));
       Add("hype" + suffix, note, similarity::Dot(), {position::HyPE(tau, mu, "abs")}, {tau, mu});
     }
   }
 
   // Relative keys: clipped as in Shaw et al. 2018, and a row for every offset.
   void AddRelative() {
-    for (const int64_t most : {kShawOffset, flags_.length - 1}) {
+    for (const int64_t most : {kShawOffset, shape_.length - 1}) {
       const bool is_clipped = most == kShawOffset;
-      const Tensor table = Leaf(torch::randn({2 * most + 1, flags_.dim}) /
-                                std::sqrt(static_cast<double>(flags_.dim)));
+      const Tensor table = Leaf(torch::randn({2 * most + 1, shape_.dim}) /
+                                std::sqrt(static_cast<double>(shape_.dim)));
       Add(is_clipped ? "relative-clipped" : "relative", is_clipped ? "learned, 33 rows" : "learned",
           similarity::Dot(), {position::Relative(table, most)}, {table});
     }
@@ -205,121 +219,175 @@ class Cases {
                       }});
   }
 
-  const BenchFlags& flags_;
+  Shape shape_;
   Tensor q_;
   Tensor k_;
   Tensor v_;
   std::vector<Case> cases_;
 };
 
+// The output and, backward, the gradients of all inputs.
+std::vector<Tensor> RunOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
+  if (!mode.backward) {
+    const torch::NoGradGuard no_grad;
+    return {one.run(mode.causal)};
+  }
+  const Tensor o = one.run(mode.causal);
+  std::vector<Tensor> results = torch::autograd::grad({o}, one.inputs, {d_o});
+  results.push_back(o);
+  return results;
+}
+
 double TimeOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
   const Stopwatch clock;
-  if (mode.backward) {
-    torch::autograd::grad({one.run(mode.causal)}, one.inputs, {d_o});
-  } else {
-    const torch::NoGradGuard no_grad;
-    one.run(mode.causal);
-  }
+  RunOnce(one, mode, d_o);
   return clock.seconds();
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// The peak beyond what is there before and after: inputs, output and gradients. Null where the
+// system does not tell.
+nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_o) {
+  int64_t results = 0;
+  const std::optional<int64_t> peak = PeakBytes([&] {
+    for (const Tensor& tensor : RunOnce(one, mode, d_o)) {
+      results += static_cast<int64_t>(tensor.nbytes());
+    }
+  });
+  if (!peak) return {};
+  return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
 
 // Multiplications and additions of the two GEMMs forward and the five backward; half of them where
 // half of the pairs are masked.
-double CountFlops(const BenchFlags& flags, const Mode& mode) {
-  const auto pairs = static_cast<double>(flags.batch * flags.heads) *
-                     static_cast<double>(flags.length) * static_cast<double>(flags.length);
+double CountFlops(const Shape& shape, const Mode& mode) {
+  const auto pairs = static_cast<double>(shape.batch * shape.heads) *
+                     static_cast<double>(shape.length) * static_cast<double>(shape.length);
   const double gemms = mode.backward ? 7 : 2;
-  return 2 * pairs * static_cast<double>(flags.dim) * gemms * (mode.causal ? 0.5 : 1.0);
-}
-
-std::string Format(const char* format, double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), format, value);
-  return text;
+  return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
 }
 
 void PrintTable(const nlohmann::json& mode) {
   std::cout << "\n### " << mode["mode"].get<std::string>() << "; GEMM peak "
-            << Format("%.0f", mode["peak_gflops"]) << " GFLOP/s\n\n"
-            << "| case | | ms | / sdpa | / dot | GFLOP/s | of peak |\n"
-            << "|:--|:--|--:|--:|--:|--:|--:|\n";
+            << FormatNumber(mode["peak_gflops"], "%.0f") << " GFLOP/s\n\n"
+            << "| case | | ms | / sdpa | / dot | GFLOP/s | of peak | MiB |\n"
+            << "|:--|:--|--:|--:|--:|--:|--:|--:|\n";
   for (const nlohmann::json& row : mode["cases"]) {
     std::cout << "| " << row["case"].get<std::string>() << " | " << row["note"].get<std::string>()
-              << " | " << Format("%.2f", row["ms"]) << " | " << Format("%.2f", row["to_sdpa"])
-              << " | " << Format("%.2f", row["to_dot"]) << " | " << Format("%.0f", row["gflops"])
-              << " | " << Format("%.0f%%", 100 * row["of_peak"].get<double>()) << " |\n";
+              << " | " << FormatNumber(row["ms"], "%.2f") << " | "
+              << FormatNumber(row["to_sdpa"], "%.2f") << " | "
+              << FormatNumber(row["to_dot"], "%.2f") << " | " << FormatNumber(row["gflops"], "%.0f")
+              << " | " << FormatNumber(100 * row["of_peak"].get<double>(), "%.0f%%") << " | "
+              << FormatNumber(row["memory_mib"], "%.1f") << " |\n";
   }
   std::cout << std::flush;
 }
 
-int Run(const BenchFlags& flags) {
-  SetThreads(flags.threads);
-  const std::vector<Case> cases = Cases(flags).Chosen();
-  CatchInterrupts();
+// The record of one mode without its memory; none if Ctrl-C came first.
+std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mode& mode,
+                                       const Shape& shape, int64_t repeats, const Tensor& d_o,
+                                       Progress* progress) {
+  std::vector<std::vector<double>> seconds(cases.size());
+  std::vector<double> peaks;
+  // The first round only warms up.
+  for (int64_t round = 0; round <= repeats; ++round) {
+    for (size_t c = 0; c < cases.size(); ++c) {
+      if (Interrupted()) return std::nullopt;
+      const double taken = TimeOnce(cases[c], mode, d_o);
+      if (round > 0) seconds[c].push_back(taken);
+    }
+    peaks.push_back(MeasurePeakFlops(kPeakSeconds, TorchExecutor()));
+    progress->Update(StrCat(mode.name, ": round ", round, " of ", repeats));
+  }
+  const double peak = Median(peaks);
+  std::vector<double> medians;
+  double sdpa = 0;
+  double dot = 0;
+  for (size_t c = 0; c < cases.size(); ++c) {
+    medians.push_back(Median(seconds[c]));
+    if (cases[c].name == "sdpa") sdpa = medians[c];
+    if (cases[c].name == "dot") dot = medians[c];
+  }
+  nlohmann::json rows = nlohmann::json::array();
+  for (size_t c = 0; c < cases.size(); ++c) {
+    const double rate = CountFlops(shape, mode) / medians[c];
+    rows.push_back({{"case", cases[c].name},
+                    {"note", cases[c].note},
+                    {"ms", medians[c] * 1e3},
+                    {"to_sdpa", medians[c] / sdpa},
+                    {"to_dot", medians[c] / dot},
+                    {"gflops", rate / 1e9},
+                    {"of_peak", rate / peak},
+                    {"memory_mib", nullptr}});
+  }
+  return nlohmann::json{{"mode", mode.name}, {"peak_gflops", peak / 1e9}, {"cases", rows}};
+}
+
+int BenchOperator(const Shape& shape, const BenchFlags& flags) {
+  const std::vector<Case> cases = Cases(shape).Chosen(flags.cases);
   nlohmann::json record = {{"machine", DescribeMachine()},
                            {"versions", DescribeVersions()},
                            {"shape",
-                            {{"batch", flags.batch},
-                             {"heads", flags.heads},
-                             {"length", flags.length},
-                             {"dim", flags.dim}}},
+                            {{"batch", shape.batch},
+                             {"heads", shape.heads},
+                             {"length", shape.length},
+                             {"dim", shape.dim}}},
                            {"repeats", flags.repeats},
                            {"modes", nlohmann::json::array()}};
   if (!flags.as_json) {
-    const nlohmann::json& machine = record["machine"];
-    std::cout << machine["cpu"].get<std::string>() << ", " << machine["threads"] << " threads, "
-              << machine["instruction_set"].get<std::string>() << ", torch "
-              << record["versions"]["torch"].get<std::string>() << "\nB " << flags.batch << ", H "
-              << flags.heads << ", L " << flags.length << ", D " << flags.dim
-              << ", fp32; medians of " << flags.repeats << ", interleaved\n";
+    std::cout << MachineLine() << "\nB " << shape.batch << ", H " << shape.heads << ", L "
+              << shape.length << ", D " << shape.dim << ", fp32; medians of " << flags.repeats
+              << ", interleaved" << std::endl;
   }
-  const Tensor d_o = torch::randn({flags.batch, flags.heads, flags.length, flags.dim});
+  const Tensor d_o = torch::randn({shape.batch, shape.heads, shape.length, shape.dim});
   Progress progress;
   for (const Mode& mode : kModes) {
-    std::vector<std::vector<double>> seconds(cases.size());
-    std::vector<double> peaks;
-    // The first round only warms up.
-    for (int64_t round = 0; round <= flags.repeats; ++round) {
-      for (size_t c = 0; c < cases.size(); ++c) {
-        if (Interrupted()) return kInterrupted;
-        const double taken = TimeOnce(cases[c], mode, d_o);
-        if (round > 0) seconds[c].push_back(taken);
-      }
-      peaks.push_back(MeasurePeakFlops(kPeakSeconds, TorchExecutor()));
-      progress.Update(StrCat(mode.name, ": round ", round, " of ", flags.repeats));
+    if (const auto timed = TimeMode(cases, mode, shape, flags.repeats, d_o, &progress)) {
+      record["modes"].push_back(*timed);
     }
-    const double peak = Median(peaks);
-    std::vector<double> medians;
-    double sdpa = 0;
-    double dot = 0;
-    for (size_t c = 0; c < cases.size(); ++c) {
-      medians.push_back(Median(seconds[c]));
-      if (cases[c].name == "sdpa") sdpa = medians[c];
-      if (cases[c].name == "dot") dot = medians[c];
-    }
-    nlohmann::json rows = nlohmann::json::array();
-    for (size_t c = 0; c < cases.size(); ++c) {
-      const double rate = CountFlops(flags, mode) / medians[c];
-      rows.push_back({{"case", cases[c].name},
-                      {"note", cases[c].note},
-                      {"ms", medians[c] * 1e3},
-                      {"to_sdpa", medians[c] / sdpa},
-                      {"to_dot", medians[c] / dot},
-                      {"gflops", rate / 1e9},
-                      {"of_peak", rate / peak}});
-    }
-    record["modes"].push_back({{"mode", mode.name}, {"peak_gflops", peak / 1e9}, {"cases", rows}});
-    progress.Clear();
-    if (!flags.as_json) PrintTable(record["modes"].back());
   }
-  if (flags.as_json) std::cout << record.dump(2) << std::endl;
-  return 0;
+  // After all times, which it would change.
+  GiveBackFreedMemory();
+  for (size_t m = 0; m < record["modes"].size(); ++m) {
+    for (size_t c = 0; c < cases.size() && !Interrupted(); ++c) {
+      record["modes"][m]["cases"][c]["memory_mib"] = PeakMebibytes(cases[c], kModes[m], d_o);
+    }
+    progress.Update(StrCat(kModes[m].name, ": memory"));
+  }
+  progress.Clear();
+  if (!flags.as_json) {
+    for (const nlohmann::json& mode : record["modes"]) PrintTable(mode);
+  } else if (!Interrupted()) {
+    std::cout << record.dump(2) << std::endl;
+  }
+  return Interrupted() ? kInterrupted : 0;
+}
+
+void Set(const std::optional<int64_t>& given, int64_t* value) {
+  if (given) *value = *given;
+}
+
+int Run(const BenchFlags& flags) {
+  SetThreads(flags.threads);
+  CatchInterrupts();
+  if (flags.models.empty()) {
+    Shape shape;
+    Set(flags.batch, &shape.batch);
+    Set(flags.heads, &shape.heads);
+    Set(flags.length, &shape.length);
+    Set(flags.dim, &shape.dim);
+    return BenchOperator(shape, flags);
+  }
+  ModelBench bench;
+  Set(flags.batch, &bench.training.batch);
+  Set(flags.length, &bench.training.length);
+  Set(flags.heads, &bench.model.heads);
+  Set(flags.dim, &bench.model.dim);
+  Set(flags.depth, &bench.model.depth);
+  Set(flags.mlp, &bench.model.mlp);
+  bench.models = flags.models;
+  bench.repeats = flags.repeats;
+  bench.as_json = flags.as_json;
+  return BenchModels(bench);
 }
 
 }  // namespace
@@ -328,23 +396,38 @@ void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
       "Time the operator against torch's scaled_dot_product_attention, interleaved in one process: "
-      "ratios of medians, forward and backward, and the share of the machine's GEMM peak");
+      "ratios of medians, forward and backward, the share of the machine's GEMM peak, and the peak "
+      "memory of a call in MiB, less inputs, output and gradients. With --model, time training "
+      "steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
-  const auto add = [&](const char* name, int64_t* value, const char* help) {
-    command->add_option(name, *value, help)
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-        ->capture_default_str();
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
+  const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {
+    return command->add_option(name, *value, help)->check(positive);
   };
-  add("--batch", &flags->batch, "Batches");
-  add("--heads", &flags->heads, "Heads");
-  add("--length", &flags->length, "Queries and keys");
-  add("--dim", &flags->dim, "Columns of a head, up to 512");
-  add("--repeats", &flags->repeats, "Rounds that the medians are of");
+  add("--batch", &flags->batch, "Batches; default 1, with --model 16");
+  add("--heads", &flags->heads, "Heads; default 8, with --model 4");
+  add("--length", &flags->length, "Queries and keys, tokens; default 2048, with --model 256");
+  add("--dim", &flags->dim,
+      "Columns of a head, up to 512; default 64. With --model the width of the model; default 128");
+  command->add_option("--repeats", flags->repeats, "Rounds that the medians are of")
+      ->check(positive)
+      ->capture_default_str();
   AddThreadsFlag(command, &flags->threads);
-  command
-      ->add_option("--cases", flags->cases,
-                   "Cases joined by commas, besides sdpa and dot; default: all")
-      ->delimiter(',');
+  CLI::Option* cases =
+      command
+          ->add_option("--cases", flags->cases,
+                       "Cases joined by commas, besides sdpa and dot; default: all")
+          ->delimiter(',');
+  CLI::Option* model =
+      command
+          ->add_option("--model", flags->models,
+                       "SIMILARITY/POSITION joined by commas: time training steps of the language "
+                       "model with each, in turn, and give their ratios to the first")
+          ->delimiter(',')
+          ->excludes(cases);
+  add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);
+  add("--mlp", &flags->mlp, "With --model: hidden units of each layer's MLP; default 512")
+      ->needs(model);
   command->add_flag("--json", flags->as_json, "Print JSON");
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
 }

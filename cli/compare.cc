@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/measure.h"
 #include "cli/results.h"
 #include "gnomon/attention.h"
 #include "models/files.h"
@@ -87,13 +88,7 @@ std::vector<Combination> Combinations(const CompareFlags& flags, bool product) {
       for (const std::string& position : flags.positions) add({similarity, position});
     }
   }
-  for (const std::string& run : flags.runs) {
-    const size_t slash = run.find('/');
-    if (slash == std::string::npos || slash == 0 || slash + 1 == run.size()) {
-      throw Error(StrCat("--run: '", run, "' is not SIMILARITY/POSITION"));
-    }
-    add({run.substr(0, slash), run.substr(slash + 1)});
-  }
+  for (const std::string& run : flags.runs) add(ParseCombination("--run", run));
   return all;
 }
 
@@ -229,13 +224,6 @@ Comparison ResumedComparison(const std::string& folder) {
   CheckData(work);
   work.record["sessions"].push_back(DescribeSession());
   return work;
-}
-
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // Time left of a session, judged by the steps that it has done.

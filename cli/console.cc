@@ -217,6 +217,13 @@ std::string TimeLeft(double seconds, double done, double total) {
   return Duration(seconds / done * (total - done)) + " left";
 }
 
+std::string FormatNumber(const json& value, const char* format) {
+  if (!value.is_number()) return "–";
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), format, value.get<double>());
+  return text.data();
+}
+
 fs::path CreateRunFolder(const std::string& out, const std::string& name) {
   fs::path folder = out;
   if (out.empty()) {
@@ -282,6 +289,11 @@ json DescribeMachine() {
 
 json DescribeVersions() {
   return {{"gnomon", GNOMON_VERSION}, {"torch", TORCH_VERSION}, {"compiler", __VERSION__}};
+}
+
+std::string MachineLine() {
+  return StrCat(CpuModel(), ", ", at::get_num_threads(), " threads, ", CurrentTarget(), ", torch ",
+                TORCH_VERSION);
 }
 
 json DescribeData(const models::TextData& data) {

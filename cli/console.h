@@ -66,6 +66,9 @@ class Progress {
 // "x s" of work left when `done` of `total` parts took `seconds`.
 std::string TimeLeft(double seconds, double done, double total);
 
+// A number as printf does it, or a dash for null.
+std::string FormatNumber(const nlohmann::json& value, const char* format);
+
 // Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>; throws Error if
 // it cannot be written or holds something already.
 std::filesystem::path CreateRunFolder(const std::string& out, const std::string& name);
@@ -82,6 +85,8 @@ void SetThreads(int64_t threads);
 
 nlohmann::json DescribeMachine();
 nlohmann::json DescribeVersions();
+// "AMD EPYC, 2 threads, AVX3, torch 2.15.0".
+std::string MachineLine();
 nlohmann::json DescribeData(const models::TextData& data);
 nlohmann::json DescribeTokens(const models::TokenData& tokens);
 

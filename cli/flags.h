@@ -12,6 +12,9 @@
 
 namespace gnomon::cli {
 
+// Tokens a window of a training step, unless another number is asked for.
+inline constexpr int64_t kTrainingLength = 256;
+
 // --dim, --depth, --heads, --mlp, --dropout.
 void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options);
 

@@ -1,8 +1,8 @@
 #include "cli/results.h"
 
 #include <cmath>
-#include <cstdio>
 
+#include "cli/console.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 
@@ -25,13 +25,6 @@ json MeanAndSpread(const std::vector<double>& values) {
   return {{"mean", mean}, {"spread", std::sqrt(squares / static_cast<double>(values.size() - 1))}};
 }
 
-std::string FormatNumber(const json& value, const char* format) {
-  if (!value.is_number()) return "–";
-  char text[32];
-  std::snprintf(text, sizeof(text), format, value.get<double>());
-  return text;
-}
-
 std::string FormatCell(const json& cell) {
   std::string text = FormatNumber(cell["mean"], "%.3f");
   if (cell["spread"].is_number()) text += " ± " + FormatNumber(cell["spread"], "%.3f");
@@ -39,6 +32,14 @@ std::string FormatCell(const json& cell) {
 }
 
 }  // namespace
+
+Combination ParseCombination(const std::string& option, const std::string& text) {
+  const size_t slash = text.find('/');
+  if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) {
+    throw Error(StrCat(option, ": '", text, "' is not SIMILARITY/POSITION"));
+  }
+  return {text.substr(0, slash), text.substr(slash + 1)};
+}
 
 json ToJson(const models::LengthLoss& loss) {
   return {{"length", loss.length},

@@ -20,6 +20,9 @@ struct Combination {
   bool operator==(const Combination&) const = default;
 };
 
+// "SIMILARITY/POSITION" as `option` gave it; throws Error where it is not that.
+Combination ParseCombination(const std::string& option, const std::string& text);
+
 struct CompareSettings {
   std::vector<Combination> combinations;
   std::vector<int64_t> lengths;  // the first is the training length

@@ -135,7 +135,7 @@ void AddTrain(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "train", "Train a language model over bytes, words or subwords and save it");
   auto flags = std::make_shared<TrainFlags>();
-  flags->training.length = 256;
+  flags->training.length = kTrainingLength;
   command->add_option("--data", flags->data,
                       "A text file, or a folder of text files; the last tenth is for validation "
                       "unless the folder has parts called train and valid");

@@ -442,6 +442,11 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["generate", "--model", "model", "--temperature", "0", "--top-k", "3"], ["--top-k"]),
         (["bench", "--cases", "sdpa,dott"], ["dott", "dot"]),
         (["bench", "--length", "0"], ["--length"]),
+        (["bench", "--model", "dot"], ["--model: 'dot' is not SIMILARITY/POSITION"]),
+        (["bench", "--model", "dot/nothing"], ["nothing"]),
+        (["bench", "--model", "dot/none", "--heads", "3"], ["dim 128", "heads 3"]),
+        (["bench", "--model", "dot/none", "--cases", "dot"], ["--model", "--cases"]),
+        (["bench", "--depth", "2"], ["--depth requires --model"]),
     ],
     ids=lambda value: " ".join(value) if value and isinstance(value, list) else None,
 )
@@ -605,3 +610,28 @@ def test_bench_prints_ratios(folder):
         assert [row["case"] for row in mode["cases"]] == ["sdpa", "dot", "penumbral"]
         assert mode["cases"][0]["to_sdpa"] == 1
         assert mode["cases"][1]["to_dot"] == 1
+
+
+def test_bench_prints_peak_memory(folder):
+    arguments = ["--length", 1024, "--dim", 8, "--heads", 2, "--repeats", 1]
+    arguments += ["--cases", "sdpa+mask"]
+    assert "| MiB |" in succeed("bench", *arguments, cwd=folder)
+    result = json.loads(succeed("bench", *arguments, "--json", cwd=folder))
+    for mode in result["modes"]:
+        mebibytes = {row["case"]: row["memory_mib"] for row in mode["cases"]}
+        # Scores of all pairs take 8 MiB.
+        assert mebibytes["sdpa+mask"] > 8
+        assert 0 <= mebibytes["dot"] < 8
+
+
+def test_bench_of_models_prints_ratios_to_the_first(folder):
+    models = ["dot/none", "penumbral/hype:tau=learned"]
+    arguments = ["--model", ",".join(models), "--length", 16, "--repeats", 2, *TINY]
+    text = succeed("bench", *arguments, cwd=folder)
+    assert "### training step" in text
+    assert "| / dot/none |" in text
+    result = json.loads(succeed("bench", *arguments, "--json", cwd=folder))
+    assert result["training"] == {"batch": 4, "length": 16}
+    assert [row["label"] for row in result["models"]] == models
+    assert result["models"][0]["to_first"] == 1
+    assert all(row["ms"] > 0 for row in result["models"])

@@ -1,0 +1,117 @@
+#include "cli/bench_model.h"
+
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <stdexcept>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/flags.h"
+#include "cli/measure.h"
+#include "cli/results.h"
+#include "models/strings.h"
+
+namespace gnomon::cli {
+namespace {
+
+using models::StrCat;
+using nlohmann::json;
+
+constexpr int64_t kTextBytes = int64_t{1} << 16;
+
+// Times do not depend on what a text says.
+std::string RandomText(int64_t bytes) {
+  std::mt19937 generator(0);
+  std::string text(static_cast<size_t>(bytes), '\0');
+  for (char& c : text) c = static_cast<char>(generator());
+  return text;
+}
+
+double TimeStep(models::Trainer* trainer) {
+  const Stopwatch clock;
+  const double loss = trainer->Step();
+  const double taken = clock.seconds();
+  // Such a step ends before the backward pass.
+  if (!std::isfinite(loss)) throw std::runtime_error("the loss is not a finite number");
+  return taken;
+}
+
+void PrintTable(const json& record) {
+  const json& model = record["model"];
+  const json& training = record["training"];
+  const std::string first = record["models"][0]["label"];
+  std::cout << MachineLine() << "\nbatch " << training["batch"] << ", length " << training["length"]
+            << ", dim " << model["dim"] << ", depth " << model["depth"] << ", heads "
+            << model["heads"] << ", mlp " << model["mlp"] << "; medians of " << record["repeats"]
+            << ", interleaved\n\n### training step\n\n"
+            << "| model | parameters | ms | / " << first << " |\n|:--|--:|--:|--:|\n";
+  for (const json& row : record["models"]) {
+    std::cout << "| " << row["label"].get<std::string>() << " | " << row["parameters"] << " | "
+              << FormatNumber(row["ms"], "%.2f") << " | " << FormatNumber(row["to_first"], "%.3f")
+              << " |\n";
+  }
+  std::cout << std::flush;
+}
+
+}  // namespace
+
+int BenchModels(const ModelBench& bench) {
+  models::TrainingOptions training = bench.training;
+  training.steps = bench.repeats + 1;
+  training.warmup = training.steps;
+  const std::string text = RandomText(std::max(kTextBytes, training.length + 1));
+  std::vector<Combination> combinations;
+  std::vector<std::unique_ptr<models::Trainer>> trainers;
+  for (const std::string& name : bench.models) {
+    combinations.push_back(ParseCombination("--model", name));
+    models::LanguageModelOptions options = bench.model;
+    options.similarity = combinations.back().similarity;
+    options.position = combinations.back().position;
+    options.max_length = training.length;
+    trainers.push_back(std::make_unique<models::Trainer>(
+        BuildModel(options, training.seed, training.memory), text, training));
+  }
+  std::vector<std::vector<double>> seconds(trainers.size());
+  Progress progress;
+  // The first round only warms up.
+  for (int64_t round = 0; round <= bench.repeats; ++round) {
+    for (size_t m = 0; m < trainers.size(); ++m) {
+      if (Interrupted()) return kInterrupted;
+      const double taken = TimeStep(trainers[m].get());
+      if (round > 0) seconds[m].push_back(taken);
+    }
+    progress.Update(StrCat("round ", round, " of ", bench.repeats));
+  }
+  progress.Clear();
+  json rows = json::array();
+  for (size_t m = 0; m < trainers.size(); ++m) {
+    const double median = Median(seconds[m]);
+    rows.push_back({{"label", combinations[m].label()},
+                    {"similarity", combinations[m].similarity},
+                    {"position", combinations[m].position},
+                    {"parameters", trainers[m]->model()->CountParameters()},
+                    {"ms", median * 1e3},
+                    {"to_first", median / Median(seconds[0])}});
+  }
+  const json record = {{"machine", DescribeMachine()},
+                       {"versions", DescribeVersions()},
+                       {"model",
+                        {{"dim", bench.model.dim},
+                         {"depth", bench.model.depth},
+                         {"heads", bench.model.heads},
+                         {"mlp", bench.model.mlp}}},
+                       {"training", {{"batch", training.batch}, {"length", training.length}}},
+                       {"repeats", bench.repeats},
+                       {"models", rows}};
+  if (bench.as_json) {
+    std::cout << record.dump(2) << std::endl;
+  } else {
+    PrintTable(record);
+  }
+  return 0;
+}
+
+}  // namespace gnomon::cli

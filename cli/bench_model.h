@@ -1,0 +1,32 @@
+// Training steps of the language model with several similarities and positions.
+#ifndef GNOMON_CLI_BENCH_MODEL_H_
+#define GNOMON_CLI_BENCH_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/flags.h"
+#include "models/language_model.h"
+#include "models/training.h"
+
+namespace gnomon::cli {
+
+// The defaults are those of `gnomon train`.
+struct ModelBench {
+  ModelBench() { training.length = kTrainingLength; }
+
+  std::vector<std::string> models;     // SIMILARITY/POSITION
+  models::LanguageModelOptions model;  // similarity and position come from above
+  models::TrainingOptions training;
+  int64_t repeats = 1;
+  bool as_json = false;
+};
+
+// Times one step of each in turn, and prints the medians and their ratios to the first. Returns the
+// exit code.
+int BenchModels(const ModelBench& bench);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_BENCH_MODEL_H_

@@ -1,0 +1,25 @@
+// What times and memory are measured with.
+#ifndef GNOMON_CLI_MEASURE_H_
+#define GNOMON_CLI_MEASURE_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace gnomon::cli {
+
+// The upper one of two; 0 of no values.
+double Median(std::vector<double> values);
+
+// From now on every large block that is freed goes back to the system, as far as the C library can
+// be told to: PeakBytes then sees the blocks that are in use. Later allocations are slower.
+void GiveBackFreedMemory();
+
+// Bytes that the process holds at the highest point of `work` beyond those that it held before;
+// none where the system does not tell. It counts whole pages.
+std::optional<int64_t> PeakBytes(const std::function<void()>& work);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_MEASURE_H_
