@@ -75,8 +75,8 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 	$(ctest) --test-dir build-core
 
 .PHONY: bench
-bench: build ## measure against PyTorch's own attention
-	$(BIN)/gnomon bench
+bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew
+	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md
 
 .PHONY: docs-catalogue
 docs-catalogue: build ## write docs/catalogue.md anew

@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+import write_page
 from formulas import POSITIONS, SIMILARITIES
 from test_cli import ROOT, succeed
 from test_content import CONTENT
@@ -17,6 +18,23 @@ SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
 def test_the_catalogue_page_is_current(tmp_path):
     page = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
     assert page == succeed("list", "--markdown", cwd=tmp_path), "run: make docs-catalogue"
+
+
+def test_the_page_of_benchmarks_is_what_its_script_writes():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    fixed = [
+        write_page.INTRODUCTION,
+        write_page.TARGETS,
+        write_page.CURVE,
+        write_page.CASES,
+        write_page.MODELS,
+    ]
+    places = [page.index(text) for text in fixed]
+    assert places == sorted(places)
+    assert places[0] == 0
+    table = page[places[1] : places[2]]
+    cases = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert cases[1:] == [f"| {row.name}" for row in write_page.targets.rows()]
 
 
 def names_in(file: pathlib.Path) -> set[str]:

@@ -1,0 +1,188 @@
+"""One call of each operator that is compared, ours and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from measuring import Step
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import gnomon
+
+HEADS = 8
+LENGTH = 2048
+DIM = 64
+HYPE_MU = 0.001
+
+Arrays = tuple[Tensor, Tensor, Tensor]
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_()
+
+
+def tokens(
+    batch: int = 1,
+    heads: int = HEADS,
+    length: int = LENGTH,
+    dim: int = DIM,
+    value_dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Arrays:
+    q, k = (leaf(batch, heads, length, dim, dtype=dtype) for _ in range(2))
+    return q, k, leaf(batch, heads, length, dim if value_dim is None else value_dim, dtype=dtype)
+
+
+def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
+    """One call of an operator, without autograd or with its gradients."""
+    if backward:
+        d_o = torch.randn_like(call().detach())
+        return lambda: torch.autograd.grad(call(), inputs, d_o)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return call()
+
+    return forward
+
+
+def sdpa(backward: bool = False, causal: bool = False, **shape: Any) -> Step:
+    qkv = tokens(**shape)
+    return step(lambda: scaled_dot_product_attention(*qkv, is_causal=causal), qkv, backward)
+
+
+def ours_of(
+    qkv: Arrays, backward: bool = False, learned: Sequence[Tensor] = (), **arguments: Any
+) -> Step:
+    return step(lambda: gnomon.attention(*qkv, **arguments), [*qkv, *learned], backward)
+
+
+def ours(
+    backward: bool = False,
+    causal: bool = False,
+    similarity: str | None = None,
+    **shape: Any,
+) -> Step:
+    qkv = tokens(**shape)
+    made = None if similarity is None else SIMILARITIES[similarity]()
+    return ours_of(qkv, backward, causal=causal, similarity=made)
+
+
+def gamma() -> Tensor:
+    return torch.full((HEADS,), 0.5)
+
+
+SIMILARITIES: dict[str, Callable[[], gnomon.similarity.Similarity]] = {
+    "laplacian": lambda: gnomon.similarity.Laplacian(gamma()),
+    "umbral": lambda: gnomon.similarity.Umbral(gamma()),
+    "penumbral h^2": lambda: gnomon.similarity.Penumbral(gamma(), score="height2"),
+    "penumbral h": lambda: gnomon.similarity.Penumbral(gamma()),
+}
+BIASES = ["ALiBi", "T5", "HyPE"]
+
+
+def bias(name: str, learned: bool, heads: int = HEADS) -> tuple[Any, list[Tensor]]:
+    """A position and its tensors."""
+
+    def tensor(values: Tensor) -> Tensor:
+        return values.float().clone().requires_grad_(learned)
+
+    slopes = gnomon.alibi_slopes(heads)
+    if name == "ALiBi":
+        parameters = [tensor(slopes)]
+        return gnomon.position.ALiBi(*parameters), parameters
+    if name == "T5":
+        parameters = [tensor(torch.randn(32, heads))]
+        return gnomon.position.T5(parameters[0], bidirectional=True), parameters
+    parameters = [tensor(slopes / HYPE_MU), tensor(torch.full((heads,), HYPE_MU))]
+    return gnomon.position.HyPE(parameters[0], parameters[1], mode="abs"), parameters
+
+
+def ours_with_bias(name: str, learned: bool, backward: bool = False) -> Step:
+    position, parameters = bias(name, learned)
+    return ours_of(tokens(), backward, parameters if learned else (), position=position)
+
+
+def offsets() -> Tensor:
+    places = torch.arange(LENGTH)
+    return places[None, :] - places[:, None]
+
+
+def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """What makes the L x L mask (H, L, L) that one would give to SDPA, and its parameters."""
+    slopes = gnomon.alibi_slopes(HEADS).float()
+    distance = offsets().abs().float()
+    if name == "ALiBi":
+        slopes.requires_grad_(learned)
+        return lambda: -slopes[:, None, None] * distance, [slopes]
+    if name == "T5":
+        table = torch.randn(32, HEADS, requires_grad=learned)
+        buckets = gnomon.t5_bucket(offsets(), bidirectional=True)
+        return lambda: table[buckets].permute(2, 0, 1), [table]
+    tau = (slopes / HYPE_MU).requires_grad_(learned)
+    mu = torch.full((HEADS,), HYPE_MU, requires_grad=learned)
+    return lambda: -tau[:, None, None] * torch.sinh(mu[:, None, None] * distance), [tau, mu]
+
+
+def sdpa_with_mask(name: str) -> Step:
+    """A fixed mask is made once."""
+    qkv = tokens()
+    mask = mask_maker(name, learned=False)[0]().contiguous()
+    return step(lambda: scaled_dot_product_attention(*qkv, attn_mask=mask), qkv, False)
+
+
+def sdpa_with_learned_mask(name: str) -> Step:
+    """A learned one is made anew in every step."""
+    qkv = tokens()
+    make, parameters = mask_maker(name, learned=True)
+    return step(
+        lambda: scaled_dot_product_attention(*qkv, attn_mask=make()), [*qkv, *parameters], True
+    )
+
+
+def penumbral_formula(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
+    """Causal penumbral attention in plain Torch, with the map xi (r = 1)."""
+    x, a = q[..., :-1], torch.sigmoid(q[..., -1])
+    y, b = k[..., :-1], torch.sigmoid(k[..., -1])
+    squares = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
+    d = (squares - 2 * x @ y.transpose(-1, -2)).clamp_min(1e-12).sqrt()
+    outside = torch.sqrt(1 - a.square())[..., :, None] + torch.sqrt(1 - b.square())[..., None, :]
+    apart = 1 - ((d - outside) / 2).clamp_min(0).square()
+    height = torch.maximum(a[..., :, None], b[..., None, :])
+    height = torch.maximum(height, apart.clamp_min(1e-12).sqrt())
+    visible = torch.ones(d.shape[-2:], dtype=torch.bool).tril()
+    scores = -factor[:, None, None] * height
+    return scores.masked_fill(~visible, -math.inf).softmax(-1) @ v
+
+
+def formula_step(compiled: bool) -> Step:
+    qkv = tokens()
+    function = torch.compile(penumbral_formula) if compiled else penumbral_formula
+    return step(lambda: function(*qkv, gamma()), qkv, True)
+
+
+def relative_step(most_offset: int, backward: bool) -> Step:
+    keys = (torch.randn(2 * most_offset + 1, DIM) / math.sqrt(DIM)).requires_grad_()
+    return ours_of(tokens(), backward, [keys], position=gnomon.position.Relative(keys, most_offset))
+
+
+def linear_step() -> Step:
+    qkv = tokens(length=8192)
+    return step(lambda: gnomon.linear_attention(*qkv, causal=True), qkv, False)
+
+
+def flex_step() -> Step:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    slopes = gnomon.alibi_slopes(HEADS).float()
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - slopes[h] * (i - j).abs()
+
+    attend = torch.compile(flex_attention)
+    qkv = [tensor.detach() for tensor in tokens()]
+    return step(lambda: attend(*qkv, score_mod=add_bias), qkv, False)

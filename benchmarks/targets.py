@@ -1,0 +1,452 @@
+"""Ratios that gnomon aims at: against what one would use instead, and among its own forms.
+
+The steps of a comparison run in turn, in one process. The figure is the median over the rounds of
+the ratio of their times, so that a change of the machine's clock meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from measuring import (
+    ROOT,
+    Limit,
+    Line,
+    Measured,
+    NotMeasuredError,
+    Row,
+    Step,
+    against,
+    interleaved,
+    program,
+    ratio,
+)
+from steps import (
+    BIASES,
+    DIM,
+    HEADS,
+    LENGTH,
+    SIMILARITIES,
+    bias,
+    flex_step,
+    formula_step,
+    leaf,
+    linear_step,
+    ours,
+    ours_of,
+    ours_with_bias,
+    relative_step,
+    sdpa,
+    sdpa_with_learned_mask,
+    sdpa_with_mask,
+    step,
+    tokens,
+)
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import gnomon
+
+CORA = ROOT.parent / "shared" / "data" / "cora" / "edges.txt"
+CORA_PAPERS = 2708
+MEMORY_LENGTH = 32768
+CURVE_LENGTHS = [2**n for n in range(10, 16)]
+CURVE = "cost against length"
+
+
+def measure_decode(dim: int, rounds: int) -> Measured:
+    torch.manual_seed(0)
+    q, k, v = leaf(1, 32, 1, dim), leaf(1, 8, 8192, dim), leaf(1, 8, 8192, dim)
+    steps = [
+        ours_of((q, k, v)),
+        step(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True), [], False),
+        step(lambda: k.sum() + v.sum(), [], False),
+    ]
+    times = interleaved(steps, rounds)
+    gigabytes = (k.nbytes + v.nbytes) / 1e9
+    rates = [gigabytes / statistics.median(one[s] for one in times) for s in range(len(steps))]
+    note = f"reads {rates[0]:.1f} GB/s; SDPA {rates[1]:.1f}, sums of k and v {rates[2]:.1f}"
+    return Measured(ratio(times), note)
+
+
+def measure_threads(causal: bool, backward: bool, rounds: int) -> Measured:
+    """How much faster two threads are than one."""
+    before = torch.get_num_threads()
+    if before < 2:
+        raise NotMeasuredError("needs two threads")
+    torch.manual_seed(0)
+    call = ours(backward, causal)
+
+    def with_threads(count: int) -> None:
+        torch.set_num_threads(count)
+        call()
+
+    try:
+        steps = [functools.partial(with_threads, count) for count in (1, 2)]
+        return Measured(ratio(interleaved(steps, rounds)))
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def operator_record(target: str, rounds: int) -> dict[str, Any]:
+    return program("bench", "--cases", "dot", "--repeats", rounds, target=target)
+
+
+def measure_of_peak(mode: str, target: str, rounds: int) -> Measured:
+    """Percent of the GEMM peak that `gnomon bench` finds."""
+    (record,) = (r for r in operator_record(target, rounds)["modes"] if r["mode"] == mode)
+    (row,) = (r for r in record["cases"] if r["case"] == "dot")
+    return Measured(100 * row["of_peak"], f"of {record['peak_gflops']:.0f} GFLOP/s")
+
+
+def measure_model(rounds: int) -> Measured:
+    record = program("bench", "--model", "dot/none,penumbral/hype", "--repeats", rounds)
+    times = [f"{row['ms']:.0f}" for row in record["models"]]
+    return Measured(record["models"][1]["to_first"], f"{times[1]} ms, {times[0]} ms")
+
+
+def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
+    """The edges (2, E) with both directions and self loops, and the same in compressed rows."""
+    if not CORA.exists():
+        raise NotMeasuredError("there is no ../shared/data/cora")
+    pairs = [[int(node) for node in line.split()] for line in CORA.read_text().splitlines()]
+    one_way = torch.tensor(pairs).t()
+    loops = torch.arange(CORA_PAPERS).repeat(2, 1)
+    edges = torch.cat([one_way, one_way.flip(0), loops], 1)
+    sources, targets = edges[:, (edges[1] * CORA_PAPERS + edges[0]).argsort()]
+    degrees = torch.bincount(targets, minlength=CORA_PAPERS)
+    return edges, torch.cat([torch.zeros(1, dtype=torch.long), degrees.cumsum(0)]), sources
+
+
+def measure_graph(rounds: int) -> Measured:
+    """Graph attention given the projected features."""
+    try:
+        from torch_geometric.nn import GATConv
+    except ImportError:
+        raise NotMeasuredError("torch_geometric is not installed") from None
+    edges, indptr, indices = cora_graph()
+    torch.manual_seed(0)
+    width = 8
+    features = leaf(CORA_PAPERS, HEADS * width)
+    layer = GATConv(HEADS * width, width, heads=HEADS, add_self_loops=False, bias=False)
+    layer.lin = torch.nn.Identity()
+
+    def attend() -> Tensor:
+        h = features.view(CORA_PAPERS, HEADS, width)
+        q = (h * layer.att_dst).sum(-1, keepdim=True)
+        k = (h * layer.att_src).sum(-1, keepdim=True)
+        o = gnomon.graph_attention(q, k, h, indptr, indices, gnomon.similarity.Additive())
+        return o.flatten(1)
+
+    def convolve() -> Tensor:
+        o: Tensor = layer(features, edges)
+        return o
+
+    torch.testing.assert_close(attend(), convolve())
+    inputs = [features, layer.att_src, layer.att_dst]
+    steps = [step(call, inputs, True) for call in (attend, convolve)]
+    return Measured(ratio(interleaved(steps, rounds)))
+
+
+def high_water() -> int:
+    """Bytes that this process has held at its peak since the last reset."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
+    assert found
+    return 1024 * int(found[1])
+
+
+def peak_of_bias(name: str) -> float:
+    """MiB at the peak of a step with a learned bias, less its inputs, output and gradients."""
+
+    def run(length: int) -> list[Tensor]:
+        qkv = tokens(heads=1, length=length)
+        position, parameters = bias(name, True, heads=1)
+        d_o = torch.randn(1, 1, length, DIM)
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
+        before.append(high_water())
+        o = gnomon.attention(*qkv, position=position)
+        return [o, *torch.autograd.grad(o, [*qkv, *parameters], d_o)]
+
+    before: list[int] = []
+    run(128)  # what is loaded by the first call is not counted
+    results = run(MEMORY_LENGTH)
+    return (high_water() - before[-1] - sum(result.nbytes for result in results)) / 2**20
+
+
+def measure_memory(name: str, rounds: int) -> Measured:
+    """In a process of its own; it repeats, so one round is enough."""
+    if not pathlib.Path("/proc/self/clear_refs").exists():
+        raise NotMeasuredError("needs /proc/self/clear_refs")
+    # glibc moves this threshold as a program runs, and keeps freed blocks below it.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    try:
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            return Measured(pool.submit(peak_of_bias, name).result())
+    finally:
+        del os.environ["MALLOC_MMAP_THRESHOLD_"]
+
+
+def with_backward(name: str, backward: bool) -> str:
+    return name + (", forward + backward" if backward else "")
+
+
+def compare(
+    name: str, most: float | None, make_ours: Callable[[], Step], make_theirs: Callable[[], Step]
+) -> Row:
+    return Row(name, against(make_ours, make_theirs), None if most is None else Limit(most))
+
+
+def plain_rows() -> Iterator[Row]:
+    for name, most, backward, causal in (
+        ("dot, full / SDPA", 0.95, False, False),
+        ("dot, causal / SDPA", 0.62, False, True),
+        ("dot, causal, forward + backward / SDPA", 0.70, True, True),
+    ):
+        yield compare(
+            name,
+            most,
+            functools.partial(ours, backward, causal),
+            functools.partial(sdpa, backward, causal),
+        )
+    for cone in ("umbral", "penumbral h"):
+        yield compare(
+            f"{cone}, causal, forward + backward / SDPA's dot product",
+            0.95,
+            functools.partial(ours, True, True, cone),
+            functools.partial(sdpa, True, True),
+        )
+
+
+def bias_rows() -> Iterator[Row]:
+    for name in BIASES:
+        yield compare(
+            f"{name}, full / SDPA with it as a mask",
+            0.75,
+            functools.partial(ours_with_bias, name, False),
+            functools.partial(sdpa_with_mask, name),
+        )
+    for name in ("T5", "HyPE"):
+        yield compare(
+            f"{name} learned, forward + backward / SDPA with a learned mask",
+            0.25,
+            functools.partial(ours_with_bias, name, True, True),
+            functools.partial(sdpa_with_learned_mask, name),
+        )
+    for backward, most in ((False, 1.04), (True, 1.10)):
+        for name in BIASES:
+            yield compare(
+                with_backward(f"{name} learned", backward) + " / our dot",
+                most,
+                functools.partial(ours_with_bias, name, True, backward),
+                functools.partial(ours, backward),
+            )
+    yield compare(
+        "compiled FlexAttention with ALiBi (it has no backward on a CPU) / ours",
+        None,
+        flex_step,
+        functools.partial(ours_with_bias, "ALiBi", False),
+    )
+
+
+def similarity_rows() -> Iterator[Row]:
+    for dim, backward, limits in (
+        (64, False, (1.10, 1.12, 1.18, 1.22)),
+        (64, True, (1.3,) * 4),
+        (128, False, (1.12,) * 4),
+        (128, True, (1.3,) * 4),
+    ):
+        for name, most in zip(SIMILARITIES, limits, strict=True):
+            yield compare(
+                with_backward(f"{name}, D {dim}", backward) + " / our dot",
+                most,
+                functools.partial(ours, backward, similarity=name, dim=dim),
+                functools.partial(ours, backward, dim=dim),
+            )
+    for compiled, most in ((True, 0.18), (False, 0.05)):
+        yield compare(
+            "penumbral h, causal, forward + backward / the formula, "
+            + ("compiled" if compiled else "eager"),
+            most,
+            functools.partial(ours, True, True, "penumbral h"),
+            functools.partial(formula_step, compiled),
+        )
+
+
+def relative_rows() -> Iterator[Row]:
+    for kind, most_offset, limits in (
+        ("a row for every offset", LENGTH - 1, (1.7, 1.9)),
+        ("clipped at 16", 16, (1.15, 1.15)),
+    ):
+        for backward, most in zip((False, True), limits, strict=True):
+            yield compare(
+                with_backward(f"relative keys, {kind}", backward) + " / our dot",
+                most,
+                functools.partial(relative_step, most_offset, backward),
+                functools.partial(ours, backward),
+            )
+
+
+def shape_rows() -> Iterator[Row]:
+    """Other types, lengths and head sizes."""
+    dtype = torch.bfloat16
+    shapes: list[tuple[str, float, dict[str, Any]]] = [
+        ("bf16 dot, full / SDPA bf16", 0.60, {"dtype": dtype}),
+        ("small: B 8, L 128 / SDPA", 0.9, {"batch": 8, "length": 128}),
+    ]
+    for dim in (16, 32, 64, 80, 96, 128, 256):
+        shapes.append((f"dot, full, D {dim} / SDPA", 1.15, {"dim": dim}))
+    for dim, value_dim in ((64, 128), (128, 64), (80, 16)):
+        sizes = {"dim": dim, "value_dim": value_dim}
+        shapes.append((f"dot, full, D {dim}, Dv {value_dim} / SDPA", 1.15, sizes))
+    for name, most, shape in shapes:
+        yield compare(
+            name, most, functools.partial(ours, **shape), functools.partial(sdpa, **shape)
+        )
+    for similarity, most in ((None, 1.5), ("umbral", 2.0), ("penumbral h", 2.0)):
+        for backward in (False, True):
+            yield compare(
+                with_backward(f"a call at L 16: {similarity or 'dot'}", backward) + " / SDPA",
+                most,
+                functools.partial(ours, backward, similarity=similarity, length=16),
+                functools.partial(sdpa, backward, length=16),
+            )
+
+
+def use_rows() -> Iterator[Row]:
+    """What models do besides training on a text."""
+    for dim in (64, 128):
+        yield Row(
+            f"decode: 1 query, 8192 keys, 32 heads on 8, D {dim} / SDPA",
+            functools.partial(measure_decode, dim),
+            Limit(1.0),
+        )
+    yield compare(
+        "linear attention, causal, L 8192 / our exact causal dot",
+        0.1,
+        linear_step,
+        functools.partial(ours, causal=True, length=8192),
+    )
+    yield Row(
+        "graph attention, Cora, 8 heads, forward + backward / torch_geometric's GATConv",
+        measure_graph,
+        Limit(0.5),
+    )
+    yield Row(
+        "a training step of the language model, penumbral + HyPE / dot + nothing",
+        measure_model,
+        Limit(1.1),
+    )
+
+
+def machine_rows() -> Iterator[Row]:
+    """How far the machine is used."""
+    for mode, least, target in (
+        ("forward, full", 86, ""),
+        ("forward, causal", 80, ""),
+        ("forward + backward, full", 75, ""),
+        ("forward + backward, causal", 75, ""),
+        ("forward, full", 80, "AVX2"),
+    ):
+        yield Row(
+            f"dot, {mode}: share of the GEMM peak" + (f" of {target}" if target else ""),
+            functools.partial(measure_of_peak, mode, target),
+            Limit(least, at_least=True, digits=0, unit="%"),
+        )
+    for backward in (False, True):
+        for causal in (False, True):
+            name = with_backward(f"dot, {'causal' if causal else 'full'}", backward)
+            yield Row(
+                f"{name}: two threads, times faster than one",
+                functools.partial(measure_threads, causal, backward),
+                Limit(1.9, at_least=True),
+            )
+    for name in BIASES:
+        yield Row(
+            f"{name} learned, L {MEMORY_LENGTH}, 1 head, forward + backward: memory beyond inputs, "
+            "output and gradients",
+            functools.partial(measure_memory, name),
+            Limit(64, digits=0, unit=" MiB"),
+        )
+
+
+def rows() -> list[Row]:
+    groups = (plain_rows, bias_rows, similarity_rows, relative_rows, shape_rows, use_rows)
+    return [row for group in (*groups, machine_rows) for row in group()]
+
+
+def measure_row(row: Row, rounds: int) -> Line:
+    try:
+        return Line(row, row.measure(rounds))
+    except NotMeasuredError as error:
+        return Line(row, Measured(None, f"not measured: {error}"))
+
+
+def targets_table(lines: Sequence[Line]) -> str:
+    return "\n".join(["| case | ratio | asked for | |", "|:--|--:|--:|:--|", *map(str, lines)])
+
+
+def length_curve(rounds: int) -> list[tuple[int, float, float]]:
+    """Length, milliseconds, and time / L^2 as a part of that at L 2048: one head, full, forward."""
+    torch.manual_seed(0)
+    times = interleaved([ours(heads=1, length=length) for length in CURVE_LENGTHS], rounds)
+    base = CURVE_LENGTHS.index(LENGTH)
+    return [
+        (
+            length,
+            1e3 * statistics.median(one[n] for one in times),
+            ratio(times, n, base) * (LENGTH / length) ** 2,
+        )
+        for n, length in enumerate(CURVE_LENGTHS)
+    ]
+
+
+def curve_table(curve: Sequence[tuple[int, float, float]]) -> str:
+    heading = [f"| L | ms | time / L², to that at L {LENGTH} |", "|--:|--:|--:|"]
+    return "\n".join([*heading, *(f"| {n} | {ms:.1f} | {to:.2f} |" for n, ms, to in curve)])
+
+
+def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, float, float]]]:
+    """The lines whose case has `only` in it, each told on the standard error as it comes."""
+    lines = []
+    for row in rows():
+        if only in row.name:
+            lines.append(measure_row(row, rounds))
+            print(lines[-1], file=sys.stderr, flush=True)
+    # The longest takes seconds a call.
+    curve = length_curve(max(1, rounds // 3)) if only in CURVE else []
+    return lines, curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this text in them")
+    parser.add_argument("--rounds", type=int, default=9, help="that medians are of (default 9)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures, too")
+    flags = parser.parse_args()
+    lines, curve = measure_all(flags.only, flags.rounds)
+    if lines:
+        print(targets_table(lines))
+    if curve:
+        print(f"\n{CURVE}, 1 head, D {DIM}, full, forward\n\n{curve_table(curve)}")
+    if flags.json:
+        record = {"rows": [line.record() for line in lines], "curve": curve}
+        flags.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

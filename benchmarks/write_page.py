@@ -1,0 +1,122 @@
+"""Measures everything and writes docs/benchmarks.md; on a quiet machine it takes ten minutes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import targets
+from measuring import PROGRAM, Line
+from steps import DIM, HEADS, LENGTH
+
+INTRODUCTION = """\
+# Benchmarks
+
+`make bench` measures all of this and writes this page. Ratios carry over to other machines better
+than milliseconds do. In every comparison the sides run in turn in one process, so that a change of
+the machine's clock meets all of them; nothing else should run meanwhile.
+
+| to repeat | |
+|:--|:--|
+| `make bench` | this page, in about ten minutes |
+| `.venv/bin/python benchmarks/targets.py --only decode` | some rows of the first table |
+| `.venv/bin/gnomon bench` | the tables by case, also for other shapes, threads and cases |
+| `.venv/bin/gnomon bench --model dot/none,penumbral/hype` | training steps of the language model |
+
+SDPA is `torch.nn.functional.scaled_dot_product_attention`. The GEMM peak is the rate at which the
+kernels' own matrix product runs with all operands in cache.
+"""
+
+TARGETS = f"""\
+## What is aimed at
+
+Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; medians of
+the ratio of times in each round. "Our dot" is gnomon's own dot product of the same shape. A row
+that ends in "/ ours" has the other side above.
+"""
+
+CURVE = f"""\
+## Cost against length
+
+Forward, full, 1 head, D {DIM}: it grows as L² and not faster where the last column stays
+at 1.
+"""
+
+CASES = """\
+## By case
+
+What `gnomon bench` prints. The ratios are of medians: `/ sdpa` to SDPA in the same mode, `/ dot` to
+our own dot product. `MiB` is the peak of the process's memory in a call, less inputs, output and
+gradients. "(operator)" leaves out the token map, which is made of Torch operations.
+"""
+
+MODELS = """\
+## Training steps
+
+What `gnomon bench --model` prints: forward, loss, backward and optimizer of the language model at
+the size that `gnomon train` has by default.
+"""
+
+COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"
+
+
+def conditions(record: dict[str, Any]) -> str:
+    """The machine, versions and rounds of what `gnomon bench --json` prints."""
+    machine, versions = record["machine"], record["versions"]
+    parts = [
+        f"{machine['cpu']}, {machine['threads']} threads, {machine['instruction_set']}",
+        machine["system"],
+        f"compiler {versions['compiler']}",
+        f"gnomon {versions['gnomon']}",
+        f"torch {versions['torch']}",
+        f"Python {platform.python_version()}",
+    ]
+    if importlib.util.find_spec("torch_geometric"):
+        parts.append(f"torch_geometric {version('torch_geometric')}")
+    return f"Measured on {'; '.join(parts)}. Medians of {record['repeats']} rounds.\n"
+
+
+def table_of(*arguments: object) -> str:
+    command = [str(PROGRAM), "bench", *map(str, arguments)]
+    print(" ".join(["gnomon", *command[1:]]), file=sys.stderr, flush=True)
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def page(
+    measured_on: str,
+    lines: Sequence[Line],
+    curve: Sequence[tuple[int, float, float]],
+    cases: str,
+    models: str,
+) -> str:
+    parts = [
+        *(INTRODUCTION, measured_on),
+        *(TARGETS, targets.targets_table(lines) + "\n"),
+        *(CURVE, targets.curve_table(curve) + "\n"),
+        *(CASES, cases),
+        *(MODELS, models),
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=pathlib.Path, help="the file to write")
+    parser.add_argument("--rounds", type=int, default=9, help="that medians are of (default 9)")
+    flags = parser.parse_args()
+    measured_on = conditions(targets.operator_record("", flags.rounds))
+    lines, curve = targets.measure_all("", flags.rounds)
+    cases = table_of("--repeats", flags.rounds)
+    models = table_of("--repeats", flags.rounds, "--model", COMPARED)
+    flags.page.write_text(page(measured_on, lines, curve, cases, models), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
