@@ -187,6 +187,9 @@ TORCH_LIBRARY(gnomon, m) {
       "cone_map_backward(Tensor? d_x, Tensor? d_row_scalars, Tensor? d_y, "
       "Tensor? d_column_scalars, Tensor q, Tensor k, str function, str map, float r, "
       "bool[2] needed) -> (Tensor, Tensor)");
+  // Causal linear attention, and the sums that its gradients are (ops/causal_sums.h).
+  m.def("causal_sums(Tensor x, Tensor y, Tensor z, bool reverse) -> Tensor");
+  m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");
   // (num_features, D) in float64, D and the device those of `like`.
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 

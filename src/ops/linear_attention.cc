@@ -1,9 +1,8 @@
 // Linear attention as a composition of Torch's operators.
 //
 // Numerator and denominator are sums over the keys of phi(q_i).phi(k_j) times a value; the
-// denominator's value is 1, and 0 for a hidden key. Causal sums go by chunks: products within a
-// chunk, and a running sum of phi(k_j) v_j^T over the chunks before it. What autograd keeps is
-// O(L (F + Dv + chunk)) and, with chunks of at least Dv rows, O(L F) of running sums.
+// denominator's value is 1, and 0 for a hidden key. Causal sums are operators of their own
+// (causal_sums.h), with autograd that keeps their arguments.
 //
 // Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, and kept as
 // their exponents: sum_f exp(a_if + b_jf - n_i), n_i the largest exponent that a query meets, is
@@ -22,6 +21,7 @@
 #include <cmath>
 #include <string>
 
+#include "ops/causal_sums.h"
 #include "ops/compose.h"
 #include "ops/rope.h"
 
@@ -65,17 +65,10 @@ at::Tensor BlockSums(const at::Tensor& query, const at::Tensor& key, const at::T
   return Ungroup(Group(query, Concrete(key.sym_size(1))).matmul(state), heads);
 }
 
-// The same through the products of queries and keys, those of later keys than the query left out
-// if causal.
-at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         bool causal) {
+// The same through the products of queries and keys.
+at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const int64_t heads = Concrete(query.sym_size(1));
-  at::Tensor products = Group(query, Concrete(key.sym_size(1))).matmul(key.transpose(3, 4));
-  if (causal) {
-    const c10::SymInt rows = query.sym_size(3);
-    const c10::SymInt grouped = products.sym_size(3);
-    products = products.unflatten_symint(3, {grouped / rows, rows}).tril().flatten(3, 4);
-  }
+  const at::Tensor products = Group(query, Concrete(key.sym_size(1))).matmul(key.transpose(3, 4));
   return Ungroup(products.matmul(value), heads);
 }
 
@@ -85,12 +78,6 @@ at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   sizes[2] = rows;
   return at::cat({x, at::full_symint(sizes, value, x.options())}, 2);
-}
-
-// The running sums of the chunks before each; (B, Hkv, n, F, E) of sums over the chunks.
-at::Tensor SumsBefore(const at::Tensor& sums) {
-  const at::Tensor before = sums.cumsum(2).narrow_symint(2, 0, sums.sym_size(2) - 1);
-  return at::cat({at::zeros_like(sums.narrow(2, 0, 1)), before}, 2);
 }
 
 // Sums whose exponents are less by m: (B, Hkv, n, 1, F) and (B, Hkv, n, F, E).
@@ -160,23 +147,9 @@ struct Rotation {
 // sum_j phi(q_i).phi(k_j) v_j of features (B, H, Lq, F) and (B, Hkv, Lk, F).
 at::Tensor Sums(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                 bool causal) {
-  if (!causal) {
-    const auto block = [](const at::Tensor& x) { return x.unsqueeze(2); };
-    return BlockSums(block(query), block(key), block(value)).squeeze(2);
-  }
-  const c10::SymInt length = query.sym_size(2);
-  const int64_t rows = ChunkRows(value);
-  const c10::SymInt chunks = (length + (rows - 1)) / rows;
-  const auto chunked = [&](const at::Tensor& x) {
-    return Split(PadRows(x, chunks * rows - length), chunks, rows);
-  };
-  const at::Tensor q = chunked(query);
-  const at::Tensor k = chunked(key);
-  const at::Tensor v = chunked(value);
-  const int64_t heads = Concrete(q.sym_size(1));
-  const at::Tensor before = SumsBefore(k.transpose(3, 4).matmul(v));
-  const at::Tensor earlier = Ungroup(Group(q, Concrete(k.sym_size(1))).matmul(before), heads);
-  return Join(BlockProducts(q, k, v, /*causal=*/true) + earlier).narrow_symint(2, 0, length);
+  if (causal) return CallCausalSums(query, key, value, /*reverse=*/false);
+  const auto block = [](const at::Tensor& x) { return x.unsqueeze(2); };
+  return BlockSums(block(query), block(key), block(value)).squeeze(2);
 }
 
 // m of the keys' features for the queries of their group: (B, Hkv, ...) to (B, H, ...).
@@ -238,7 +211,7 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
       q = side(rotation.Query(with_zeros(q, 1)), 1);
       k = side(rotation.Key(with_zeros(k, 0)), 0);
     }
-    sums = sums + with_zeros(BlockProducts(q, k, side(value, 0), /*causal=*/false), 1);
+    sums = sums + with_zeros(BlockProducts(q, k, side(value, 0)), 1);
   }
   // The chunks before each.
   const at::Tensor chunked_key = Split(key, chunks, rows);
@@ -369,13 +342,16 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
     CheckRope(*rotation.rope, Concrete(is_favor ? projection.sym_size(0) : q.sym_size(3)));
   }
 
+  // No query, no chunk.
+  const bool causal = arguments.causal && q.sym_size(2) != 0;
+  if (causal && !is_favor && !rotation.rope && !key_lengths) {
+    return std::get<0>(CallCausalLinear(q, k, v, arguments.feature)).to(q_in.scalar_type());
+  }
   // Where there is no rotation, one sum of values and ones; else one of each.
   const Rotation none{std::nullopt, 0};
   const at::Tensor value = rotation.rope ? v : at::cat({v, one}, 3);
   at::Tensor numerator;
   at::Tensor denominator;
-  // No query, no chunk.
-  const bool causal = arguments.causal && q.sym_size(2) != 0;
   if (is_favor) {
     const at::Tensor query = FavorExponents(q, projection);
     const at::Tensor key =
@@ -386,12 +362,8 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
       denominator = ExponentSums(query, key, one, met, causal, none);
     }
   } else {
-    const auto features = [&](const at::Tensor& x) {
-      // elu(x) + 1 without the cancellation.
-      return arguments.feature == "relu" ? x.relu() : at::where(x > 0, x + 1, x.clamp_max(0).exp());
-    };
-    const at::Tensor query = features(q);
-    const at::Tensor key = features(k);
+    const at::Tensor query = Features(q, arguments.feature);
+    const at::Tensor key = Features(k, arguments.feature);
     numerator = Sums(rotation.Query(query), rotation.Key(key), value, causal);
     if (rotation.rope) denominator = Sums(query, key, one, causal);
   }

@@ -319,7 +319,77 @@ def test_compile(feature, causal, dynamic):
         )
 
 
+def sums_formula(x: Tensor, y: Tensor, z: Tensor, reverse: bool) -> Tensor:
+    group = x.shape[1] // y.shape[1]
+    y, z = (t.repeat_interleave(group, 1) for t in (y, z))
+    products = x @ y.mT
+    return (products.triu() if reverse else products.tril()) @ z
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1, 19 * CHUNK + 5])  # the last in parts
+@pytest.mark.parametrize("columns", [1, 16, 21])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_causal_sums(length, columns, reverse, dtype):
+    torch.manual_seed(length)
+    x = torch.randn(2, length, 4, 5, dtype=dtype).transpose(1, 2)
+    y, z = (
+        torch.randn(2, 2, length, 5, dtype=dtype),
+        torch.randn(2, 2, length, columns, dtype=dtype),
+    )
+    leaves = [t.requires_grad_() for t in (x, y, z)]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    weights = torch.randn(2, 4, length, columns, dtype=dtype)
+    ours = ops.causal_sums(*leaves, reverse)
+    theirs = sums_formula(*exact, reverse)
+    got = [ours.detach(), *torch.autograd.grad(ours, leaves, weights)]
+    want = [theirs.detach(), *torch.autograd.grad(theirs, exact, weights.double())]
+    for a, b in zip(got, want, strict=True):
+        size = float(b.abs().max())
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+        torch.testing.assert_close(a.double() / size, b / size, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("length", [1, CHUNK + 1, 19 * CHUNK + 5])
+@pytest.mark.parametrize("feature", ["elu", "relu"])
+@pytest.mark.parametrize("rope", ["none", "interleaved"])
+def test_single_precision(feature, length, rope):
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(1, heads, length, 6) for heads in (4, 2, 2))
+    q[:, 0, ::7] = -1.0  # relu: a denominator of 0
+    k = 30 * k  # elu: features of e^-80 to 100
+    arguments = ROPES[rope]
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    turns = None if arguments is None else RoPE(**arguments)
+    ours = gnomon.linear_attention(*leaves, feature, turns, True)
+    theirs = quadratic(*exact, feature, True, arguments)
+    torch.testing.assert_close(ours.double(), theirs, atol=1e-4, rtol=1e-4)
+    weights = torch.randn(ours.shape)
+    for got, want in zip(
+        torch.autograd.grad(ours, leaves, weights),
+        torch.autograd.grad(theirs, exact, weights.double()),
+        strict=True,
+    ):
+        size = max(1.0, float(want.abs().max()))
+        torch.testing.assert_close(got.double() / size, want / size, atol=1e-4, rtol=0)
+
+
+def test_second_derivatives():
+    q, k, v = (x[:1].detach() for x in inputs(5, heads=2, key_heads=1))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for reverse in (False, True):
+        torch.autograd.gradgradcheck(lambda *x, r=reverse: ops.causal_sums(*x, r), leaves)
+    for feature in ("elu", "relu"):
+        torch.autograd.gradcheck(lambda *x, f=feature: ops.causal_linear(*x, f), leaves)
+        torch.autograd.gradgradcheck(lambda *x, f=feature: ops.causal_linear(*x, f), leaves)
+
+
 def test_opcheck():
+    x = torch.randn(1, 4, 9, 4, requires_grad=True)
+    y = torch.randn(1, 2, 9, 4, requires_grad=True)
+    torch.library.opcheck(ops.causal_sums, (x, y, y, True), test_utils=CHECKS)
+    torch.library.opcheck(ops.causal_linear, (x, y, y, "elu"), test_utils=CHECKS)
     q = torch.randn(1, 2, 9, 4, requires_grad=True)
     for feature, causal in (("elu", False), ("favor", True)):
         torch.library.opcheck(

@@ -1,0 +1,38 @@
+// Causal linear sums on plain views: the kernel of causal linear attention.
+#ifndef GNOMON_SRC_CPU_CAUSAL_SUMS_H_
+#define GNOMON_SRC_CPU_CAUSAL_SUMS_H_
+
+#include <cstdint>
+
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// What x and y are mapped by, number by number: nothing, elu(x) + 1, or max(x, 0).
+enum class Feature { kNone, kElu, kRelu };
+
+// out_i = sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L,
+// D) and z (B, Hkv, L, E). H is a multiple of Hkv.
+struct CausalSums {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t key_heads = 0;
+  int64_t rows = 0;
+  int64_t dim = 0;
+  int64_t value_dim = 0;
+  View<const float> x;
+  View<const float> y;
+  View<const float> z;
+  Feature feature = Feature::kNone;
+  bool reverse = false;
+  View<float> out;
+  // Unless null: takes d_i = sum_j x_i . y_j, (B, H, L), and out is divided by it, 0 where it is 0.
+  float* denominator = nullptr;
+};
+
+// Results do not depend on the number of workers.
+void SumCausally(const CausalSums& sums, const Executor& executor);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CPU_CAUSAL_SUMS_H_
