@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "core/edge_chunks.h"
@@ -94,6 +95,64 @@ HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
   return total;
 }
 
+// Numbers from one query head's row to the next, and from the last one of a key head's group to the
+// next key head's first, of rows that belong to query heads or to key heads.
+struct HeadSteps {
+  int64_t query;
+  int64_t key;
+};
+inline HeadSteps QuerySteps(int64_t step) { return {step, 0}; }
+inline HeadSteps KeySteps(int64_t step) { return {0, step}; }
+
+// Calls body(columns) with frequent numbers of columns as constants: the loops over them unroll.
+template <class Body>
+HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
+  switch (columns) {
+    case 8:
+      return body(std::integral_constant<int64_t, 8>());
+    case 16:
+      return body(std::integral_constant<int64_t, 16>());
+    default:
+      return body(columns);
+  }
+}
+
+// to += factor from in every query head.
+inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factors,
+                           const float* from, HeadSteps from_steps, int64_t columns, float* to,
+                           HeadSteps to_steps) {
+  WithColumns(columns, [=](auto n) HWY_ATTR {
+    const float* factor = factors;
+    const float* source = from;
+    float* sum = to;
+    for (int64_t key_head = 0; key_head < key_heads; ++key_head) {
+      for (int64_t g = 0; g < group; ++g) {
+        AddScaled(*factor++, source, n, sum);
+        source += from_steps.query;
+        sum += to_steps.query;
+      }
+      source += from_steps.key;
+      sum += to_steps.key;
+    }
+  });
+}
+
+// SumOfProducts of x, a row of each query head, and y, one of each key head.
+template <bool kDistance>
+inline void HeadProducts(int64_t key_heads, int64_t group, const float* x, int64_t x_step,
+                         const float* y, int64_t y_step, int64_t columns, float* products) {
+  WithColumns(columns, [=](auto n) HWY_ATTR {
+    const float* query = x;
+    const float* key = y;
+    float* to = products;
+    for (int64_t key_head = 0; key_head < key_heads; ++key_head, key += y_step) {
+      for (int64_t g = 0; g < group; ++g, query += x_step) {
+        *to++ = SumOfProducts<kDistance>(query, key, n);
+      }
+    }
+  });
+}
+
 // Edges of a chunk: of so many pairs that their scratch memory stays in cache; few enough that the
 // sums of a row with very many edges are sums of parts, which rounds less; and enough that those
 // parts are small beside the edges.
@@ -156,13 +215,9 @@ class GraphPairs {
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       const int64_t j = in_.indices[e];
       if constexpr (kHasProduct<Definition>) {
-        float* g = arrays + offset;
-        for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
-          const float* y = in_.y.row(0, key_head, j);
-          for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
-            g[h] = SumOfProducts<kIsDistance<Definition>>(in_.x.row(0, h, part.row), y, n_.dim);
-          }
-        }
+        HeadProducts<kIsDistance<Definition>>(n_.key_heads, group_, in_.x.row(0, 0, part.row),
+                                              in_.x.stride[1], in_.y.row(0, 0, j), in_.y.stride[1],
+                                              n_.dim, arrays + offset);
       }
       for (int s = 0; s < kRow; ++s) {
         CopyNumbers(rows_.data() + (part.row * kRow + s) * n_.heads, n_.heads,
@@ -342,13 +397,8 @@ class GraphForwardPass {
     float* values = Values(sums);
     for (int64_t e = part.begin; e < part.end; ++e, weights += n_.heads) {
       AddNumbers(weights, n_.heads, Weight(sums));
-      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
-        const float* v = in_.v.row(0, key_head, in_.indices[e]);
-        for (int64_t g = 0; g < pairs_.group(); ++g) {
-          const int64_t h = key_head * pairs_.group() + g;
-          AddScaled(weights[h], v, n_.value_dim, values + h * n_.value_dim);
-        }
-      }
+      AddScaledHeads(n_.key_heads, pairs_.group(), weights, in_.v.row(0, 0, in_.indices[e]),
+                     KeySteps(in_.v.stride[1]), n_.value_dim, values, QuerySteps(n_.value_dim));
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
       Largest(sums)[h] = Weight(sums)[h] == 0.0f ? -kInfinity : shifts[h];
@@ -521,14 +571,9 @@ class GraphBackwardPass {
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
     const int64_t row = part.row * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
-      float* products = Array(arrays, kWeight) + offset;
-      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
-        const float* v = in_.v.row(0, key_head, in_.indices[e]);
-        for (int64_t g = 0; g < pairs_.group(); ++g) {
-          const int64_t h = key_head * pairs_.group() + g;
-          products[h] = SumOfProducts<false>(saved_.d_o.row(0, h, part.row), v, n_.value_dim);
-        }
-      }
+      HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
+                          saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
+                          n_.value_dim, Array(arrays, kWeight) + offset);
       CopyNumbers(lse_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
       CopyNumbers(delta_.data() + row, n_.heads, Array(arrays, kDelta) + offset);
     }
@@ -668,20 +713,21 @@ class GraphBackwardPass {
     for (int64_t t = part.begin; t < part.end; ++t) {
       const int64_t i = graph.rows[static_cast<size_t>(t)];
       const int64_t pair = graph.edges[static_cast<size_t>(t)] * n_.heads;
-      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
-        for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
-          if (weights_) {
-            AddScaled(weights_.data()[pair + h], saved_.d_o.row(0, h, i), value_dim,
-                      d_values + key_head * value_dim);
-          }
-          if (d_y_) {
-            AddTokenGradient(d_products_.data()[pair + h], in_.x.row(0, h, i),
-                             in_.y.row(0, key_head, part.row), sums + key_head * dim_);
-          }
-          for (int s = 0; d_column_ && s < Pairs::kColumn; ++s) {
-            d_scalars[s * n_.key_heads + key_head] +=
-                d_columns_.data()[s * n_.edges * n_.heads + pair + h];
-          }
+      if (weights_) {
+        AddScaledHeads(n_.key_heads, group, weights_.data() + pair, saved_.d_o.row(0, 0, i),
+                       QuerySteps(saved_.d_o.stride[1]), value_dim, d_values, KeySteps(value_dim));
+      }
+      for (int64_t h = 0; d_y_ && h < n_.heads; ++h) {
+        AddTokenGradient(d_products_.data()[pair + h], in_.x.row(0, h, i),
+                         in_.y.row(0, h / group, part.row), sums + h / group * dim_);
+      }
+      for (int s = 0; d_column_ && s < Pairs::kColumn; ++s) {
+        const float* from = d_columns_.data() + s * n_.edges * n_.heads + pair;
+        float* to = d_scalars + s * n_.key_heads;
+        if (group == 1) {
+          AddNumbers(from, n_.heads, to);
+        } else {
+          for (int64_t h = 0; h < n_.heads; ++h) to[h / group] += from[h];
         }
       }
     }
