@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import SymFloat, SymInt, Tensor
+from torch.compiler import is_compiling
 
 from gnomon._checks import wrong_type
 
@@ -83,14 +84,23 @@ class Term:
     _tensors: ClassVar[tuple[str, ...]] = ()
 
     def _lower(self) -> tuple[str, list[Tensor]]:
+        values = [getattr(self, field) for field in self._tensors]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        # Making it takes as long as attention over a few tokens does.
+        spec = None if is_compiling() else self.__dict__.get("_spec")
+        if spec is None:
+            spec = self._to_spec()
+            if not is_compiling():
+                self.__dict__["_spec"] = spec
+        return spec, tensors
+
+    def _to_spec(self) -> str:
         if not hasattr(self, "_name"):
             raise TypeError(f"gnomon.attention: {type(self).__name__} is no term of its own")
-        tensors: list[Tensor] = []
         options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
             if isinstance(value, Tensor):
-                tensors.append(value)
                 continue
             self._check(field, value, "float")
             options[field] = value
@@ -98,7 +108,7 @@ class Term:
             value = getattr(self, field)
             self._check(field, value, type(self).__annotations__[field])
             options[field] = value
-        return to_spec(self._name, **options), tensors
+        return to_spec(self._name, **options)
 
     def _check(self, field: str, value: object, kinds: str) -> None:
         if not _fits(value, kinds):

@@ -7,8 +7,12 @@
 namespace gnomon {
 namespace {
 
-void Require(bool condition, const char* name, const std::string& problem) {
-  if (!condition) throw Error("attention: " + std::string(name) + ": " + problem);
+[[noreturn]] void Fail(const char* name, const std::string& problem) {
+  throw Error("attention: " + std::string(name) + ": " + problem);
+}
+
+void Require(bool condition, const char* name, const char* problem) {
+  if (!condition) Fail(name, problem);
 }
 
 template <class T>
@@ -23,11 +27,12 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
       {"batch", n.batch}, {"heads", n.heads}, {"key_heads", n.key_heads}, {"queries", n.queries},
       {"keys", n.keys},   {"dim", n.dim},     {"value_dim", n.value_dim}};
   for (const auto& [name, size] : sizes) {
-    Require(size >= 0, name, "is " + std::to_string(size) + ", expected at least 0");
+    if (size < 0) Fail(name, "is " + std::to_string(size) + ", expected at least 0");
   }
-  Require(
-      n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
-      std::to_string(n.heads) + " is not a multiple of key_heads " + std::to_string(n.key_heads));
+  if (n.key_heads > 0 ? n.heads % n.key_heads != 0 : n.heads != 0) {
+    Fail("heads", std::to_string(n.heads) + " is not a multiple of key_heads " +
+                      std::to_string(n.key_heads));
+  }
   constexpr int64_t kMost = int64_t{1} << 30;
   Require(n.queries < kMost && n.keys < kMost, "queries, keys", "more than 2^30");
   const int64_t rows = n.batch * n.heads * n.queries;
@@ -40,8 +45,9 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   RequireView(in.v, "v", columns * n.value_dim);
   const Chunks& chunks = in.mask.chunks;
   for (const int64_t number : {chunks.size, chunks.before, chunks.after}) {
-    Require(number >= 0 && number < kMost, "chunks",
-            "has " + std::to_string(number) + ", expected 0 to 2^30");
+    if (number < 0 || number >= kMost) {
+      Fail("chunks", "has " + std::to_string(number) + ", expected 0 to 2^30");
+    }
   }
   Require(rows * columns == 0 ||
               (in.mask.query_segments == nullptr) == (in.mask.key_segments == nullptr),
@@ -54,15 +60,16 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     Require(relative.dim > 0, "relative", "dim is 0, expected at least 1");
     RequireView(relative.query, "relative query", rows * relative.dim);
   }
-  Require(in.dropout.rate >= 0 && in.dropout.rate <= 1, "dropout",
-          "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
-  const std::string needs = std::string("is null; ") + f.name + " needs ";
-  Require(f.row_scalars == 0 || in.row_scalars != nullptr || rows == 0, "row_scalars",
-          needs + std::to_string(f.row_scalars));
-  Require(f.column_scalars == 0 || in.column_scalars != nullptr || columns == 0, "column_scalars",
-          needs + std::to_string(f.column_scalars));
-  Require(f.head_scalars == 0 || in.head_scalars != nullptr || n.heads == 0, "head_scalars",
-          needs + std::to_string(f.head_scalars));
+  if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
+    Fail("dropout", "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
+  }
+  const auto require_scalars = [&](const char* name, const T* scalars, int count, int64_t size) {
+    if (count == 0 || scalars != nullptr || size == 0) return;
+    Fail(name, std::string("is null; ") + f.name + " needs " + std::to_string(count));
+  };
+  require_scalars("row_scalars", in.row_scalars, f.row_scalars, rows);
+  require_scalars("column_scalars", in.column_scalars, f.column_scalars, columns);
+  require_scalars("head_scalars", in.head_scalars, f.head_scalars, n.heads);
 }
 
 template <class T>

@@ -64,7 +64,8 @@ class ForwardPass {
         keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_),
         values_(in.v, n_.batch, n_.key_heads, packs_all_ ? n_.keys : 0, n_.value_dim),
         scalars_(in, packs_all_ ? n_.keys : 0),
-        terms_(in, kForwardColumns),
+        terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
+               {.multiply = false, .add_product = true}),
         segments_(in.mask, n_) {}
 
   void Run() {

@@ -139,12 +139,15 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
 }
 
 // Rows [first, first + kWidth) of one head as a transposed panel: column j of row first + n at
-// to[j * kWidth + n]. Rows outside `keys` are 0.
+// to[j * kWidth + n]. Rows outside `keys` are 0, up to the last vector that holds one inside.
 inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, float* HWY_RESTRICT to) {
   const int64_t begin = std::clamp<int64_t>(keys.begin - first, 0, kWidth);
   const int64_t end = std::clamp<int64_t>(keys.end - first, begin, kWidth);
-  if (begin > 0 || end < kWidth) std::fill_n(to, columns * kWidth, 0.0f);
+  for (int64_t j = 0; j < columns; ++j) {
+    std::fill_n(to + j * kWidth, begin, 0.0f);
+    std::fill(to + j * kWidth + end, to + j * kWidth + RoundUp(end, kLaneCount), 0.0f);
+  }
   int64_t n = begin;
   for (; n + 4 <= end; n += 4) {
     const float* const from[4] = {view.row(b, h, first + n), view.row(b, h, first + n + 1),
@@ -157,8 +160,7 @@ inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t firs
   }
 }
 
-// Rows of each key head packed as transposed panels, one behind the other. Rows outside the batch's
-// keys are 0.
+// Rows of each key head packed as transposed panels (PackPanel), one behind the other.
 class Panels {
  public:
   Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)

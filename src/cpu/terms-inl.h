@@ -178,16 +178,25 @@ struct TableWindow {
   Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
 };
 
-// A table of rows, (1 or H, size, columns): packed for products with its rows, and padded for
-// products with its columns.
+// A table of rows, (1 or H, size, columns): packed for Multiply, and padded for AddProduct, where
+// those are wanted.
 class RowTable {
  public:
-  RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns)
+  struct Uses {
+    bool multiply;
+    bool add_product;
+  };
+
+  RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns,
+           Uses uses)
       : heads_(heads),
         size_(table != nullptr ? size : 0),
         tables_(heads ? n.heads : 1),
-        panels_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
-        rows_({table, {0, size * columns, columns}}, 1, tables_, size_, columns),
+        uses_(uses),
+        panels_({table, {0, size * columns, columns}}, 1, tables_, uses.multiply ? size_ : 0,
+                columns),
+        rows_({table, {0, size * columns, columns}}, 1, tables_, uses.add_product ? size_ : 0,
+              columns),
         columns_(columns),
         padded_(PaddedColumns(columns)),
         exists_(table != nullptr) {}
@@ -200,12 +209,12 @@ class RowTable {
   int64_t tables() const { return tables_; }
   int64_t Index(int64_t h) const { return heads_ ? h : 0; }
 
-  int64_t tasks() const { return tables_ * panels_.count(); }
+  int64_t tasks() const { return tables_ * DivideUp(size_, kWidth); }
   void Fill(int64_t task) const {
-    const int64_t h = task / panels_.count();
-    const int64_t p = task % panels_.count();
-    panels_.Fill(0, h, p, {0, size_});
-    rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
+    const int64_t h = task / DivideUp(size_, kWidth);
+    const int64_t p = task % DivideUp(size_, kWidth);
+    if (uses_.multiply) panels_.Fill(0, h, p, {0, size_});
+    if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
   }
 
   // window = a (rows x columns) times the entries' rows.
@@ -233,6 +242,7 @@ class RowTable {
   bool heads_;
   int64_t size_;
   int64_t tables_;
+  Uses uses_;
   Panels panels_;
   PaddedRows rows_;
   int64_t columns_;
@@ -302,14 +312,16 @@ struct ScoreGradients {
 // All that is added to scores and values, for one call of the operator.
 class Terms {
  public:
-  Terms(const AttentionInput<float>& in, int64_t tile_columns)
+  // Of a pass with tiles of so many columns, and what it does with the relative keys and values.
+  Terms(const AttentionInput<float>& in, int64_t tile_columns, RowTable::Uses keys,
+        RowTable::Uses values)
       : in_(in),
         bias_(in),
         key_bias_(in),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
-              in.shape, TableSize(in), in.relative.dim),
+              in.shape, TableSize(in), in.relative.dim, keys),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
-                in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim) {
+                in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values) {
     if (relative()) {
       // A vector before the range's first entry and one past its last.
       window_stride_ =

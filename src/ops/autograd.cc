@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/autograd.h"
 #include "ops/operators.h"
 
 namespace gnomon {
@@ -131,6 +132,8 @@ Outputs ForwardAutograd(const OperatorArguments& arguments) {
   ForEachTensor(arguments, [&](const OptionalTensor& tensor) {
     if (next < kGradients) needed[next++] = tensor && tensor->requires_grad();
   });
+  if (!RecordsGradients(needed))
+    return BelowAutograd([&] { return CallAttentionForward(arguments); });
   const variable_list outputs = std::apply(
       [&](const auto&... members) { return AttentionFunction::apply(needed, members...); },
       OperatorArguments::Tie(arguments));

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/autograd.h"
 #include "ops/kernel_arguments.h"
 #include "ops/operators.h"
 #include "ops/token_map.h"
@@ -85,8 +86,12 @@ HeightTerms<T> UmbralNone(T z, T by_sinh) {
 
 template <class T, HeightTerms<T> (*terms)(Height<T>, T, T, T)>
 HeightTerms<T> PenumbralXi(T z, T /*r*/) {
-  const T u = 1 / (1 + std::exp(-z));
-  const T rest = 1 / (1 + std::exp(z));
+  // sigmoid(|z|) and sigmoid(-|z|).
+  const T small = std::exp(-std::abs(z));
+  const T above = 1 / (1 + small);
+  const T below = small * above;
+  const T u = z < 0 ? below : above;
+  const T rest = z < 0 ? above : below;
   const T slope = u * rest;
   return terms({u, slope}, rest, u, slope);
 }
@@ -313,9 +318,12 @@ class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
 
 MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                            std::string_view map, double r) {
+  const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
+  if (!RecordsGradients(needed)) {
+    return BelowAutograd([&] { return CallForward(q, k, function, map, r); });
+  }
   const variable_list outputs =
-      ConeMapFunction::apply(q, k, std::string(function), std::string(map), r,
-                             MapNeeded{q.requires_grad(), k.requires_grad()});
+      ConeMapFunction::apply(q, k, std::string(function), std::string(map), r, needed);
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
 }
 
