@@ -54,7 +54,7 @@ CASES = """\
 
 What `gnomon bench` prints. The ratios are of medians: `/ sdpa` to SDPA in the same mode, `/ dot` to
 our own dot product. `MiB` is the peak of the process's memory in a call, less inputs, output and
-gradients. "(operator)" leaves out the token map, which is made of Torch operations.
+gradients. "(operator)" leaves out the token map.
 """
 
 MODELS = """\

@@ -189,6 +189,9 @@ struct AttentionInput {
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
+  // x, y and v hold numbers of bfloat16: where the processor multiplies those itself, the forward
+  // pass may let it, with the weights rounded to bfloat16. Sums are fp32 in any case.
+  bool bfloat16 = false;
 };
 
 template <class T>

@@ -96,7 +96,8 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
-            and float16 are computed in float32 and rounded at the end.
+            and float16 are computed in float32 and rounded at the end; where the processor
+            multiplies bfloat16 itself, the forward pass lets it, with the weights rounded to it.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         similarity: of gnomon.similarity; None is Dot().

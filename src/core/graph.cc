@@ -9,8 +9,12 @@
 namespace gnomon {
 namespace {
 
-void Require(bool condition, const char* name, const std::string& problem) {
-  if (!condition) throw Error("graph_attention: " + std::string(name) + " " + problem);
+[[noreturn]] void Fail(const char* name, const std::string& problem) {
+  throw Error("graph_attention: " + std::string(name) + " " + problem);
+}
+
+void Require(bool condition, const char* name, const char* problem) {
+  if (!condition) Fail(name, problem);
 }
 
 void RequireGiven(bool is_given, const char* name) { Require(is_given, name, "is null"); }
@@ -47,11 +51,12 @@ void Check(const PairFunction& f, const GraphInput<T>& in) {
       {"keys", n.keys},          {"edges", n.edges},         {"dim", n.dim},
       {"value_dim", n.value_dim}};
   for (const auto& [name, size] : sizes) {
-    Require(size >= 0, name, "is " + std::to_string(size) + ", expected at least 0");
+    if (size < 0) Fail(name, "is " + std::to_string(size) + ", expected at least 0");
   }
-  Require(n.key_heads > 0 ? n.heads % n.key_heads == 0 : n.heads == 0, "heads",
-          "is " + std::to_string(n.heads) + ", expected a multiple of key_heads, " +
-              std::to_string(n.key_heads));
+  if (n.key_heads > 0 ? n.heads % n.key_heads != 0 : n.heads != 0) {
+    Fail("heads", "is " + std::to_string(n.heads) + ", expected a multiple of key_heads, " +
+                      std::to_string(n.key_heads));
+  }
   CheckGraph(n, in.indptr, in.indices);
   const int64_t rows = n.heads * n.queries;
   const int64_t columns = n.key_heads * n.keys;

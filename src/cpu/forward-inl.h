@@ -21,6 +21,7 @@
 
 #include "core/parallel.h"
 #include "core/visible_keys.h"
+#include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -58,15 +59,21 @@ class ForwardPass {
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
         value_columns_(PaddedColumns(n_.value_dim)),
+        pairs_(kMayPair && in.bfloat16 && dim_ > 0 && HasBfloat16Products()),
+        panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         packs_all_(group_ * n_.queries > kFewRows),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
-        keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_),
-        values_(in.v, n_.batch, n_.key_heads, packs_all_ ? n_.keys : 0, n_.value_dim),
+        keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
+        values_(in.v, n_.batch, n_.key_heads, packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
         scalars_(in, packs_all_ ? n_.keys : 0),
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
                {.multiply = false, .add_product = true}),
-        segments_(in.mask, n_) {}
+        segments_(in.mask, n_) {
+    if (pairs_ && packs_all_) {
+      paired_values_.Reset(n_.batch * n_.key_heads * keys_.count() * kWidth / 2 * value_columns_);
+    }
+  }
 
   void Run() {
     if (packs_all_) {
@@ -79,12 +86,15 @@ class ForwardPass {
  private:
   // Rows of one key head up to which its keys are packed within the tasks.
   static constexpr int64_t kFewRows = 256;
+  // Instruction sets with vectors as long as those of cpu/bfloat16.h.
+  static constexpr bool kMayPair = HWY_ARCH_X86 && kLanes == 16;
 
   // A tile's keys, packed.
   struct Keys {
-    int64_t first;        // a multiple of kWidth
-    const float* panels;  // the tile's columns [p * kWidth, (p + 1) * kWidth) at p * dim * kWidth
-    Rows values;          // from key `first` on
+    int64_t first;  // a multiple of kWidth
+    // The tile's columns [p * kWidth, (p + 1) * kWidth) at p * panel_rows_ * kWidth.
+    const float* panels;
+    Rows values;  // from key `first` on, or of pairs of keys
     typename ColumnScalars<Definition>::Pointers scalars;  // from key `first` on
     std::optional<bool> non_finite;  // whether a value that the batch may see is not finite
   };
@@ -132,10 +142,11 @@ class ForwardPass {
     return scratch;
   }
 
-  // Floats of a block: its sums and, of several heads, its tokens side by side.
+  // Floats of a block: its sums and, of several heads or as pairs, its tokens side by side.
   int64_t block_size() const {
-    return kRowBlock * (value_columns_ + (heads_in_block_ > 1 ? dim_ : 0));
+    return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
+  bool copies_queries() const { return pairs_ || heads_in_block_ > 1; }
   // How many blocks the queries of a key head make.
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
@@ -158,10 +169,14 @@ class ForwardPass {
     float* const copy = memory + kRowBlock * value_columns_;
     for (int64_t r = 0; r < block.rows(); ++r) {
       const float* x = in_.x.row(b, block.head(r), block.query(r));
-      if (block.heads > 1) std::copy_n(x, dim_, copy + r * dim_);
+      if (pairs_) {
+        PairColumns(x, dim_, copy + r * panel_rows_);
+      } else if (copies_queries()) {
+        std::copy_n(x, dim_, copy + r * dim_);
+      }
       if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
     }
-    if (block.heads > 1) block.x = {copy, Size(dim_), 1};
+    if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
     return block;
   }
 
@@ -212,7 +227,12 @@ class ForwardPass {
       const int64_t end = std::min(keys.end, (p + 1) * kWidth);
       if (dim_ > 0) keys_.Fill(b, h, p, keys);
       scalars_.Fill(b, h, p, keys);
-      values_.Fill(b, h, begin, end);
+      if (pairs_) {
+        PairRows(in_.v, b, h, p * kWidth, (p + 1) * kWidth, keys, n_.value_dim,
+                 PairedValues(b, h, p * kWidth));
+      } else {
+        values_.Fill(b, h, begin, end);
+      }
       if (hides) {
         non_finite_[static_cast<size_t>(task)] =
             HasNonFinite(in_.v, b, h, begin, end, n_.value_dim) ? 1 : 0;
@@ -224,8 +244,12 @@ class ForwardPass {
     Keys keys{};
     keys.first = first;
     if (dim_ > 0) keys.panels = keys_.panel(b, key_head, first / kWidth);
-    const Rows values = values_.Head(b, key_head);
-    keys.values = {values.row(first), values.stride};
+    if (pairs_) {
+      keys.values = {PairedValues(b, key_head, first), value_columns_};
+    } else {
+      const Rows values = values_.Head(b, key_head);
+      keys.values = {values.row(first), values.stride};
+    }
     keys.scalars = scalars_.At(b, key_head, first);
     const int64_t panels = DivideUp(n_.keys, kWidth);
     const int64_t last = std::min(panels, (first + kForwardColumns) / kWidth);
@@ -233,6 +257,11 @@ class ForwardPass {
     keys.non_finite = !non_finite_.empty() && std::any_of(of_head + first / kWidth, of_head + last,
                                                           [](char flag) { return flag != 0; });
     return keys;
+  }
+
+  float* PairedValues(int64_t b, int64_t key_head, int64_t first) const {
+    const int64_t head = b * n_.key_heads + key_head;
+    return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
 
   // Parts of each key head's keys with all its queries, packed as they come, then merged.
@@ -247,7 +276,7 @@ class ForwardPass {
     parts_ = std::max<int64_t>(1, DivideUp(tiles, std::max<int64_t>(1, tiles_in_part)));
     if (parts_ > 1)
       partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 2));
-    const int64_t packed = kForwardColumns * (dim_ + value_columns_ + kScalars);
+    const int64_t packed = kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
     const int64_t size = scratch_size() + packed + blocks() * block_size();
     const Buffer memory(size * WorkersFor(executor_, heads * parts_));
     ParallelTasks(executor_, heads * parts_, [&](int64_t task, int worker) {
@@ -263,7 +292,7 @@ class ForwardPass {
                float* memory) const {
     Scratch scratch = MakeScratch(memory);
     float* const packed = memory + scratch_size();
-    float* const sums = packed + kForwardColumns * (dim_ + value_columns_ + kScalars);
+    float* const sums = packed + kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
     std::vector<Block> all;
     all.reserve(Size(blocks()));
     for (int64_t n = 0; n < blocks(); ++n) {
@@ -294,13 +323,18 @@ class ForwardPass {
     Keys keys{};
     keys.first = first;
     const int64_t end = std::min(first + kForwardColumns, n_.keys);
+    const auto pack = pairs_ ? PackPairs : PackPanel;
     for (int64_t p = 0; dim_ > 0 && first + p * kWidth < end; ++p) {
-      PackPanel(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * dim_ * kWidth);
+      pack(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * panel_rows_ * kWidth);
     }
     keys.panels = packed;
-    float* const values = packed + kForwardColumns * dim_;
+    float* const values = packed + kForwardColumns * panel_rows_;
     const KeyRange seen{std::max(first, batch.begin), std::min(end, batch.end)};
-    if (value_columns_ == n_.value_dim) {
+    if (pairs_) {
+      PairRows(in_.v, b, key_head, first, first + RoundUp(end - first, kLaneCount), batch,
+               n_.value_dim, values);
+      keys.values = {values, value_columns_};
+    } else if (value_columns_ == n_.value_dim) {
       keys.values = {in_.v.row(b, key_head, first), in_.v.stride[2]};
     } else {
       CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
@@ -309,8 +343,9 @@ class ForwardPass {
     }
     if (kScalars > 0) {
       float* const scalars = values + kForwardColumns * value_columns_;
-      ColumnScalars<Definition>::Pack(in_, b, key_head, batch, first, first + kForwardColumns,
-                                      scalars, kForwardColumns);
+      ColumnScalars<Definition>::Pack(in_, b, key_head, batch, first,
+                                      first + RoundUp(end - first, kLaneCount), scalars,
+                                      kForwardColumns);
       keys.scalars = ColumnScalars<Definition>::At(scalars, kForwardColumns);
     }
     return keys;
@@ -340,10 +375,16 @@ class ForwardPass {
     const size_t rows = Size(last_row - first_row);
     float* tile = scratch.tile + first_row * kForwardColumns;
     float* sum = block.sum + first_row * value_columns_;
+    const float* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
     for (int64_t c = seen.begin / kWidth * kWidth; dim_ > 0 && c < seen.end; c += kWidth) {
-      Multiply(rows, Vectors(seen.end - c), Size(dim_),
-               {block.x.data + first_row * static_cast<int64_t>(block.x.row), block.x.row, 1},
-               keys.panels + c * dim_, kPanel, tile + c, Size(kForwardColumns));
+      const float* panel = keys.panels + c * panel_rows_;
+      if (pairs_) {
+        MultiplyPairs(rows, Vectors(seen.end - c), Size(panel_rows_), x, block.x.row, panel, kPanel,
+                      tile + c, Size(kForwardColumns));
+      } else {
+        Multiply(rows, Vectors(seen.end - c), Size(dim_), {x, block.x.row, 1}, panel, kPanel,
+                 tile + c, Size(kForwardColumns));
+      }
     }
     // Whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
@@ -357,9 +398,25 @@ class ForwardPass {
     if (masked && HoldsNonFinite(block, keys)) {
       return AddVisibleValues(block, mask, first_row, last_row, keys, scratch);
     }
+    if (pairs_) return AddPairedValues(tile, rows, span, keys, sum);
     MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
                 {tile + seen.begin, Size(kForwardColumns), 1}, keys.values.row(seen.begin),
                 Size(keys.values.stride), sum, Size(value_columns_));
+  }
+
+  // Weights of the span, which are 0 where they are masked, times values; both as pairs. Leaves the
+  // weights rounded.
+  void AddPairedValues(float* tile, size_t rows, RowSpan span, const Keys& keys, float* sum) const {
+    // Rounded in place: by whole pairs of vectors, and never over what is still to be read.
+    const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
+    const int64_t end = RoundUp(span.end, 2 * kLaneCount);
+    for (int64_t r = 0; r < static_cast<int64_t>(rows); ++r) {
+      float* row = tile + r * kForwardColumns;
+      RoundToPairs(row + begin, Size(end - begin), row + begin / 2);
+    }
+    MultiplyAddPairs(rows, Size(value_columns_) / kLanes, Size(span.end - span.begin) / 2,
+                     tile + span.begin / 2, Size(kForwardColumns), keys.values.row(span.begin / 2),
+                     Size(keys.values.stride), sum, Size(value_columns_));
   }
 
   // Makes the inner products of rows [first_row, last_row), of one head, weights, and adds relative
@@ -535,6 +592,8 @@ class ForwardPass {
   int64_t group_;
   int64_t dim_;
   int64_t value_columns_;
+  bool pairs_;          // whether products are of pairs of bfloat16
+  int64_t panel_rows_;  // columns of a token, or their pairs
   bool packs_all_;
   int64_t heads_in_block_;
   int64_t parts_ = 1;
@@ -545,6 +604,7 @@ class ForwardPass {
   Segments segments_;
   std::vector<char> non_finite_;  // for each panel of values
   Buffer partial_;
+  Buffer paired_values_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

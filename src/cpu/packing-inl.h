@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "core/visible_keys.h"
+#include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
@@ -138,54 +139,121 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
   }
 }
 
-// Rows [first, first + kWidth) of one head as a transposed panel: column j of row first + n at
-// to[j * kWidth + n]. Rows outside `keys` are 0, up to the last vector that holds one inside.
-inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
-                      int64_t columns, float* HWY_RESTRICT to) {
+// Calls transpose(rows, n) for four rows of `keys` at a time, and one(row, n) for those that
+// remain, n their place in the panel of rows [first, first + kWidth) of one head; clears the
+// panel's places outside, up to the last vector that holds one inside.
+template <class Four, class One>
+HWY_INLINE void FillPanel(View<const float> view, int64_t b, int64_t h, int64_t first,
+                          KeyRange keys, int64_t panel_rows, float* HWY_RESTRICT to,
+                          const Four& four, const One& one) {
   const int64_t begin = std::clamp<int64_t>(keys.begin - first, 0, kWidth);
   const int64_t end = std::clamp<int64_t>(keys.end - first, begin, kWidth);
-  for (int64_t j = 0; j < columns; ++j) {
+  for (int64_t j = 0; j < panel_rows; ++j) {
     std::fill_n(to + j * kWidth, begin, 0.0f);
     std::fill(to + j * kWidth + end, to + j * kWidth + RoundUp(end, kLaneCount), 0.0f);
   }
   int64_t n = begin;
   for (; n + 4 <= end; n += 4) {
-    const float* const from[4] = {view.row(b, h, first + n), view.row(b, h, first + n + 1),
+    const float* const rows[4] = {view.row(b, h, first + n), view.row(b, h, first + n + 1),
                                   view.row(b, h, first + n + 2), view.row(b, h, first + n + 3)};
-    TransposeFour(from, columns, to + n);
+    four(rows, n);
   }
-  for (; n < end; ++n) {
-    const float* from = view.row(b, h, first + n);
-    for (int64_t j = 0; j < columns; ++j) to[j * kWidth + n] = from[j];
+  for (; n < end; ++n) one(view.row(b, h, first + n), n);
+}
+
+// Rows of one head as a transposed panel: column j of row first + n at to[j * kWidth + n].
+inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
+                      int64_t columns, float* HWY_RESTRICT to) {
+  FillPanel(
+      view, b, h, first, keys, columns, to,
+      [=](const float* const* rows, int64_t n) HWY_ATTR { TransposeFour(rows, columns, to + n); },
+      [=](const float* row, int64_t n) HWY_ATTR {
+        for (int64_t j = 0; j < columns; ++j) to[j * kWidth + n] = row[j];
+      });
+}
+
+// A row's columns two by two as pairs of bfloat16 (cpu/bfloat16.h), with a 0 behind an odd one.
+HWY_INLINE void PairColumns(const float* row, int64_t columns, float* to) {
+  for (int64_t j = 0; j + 1 < columns; j += 2) to[j / 2] = PairOf(row[j], row[j + 1]);
+  if (columns % 2 != 0) to[columns / 2] = PairOf(row[columns - 1], 0.0f);
+}
+
+// The panel of the columns' pairs.
+inline void PackPairs(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
+                      int64_t columns, float* HWY_RESTRICT to) {
+  constexpr int64_t kStep = 64;  // columns
+  const int64_t pairs = DivideUp(columns, 2);
+  FillPanel(
+      view, b, h, first, keys, pairs, to,
+      [=](const float* const* rows, int64_t n) HWY_ATTR {
+        float paired[4][kStep / 2];
+        const float* const from[4] = {paired[0], paired[1], paired[2], paired[3]};
+        for (int64_t j = 0; j < columns; j += kStep) {
+          const int64_t count = std::min(kStep, columns - j);
+          for (int64_t r = 0; r < 4; ++r) PairColumns(rows[r] + j, count, paired[r]);
+          TransposeFour(from, DivideUp(count, 2), to + j / 2 * kWidth + n);
+        }
+      },
+      [=](const float* row, int64_t n) HWY_ATTR {
+        for (int64_t j = 0; j < pairs; ++j) {
+          to[j * kWidth + n] = PairOf(row[2 * j], 2 * j + 1 < columns ? row[2 * j + 1] : 0.0f);
+        }
+      });
+}
+
+// Rows [begin, end) of one head, begin even, two by two as pairs: column j of rows begin + 2 n and
+// begin + 2 n + 1 at to[n * padded + j], with zeros up to whole vectors. Rows outside `keys` are 0.
+inline void PairRows(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+                     KeyRange keys, int64_t columns, float* HWY_RESTRICT to) {
+  const int64_t padded = PaddedColumns(columns);
+  for (int64_t i = begin; i < end; i += 2, to += padded) {
+    const bool first = i >= keys.begin && i < keys.end;
+    const bool second = i + 1 >= keys.begin && i + 1 < keys.end;
+    const float* HWY_RESTRICT low = first ? view.row(b, h, i) : nullptr;
+    const float* HWY_RESTRICT high = second ? view.row(b, h, i + 1) : nullptr;
+    if (first && second) {
+      for (int64_t j = 0; j < columns; ++j) to[j] = PairOf(low[j], high[j]);
+    } else {
+      for (int64_t j = 0; j < columns; ++j) {
+        to[j] = PairOf(first ? low[j] : 0.0f, second ? high[j] : 0.0f);
+      }
+    }
+    std::fill(to + columns, to + padded, 0.0f);
   }
 }
 
-// Rows of each key head packed as transposed panels (PackPanel), one behind the other.
+// Rows of each key head packed as transposed panels, or as those of pairs, one behind the other.
 class Panels {
  public:
-  Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+  Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns,
+         bool pairs = false)
       : view_(view),
         heads_(heads),
         columns_(columns),
+        pairs_(pairs),
+        panel_rows_(pairs ? DivideUp(columns, 2) : columns),
         panels_(DivideUp(rows, kWidth)),
-        data_(batch * heads * panels_ * columns * kWidth) {}
+        data_(batch * heads * panels_ * panel_rows_ * kWidth) {}
 
   int64_t count() const { return panels_; }
 
   const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    PackPanel(view_, b, h, p * kWidth, keys, columns_, At(b, h, p));
+    const auto pack = pairs_ ? PackPairs : PackPanel;
+    pack(view_, b, h, p * kWidth, keys, columns_, At(b, h, p));
   }
 
  private:
   float* At(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + ((b * heads_ + h) * panels_ + p) * columns_ * kWidth;
+    return data_.data() + ((b * heads_ + h) * panels_ + p) * panel_rows_ * kWidth;
   }
 
   View<const float> view_;
   int64_t heads_;
   int64_t columns_;
+  bool pairs_;
+  int64_t panel_rows_;
   int64_t panels_;
   Buffer data_;
 };

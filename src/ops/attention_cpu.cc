@@ -33,7 +33,8 @@ std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
 // alive that the views of Input() point into.
 class Arguments {
  public:
-  explicit Arguments(const OperatorArguments& a) : query_offset_(Concrete(a.query_offset)) {
+  explicit Arguments(const OperatorArguments& a)
+      : bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
     Translate([&] { function_ = &FindPairFunction(a.function); });
     TORCH_CHECK_VALUE(a.x.dim() == 4 && a.y.dim() == 4 && a.v.dim() == 4,
                       "gnomon.attention: x has shape ", a.x.sizes(), ", y ", a.y.sizes(), " and v ",
@@ -110,6 +111,7 @@ class Arguments {
       input.relative.value_heads = PerHead(relative_values_);
     }
     input.dropout = dropout_;
+    input.bfloat16 = bfloat16_;
     input.mask = mask_;
     input.query_offset = query_offset_;
     input.query_offsets = Data<int64_t>(query_offsets_);
@@ -284,6 +286,7 @@ class Arguments {
   std::unique_ptr<TableLayout> relative_layout_;
   double relative_factor_ = 1;
   Dropout dropout_;
+  bool bfloat16_;
   Mask mask_;
   int64_t query_offset_;
 };

@@ -80,6 +80,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     data["relative_layout"] = std::string(arguments.relative_layout);
     data["relative_factor"] = arguments.relative_factor;
     data["dropout"] = arguments.dropout;
+    data["bfloat16"] = arguments.bfloat16;
     data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
     context->set_materialize_grads(false);
     return {o, lse};
@@ -100,6 +101,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     arguments.relative_layout = data["relative_layout"].toStringRef();
     arguments.relative_factor = data["relative_factor"].toDouble();
     arguments.dropout = data["dropout"].toDouble();
+    arguments.bfloat16 = data["bfloat16"].toBool();
     size_t next = 2;
     ForEachTensor(arguments, [&](auto& member) {
       const at::Tensor& tensor = saved[next++];

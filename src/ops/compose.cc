@@ -242,7 +242,7 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
                                            const ResolvedSimilarity& similarity,
                                            const std::vector<ResolvedPosition>& positions,
                                            const CallArguments& arguments) {
-  // Low precision is rounded at both ends and nowhere between.
+  // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
   const at::ScalarType computing = ComputingType(q_in);
   const at::Tensor q = q_in.to(computing);
   const at::Tensor k = k_in.to(computing);
@@ -354,6 +354,9 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
   call.key_segments = key_segments;
   call.function = tokens.function;
   call.query_offset = query_offset;
+  // Maps, rotations and cleared keys give other numbers than those of the tokens' type.
+  call.bfloat16 = q_in.scalar_type() == at::kBFloat16 && tokens.x.is_same(q) &&
+                  tokens.y.is_same(k) && value.is_same(v);
   call.left = arguments.left;
   call.right = arguments.causal ? c10::SymInt(0) : arguments.right;
   std::vector<c10::SymInt> chunks;

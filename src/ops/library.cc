@@ -157,7 +157,7 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
       "Tensor? key_segments, Tensor? seed, str function, SymInt query_offset, SymInt? left, "
       "SymInt? right, SymInt[]? chunks, SymInt[]? grid, str relative_layout, "
-      "float relative_factor, float dropout) -> (Tensor, Tensor)");
+      "float relative_factor, float dropout, bool bfloat16) -> (Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
       "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
@@ -165,7 +165,8 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor? relative_values, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
       "Tensor? query_segments, Tensor? key_segments, Tensor? seed, str function, "
       "SymInt query_offset, SymInt? left, SymInt? right, SymInt[]? chunks, SymInt[]? grid, "
-      "str relative_layout, float relative_factor, float dropout, bool[12] needed) -> "
+      "str relative_layout, float relative_factor, float dropout, bool bfloat16, "
+      "bool[12] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
       "Tensor)");
 

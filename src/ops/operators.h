@@ -80,6 +80,7 @@ struct OperatorArguments {
   std::string_view relative_layout;
   double relative_factor = 1;
   double dropout = 0;
+  bool bfloat16 = false;  // whether x, y and v hold numbers of bfloat16
 
   // References to all members, in order.
   template <class Arguments>
@@ -88,7 +89,7 @@ struct OperatorArguments {
                     a.bias, a.key_bias, a.relative_query, a.relative_keys, a.relative_values,
                     a.key_starts, a.key_lengths, a.query_offsets, a.query_segments, a.key_segments,
                     a.seed, a.function, a.query_offset, a.left, a.right, a.chunks, a.grid,
-                    a.relative_layout, a.relative_factor, a.dropout);
+                    a.relative_layout, a.relative_factor, a.dropout, a.bfloat16);
   }
 };
 
@@ -134,7 +135,7 @@ using AttentionOperator =
                  const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                  const OptionalTensor&, const OptionalTensor&, std::string_view, c10::SymInt,
                  OptionalSymInt, OptionalSymInt, at::OptionalSymIntArrayRef,
-                 at::OptionalSymIntArrayRef, std::string_view, double, double>;
+                 at::OptionalSymIntArrayRef, std::string_view, double, double, bool>;
 
 // Through the dispatcher. The gradients that are not needed are empty.
 Outputs CallAttentionForward(const OperatorArguments& arguments);

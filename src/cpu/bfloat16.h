@@ -1,0 +1,37 @@
+// Products of bfloat16 numbers by the processor's own instructions for them (AVX512_BF16), which
+// Highway 1.0 does not offer. Two numbers lie in each float of an array, the first in its lower
+// half.
+#ifndef GNOMON_SRC_CPU_BFLOAT16_H_
+#define GNOMON_SRC_CPU_BFLOAT16_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace gnomon {
+
+// Whether this build and this processor have them.
+bool HasBfloat16Products();
+
+// A float that holds two numbers of bfloat16, given as floats; what they have beyond is cut off.
+inline float PairOf(float first, float second) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(first) >> 16) |
+                              (std::bit_cast<uint32_t>(second) & 0xffff0000u));
+}
+
+// The rest only where HasBfloat16Products().
+
+// Rounds `count` floats, a multiple of 32, to nearest even; `to` may be `from`.
+void RoundToPairs(const float* from, size_t count, float* to);
+
+// C (m x n) = A (m x k) B (k x n), or C += A B, with fp32 sums: a row of A is k / 2 pairs, rows
+// `lda` floats apart; a row of B has the pairs of two rows of the matrix, column by column. n
+// counts vectors of 16.
+void MultiplyPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t lda,
+                   const float* b, size_t ldb, float* c, size_t ldc);
+void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t lda,
+                      const float* b, size_t ldb, float* c, size_t ldc);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CPU_BFLOAT16_H_
