@@ -13,11 +13,13 @@ PYTHON ?=
 export PYTHON
 # What the demo compares on; the source of Python's standard library by default.
 DATA ?=
+# Where make install puts things.
+PREFIX ?= /usr/local
 
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA)
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 
-cc_files = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.cu' '*.cuh')
+cc_files = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.cc' '*.h' '*.cu' '*.cuh')
 cmake_files = $(shell git ls-files --cached --others --exclude-standard '*.cmake' '*CMakeLists.txt')
 core_files = $(filter-out %_template.cc,$(filter src/core/% src/reference/% src/cpu/%, \
 	$(filter %.cc,$(cc_files))))
@@ -57,6 +59,10 @@ build/build.ninja: .venv/.setup
 build: build/build.ninja ## build the library, the Python package and the command line
 	$(CMAKE) --build build --target application
 	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
+
+.PHONY: install
+install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local)
+	$(CMAKE) --install build --prefix $(PREFIX)
 
 .PHONY: demo
 demo: build ## compare positions and similarities on text (DATA=file or folder); see runs/

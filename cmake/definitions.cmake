@@ -1,8 +1,6 @@
 # Kernels generated from definitions: one translation unit for each, so that they compile in
 # parallel.
 
-set(GNOMON_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
-
 # The structs of a definition file, all but templates. Editing the file runs CMake again.
 function(gnomon_definition_structs file result)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
@@ -31,7 +29,7 @@ function(gnomon_add_definitions target entries)
       )
       string(TOLOWER ${GNOMON_DEFINITION_NAME} GNOMON_DEFINITION_NAME)
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
-      configure_file(${GNOMON_CMAKE_DIR}/definition_kernel.cc.in ${source} @ONLY)
+      configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_kernel.cc.in ${source} @ONLY)
       target_sources(${target} PRIVATE ${source})
       string(APPEND list " X(${GNOMON_DEFINITION_STRUCT}, ${GNOMON_DEFINITION_NAME})")
     endforeach()

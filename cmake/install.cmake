@@ -1,0 +1,73 @@
+# What `cmake --install` installs, in three components: core (headers, the static library, what a
+# definition is compiled on), torch and program.
+
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gnomon)
+set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
+
+# The similarities and positions that catalogue.h lists are those of the Torch library.
+install(
+  DIRECTORY include/gnomon
+  DESTINATION ${include_dir}
+  COMPONENT core
+  PATTERN torch EXCLUDE
+  PATTERN catalogue.h EXCLUDE
+)
+install(
+  DIRECTORY src/core src/cpu src/reference
+  DESTINATION ${GNOMON_KERNEL_DIR}
+  COMPONENT core
+  FILES_MATCHING
+  PATTERN "*.h"
+  PATTERN "*_template.cc"
+)
+install(FILES src/definitions/README.md DESTINATION ${GNOMON_KERNEL_DIR}/definitions COMPONENT core)
+install(
+  TARGETS gnomon_core gnomon_headers gnomon_kernel
+  EXPORT gnomonCoreTargets
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  COMPONENT core
+)
+install(EXPORT gnomonCoreTargets NAMESPACE gnomon:: DESTINATION ${package_dir} COMPONENT core)
+
+configure_package_config_file(
+  cmake/gnomonConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/generated/gnomonConfig.cmake
+  INSTALL_DESTINATION ${package_dir}
+)
+# Before 1.0 a minor version may change anything.
+write_basic_package_version_file(
+  ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion
+)
+install(
+  FILES
+    ${PROJECT_BINARY_DIR}/generated/gnomonConfig.cmake
+    ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
+    cmake/definition_kernel.cc.in
+    cmake/definitions.cmake
+    cmake/similarity.cmake
+  DESTINATION ${package_dir}
+  COMPONENT core
+)
+
+if(TARGET gnomon_torch)
+  install(DIRECTORY include/gnomon/torch DESTINATION ${include_dir}/gnomon COMPONENT torch)
+  install(FILES include/gnomon/catalogue.h DESTINATION ${include_dir}/gnomon COMPONENT torch)
+  install(
+    TARGETS gnomon_torch
+    EXPORT gnomonTorchTargets
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    COMPONENT torch
+  )
+  install(EXPORT gnomonTorchTargets NAMESPACE gnomon:: DESTINATION ${package_dir} COMPONENT torch)
+  install(FILES cmake/torch.cmake DESTINATION ${package_dir} COMPONENT torch)
+endif()
+
+if(TARGET gnomon)
+  # The folder of PyTorch stays in the run path: gnomon::torch_sdk puts it there.
+  file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(gnomon PROPERTIES INSTALL_RPATH "$ORIGIN/${library_dir}")
+  install(TARGETS gnomon DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+endif()

@@ -1,0 +1,21 @@
+# Similarities outside the library's tree.
+
+# gnomon_add_similarity(target file): compiles each definition in `file` on the library's kernels
+# and links it into `target`, which links gnomon::core or gnomon::torch. The struct Matern becomes
+# the pair function "matern", and
+#
+#   namespace gnomon { const PairFunction& PairFunctionOfMatern(); }
+#
+# gives it to AttentionForward and AttentionBackward. gnomon/kernel/definitions/README.md among the
+# headers says what a definition is; no struct may have the name of one of the library's. Instruction
+# sets are chosen at run time: no -march.
+function(gnomon_add_similarity target file)
+  get_filename_component(name ${file} NAME_WE)
+  get_filename_component(path ${file} ABSOLUTE)
+  set(objects ${target}_${name})
+  add_library(${objects} OBJECT)
+  set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(${objects} PRIVATE gnomon::kernel)
+  gnomon_add_definitions(${objects} entries ${path})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
+endfunction()
