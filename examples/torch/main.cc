@@ -1,0 +1,55 @@
+// Attention on tensors: in the place of scaled_dot_product_attention, then with a learned position.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <gnomon/torch/attention.h>
+
+#include <cstdio>
+
+namespace {
+
+constexpr int64_t kHeads = 8, kLength = 256, kDim = 64;
+
+bool Agree(const char* name, const at::Tensor& actual, const at::Tensor& expected) {
+  const double difference = (actual - expected).abs().max().item<double>();
+  std::printf("%s: largest difference %.2g\n", name, difference);
+  return difference <= 1e-4 * (1 + expected.abs().max().item<double>());
+}
+
+at::Tensor Leaf(double value) { return at::full({kHeads}, value).requires_grad_(); }
+
+// The gradient of the sum of o by each entry of a leaf.
+at::Tensor GradientOf(const at::Tensor& leaf, const at::Tensor& o) {
+  o.sum().backward();
+  return leaf.grad();
+}
+
+}  // namespace
+
+int main() {
+  const at::Tensor q = at::randn({2, kHeads, kLength, kDim});
+  const at::Tensor k = at::randn({2, kHeads, kLength, kDim});
+  const at::Tensor v = at::randn({2, kHeads, kLength, kDim});
+
+  // Instead of at::scaled_dot_product_attention(q, k, v, {}, 0.0, true):
+  const at::Tensor o = gnomon::attention(q, k, v, gnomon::AttentionOptions().causal(true));
+  bool same = Agree("causal", o, at::scaled_dot_product_attention(q, k, v, {}, 0.0, true));
+
+  // HyPE, -tau sinh(mu (p_i - p_j)), with tau learned: no array of length x length is made, neither
+  // for the bias nor for its gradient.
+  const double mu = 1.0 / kLength;
+  const at::Tensor tau = Leaf(0.5);
+  const at::Tensor biased = gnomon::attention(
+      q, k, v, gnomon::AttentionOptions().position({gnomon::position::HyPE(tau, mu)}));
+  const at::Tensor d_tau = GradientOf(tau, biased);
+
+  // The same by a mask of length x length.
+  const at::Tensor same_tau = Leaf(0.5);
+  const at::Tensor p = at::arange(kLength, at::kFloat);
+  const at::Tensor mask = -same_tau.view({kHeads, 1, 1}) * (mu * (p.unsqueeze(1) - p)).sinh();
+  const at::Tensor expected = at::scaled_dot_product_attention(q, k, v, mask.unsqueeze(0));
+  same = Agree("HyPE", biased, expected) && same;
+  same = Agree("gradient of tau", d_tau, GradientOf(same_tau, expected)) && same;
+  return same ? 0 : 1;
+}

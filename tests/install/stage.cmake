@@ -1,0 +1,25 @@
+# cmake -DBUILD=... -DPREFIX=... -DCOMPONENTS=... -P stage.cmake
+#
+# Installs the components of a build into a folder and moves that to PREFIX, which must not matter.
+# Nothing that is installed may look for libraries in the build.
+foreach(folder ${PREFIX} ${PREFIX}.staged)
+  file(REMOVE_RECURSE ${folder})
+endforeach()
+foreach(component IN LISTS COMPONENTS)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} --install ${BUILD} --prefix ${PREFIX}.staged --component ${component}
+    OUTPUT_QUIET
+    COMMAND_ERROR_IS_FATAL ANY
+  )
+endforeach()
+file(RENAME ${PREFIX}.staged ${PREFIX})
+
+file(GLOB_RECURSE installed ${PREFIX}/*.cmake ${PREFIX}/*.so ${PREFIX}/bin/*)
+foreach(file IN LISTS installed)
+  foreach(folder ${BUILD}/lib ${PREFIX}.staged)
+    file(STRINGS ${file} lines REGEX "${folder}" LIMIT_COUNT 1)
+    if(lines)
+      message(FATAL_ERROR "${file} names ${folder}")
+    endif()
+  endforeach()
+endforeach()
