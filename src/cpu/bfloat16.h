@@ -19,6 +19,12 @@ inline float PairOf(float first, float second) {
                               (std::bit_cast<uint32_t>(second) & 0xffff0000u));
 }
 
+// The nearest number of bfloat16, the even one of two; of finite numbers.
+inline float RoundToBfloat16(float number) {
+  const auto bits = std::bit_cast<uint32_t>(number);
+  return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
 // The rest only where HasBfloat16Products().
 
 // Rounds `count` floats, a multiple of 32, to nearest even; `to` may be `from`.

@@ -520,7 +520,8 @@ class ForwardPass {
         if (bias != nullptr && bias[j] == -kInfinity) continue;
         if (segments != nullptr && segments[j] != segment) continue;
         const float* v = in_.v.row(block.b, h / group_, first + j);
-        for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weights[j] * v[e];
+        const float weight = pairs_ ? RoundToBfloat16(weights[j]) : weights[j];
+        for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weight * v[e];
       }
     }
   }

@@ -130,6 +130,41 @@ INSTANTIATE_TEST_SUITE_P(All, AccuracyTest,
                          });
 
 // A few rows of -inf, and a head where nothing else is left.
+// Where the processor multiplies bfloat16 itself, weights are rounded to it and nothing else is.
+TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
+  const ProblemOptions problems[] = {
+      {.shape = {1, 2, 1, 130, 300, 17, 19}, .bfloat16 = true},
+      {.shape = {1, 2, 1, 300, 300, 64, 64}, .right = 0, .bfloat16 = true},
+      {.shape = {2, 8, 2, 1, 700, 33, 16}, .key_starts = {0, 33}, .bfloat16 = true},
+      {.shape = {2, 4, 2, 300, 270, 16, 48},
+       .left = 37,
+       .key_starts = {3, 0},
+       .key_lengths = {270, 101},
+       .bias = ProblemOptions::kSharedBias,
+       .bfloat16 = true,
+       .padded = true},
+      {.shape = {2, 2, 2, 130, 130, 8, 8},
+       .query_segments = Documents(2, 130, 50),
+       .key_segments = Documents(2, 130, 50),
+       .dropout = 0.3,
+       .bfloat16 = true},
+  };
+  for (const ProblemOptions& options : problems) {
+    SCOPED_TRACE(::testing::PrintToString(options));
+    const Problem<float> p = RandomProblem(*GetParam(), options);
+    const Results<double> expected = p.InDouble().Forward();
+    double largest = 0;
+    p.v.ForEach([&](float value) { largest = std::max<double>(largest, std::abs(value)); });
+    OnEveryTarget([&] {
+      const Results<float> actual = p.Forward();
+      EXPECT_LE(Difference(actual.at("lse"), expected.at("lse")), 5e-5);
+      // Each weight is off by 2^-9 of itself at most.
+      EXPECT_LE(Difference(actual.at("o"), expected.at("o"), largest),
+                1.0 / 512 / (1 - options.dropout) + 5e-5);
+    });
+  }
+}
+
 TEST_P(PairFunctionTest, InfiniteBiasesMask) {
   for (const auto kind : {ProblemOptions::kSharedBias, ProblemOptions::kBiasForEachBatch}) {
     Problem<float> p =
@@ -284,6 +319,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape, .left = 20, .right = 10},
         {.shape = shape, .left = 20, .padded = true},
         {.shape = shape, .chunks = {40, 1, 0}},
+        {.shape = shape, .right = 0, .bfloat16 = true},
         {.shape = shape, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
         {.shape = shape,

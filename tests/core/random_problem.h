@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/bfloat16.h"
 #include "gnomon/attention.h"
 #include "gtest/gtest.h"
 #include "test_definitions.h"
@@ -127,6 +128,8 @@ struct ProblemOptions {
   bool relative_values = true;
   bool relative_heads = false;  // whether each head has tables of its own
   double dropout = 0;
+  bool bfloat16 =
+      false;  // tokens and values are numbers of bfloat16, and may be multiplied as such
   bool padded = false;
   // Tokens on the grid that RandomProblem explains.
   bool on_grid = true;
@@ -281,6 +284,7 @@ struct Problem {
                options.key_lengths.empty() ? nullptr : options.key_lengths.data(),
                options.query_segments.empty() ? nullptr : options.query_segments.data(),
                options.key_segments.empty() ? nullptr : options.key_segments.data()};
+    in.bfloat16 = options.bfloat16;
     in.query_offset = options.query_offset;
     if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();
     return in;
@@ -399,6 +403,11 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
   p.x = array(n.heads, n.queries, n.dim, token);
   p.y = array(n.key_heads, n.keys, n.dim, token);
   p.v = array(n.key_heads, n.keys, n.value_dim, unit);
+  if (options.bfloat16) {
+    for (Array<float>* tokens : {&p.x, &p.y, &p.v}) {
+      tokens->ForEach([](float& element) { element = RoundToBfloat16(element); });
+    }
+  }
   p.d_o = array(n.heads, n.queries, n.value_dim, unit);
   p.d_lse = vector(n.batch * n.heads * n.queries, unit);
   p.row = vector(f.row_scalars * n.batch * n.heads * n.queries, [&] { return between(0.25f); });
