@@ -1,0 +1,613 @@
+"""Models of transformers with random weights: gnomon against their eager implementation."""
+
+import copy
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+transformers = pytest.importorskip("transformers", minversion="5.23")
+
+from transformers import masking_utils as masks  # noqa: E402
+
+import gnomon  # noqa: E402
+from gnomon.integrations import transformers as integration  # noqa: E402
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+NO_HIDDEN_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+FAMILIES = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, **TOKENS, intermediate_size=48, num_key_value_heads=2)
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(
+            **SIZES, **TOKENS, intermediate_size=48, num_key_value_heads=2, sliding_window=5
+        )
+    ),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            **SIZES, **TOKENS, n_positions=64, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
+        )
+    ),
+    "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, **TOKENS)),
+    # Six heads: MPT orders the slopes of other than powers of two in its own way.
+    "mpt": lambda: transformers.MptForCausalLM(
+        transformers.MptConfig(
+            d_model=36,
+            n_heads=6,
+            n_layers=2,
+            vocab_size=61,
+            max_seq_len=1300,
+            attn_config={"softmax_scale": 0.7, "clip_qkv": 0.8},
+            **TOKENS,
+        )
+    ),
+    "bert": lambda: transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            **SIZES, **NO_HIDDEN_DROPOUT, intermediate_size=48, max_position_embeddings=1300
+        )
+    ),
+    "t5": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**T5_SIZES, **TOKENS)
+    ),
+    "mt5": lambda: transformers.MT5ForConditionalGeneration(
+        transformers.MT5Config(**T5_SIZES, **TOKENS)
+    ),
+    "bart": lambda: transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            vocab_size=61,
+            dropout=0.0,
+            decoder_start_token_id=3,
+            forced_eos_token_id=None,
+            **TOKENS,
+        )
+    ),
+    "swin": lambda: transformers.SwinModel(
+        transformers.SwinConfig(
+            # Windows fit into 20 x 20 patches, and not into the 10 x 10 of the second stage.
+            image_size=40,
+            patch_size=2,
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            drop_path_rate=0.0,
+        )
+    ),
+    "vit": lambda: transformers.ViTModel(
+        transformers.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            image_size=40,
+            patch_size=8,
+        )
+    ),
+}
+T5_SIZES = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_heads": 4,
+    "num_layers": 2,
+    "vocab_size": 61,
+    "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 3,
+}
+IMAGES = ("swin", "vit")
+ENCODER_DECODERS = ("t5", "mt5", "bart")
+GENERATORS = ("llama", "mistral", "gpt2", "bloom", "mpt", "t5", "mt5", "bart")
+
+
+def eager(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Tables of biases start at zero.
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.set_attn_implementation("eager")
+    return model
+
+
+def both(family):
+    model = eager(family)
+    return model, integration.use_gnomon(copy.deepcopy(model))
+
+
+def padded(padding, batch=3, length=13):
+    """1 for tokens, 0 for padding."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    if padding == "left":
+        mask[0, :4] = mask[1, :1] = 0
+    elif padding == "right":
+        mask[0, -4:] = mask[1, -1:] = 0
+    elif padding == "holes":
+        mask[0, 2:4] = mask[1, 7] = mask[2, -1] = 0
+    return mask
+
+
+def inputs_of(family, padding="none", length=13):
+    """The arguments of a model, and which rows of its output mean something."""
+    torch.manual_seed(1)
+    if family in IMAGES:
+        return {"pixel_values": torch.randn(2, 3, 40, 40)}, ...
+    mask = padded(padding, length=length)
+    inputs = {"input_ids": torch.randint(1, 61, mask.shape), "attention_mask": mask}
+    if family in ENCODER_DECODERS:
+        inputs["decoder_input_ids"] = torch.randint(1, 61, (3, 7))
+        return inputs, ...
+    return inputs, mask.bool()
+
+
+def output_of(model, inputs, rows):
+    out = model(**inputs)
+    out = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return out[rows]
+
+
+def check_outputs_and_gradients(theirs, ours, inputs, rows):
+    expected, found = (output_of(model, inputs, rows) for model in (theirs, ours))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    direction = torch.randn_like(expected)
+    expected.mul(direction).sum().backward()
+    found.mul(direction).sum().backward()
+    gradients = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        assert (gradients[name].grad is None) == (parameter.grad is None), name
+        if parameter.grad is not None:
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(
+                gradients[name].grad, parameter.grad, atol=1e-6 + 2e-5 * scale, rtol=1e-4, msg=name
+            )
+
+
+CASES = [
+    pytest.param(family, padding, id=f"{family}-{padding}")
+    for family in FAMILIES
+    for padding in (("none",) if family in IMAGES else ("none", "left", "right", "holes"))
+    if (family, padding) != ("bloom", "holes")
+]
+
+
+@pytest.mark.parametrize(("family", "padding"), CASES)
+def test_outputs_and_gradients(family, padding):
+    check_outputs_and_gradients(*both(family), *inputs_of(family, padding))
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bloom", "mpt"])
+def test_the_implementation_is_a_word_of_configurations(family):
+    model = eager(family)
+    integration.register()
+    integration.register()
+    named = type(model)._from_config(
+        copy.deepcopy(model.config), attn_implementation=integration.NAME
+    )
+    named.load_state_dict(model.state_dict())
+    inputs, rows = inputs_of(family, "left")
+    torch.testing.assert_close(
+        output_of(named.eval(), inputs, rows),
+        output_of(model, inputs, rows),
+        atol=2e-5,
+        rtol=2e-5,
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_gradient_checkpointing(family):
+    theirs, ours = both(family)
+    ours.activation_checkpointing_enable()
+    ours.train()
+    check_outputs_and_gradients(theirs, ours, *inputs_of(family, "left"))
+
+
+def test_packed_sequences():
+    theirs, ours = both("llama")
+    inputs, _ = inputs_of("llama")
+    places = torch.cat([torch.arange(6), torch.arange(3), torch.arange(4)]).expand(3, -1)
+    inputs = {"input_ids": inputs["input_ids"], "position_ids": places, "use_cache": False}
+    check_outputs_and_gradients(theirs, ours, inputs, ...)
+
+
+def generate(model, family, **options):
+    mask = padded("left")
+    torch.manual_seed(2)
+    out = model.generate(
+        torch.randint(1, 61, mask.shape),
+        attention_mask=mask,
+        max_new_tokens=8,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
+    return out.sequences, torch.stack(out.logits)
+
+
+@pytest.mark.parametrize("family", GENERATORS)
+def test_generation(family):
+    theirs, ours = both(family)
+    sequences, logits = generate(theirs, family)
+    for options in ({}, {"use_cache": False}):
+        found, its_logits = generate(ours, family, **options)
+        assert torch.equal(found, sequences)
+        torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
+def test_generation_with_beams():
+    theirs, ours = both("llama")
+    sequences, logits = generate(theirs, "llama", num_beams=3)
+    found, its_logits = generate(ours, "llama", num_beams=3)
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "t5"])
+def test_generation_with_a_static_cache(family):
+    theirs, ours = both(family)
+    sequences, logits = generate(theirs, family)
+    found, its_logits = generate(ours, family, cache_implementation="static")
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_of_weights(family):
+    theirs, ours = both(family)
+    inputs, rows = inputs_of(family)
+
+    def drop(model, chance):
+        model.train()
+        for layer in model.modules():
+            if not integration._attends(layer):
+                continue
+            for name in ("attention_dropout", "attn_dropout_p", "attn_dropout", "dropout"):
+                dropout = getattr(layer, name, None)
+                if isinstance(dropout, torch.nn.Dropout):
+                    dropout.p = chance
+                elif dropout is not None:
+                    setattr(layer, name, chance)
+
+    with torch.no_grad():
+        whole = output_of(ours, inputs, rows)
+        for model in (theirs, ours):
+            drop(model, 1.0)
+        # All weights are dropped: what is left is the same to the last digits.
+        expected = output_of(theirs, inputs, rows)
+        torch.testing.assert_close(output_of(ours, inputs, rows), expected, atol=2e-5, rtol=2e-5)
+        assert not torch.allclose(whole, expected, atol=1e-3)
+        drop(ours, 0.5)
+        first, second = (output_of(ours, inputs, rows) for _ in range(2))
+        assert not torch.allclose(first, second, atol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        made = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        self.size = max([self.size, *(tensor.untyped_storage().nbytes() for tensor in made)])
+        return out
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "mpt", "bert", "t5"])
+def test_no_array_of_all_pairs(family):
+    length = 1201
+    theirs, ours = both(family)
+    ids = torch.randint(1, 61, (1, length))
+    mask = torch.ones_like(ids)
+    mask[:, :3] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if family == "t5":
+        inputs["decoder_input_ids"] = ids
+    with Largest() as largest:
+        ours(**inputs).logits.sum().backward()
+    # One byte a pair and head-independent is the least that an array of pairs takes; activations
+    # have up to 4 * 36 columns of 4 bytes.
+    assert 0 < largest.size < length * length
+    with Largest() as largest, torch.no_grad():
+        theirs(**inputs)
+    assert largest.size >= length * length
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "t5"])
+def test_bfloat16(family):
+    theirs, ours = (model.bfloat16() for model in both(family))
+    inputs, rows = inputs_of(family, "left")
+    expected, found = (output_of(model, inputs, rows) for model in (theirs, ours))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
+    integration.with_cone_attention(ours)
+    output_of(ours, inputs, rows).float().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in ours.parameters())
+
+
+FUNCTIONS = {
+    "causal": lambda: masks.causal_mask_function,
+    "bidirectional": lambda: masks.bidirectional_mask_function,
+    "sliding": lambda: masks.sliding_window_causal_mask_function(4),
+    "sliding_both": lambda: masks.sliding_window_bidirectional_mask_function(3),
+    "chunked": lambda: masks.chunked_causal_mask_function(4, torch.tensor([4, 1, 0])),
+    "chunked_sliding": lambda: masks.and_masks(
+        FUNCTIONS["sliding"](), FUNCTIONS["sliding_both"](), FUNCTIONS["chunked"]()
+    ),
+}
+# Of queries and keys: lengths and offsets; the last two as caches have them.
+PLACES = [(13, 13, 0, 0), (3, 13, 10, 0), (2, 6, 11, 7)]
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("places", PLACES, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_masks(function, places, padding):
+    queries, keys, first_query, first_key = places
+    torch.manual_seed(0)
+    arguments = {
+        "batch_size": 3,
+        "q_length": queries,
+        "kv_length": keys,
+        "q_offset": first_query,
+        "kv_offset": first_key,
+        "mask_function": FUNCTIONS[function](),
+        "attention_mask": None if padding == "none" else padded(padding).bool(),
+    }
+    dense = masks.sdpa_mask(**arguments, allow_is_causal_skip=False)
+    dense = dense.expand(3, 1, queries, keys)
+    integration.register()
+    mask = transformers.AttentionMaskInterface()[integration.NAME](**arguments)
+    attend = transformers.AttentionInterface()[integration.NAME]
+    q, k, v = (torch.randn(3, 2, n, 8) for n in (queries, keys, keys))
+    found, weights = attend(torch.nn.Module(), q, k, v, mask)
+    assert weights is None
+    scores = (q @ k.mT / 8**0.5).masked_fill(~dense, -torch.inf)
+    expected = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_mask_the_flag_of_the_module_counts():
+    integration.register()
+    attend = transformers.AttentionInterface()[integration.NAME]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    module = torch.nn.Module()
+    for causal in (True, False):
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        module.is_causal = causal
+        found = [attend(module, q, k, v, None)[0]]
+        module.is_causal = not causal
+        found.append(attend(module, q, k, v, None, is_causal=causal)[0])
+        for o in found:
+            torch.testing.assert_close(o.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
+    # A single query is the last one.
+    last = attend(module, q[:, :, -1:], k, v, None, is_causal=True)[0]
+    expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
+    torch.testing.assert_close(last.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(NotImplementedError, match="3 causal queries of 5 keys"):
+        attend(module, q[:, :, :3], k, v, None, is_causal=True)
+    with pytest.raises(NotImplementedError, match="window"):
+        attend(module, q, k, v, None, sliding_window=3)
+    mask = transformers.AttentionMaskInterface()[integration.NAME](1, 5, 6)
+    with pytest.raises(ValueError, match=r"5 queries and 6 keys; expected 5 and 5"):
+        attend(module, q, k, v, mask)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_refused(family):
+    _, ours = both(family)
+    inputs, _ = inputs_of(family)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        ours(**inputs, output_attentions=True)
+
+
+def test_soft_caps_and_sinks_are_refused():
+    sizes = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    ids = torch.ones(1, 5, dtype=torch.int64)
+    for config, what in (
+        (transformers.Gemma2Config(**sizes), "softcap"),
+        (transformers.GptOssConfig(**sizes, **experts), "s_aux"),
+    ):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with pytest.raises(NotImplementedError, match=what):
+            integration.use_gnomon(model)(ids)
+
+
+def test_masks_that_are_refused():
+    _, ours = both("llama")
+    ids = torch.ones(2, 5, dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match=r"shape \[2, 1, 5, 5\]"):
+        ours(ids, attention_mask=torch.ones(2, 1, 5, 5, dtype=torch.bool))
+    to_mask = transformers.AttentionMaskInterface()[integration.NAME]
+    anything = masks.or_masks(masks.causal_mask_function, lambda b, h, q, k: k < 2)
+    for function, name in (
+        (anything, "or_masks"),
+        (lambda b, h, q, k: k < 2, "test_masks_that_are_refused"),
+        (masks.blockwise_overlay(torch.zeros(2, 5)), "blockwise_overlay"),
+        (
+            masks.packed_sequence_compatibility_function(
+                FUNCTIONS["chunked"](), torch.arange(5)[None], torch.zeros(1, 5)
+            ),
+            "chunks of packed sequences",
+        ),
+    ):
+        with pytest.raises(NotImplementedError, match=name):
+            to_mask(2, 5, 5, mask_function=function)
+    mask = to_mask(2, 5, 5)
+    for use in (lambda: torch.zeros(5) + mask, lambda: mask[:, :, :, :3]):
+        with pytest.raises(NotImplementedError, match="as an array"):
+            use()
+    _, ours = both("bloom")
+    inputs, _ = inputs_of("bloom", "holes")
+    with pytest.raises(NotImplementedError, match="BLOOM"):
+        ours(**inputs)
+
+
+def test_models_that_are_refused():
+    config = transformers.FalconConfig(**SIZES)
+    with pytest.raises(NotImplementedError, match="Falcon"):
+        integration.use_gnomon(transformers.FalconForCausalLM(config))
+    with pytest.raises(TypeError, match="model is a Linear"):
+        integration.use_gnomon(torch.nn.Linear(2, 2))
+    # It has the interface, and a bias that is its own.
+    config = transformers.UMT5Config(**T5_SIZES, **TOKENS)
+    model = integration.use_gnomon(transformers.UMT5ForConditionalGeneration(config))
+    inputs, _ = inputs_of("t5")
+    with pytest.raises(NotImplementedError, match="position_bias"):
+        model(**inputs)
+
+
+def test_other_models_stay_as_they_are():
+    theirs, _ = both("t5")
+    inputs, rows = inputs_of("t5")
+    theirs.set_attn_implementation("sdpa")
+    before = output_of(theirs, inputs, rows)
+    theirs.set_attn_implementation("eager")
+    torch.testing.assert_close(output_of(theirs, inputs, rows), before, atol=2e-5, rtol=2e-5)
+    assert theirs(**inputs, output_attentions=True).encoder_attentions[0].shape == (3, 4, 13, 13)
+
+
+# Cones.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cones_train_and_are_saved(family):
+    theirs, _ = both(family)
+    model = integration.with_cone_attention(copy.deepcopy(theirs))
+    inputs, rows = inputs_of(family)
+    out = output_of(model, inputs, rows)
+    assert not torch.allclose(out, output_of(theirs, inputs, rows), atol=1e-2)
+    new = {name for name, _ in model.named_parameters()}
+    new -= {name for name, _ in theirs.named_parameters()}
+    assert new
+    assert all(name.endswith("gnomon_similarity.gamma_theta") for name in new)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    loss = out.square().mean()
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if name in new:
+            assert parameter.grad.abs().min() > 0, name
+    optimizer.step()
+    trained = output_of(model, inputs, rows)
+    assert trained.square().mean() < loss
+    again = integration.with_cone_attention(eager(family))
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(output_of(again, inputs, rows), trained, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("family", GENERATORS)
+def test_cones_generate(family):
+    model = integration.with_cone_attention(eager(family))
+    sequences, logits = generate(model, family)
+    found, its_logits = generate(model, family, use_cache=False)
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("similarity", ["penumbral", "umbral", "hyperbolic", "laplacian", "dot"])
+def test_rotations_leave_heights(similarity):
+    model = integration.with_cone_attention(eager("llama"), similarity)
+    ids = inputs_of("llama")[0]["input_ids"]
+    places = torch.arange(13).expand(3, -1)
+    here, there = (model(ids, position_ids=places + shift).logits for shift in (0, 9))
+    torch.testing.assert_close(here, there, atol=5e-5, rtol=5e-5)
+    if similarity == "dot":
+        expected = eager("llama")(ids).logits
+        torch.testing.assert_close(here, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_the_height_moves_if_it_is_rotated():
+    model = integration.with_cone_attention(eager("llama"))
+    ids = inputs_of("llama")[0]["input_ids"]
+    places = torch.arange(13).expand(3, -1)
+    for layer in model.modules():
+        layer._forward_pre_hooks.clear()
+    here, there = (model(ids, position_ids=places + shift).logits for shift in (0, 900))
+    assert not torch.allclose(here, there, atol=1e-4)
+
+
+def test_heads_that_are_rotated_in_part_or_otherwise():
+    ids = inputs_of("llama")[0]["input_ids"]
+    places = torch.arange(13).expand(3, -1)
+    config = transformers.GPTNeoXConfig(**SIZES, intermediate_size=48, rotary_pct=0.5)
+    model = transformers.GPTNeoXForCausalLM(config).eval()
+    integration.with_cone_attention(model)
+    here, there = (model(ids, position_ids=places + shift).logits for shift in (0, 9))
+    torch.testing.assert_close(here, there, atol=5e-5, rtol=5e-5)
+    # Pairs of neighbours.
+    model = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES, pad_token_id=0))
+    integration.use_gnomon(model)(ids)
+    integration.with_cone_attention(model)
+    with pytest.raises(NotImplementedError, match="CohereAttention"):
+        model(ids)
+
+
+def test_cones_of_one_layer():
+    config = transformers.LlamaConfig(
+        **SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8
+    )
+    model = transformers.LlamaModel(config)
+    integration.with_cone_attention(model, "penumbral:score=height2")
+    learned = model.layers[0].self_attn.gnomon_similarity
+    module = gnomon.nn.MultiheadAttention(32, 4, similarity="penumbral:score=height2")
+    torch.testing.assert_close(learned.gamma_start, module.gamma_start)
+    assert learned.gamma_theta.shape == (4,)
+    assert "height2" in repr(learned)
+    # The same in other words, and a number that is not learned.
+    integration.with_cone_attention(model, "penumbral:gamma=learned")
+    ids = torch.ones(1, 5, dtype=torch.int64)
+    before = model(ids).last_hidden_state
+    start = float(model.layers[0].self_attn.gnomon_similarity.gamma_start)
+    integration.with_cone_attention(model, f"penumbral:gamma={start}")
+    assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
+    torch.testing.assert_close(model(ids).last_hidden_state, before)
+    # Anew, of another similarity, with one hook as before.
+    integration.with_cone_attention(model, "hyperbolic")
+    assert model.layers[0].self_attn.gnomon_similarity.beta_theta.shape == (4,)
+    assert len(model.layers[0].self_attn._forward_pre_hooks) == 1
+
+
+def test_similarities_that_are_refused():
+    with pytest.raises(ValueError, match="nonsense"):
+        integration.with_cone_attention(eager("llama"), "nonsense")
+    with pytest.raises(TypeError, match="similarity is a int"):
+        integration.with_cone_attention(eager("llama"), 3)
+
+
+# The package itself.
+
+
+def test_gnomon_needs_no_transformers():
+    script = "import sys, gnomon; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("version", [None, "4.57.1"])
+def test_the_package_is_named(version, monkeypatch):
+    name = "gnomon.integrations.transformers"
+    monkeypatch.delitem(sys.modules, name)
+    if version is None:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    else:
+        # transformers replaces itself there.
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    with pytest.raises(ImportError, match=rf"transformers.*{version or 'pip install'}"):
+        importlib.import_module(name)
