@@ -154,7 +154,7 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
     const Problem<float> p = RandomProblem(*GetParam(), options);
     const Results<double> expected = p.InDouble().Forward();
     double largest = 0;
-    p.v.ForEach([&](float value) { largest = std::max<double>(largest, std::abs(value)); });
+    for (const float value : p.v.Elements()) largest = std::max<double>(largest, std::abs(value));
     OnEveryTarget([&] {
       const Results<float> actual = p.Forward();
       EXPECT_LE(Difference(actual.at("lse"), expected.at("lse")), 5e-5);
