@@ -54,7 +54,8 @@ CASES = """\
 
 What `gnomon bench` prints. The ratios are of medians: `/ sdpa` to SDPA in the same mode, `/ dot` to
 our own dot product. `MiB` is the peak of the process's memory in a call, less inputs, output and
-gradients. "(operator)" leaves out the token map.
+gradients, and less the scratch memory that a thread keeps of earlier calls, 32 MiB at most.
+"(operator)" leaves out the token map.
 """
 
 MODELS = """\
