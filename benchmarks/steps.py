@@ -145,22 +145,38 @@ def sdpa_with_learned_mask(name: str) -> Step:
 
 
 def penumbral_formula(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
-    """Causal penumbral attention in plain Torch, with the map xi (r = 1)."""
-    x, a = q[..., :-1], torch.sigmoid(q[..., -1])
-    y, b = k[..., :-1], torch.sigmoid(k[..., -1])
+    """Causal penumbral attention in plain Torch, with the map xi (Tseng et al. 2023, eq. 23)."""
+
+    def below_horosphere(token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        height = torch.sigmoid(token[..., -1:])
+        square = height.square().squeeze(-1)
+        return token[..., :-1] * height, square, 1 - (1 - square).sqrt()
+
+    x, u2, alpha = below_horosphere(q)
+    y, v2, beta = below_horosphere(k)
+    u2, alpha = u2[..., :, None], alpha[..., :, None]
+    v2, beta = v2[..., None, :], beta[..., None, :]
     squares = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
-    d = (squares - 2 * x @ y.transpose(-1, -2)).clamp_min(1e-12).sqrt()
-    outside = torch.sqrt(1 - a.square())[..., :, None] + torch.sqrt(1 - b.square())[..., None, :]
-    apart = 1 - ((d - outside) / 2).clamp_min(0).square()
-    height = torch.maximum(a[..., :, None], b[..., None, :])
-    height = torch.maximum(height, apart.clamp_min(1e-12).sqrt())
-    visible = torch.ones(d.shape[-2:], dtype=torch.bool).tril()
+    d2 = (squares - 2 * x @ y.transpose(-1, -2)).clamp_min(1e-12)
+    reach = alpha + beta + torch.maximum((alpha - beta).abs(), d2.sqrt())
+    common = reach * (4 - reach)
+    apart = d2 + 2 * (u2 + v2) + (u2 - v2).square() / d2
+    height = torch.where(reach <= 2, common, apart).clamp_min(1e-12).sqrt() / 2
+    visible = torch.ones(d2.shape[-2:], dtype=torch.bool).tril()
     scores = -factor[:, None, None] * height
     return scores.masked_fill(~visible, -math.inf).softmax(-1) @ v
 
 
 def formula_step(compiled: bool) -> Step:
     qkv = tokens()
+    similarity = SIMILARITIES["penumbral h"]()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            penumbral_formula(*qkv, gamma()),
+            gnomon.attention(*qkv, causal=True, similarity=similarity),
+            rtol=1e-3,
+            atol=1e-3,
+        )
     function = torch.compile(penumbral_formula) if compiled else penumbral_formula
     return step(lambda: function(*qkv, gamma()), qkv, True)
 
