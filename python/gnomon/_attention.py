@@ -23,6 +23,7 @@ from gnomon.similarity import Dot, Similarity
 
 Window = tuple[int | None, int | None]
 Aggregation = Literal["mean", "einstein_midpoint"]
+_DOT = Dot()
 
 
 @overload
@@ -154,7 +155,7 @@ def attention(
     check_optional_integer("attention", "seed", seed)
     if not isinstance(aggregation, str):
         raise wrong_type("attention", "aggregation", aggregation, "a string")
-    similarity = Dot() if similarity is None else similarity
+    similarity = _DOT if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise wrong_type("attention", "similarity", similarity, "one of gnomon.similarity")
     similarity_spec, similarity_tensors = similarity._lower()

@@ -10,7 +10,8 @@
 namespace gnomon {
 
 // Tokens X (B, H, L, D - 1) and scalars (S, B, H, L) as a pair function reads them, of q and of k
-// (B, H, L, D) = (w, z): X = m(z) w, where m and the scalars are, by the height h or u,
+// (B, H, L, D) = (w, z): X = m(z) w, with zeros behind it up to a multiple of four columns, and
+// where m and the scalars are, by the height h or u,
 //   umbral            m = h / sinh(r); h
 //   penumbral         m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
 //   penumbral_square  m = u; a
