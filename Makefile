@@ -84,6 +84,10 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew
 	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md
 
+.PHONY: docs
+docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+
 .PHONY: docs-catalogue
 docs-catalogue: build ## write docs/catalogue.md anew
 	$(BIN)/gnomon list --markdown > docs/catalogue.md

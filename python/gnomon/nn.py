@@ -293,7 +293,7 @@ class TokenEncoding(torch.nn.Module):
         self.spec = spec
         self.dim = dim
         self.causal = causal
-        #: The positions at which it is defined; None: all.
+        #: How many positions it is defined at, None for all.
         self.max_length: int | None = max_length
         #: How many tokens before the first one it reads.
         self.history: int = history
@@ -456,7 +456,7 @@ class TokenPosition(torch.nn.Module):
             self.add_module(f"{name}{n}", encoding)
             if encoding.max_length is not None:
                 ends.append(encoding.max_length)
-        #: The longest length at which the whole position is defined; None: any.
+        #: The longest length at which the whole position is defined, None for any.
         self.max_length: int | None = min(ends, default=None)
 
     def forward(
