@@ -200,21 +200,17 @@ class Pass {
     }
   }
 
-  // Eight rows at a time: each store touches another cache line, each load the same few.
   void Turn(const Chunk& chunk, float* HWY_RESTRICT to) const {
-    constexpr int64_t kRows = 8;
-    const auto stride = static_cast<int64_t>(chunk.y.row);
+    const auto row = [&](int64_t j) {
+      return chunk.y.data + j * static_cast<int64_t>(chunk.y.row);
+    };
     int64_t j = 0;
-    for (; j + kRows <= chunk.rows; j += kRows) {
-      const float* HWY_RESTRICT from = chunk.y.data + j * stride;
-      for (int64_t e = 0; e < n_.dim; ++e) {
-        for (int64_t n = 0; n < kRows; ++n) to[e * kChunk + j + n] = from[n * stride + e];
-      }
+    for (; j + 4 <= chunk.rows; j += 4) {
+      const float* const rows[4] = {row(j), row(j + 1), row(j + 2), row(j + 3)};
+      TransposeFour<kChunk>(rows, n_.dim, to + j);
     }
     for (; j < RoundUp(chunk.rows, kLaneCount); ++j) {
-      for (int64_t e = 0; e < n_.dim; ++e) {
-        to[e * kChunk + j] = j < chunk.rows ? chunk.y.data[j * stride + e] : 0.0f;
-      }
+      for (int64_t e = 0; e < n_.dim; ++e) to[e * kChunk + j] = j < chunk.rows ? row(j)[e] : 0.0f;
     }
   }
 

@@ -116,6 +116,13 @@ class ForwardPass {
     int64_t rows() const { return heads * queries; }
     int64_t head(int64_t r) const { return h + r / queries; }
     int64_t query(int64_t r) const { return i + r % queries; }
+    // Calls body(row, its head, its query) for all rows.
+    template <class Body>
+    void ForRows(const Body& body) const {
+      for (int64_t n = 0; n < heads; ++n) {
+        for (int64_t m = 0; m < queries; ++m) body(n * queries + m, h + n, i + m);
+      }
+    }
     // One past the last row of row r's head, at most `last`.
     int64_t EndOfHead(int64_t r, int64_t last) const {
       return std::min(last, (r / queries + 1) * queries);
@@ -167,15 +174,15 @@ class ForwardPass {
     if (dim_ == 0) return block;
     block.x = {in_.x.row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
     float* const copy = memory + kRowBlock * value_columns_;
-    for (int64_t r = 0; r < block.rows(); ++r) {
-      const float* x = in_.x.row(b, block.head(r), block.query(r));
+    block.ForRows([&](int64_t r, int64_t h, int64_t i) HWY_ATTR {
+      const float* x = in_.x.row(b, h, i);
       if (pairs_) {
         PairColumns(x, dim_, copy + r * panel_rows_);
       } else if (copies_queries()) {
         std::copy_n(x, dim_, copy + r * dim_);
       }
       if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
-    }
+    });
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
     return block;
   }
@@ -537,10 +544,9 @@ class ForwardPass {
   }
 
   void Finish(const Block& block) const {
-    for (int64_t r = 0; r < block.rows(); ++r) {
-      WriteRow(block.b, block.head(r), block.query(r), block.sum + r * value_columns_,
-               block.weight[r], block.largest[r]);
-    }
+    block.ForRows([&](int64_t r, int64_t h, int64_t i) {
+      WriteRow(block.b, h, i, block.sum + r * value_columns_, block.weight[r], block.largest[r]);
+    });
   }
 
   // What a part of the keys gave a row: its sums, their weight and the largest score.
@@ -550,12 +556,12 @@ class ForwardPass {
   }
 
   void Save(const Block& block, int64_t part) const {
-    for (int64_t r = 0; r < block.rows(); ++r) {
-      float* to = Partial(part, block.b, block.head(r), block.query(r));
+    block.ForRows([&](int64_t r, int64_t h, int64_t i) {
+      float* to = Partial(part, block.b, h, i);
       std::copy_n(block.sum + r * value_columns_, value_columns_, to);
       to[value_columns_] = block.weight[r];
       to[value_columns_ + 1] = block.largest[r];
-    }
+    });
   }
 
   // The parts' rows, in order.

@@ -49,9 +49,11 @@ HWY_INLINE float Sum(int64_t count, const Term& term) {
     for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
   }
   for (; e < count; ++e) part[0] += term(e);
-  float sum = 0;
-  for (const float p : part) sum += p;
-  return sum;
+  // By halves: one after the other they would wait for each other.
+  for (int64_t half = kParts / 2; half > 0; half /= 2) {
+    for (int64_t n = 0; n < half; ++n) part[n] += part[n + half];
+  }
+  return part[0];
 }
 
 inline float SquaredNorm(const float* row, int64_t columns) {
@@ -113,7 +115,8 @@ class PaddedRows {
   Buffer copy_;
 };
 
-// to[d * kWidth + n] = from[n][d] for four rows.
+// to[d * kStride + n] = from[n][d] for four rows.
+template <int64_t kStride>
 HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
   int64_t d = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -127,15 +130,15 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
     const auto lower23 = hn::InterleaveLower(d4, row2, row3);
     const auto upper01 = hn::InterleaveUpper(d4, row0, row1);
     const auto upper23 = hn::InterleaveUpper(d4, row2, row3);
-    float* at = to + d * kWidth;
+    float* at = to + d * kStride;
     hn::StoreU(hn::ConcatLowerLower(d4, lower23, lower01), d4, at);
-    hn::StoreU(hn::ConcatUpperUpper(d4, lower23, lower01), d4, at + kWidth);
-    hn::StoreU(hn::ConcatLowerLower(d4, upper23, upper01), d4, at + 2 * kWidth);
-    hn::StoreU(hn::ConcatUpperUpper(d4, upper23, upper01), d4, at + 3 * kWidth);
+    hn::StoreU(hn::ConcatUpperUpper(d4, lower23, lower01), d4, at + kStride);
+    hn::StoreU(hn::ConcatLowerLower(d4, upper23, upper01), d4, at + 2 * kStride);
+    hn::StoreU(hn::ConcatUpperUpper(d4, upper23, upper01), d4, at + 3 * kStride);
   }
 #endif
   for (; d < columns; ++d) {
-    for (int64_t n = 0; n < 4; ++n) to[d * kWidth + n] = from[n][d];
+    for (int64_t n = 0; n < 4; ++n) to[d * kStride + n] = from[n][d];
   }
 }
 
@@ -166,7 +169,8 @@ inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t firs
                       int64_t columns, float* HWY_RESTRICT to) {
   FillPanel(
       view, b, h, first, keys, columns, to,
-      [=](const float* const* rows, int64_t n) HWY_ATTR { TransposeFour(rows, columns, to + n); },
+      [=](const float* const* rows, int64_t n)
+          HWY_ATTR { TransposeFour<kWidth>(rows, columns, to + n); },
       [=](const float* row, int64_t n) HWY_ATTR {
         for (int64_t j = 0; j < columns; ++j) to[j * kWidth + n] = row[j];
       });
@@ -191,7 +195,7 @@ inline void PackPairs(View<const float> view, int64_t b, int64_t h, int64_t firs
         for (int64_t j = 0; j < columns; j += kStep) {
           const int64_t count = std::min(kStep, columns - j);
           for (int64_t r = 0; r < 4; ++r) PairColumns(rows[r] + j, count, paired[r]);
-          TransposeFour(from, DivideUp(count, 2), to + j / 2 * kWidth + n);
+          TransposeFour<kWidth>(from, DivideUp(count, 2), to + j / 2 * kWidth + n);
         }
       },
       [=](const float* row, int64_t n) HWY_ATTR {
