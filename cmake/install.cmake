@@ -65,6 +65,31 @@ if(TARGET gnomon_torch)
   install(FILES cmake/torch.cmake DESTINATION ${package_dir} COMPONENT torch)
 endif()
 
+# The component python, not part of an installation otherwise: what a wheel holds.
+if(TARGET gnomon_torch)
+  set(GNOMON_LOADED_LIBRARY lib/libgnomon_torch.so)
+  configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/generated/wheel/_build.py @ONLY)
+  set(for_wheel COMPONENT python EXCLUDE_FROM_ALL)
+  install(
+    DIRECTORY python/gnomon
+    DESTINATION .
+    ${for_wheel}
+    FILES_MATCHING
+    PATTERN "*.py"
+    PATTERN py.typed
+    PATTERN _build.py EXCLUDE
+    PATTERN __pycache__ EXCLUDE
+  )
+  install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
+  # Beside itself Highway's library, and Torch's of the same site-packages.
+  set_target_properties(gnomon_torch PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
+  install(TARGETS gnomon_torch LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  get_target_property(highway hwy::hwy TYPE)
+  if(highway STREQUAL SHARED_LIBRARY)
+    install(IMPORTED_RUNTIME_ARTIFACTS hwy::hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  endif()
+endif()
+
 if(TARGET gnomon)
   # The folder of PyTorch stays in the run path: gnomon::torch_sdk puts it there.
   file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})

@@ -52,11 +52,12 @@ function(gnomon_find_torch python version error)
   # libraries and executables can share one precompiled header.
   target_compile_options(gnomon::torch_sdk INTERFACE -fopenmp -fPIC)
   target_link_directories(gnomon::torch_sdk INTERFACE ${folder}/lib)
-  # Torch's folder comes first in the run path, so that its libgomp is the one that is loaded.
   # --no-as-needed: the registrations of libtorch count, even where no symbol of it is used.
-  target_link_options(
-    gnomon::torch_sdk
-    INTERFACE LINKER:--no-as-needed -fopenmp LINKER:-rpath,${folder}/lib
-  )
+  target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed -fopenmp)
+  # Torch's folder comes first in the run path, so that its libgomp is the one that is loaded. A
+  # wheel finds it from where it lies itself.
+  if(NOT SKBUILD)
+    target_link_options(gnomon::torch_sdk INTERFACE LINKER:-rpath,${folder}/lib)
+  endif()
   target_link_libraries(gnomon::torch_sdk INTERFACE torch torch_cpu c10)
 endfunction()

@@ -1,5 +1,7 @@
 """Loads the library of operators, built for one version of PyTorch."""
 
+import pathlib
+
 import torch
 
 from gnomon import _build
@@ -9,9 +11,9 @@ def _load() -> None:
     if torch.__version__ != _build.TORCH_VERSION:
         raise ImportError(
             f"gnomon was built for PyTorch {_build.TORCH_VERSION} and this is {torch.__version__}; "
-            "run `make build` with this interpreter"
+            "build it again with this interpreter (`make build`, or `pip install .`)"
         )
-    torch.ops.load_library(_build.LIBRARY)
+    torch.ops.load_library(pathlib.Path(__file__).parent / _build.LIBRARY)
 
 
 _load()

@@ -1,0 +1,84 @@
+"""What pip installs: the wheel's metadata, and its contents away from this tree."""
+
+import email
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from test_cli import ROOT
+
+import gnomon
+
+BUILD = ROOT / "build"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder as pip would fill it; what the build compiled is not compiled again."""
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "-C", "wheel.cmake=false"]
+    subprocess.run([*command, "-w", str(site)], check=True)
+    (wheel,) = site.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(site)
+    wheel.unlink()
+    cmake = pathlib.Path(sys.executable).with_name("cmake")
+    install = [str(cmake), "--install", str(BUILD), "--component", "python", "--prefix", str(site)]
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    return site
+
+
+def run(site, *arguments):
+    """What Python prints where that folder is the only one that has gnomon besides this tree."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=site, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_metadata(site):
+    (folder,) = site.glob("*.dist-info")
+    metadata = email.message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+    assert metadata["Name"] == "gnomon"
+    assert metadata["Version"] == gnomon.__version__
+    assert metadata["Requires-Python"] == ">=3.10"
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
+    # The library is compiled for one release.
+    assert needed == [f"torch=={torch.__version__.partition('+')[0]}"]
+    assert set(metadata.get_all("Provides-Extra")) == {"report", "transformers"}
+
+
+def test_it_holds_every_module_and_its_types(site):
+    def names(folder):
+        return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+    assert names(site / "gnomon") == names(ROOT / "python" / "gnomon")
+    assert (site / "gnomon" / "py.typed").exists()
+
+
+def test_it_stands_alone(site):
+    program = """
+import time
+start = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import gnomon
+end = time.perf_counter()
+q = torch.randn(1, 2, 9, 8, requires_grad=True)
+gamma = torch.ones(2, requires_grad=True)
+o = gnomon.attention(q, q, q, similarity=gnomon.similarity.Laplacian(gamma), causal=True)
+o.sum().backward()
+assert q.grad.isfinite().all() and gamma.grad.isfinite().all()
+loaded = [line.split()[-1] for line in open("/proc/self/maps") if "libgnomon" in line]
+print(gnomon.__file__, *set(loaded), (end - start) / (middle - start), sep="\\n")
+"""
+    package, library, ratio = run(site, "-c", program).splitlines()
+    assert package == str(site / "gnomon" / "__init__.py")
+    assert library == str(site / "gnomon" / "lib" / "libgnomon_torch.so")
+    assert float(ratio) < 1.3
