@@ -32,13 +32,20 @@ int Run(const EvalFlags& flags) {
   CheckLengths(flags.lengths);
   models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model));
   std::vector<int64_t> lengths = flags.lengths;
-  const int64_t trained = checkpoint.training.length;
+  const std::optional<models::TrainingState>& training = checkpoint.training;
+  // The command line gives a model as many places as its training windows have.
+  const int64_t trained =
+      training ? training->options.length : checkpoint.model->options().max_length;
   if (lengths.empty()) lengths = {trained, 2 * trained, 4 * trained};
+  if (flags.data.empty() && !training) {
+    throw Error(StrCat("eval: ", flags.model,
+                       " holds a model alone, without its data; --data is required"));
+  }
   const models::TextData data =
-      models::ReadText(flags.data.empty() ? checkpoint.data_path : flags.data);
+      models::ReadText(flags.data.empty() ? training->data_path : flags.data);
   const models::TokenData tokens = models::Tokenize(checkpoint.tokenizer, data);
   CheckTextHolds(data, tokens, 0, *std::max_element(lengths.begin(), lengths.end()) + 1);
-  const int64_t memory = flags.memory.value_or(checkpoint.training.memory);
+  const int64_t memory = flags.memory.value_or(training ? training->options.memory : 0);
   CatchInterrupts();
   const std::vector<models::LengthLoss> losses = models::Evaluate(
       checkpoint.model, tokens.valid, lengths, models::TokensOfBytes(tokens.valid, flags.bytes),
@@ -49,7 +56,7 @@ int Run(const EvalFlags& flags) {
     for (const models::LengthLoss& at : losses) list.push_back(ToJson(at));
     std::cout << nlohmann::json{{"data", DescribeData(data)},
                                 {"tokens", DescribeTokens(tokens)},
-                                {"step", checkpoint.step},
+                                {"step", training ? nlohmann::json(training->step) : nullptr},
                                 {"memory", memory},
                                 {"losses", list}}
                      .dump(2)
@@ -77,7 +84,7 @@ void AddEval(CLI::App& app, Action* action) {
       ->required();
   command->add_option("--data", flags->data,
                       "A text file or folder, as for train; default: what the model was trained "
-                      "on");
+                      "on, where the checkpoint holds its training");
   command
       ->add_option("--lengths", flags->lengths,
                    "Tokens a window, joined by commas; default 1, 2 and 4 times the training "

@@ -62,15 +62,21 @@ Work ResumedWork(const TrainFlags& flags) {
   Work work;
   work.checkpoint = CheckpointFile(flags.resume);
   models::Checkpoint checkpoint = models::LoadCheckpoint(work.checkpoint);
-  work.data = models::ReadText(checkpoint.data_path);
-  if (work.data.sha256 != checkpoint.data_sha256) {
-    throw Error(StrCat("the text at ", checkpoint.data_path, " is not what the run began with"));
+  if (!checkpoint.training) {
+    throw Error(StrCat(work.checkpoint.string(),
+                       " holds a model alone; --resume needs its training, too: optimizer, step, "
+                       "options and data"));
+  }
+  const models::TrainingState& training = *checkpoint.training;
+  work.data = models::ReadText(training.data_path);
+  if (work.data.sha256 != training.data_sha256) {
+    throw Error(StrCat("the text at ", training.data_path, " is not what the run began with"));
   }
   work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
-  CheckText(work, checkpoint.training);
+  CheckText(work, training.options);
   work.trainer =
-      std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train, checkpoint.training);
-  work.trainer->Restore(checkpoint.optimizer, checkpoint.step, checkpoint.memory);
+      std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train, training.options);
+  work.trainer->Restore(training.optimizer, training.step, training.memory);
   return work;
 }
 

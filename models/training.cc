@@ -22,6 +22,9 @@ constexpr const char* kOptimizerPrefix = "optimizer.";
 constexpr const char* kFirstMoment = "exp_avg.";
 constexpr const char* kSecondMoment = "exp_avg_sq.";
 
+// What the configuration of a training run has beside that of a model.
+constexpr const char* kTrainingFields[] = {"step", "training", "memory_tokens", "data"};
+
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr double kEpsilon = 1e-8;
@@ -213,6 +216,28 @@ LanguageModelMemory TakeMemory(const SafeTensors& file, const TrainingOptions& t
   return memory;
 }
 
+// Whether a configuration has any part that a training run alone has.
+bool HoldsTraining(const json& object) {
+  return std::any_of(std::begin(kTrainingFields), std::end(kTrainingFields),
+                     [&](const char* field) { return object.contains(field); });
+}
+
+// All of a training run but its moments, which the parameters name.
+TrainingState TakeTraining(const SafeTensors& file, const json& object,
+                           const LanguageModelOptions& model) {
+  TrainingState training;
+  training.step = Field<int64_t>(object, "step");
+  if (training.step < 0) throw Error("the field 'step' is negative");
+  training.options = TrainingFromJson(object.value("training", json()));
+  const json data = object.value("data", json());
+  training.data_path = Field<std::string>(data, "path");
+  training.data_sha256 = Field<std::string>(data, "sha256");
+  const auto remembered = Field<int64_t>(object, "memory_tokens");
+  if (remembered < 0) throw Error("the field 'memory_tokens' is negative");
+  training.memory = TakeMemory(file, training.options, model, remembered);
+  return training;
+}
+
 Checkpoint BuildCheckpoint(const SafeTensors& file) {
   const auto config = file.metadata.find(kConfigKey);
   if (config == file.metadata.end()) throw Error("it has no configuration of gnomon");
@@ -221,12 +246,6 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
   const auto format = Field<int64_t>(object, "format");
   if (format != kCheckpointFormat) throw Error(StrCat("its format is ", format, ", expected 1"));
   Checkpoint checkpoint;
-  checkpoint.step = Field<int64_t>(object, "step");
-  if (checkpoint.step < 0) throw Error("the field 'step' is negative");
-  checkpoint.training = TrainingFromJson(object.value("training", json()));
-  const json data = object.value("data", json());
-  checkpoint.data_path = Field<std::string>(data, "path");
-  checkpoint.data_sha256 = Field<std::string>(data, "sha256");
   const LanguageModelOptions options = ModelFromJson(object.value("model", json()));
   CheckSizes(file, options);
   checkpoint.tokenizer =
@@ -235,14 +254,16 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
     throw Error(StrCat("its vocabulary has ", checkpoint.tokenizer->size(), " tokens, its model ",
                        options.vocabulary));
   }
-  const auto remembered = Field<int64_t>(object, "memory_tokens");
-  if (remembered < 0) throw Error("the field 'memory_tokens' is negative");
-  checkpoint.memory = TakeMemory(file, checkpoint.training, options, remembered);
-  checkpoint.model = NewModel(options, checkpoint.training.seed);
+  size_t used = file.tensors.count(kVocabulary);
+  if (HoldsTraining(object)) {
+    const TrainingState& training =
+        checkpoint.training.emplace(TakeTraining(file, object, options));
+    const LanguageModelMemory& memory = training.memory;
+    used += memory.layers.size() + (memory.tokens.embeddings.defined() ? 1 : 0);
+  }
+  checkpoint.model = NewModel(options, checkpoint.training ? checkpoint.training->options.seed : 0);
 
   const torch::NoGradGuard no_grad;
-  size_t used = file.tensors.count(kVocabulary) + checkpoint.memory.layers.size() +
-                (checkpoint.memory.tokens.embeddings.defined() ? 1 : 0);
   const auto restore = [&](const std::string& name, torch::Tensor tensor) {
     tensor.copy_(Take(file, kModelPrefix + name, tensor.sizes(), tensor.scalar_type()));
     ++used;
@@ -250,10 +271,11 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
   for (const auto& entry : checkpoint.model->named_buffers()) restore(entry.key(), entry.value());
   for (const auto& entry : checkpoint.model->named_parameters()) {
     restore(entry.key(), entry.value());
+    if (!checkpoint.training) continue;
     for (const char* moment : {kFirstMoment, kSecondMoment}) {
       const std::string name = moment + entry.key();
       if (!file.tensors.contains(kOptimizerPrefix + name)) continue;
-      checkpoint.optimizer[name] =
+      checkpoint.training->optimizer[name] =
           Take(file, kOptimizerPrefix + name, entry.value().sizes(), entry.value().scalar_type());
       ++used;
     }

@@ -112,15 +112,20 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  int64_t memory = 0,
                                  const std::function<bool()>& proceed = nullptr);
 
-struct Checkpoint {
-  LanguageModel model{nullptr};
-  TrainingOptions training;
+// What a training run needs to go on, beside its model.
+struct TrainingState {
+  TrainingOptions options;
   int64_t step = 0;
   std::map<std::string, torch::Tensor> optimizer;
   LanguageModelMemory memory;
-  TokenizerPtr tokenizer;
   std::string data_path;  // absolute
   std::string data_sha256;
+};
+
+struct Checkpoint {
+  LanguageModel model{nullptr};
+  TokenizerPtr tokenizer;
+  std::optional<TrainingState> training;  // none where the file holds a model alone
 };
 
 // Options as JSON objects with the names of their fields, and back; the latter throw Error where a
@@ -131,7 +136,8 @@ LanguageModelOptions ModelFromJson(const nlohmann::json& object);
 TrainingOptions TrainingFromJson(const nlohmann::json& object);
 
 // Weights, optimizer, memory, vocabulary, configuration and the name of the data in one safetensors
-// file.
+// file. Of a model alone, a file has the weights and vocabulary, and in its configuration `format`,
+// `model` and `tokens`.
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
                     const Tokenizer& tokenizer);
 

@@ -1,6 +1,6 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
-from gnomon import _library, cones, nn, position, similarity
+from gnomon import _library, cones, models, nn, position, similarity
 from gnomon._attention import attention
 from gnomon._encodings import (
     alibi_slopes,
@@ -23,6 +23,7 @@ __all__ = [
     "grid_sinusoid",
     "hype_augment",
     "linear_attention",
+    "models",
     "nn",
     "position",
     "similarity",

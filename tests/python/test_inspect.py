@@ -160,11 +160,11 @@ def test_the_model_is_the_programs(run, request, folder):
         "generate", "--model", path, "--prompt", prompt, "--tokens", 12, "--temperature", 0,
         cwd=folder,
     )  # fmt: skip
-    model = load_model(path)
+    model = load_model(path).model
     tokens = list(prompt.encode())
     with torch.no_grad():
         for _ in range(12):
-            tokens.append(int(model(torch.tensor(tokens))[-1].argmax()))
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     written = bytes(tokens).decode(errors="backslashreplace")
     assert written.removeprefix(prompt).strip() == text.removeprefix(prompt).strip()
 
@@ -187,7 +187,7 @@ def test_attention(draw, buckets):
     # Alike up to the first letter that differs, and different from there.
     assert torch.equal(first[..., :8, :], second[..., :8, :])
     assert not torch.equal(first[..., 8, :], second[..., 8, :])
-    model = load_model(buckets)
+    model = load_model(buckets).model
     block = model.blocks[0]
     tokens = torch.tensor(list(b"a quick fox"))
     with torch.no_grad():

@@ -395,12 +395,14 @@ TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
   for (int step = 0; step < 7; ++step) half.Step();
   SaveCheckpoint(path_, half, data, Bytes());
   Checkpoint checkpoint = LoadCheckpoint(path_);
-  EXPECT_EQ(checkpoint.step, 7);
-  EXPECT_EQ(checkpoint.data_sha256, "00");
-  EXPECT_EQ(ToJson(checkpoint.training), ToJson(half.options()));
+  ASSERT_TRUE(checkpoint.training.has_value());
+  const TrainingState& training = *checkpoint.training;
+  EXPECT_EQ(training.step, 7);
+  EXPECT_EQ(training.data_sha256, "00");
+  EXPECT_EQ(ToJson(training.options), ToJson(half.options()));
   EXPECT_EQ(ToJson(checkpoint.model->options()), ToJson(model));
-  Trainer resumed(checkpoint.model, data.train, checkpoint.training);
-  resumed.Restore(checkpoint.optimizer, checkpoint.step);
+  Trainer resumed(checkpoint.model, data.train, training.options);
+  resumed.Restore(training.optimizer, training.step);
   for (int step = 7; step < 12; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
 }
@@ -419,17 +421,19 @@ TEST_F(CheckpointTest, ResumedTrainingRemembers) {
   for (int step = 0; step < 5; ++step) half.Step();
   SaveCheckpoint(path_, half, data, Bytes());
   Checkpoint checkpoint = LoadCheckpoint(path_);
-  EXPECT_EQ(checkpoint.memory.layers.size(), 2u);
-  EXPECT_EQ(checkpoint.memory.tokens.length(), 5 * 32);
-  Trainer resumed(checkpoint.model, data.train, checkpoint.training);
-  resumed.Restore(checkpoint.optimizer, checkpoint.step, checkpoint.memory);
+  const TrainingState& training = checkpoint.training.value();
+  EXPECT_EQ(training.memory.layers.size(), 2u);
+  EXPECT_EQ(training.memory.tokens.length(), 5 * 32);
+  Trainer resumed(checkpoint.model, data.train, training.options);
+  resumed.Restore(training.optimizer, training.step, training.memory);
   for (int step = 5; step < 9; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
   // It matters: without the memory the weights would be others.
   Checkpoint again = LoadCheckpoint(path_);
-  Trainer forgetful(again.model, data.train, again.training);
-  again.memory.layers[0].zero_();
-  forgetful.Restore(again.optimizer, again.step, again.memory);
+  TrainingState& cleared = again.training.value();
+  Trainer forgetful(again.model, data.train, cleared.options);
+  cleared.memory.layers[0].zero_();
+  forgetful.Restore(cleared.optimizer, cleared.step, cleared.memory);
   for (int step = 5; step < 9; ++step) forgetful.Step();
   EXPECT_FALSE(Equal(Values(whole), Values(forgetful)));
 }
@@ -449,7 +453,7 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   EXPECT_EQ(checkpoint.tokenizer->kind(), "words");
   EXPECT_EQ(checkpoint.tokenizer->vocabulary(), tokenizer->vocabulary());
   EXPECT_EQ(ToJson(checkpoint.model->options()), ToJson(model));
-  EXPECT_EQ(ToJson(checkpoint.training), ToJson(options));
+  EXPECT_EQ(ToJson(checkpoint.training.value().options), ToJson(options));
 
   const SafeTensors sound = ReadSafeTensors(path_);
   const auto expect = [&](const SafeTensors& file, const std::string& part) {
@@ -542,6 +546,38 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   file = sound;
   file.tensors["more"] = torch::zeros({1});
   expect(file, "of which its model has");
+}
+
+TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
+  const TextData data = Data();
+  Trainer trainer(NewModel(Small("penumbral", "learned+hype"), 3), data.train, Short());
+  trainer.Step();
+  SaveCheckpoint(path_, trainer, data, Bytes());
+  SafeTensors file = ReadSafeTensors(path_);
+  const nlohmann::json whole = nlohmann::json::parse(file.metadata.at("gnomon"));
+  nlohmann::json config;
+  for (const char* field : {"format", "model", "tokens"}) config[field] = whole[field];
+  file.metadata["gnomon"] = config.dump();
+  // Moments without the training that they belong to.
+  EXPECT_NE(ErrorOf(file).find("of which its model has"), std::string::npos);
+  std::erase_if(file.tensors, [](const auto& entry) { return !entry.first.starts_with("model."); });
+  ASSERT_EQ(ErrorOf(file), "no error");
+  const Checkpoint alone = LoadCheckpoint(path_);
+  EXPECT_FALSE(alone.training.has_value());
+  EXPECT_EQ(alone.tokenizer->kind(), "bytes");
+  EXPECT_EQ(ToJson(alone.model->options()), ToJson(trainer.model()->options()));
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : alone.model->parameters()) values.push_back(parameter);
+  EXPECT_TRUE(Equal(values, Values(trainer)));
+
+  // A part of a training run asks for the others.
+  for (const char* field : {"step", "training", "data", "memory_tokens"}) {
+    nlohmann::json partial = config;
+    partial[field] = whole[field];
+    file.metadata["gnomon"] = partial.dump();
+    const std::string message = ErrorOf(file);
+    EXPECT_NE(message.find("is missing"), std::string::npos) << field << ": " << message;
+  }
 }
 
 TEST_F(CheckpointTest, MissingMomentsAreAnError) {

@@ -115,7 +115,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
                 {"title": title, "kind": "bias", "curves": _biases(spec, module, options)}
             )
         return panels
-    model = load_model(options.model)
+    model = load_model(options.model).model
     spec = model.options["position"]
     for component in components(spec):
         if name_of(component) == "rope":

@@ -10,9 +10,10 @@ import torch
 from matplotlib.colors import PowerNorm
 from torch import Tensor
 
-from gnomon.inspect._model import LanguageModel, load_model
+from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, signed, symbol
 from gnomon.inspect._probe import weights
+from gnomon.models import LanguageModel
 
 # Tables end in one of these.
 TABLES = ("table", "values", "rows", "columns")
@@ -27,7 +28,7 @@ def attention_of(model: LanguageModel, text: str) -> Tensor:
     """The attention weights of all layers and heads over the bytes of a text, (layers, H, L, L)."""
     tokens = torch.tensor(list(text.encode()))
     with torch.no_grad():
-        states = model.layer_inputs(tokens)
+        states = model.layer_inputs(tokens[None])
     return torch.stack(
         [
             weights(block.attention, block.attention_norm(state), causal=True)
@@ -55,11 +56,10 @@ def draw_attention(options: argparse.Namespace) -> Picture:
     for text in texts:
         if not 1 <= len(text.encode()) <= LONGEST_TEXT:
             raise ValueError(f"--text: {len(text.encode())} bytes; expected 1 to {LONGEST_TEXT}")
-    model = load_model(options.model)
-    if model.tokens != "bytes":
-        raise ValueError(
-            f"--model: {options.model} reads {model.tokens}; expected a model of bytes"
-        )
+    checkpoint = load_model(options.model)
+    model, kind = checkpoint.model, checkpoint.tokenizer.kind
+    if kind != "bytes":
+        raise ValueError(f"--model: {options.model} reads {kind}; expected a model of bytes")
     layers = _chosen("layer", options.layer, model.options["depth"])
     heads = _chosen("head", options.head, model.options["heads"])
     maps = [attention_of(model, text)[layers][:, heads] for text in texts]
@@ -131,7 +131,7 @@ def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def draw_tables(options: argparse.Namespace) -> Picture:
-    model = load_model(options.model)
+    model = load_model(options.model).model
     tables = {
         name: parameter.detach()
         for name, parameter in model.named_parameters()

@@ -1,0 +1,152 @@
+"""The safetensors file format (https://huggingface.co/docs/safetensors).
+
+An 8-byte little-endian length, a JSON header of that length, and the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# The limit that the format's own reader sets.
+_LONGEST_HEADER = 100_000_000
+
+
+def write(
+    path: pathlib.Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes to a file beside `path` and renames it, so that `path` is never half written.
+
+    Raises TypeError where a tensor's dtype is not of the format, OSError where it cannot write.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise TypeError(
+                f"safetensors: {name} has dtype {tensor.dtype}; expected one of "
+                f"{', '.join(map(str, _NAMES))}"
+            )
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # Wide types first keep every tensor aligned to its own element.
+    entries = sorted(tensors.items(), key=lambda entry: -entry[1].element_size())
+    end = 0
+    for name, tensor in entries:
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text = text.ljust((len(text) + 7) // 8 * 8)
+    beside = pathlib.Path(f"{path}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little"))
+            file.write(text)
+            for _, tensor in entries:
+                stored = tensor.detach().cpu().contiguous()
+                file.write(ctypes.string_at(stored.data_ptr(), stored.nbytes))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, which share its bytes in memory, and its metadata.
+
+    Raises ValueError naming the path where the file cannot be read or breaks a rule of the format.
+    """
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _parse(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
+
+
+def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if len(content) < 8:
+        raise ValueError(f"it has {len(content)} bytes")
+    length = int.from_bytes(content[:8], "little")
+    if length > _LONGEST_HEADER or length > len(content) - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {len(content)}")
+    header = json.loads(content[8 : 8 + length], object_pairs_hook=_without_repeats)
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its __metadata__ is not an object of strings")
+    data = memoryview(content)[8 + length :]
+    tensors = {}
+    spans = []
+    for name, entry in header.items():
+        tensors[name], span = _tensor(name, entry, data)
+        spans.append(span)
+    end = 0
+    for first, last in sorted(spans):
+        if first != end:
+            raise ValueError(f"the tensors leave out or share bytes from {min(first, end)} on")
+        end = last
+    if end != len(data):
+        raise ValueError(f"the tensors take {end} bytes, but the file holds {len(data)}")
+    return tensors, metadata
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        raise ValueError("a name appears twice in its header")
+    return names
+
+
+def _is_naturals(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _tensor(name: str, entry: Any, data: memoryview) -> tuple[Tensor, tuple[int, int]]:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"the tensor {name!r} lacks dtype, shape or data_offsets")
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(kind, str) or kind not in _DTYPES:
+        raise ValueError(f"the tensor {name!r} has the unknown dtype {str(kind)[:40]!r}")
+    if not _is_naturals(shape) or not _is_naturals(offsets) or len(offsets) != 2:
+        raise ValueError(f"the tensor {name!r} has a shape or data_offsets of no natural numbers")
+    dtype = _DTYPES[kind]
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
+        raise ValueError(f"the tensor {name!r} has a shape beyond 64 bits")
+    count = math.prod(shape)
+    first, last = offsets
+    if not first <= last <= len(data) or last - first != count * dtype.itemsize:
+        raise ValueError(
+            f"the tensor {name!r} lies at bytes {first} to {last} of {len(data)}, and its shape "
+            f"takes {count * dtype.itemsize}"
+        )
+    if count == 0:
+        return torch.empty(shape, dtype=dtype), (first, last)
+    return torch.frombuffer(data[first:last], dtype=dtype).reshape(shape), (first, last)

@@ -1,0 +1,352 @@
+"""Checkpoints between the command line and the Python package, and the model in Python."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_cli import refused, succeed
+
+from gnomon import _safetensors
+from gnomon.models import (
+    LanguageModel,
+    LanguageModelCache,
+    LanguageModelMemory,
+    Tokenizer,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+FILE = "checkpoint.safetensors"
+LENGTH = 24
+TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32, "--batch", 4, "--length", LENGTH]
+SENTENCE = "the quick brown fox jumps over a lazy dog and runs\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models")
+    (path / "text").mkdir()
+    (path / "text" / "train.txt").write_text(SENTENCE * 40)
+    # One window of bytes, and as many words.
+    (path / "text" / "valid.txt").write_text((SENTENCE * 4)[: LENGTH + 1])
+    (path / "words").mkdir()
+    (path / "words" / "train.txt").write_text(SENTENCE * 40)
+    (path / "words" / "valid.txt").write_text(" ".join((SENTENCE.split() * 4)[: LENGTH + 1]))
+    return path
+
+
+def train(folder, name, *arguments, data="text"):
+    out = folder / f"run {name}"
+    succeed(
+        *("train", "--data", data, "--out", out, "--steps", 3, "--warmup", 1, *TINY, *arguments),
+        cwd=folder,
+    )
+    return out
+
+
+def evaluated(folder, model, data):
+    """The loss that the program finds."""
+    printed = succeed(
+        *("eval", "--model", model, "--data", data, "--lengths", LENGTH, "--memory", 0, "--json"),
+        cwd=folder,
+    )
+    (at,) = json.loads(printed)["losses"]
+    assert at["windows"] == 1
+    return at["loss"]
+
+
+def window(folder, data, tokenizer):
+    """The validation text as tokens (1, LENGTH + 1)."""
+    text = (folder / data / "valid.txt").read_bytes()
+    if tokenizer.kind == "words":
+        words = tokenizer.vocabulary.split(b"\n")
+        return torch.tensor([[words.index(word) for word in text.split()]])
+    return torch.tensor([list(text)])
+
+
+def loss_of(model, tokens):
+    logits = model(tokens[:, :-1])
+    assert logits.shape == (1, LENGTH, model.options["vocabulary"])
+    return torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:])
+
+
+MODELS = {
+    "cone + HyPE": ["--similarity", "penumbral", "--position", "rope+hype:tau=learned"],
+    "transformer_xl": ["--position", "transformer_xl", "--memory", LENGTH],
+    "learned": ["--similarity", "umbral:score=log", "--position", "learned+t5", "--dropout", 0.2],
+    "words": ["--position", "absolute_keys+conv:kernel=3:groups=2", "--tokens", "words"],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back(name, folder, tmp_path):
+    data = "words" if name == "words" else "text"
+    trained = train(folder, name, *MODELS[name], data=data)
+    state = torch.get_rng_state()
+    checkpoint = load_checkpoint(trained)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert checkpoint.tokenizer.kind == ("words" if name == "words" else "bytes")
+    model, training = checkpoint.model, checkpoint.training
+    assert training.step == 3
+    assert not model.training
+    tokens = window(folder, data, checkpoint.tokenizer)
+    expected = evaluated(folder, trained, data)
+    assert loss_of(model, tokens).item() == pytest.approx(expected, rel=2e-6)
+
+    # A step in Python, and the program reads what it leads to.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss_of(model, tokens).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    optimizer.step()
+    with torch.no_grad():
+        after = loss_of(model, tokens).item()
+    assert after < expected - 0.1
+    path = tmp_path / "alone"
+    save_checkpoint(path, model, checkpoint.tokenizer)
+    assert evaluated(folder, path, data) == pytest.approx(after, rel=2e-6)
+
+    again = load_checkpoint(path)
+    assert again.training is None
+    assert again.tokenizer == checkpoint.tokenizer
+    assert again.model.options == model.options
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), again.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_model_alone_at_the_command_line(tmp_path):
+    torch.manual_seed(0)
+    model = LanguageModel(dim=16, depth=1, heads=2, mlp=32, position="alibi", max_length=LENGTH)
+    save_checkpoint(tmp_path / FILE, model)
+    (tmp_path / "text.txt").write_text(SENTENCE * 40)
+    assert "holds a model alone; --resume needs" in refused(
+        "train", "--resume", tmp_path, cwd=tmp_path
+    )
+    assert "without its data; --data is required" in refused(
+        "eval", "--model", tmp_path, cwd=tmp_path
+    )
+    printed = json.loads(
+        succeed("eval", "--model", tmp_path, "--data", "text.txt", "--json", cwd=tmp_path)
+    )
+    assert printed["step"] is None
+    assert [at["length"] for at in printed["losses"]] == [LENGTH, 2 * LENGTH, 4 * LENGTH]
+    arguments = ["--model", tmp_path, "--prompt", "the", "--temperature", 0, "--tokens", 5]
+    text = succeed("generate", *arguments, cwd=tmp_path)
+    cache = LanguageModelCache(depth=1)
+    new, fresh = b"", torch.tensor([list(b"the")])
+    with torch.no_grad():
+        for _ in range(5):
+            fresh = model(fresh, cache)[:, -1:].argmax(-1)
+            new += bytes(fresh[0].tolist())
+    assert text.rstrip("\n") == "the" + new.decode(errors="backslashreplace").rstrip("\n")
+
+
+def test_resuming_what_python_has_written(folder):
+    """The training state goes through Python bitwise, memory and all."""
+    original = train(folder, "state", "--position", "rope+conv:kernel=3:groups=2", "--memory", 40)
+    copy = folder / "state copy"
+    copy.mkdir()
+    checkpoint = load_checkpoint(original)
+    assert checkpoint.training.memory.keys() == {"layers.0", "layers.1", "embeddings"}
+    checkpoint.training.options["steps"] = 5
+    save_checkpoint(
+        copy / FILE, checkpoint.model, checkpoint.tokenizer, training=checkpoint.training
+    )
+    with safe_open(original / FILE, "pt") as content:
+        config = json.loads(content.metadata()["gnomon"])
+    config["training"]["steps"] = 5
+    save_file(load_file(original / FILE), original / FILE, {"gnomon": json.dumps(config)})
+    files = []
+    for run in (original, copy):
+        succeed("train", "--resume", run, cwd=folder)
+        files.append(load_file(run / FILE))
+        assert load_checkpoint(run).training.step == 5
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+def test_it_begins_as_the_programs_model_does(folder):
+    arguments = ["--similarity", "hyperbolic", "--position", "learned+relative+kerple"]
+    out = train(folder, "beginning", *arguments, "--learning-rate", 0, "--weight-decay", 0)
+    theirs = load_checkpoint(out).model
+    torch.manual_seed(0)
+    ours = LanguageModel(**theirs.options).state_dict()
+    drawn = 0
+    for name, tensor in theirs.state_dict().items():
+        if tensor.numel() == 1 or tensor.std() == 0:
+            torch.testing.assert_close(ours[name], tensor)
+        elif name.endswith(("_theta", "_start")):
+            torch.testing.assert_close(ours[name], tensor)
+        else:
+            drawn += 1
+            # Of n draws of a normal distribution, within 5 standard deviations of the estimate.
+            bound = 1 + 5 * math.sqrt(1 / tensor.numel())
+            assert 1 / bound < (ours[name].std() / tensor.std()).item() < bound, name
+    assert drawn >= 1 + 2 * 7 + 1
+
+
+@pytest.mark.parametrize("position", ["transformer_xl", "rope+conv:kernel=3:groups=2"])
+def test_caches_and_memories(position):
+    torch.manual_seed(0)
+    model = LanguageModel(11, 16, 2, 2, 32, position=position, dropout=0.5).double().eval()
+    tokens = torch.randint(11, (3, 20))
+    expected = model(tokens)
+    for known in ({"cache": LanguageModelCache(2)}, {"memory": LanguageModelMemory(20)}):
+        parts = [model(part, **known) for part in tokens.split([5, 1, 7, 7], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), expected)
+    memory = LanguageModelMemory(4)
+    for part in tokens.split(10, 1):
+        last = model(part, memory=memory)
+    assert memory.length() == 4
+    assert memory.tokens.length() == 20
+    assert not torch.allclose(last, expected[:, 10:])
+    assert all(not layer.requires_grad for layer in memory.layers)
+    memory.reset()
+    torch.testing.assert_close(model(tokens, memory=memory), expected)
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda m: LanguageModel(dim=10, heads=3), ValueError, "dim is 10 and heads 3; expected a"),
+        (lambda m: LanguageModel(depth=0), ValueError, "depth is 0; expected at least 1"),
+        (lambda m: LanguageModel(depth=1.0), TypeError, "depth is a float; expected an integer"),
+        (lambda m: LanguageModel(dropout=1), ValueError, r"dropout is 1; expected \[0, 1\)"),
+        (lambda m: LanguageModel(position=None), TypeError, "position is a NoneType; expected a"),
+        (lambda m: LanguageModel(similarity="dott"), ValueError, 'unknown similarity "dott"'),
+        (lambda m: m([[1]]), TypeError, "tokens is a list; expected a Tensor"),
+        (lambda m: m(torch.zeros(1, 2)), TypeError, "tokens have dtype torch.float32; expected"),
+        (lambda m: m(torch.zeros(2).long()), ValueError, r"shape \(2,\); expected \(B, L\)"),
+        (
+            lambda m: m(torch.ones(1, 1).long(), LanguageModelCache(1), LanguageModelMemory(1)),
+            ValueError,
+            "a cache and a memory are both given",
+        ),
+        (lambda m: LanguageModelMemory(-1), ValueError, "max_length is -1; expected at least 0"),
+        (lambda m: Tokenizer("letters"), ValueError, "kind is 'letters'; expected one of bytes"),
+        (lambda m: Tokenizer("words"), ValueError, "vocabulary of words has 0 bytes; expected a"),
+        (lambda m: Tokenizer("bytes", b"a"), ValueError, "bytes has 1 bytes; expected none"),
+        (lambda m: Tokenizer("words", "a\n"), TypeError, "vocabulary is a str; expected bytes"),
+        (lambda m: save_checkpoint("x", m.norm), TypeError, "model is a LayerNorm; expected a"),
+        (lambda m: save_checkpoint("x", m, "bytes"), TypeError, "tokenizer is a str; expected a"),
+        (lambda m: save_checkpoint("x", m, None, {}), TypeError, "training is a dict; expected a"),
+        (
+            lambda m: save_checkpoint("x", m, Tokenizer("words", b"<unk>\n<eos>\ncat\n")),
+            ValueError,
+            "vocabulary of words has 3 tokens, the model 256",
+        ),
+    ],
+)
+def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
+    with pytest.raises(kind, match=f"gnomon.*{message}"):
+        call(model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_files(tmp_path):
+    path = tmp_path / "file"
+    save_checkpoint(path, LanguageModel(dim=4, depth=1, heads=1, mlp=4))
+    tensors, metadata = _safetensors.read(path)
+    whole = path.read_bytes()
+
+    def refuses(message, path=path):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_checkpoint(path)
+        assert str(path) in str(caught.value)
+
+    def config(**fields):
+        return {"gnomon": json.dumps(json.loads(metadata["gnomon"]) | fields)}
+
+    def model(**options):
+        return config(model=json.loads(metadata["gnomon"])["model"] | options)
+
+    refuses("no such checkpoint file or run folder", tmp_path / "absent")
+    refuses("holds no checkpoint.safetensors", tmp_path)
+    for content in (b"", whole[:-1], whole[:60], whole + b"x", b"\xff" * 8 + whole[8:]):
+        path.write_bytes(content)
+        refuses("is not a valid safetensors file")
+    weight = tensors["model.norm.weight"]
+    without = {name: t for name, t in tensors.items() if name != "model.norm.weight"}
+    for changed, meta, message in (
+        (tensors, {}, "'gnomon' is missing"),
+        (tensors, {"gnomon": "{"}, "is not a checkpoint"),
+        (tensors, {"gnomon": "[]"}, "is not a checkpoint"),
+        (tensors, config(format=2), "its format is 2, expected 1"),
+        (tensors, config(model=3), "is not a checkpoint"),
+        (tensors, config(tokens={"kind": "words"}), "vocabulary of words has 0 bytes"),
+        (tensors, config(step=3), "'training' is missing"),
+        (tensors, model(dim=2**40), "'model.embedding.weight' is not of the shape"),
+        (tensors, model(depth=2**40), "fewer tensors than"),
+        (tensors, model(position="bogus"), "bogus"),
+        (tensors, model(dropout="no"), "dropout is a str"),
+        (without, metadata, "norm.weight"),
+        (tensors | {"model.norm.weight": weight.double()}, metadata, "expected float32"),
+        (tensors | {"model.norm.weight": weight[:3]}, metadata, "norm.weight"),
+        (tensors | {"more": weight}, metadata, "of which its model has"),
+    ):
+        save_file({name: t.clone() for name, t in changed.items()}, path, meta)
+        refuses(message)
+
+
+def test_safetensors_of_ours_and_of_the_package(tmp_path):
+    torch.manual_seed(0)
+    tensors = {
+        str(dtype): (10 * torch.randn(3, 5)).to(dtype) for dtype in _safetensors._DTYPES.values()
+    }
+    tensors |= {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "é": torch.ones(1)}
+    tensors["turned"] = torch.randn(4, 6).T
+    _safetensors.write(tmp_path / "ours", tensors, {"key": "wört"})
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, tmp_path / "theirs", {"key": "wört"})
+    with safe_open(tmp_path / "ours", "pt") as content:
+        assert content.metadata() == {"key": "wört"}
+    theirs, metadata = _safetensors.read(tmp_path / "theirs")
+    assert metadata == {"key": "wört"}
+    for read in (load_file(tmp_path / "ours"), theirs, _safetensors.read(tmp_path / "ours")[0]):
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert read[name].dtype == tensor.dtype
+            assert torch.equal(read[name], tensor), name
+    with pytest.raises(TypeError, match=r"x has dtype torch\.complex64; expected one of"):
+        _safetensors.write(tmp_path / "complex", {"x": torch.zeros(1, dtype=torch.complex64)})
+    with pytest.raises(OSError, match="absent"):
+        _safetensors.write(tmp_path / "absent" / "file", tensors)
+    assert {path.name for path in tmp_path.iterdir()} == {"ours", "theirs"}
+
+
+HEADERS = {
+    "a dtype": '{"x": {"dtype": "F8", "shape": [2], "data_offsets": [0, 8]}}',
+    "a size": '{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}',
+    "a negative size": '{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
+    "an end": '{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}',
+    "an order": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
+    "bytes of none": '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    "shared bytes": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+    ' "y": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+    "a name twice": '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+    ' "x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+    "64 bits": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+    ' "y": {"dtype": "F32", "shape": [0, 4611686018427387904], "data_offsets": [8, 8]}}',
+    "no shape": '{"x": {"dtype": "F32", "data_offsets": [0, 8]}}',
+    "metadata": '{"__metadata__": {"a": 1}, '
+    '"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+    "depth": "[" * 100000,
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_wrong_headers(name, tmp_path):
+    header = HEADERS[name].encode()
+    path = tmp_path / "file"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match="is not a valid safetensors file") as caught:
+        _safetensors.read(path)
+    assert str(path) in str(caught.value)
