@@ -14,6 +14,7 @@ from gnomon._checks import (
     check_number,
     check_optional_integer,
     check_scale,
+    check_string,
     check_tensors,
     wrong_type,
 )
@@ -153,8 +154,8 @@ def attention(
     check_scale("attention", scale)
     check_number("attention", "dropout", dropout)
     check_optional_integer("attention", "seed", seed)
-    if not isinstance(aggregation, str):
-        raise wrong_type("attention", "aggregation", aggregation, "a string")
+    check_string("attention", "aggregation", aggregation)
+    check_flag("attention", "return_lse", return_lse)
     similarity = _DOT if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise wrong_type("attention", "similarity", similarity, "one of gnomon.similarity")

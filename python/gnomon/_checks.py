@@ -22,6 +22,11 @@ def check_flag(operator: str, argument: str, value: object) -> None:
         raise wrong_type(operator, argument, value, "True or False")
 
 
+def check_string(operator: str, argument: str, value: object, expected: str = "a string") -> None:
+    if not isinstance(value, str):
+        raise wrong_type(operator, argument, value, expected)
+
+
 def check_number(operator: str, argument: str, value: object, expected: str = "a number") -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise wrong_type(operator, argument, value, expected)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gnomon._checks import check_flag, check_integer, check_tensors
+from gnomon._checks import check_flag, check_integer, check_number, check_string, check_tensors
 from gnomon._library import ops
 from gnomon._terms import check_shape
 
@@ -47,6 +47,7 @@ def sinusoid(positions: Tensor, dim: int, *, layout: str = "interleaved") -> Ten
     """
     check_tensors("sinusoid", positions=positions)
     check_integer("sinusoid", "dim", dim)
+    check_string("sinusoid", "layout", layout)
     table: Tensor = ops.sinusoid(positions, dim, layout)
     return table
 
@@ -61,6 +62,7 @@ def grid_sinusoid(
     """
     sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
     check_integer("grid_sinusoid", "dim", dim)
+    check_string("grid_sinusoid", "layout", layout)
     check_integer("grid_sinusoid", "prefix", prefix)
     table: Tensor = ops.grid_sinusoid(sizes, dim, layout, prefix)
     return table
@@ -86,6 +88,9 @@ def hype_augment(
     check_integer("hype_augment", "copies", copies)
     check_integer("hype_augment", "query_offset", query_offset)
     numbers = {"dtype": torch.float64, "device": q.device}
+    for name, value in (("tau", tau), ("mu", mu)):
+        if not isinstance(value, Tensor):
+            check_number("hype_augment", name, value, "a number or a Tensor")
     augmented: tuple[Tensor, Tensor] = ops.hype_augment(
         q,
         k,

@@ -5,10 +5,9 @@ Points are (..., D) with D >= 2, their last coordinate the height (Tseng et al. 
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from gnomon._checks import check_number, check_string, check_tensors
 from gnomon._library import ops
 
 __all__ = ["ancestor", "lowest_common_ancestor"]
@@ -29,9 +28,9 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
 
     Raises:
         ValueError: a shape or a value.
-        TypeError: a dtype.
+        TypeError: a dtype or a device.
     """
-    _check("ancestor", u, v)
+    _check("ancestor", u, v, cone, r)
     ancestors: Tensor = ops.cone_ancestor(u, v, cone, r)
     return ancestors
 
@@ -44,14 +43,14 @@ def lowest_common_ancestor(
     Penumbral cones of points too far apart have none below the horosphere; the top of the geodesic
     through both then stands for it, higher than r.
     """
-    _check("lowest_common_ancestor", u, v)
+    _check("lowest_common_ancestor", u, v, cone, r)
     point: Tensor = ops.cone_lowest_common_ancestor(u, v, cone, r)
     return point
 
 
-def _check(name: str, u: Any, v: Any) -> None:
-    for argument, value in (("u", u), ("v", v)):
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"gnomon.cones.{name}: {argument} is a {type(value).__name__}; expected a Tensor"
-            )
+def _check(name: str, u: object, v: object, cone: object, r: object) -> None:
+    operator = f"cones.{name}"
+    check_tensors(operator, u=u, v=v)
+    check_string(operator, "cone", cone)
+    if r is not None:
+        check_number(operator, "r", r, "a number, or None")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnomon import _safetensors
-from gnomon._checks import check_integer, check_number, wrong_type
+from gnomon._checks import check_integer, check_number, check_string, wrong_type
 from gnomon.nn import KVCache, MultiheadAttention, TokenCache, TokenPosition
 
 __all__ = [
@@ -179,8 +179,7 @@ class LanguageModel(torch.nn.Module):
                     f"gnomon.models.LanguageModel: {name} is {size}; expected at least 1"
                 )
         for name, spec in (("similarity", similarity), ("position", position)):
-            if not isinstance(spec, str):
-                raise wrong_type("models.LanguageModel", name, spec, "a specification, a string")
+            check_string("models.LanguageModel", name, spec, "a specification, a string")
         check_number("models.LanguageModel", "dropout", dropout)
         if not 0 <= dropout < 1:
             raise ValueError(f"gnomon.models.LanguageModel: dropout is {dropout}; expected [0, 1)")

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from gnomon._attention import Window, check_call, check_chunks, check_window
-from gnomon._checks import check_integer, check_number, wrong_type
+from gnomon._checks import (
+    check_flag,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    check_string,
+    check_tensors,
+    wrong_type,
+)
 from gnomon._library import ops
 from gnomon._terms import to_spec
 
@@ -27,6 +35,10 @@ __all__ = [
     "TokenEncoding",
     "TokenPosition",
 ]
+
+_SPEC = "a specification, a string"
+# What autocast makes one type of.
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class KVCache:
@@ -113,9 +125,10 @@ class MultiheadAttention(torch.nn.Module):
         for argument, count in (("kv_heads", kv_heads), ("qk_dim", qk_dim)):
             if count is not None:
                 check_integer(operator, argument, count, "an integer, or None")
-        for argument, spec in (("similarity", similarity), ("position", position or "none")):
-            if not isinstance(spec, str):
-                raise wrong_type(operator, argument, spec, "a specification, a string")
+        check_string(operator, "similarity", similarity, _SPEC)
+        if position is not None:
+            check_string(operator, "position", position, f"{_SPEC}, or None")
+        check_flag(operator, "bias", bias)
         check_number(operator, "dropout", dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
@@ -192,8 +205,12 @@ class MultiheadAttention(torch.nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, tokens in (("query", query), ("key", key), ("value", value)):
-            _check_embeddings("MultiheadAttention", name, tokens, self.embed_dim)
+        for name, tokens, layer in (
+            ("query", query, self.q_proj),
+            ("key", key, self.k_proj),
+            ("value", value, self.v_proj),
+        ):
+            _check_embeddings("MultiheadAttention", name, tokens, self.embed_dim, layer)
         q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(value).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
@@ -289,6 +306,7 @@ class TokenEncoding(torch.nn.Module):
 
     def __init__(self, spec: str, dim: int, causal: bool = False) -> None:
         super().__init__()
+        _check_encoding("TokenEncoding", "spec", spec, dim, causal)
         names, starts, max_length, history = ops.token_encoding_tensors(spec, dim, causal)
         self.spec = spec
         self.dim = dim
@@ -374,6 +392,7 @@ class LearnedAbsolute(TokenEncoding):
     """
 
     def __init__(self, max_length: int, dim: int) -> None:
+        check_integer("nn.LearnedAbsolute", "max_length", max_length)
         super().__init__(to_spec("learned", length=max_length), dim)
 
 
@@ -387,6 +406,8 @@ class Convolutional(TokenEncoding):
     """
 
     def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
+        check_integer("nn.Convolutional", "kernel", kernel)
+        check_integer("nn.Convolutional", "groups", groups)
         super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
 
 
@@ -444,6 +465,8 @@ class TokenPosition(torch.nn.Module):
 
     def __init__(self, position: str, dim: int, max_length: int, causal: bool = False) -> None:
         super().__init__()
+        _check_encoding("TokenPosition", "position", position, dim, causal)
+        check_integer("nn.TokenPosition", "max_length", max_length)
         self.position = position
         self.dim = dim
         count: dict[str, int] = {}
@@ -482,9 +505,14 @@ def _add_encodings(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Adds to embeddings what each of them makes of them."""
-    _check_tensor("embeddings", embeddings)
+    check_tensors("nn", embeddings=embeddings)
     if lengths is not None:
-        _check_tensor("lengths", lengths)
+        check_tensors("nn", lengths=lengths)
+    check_optional_integer("nn", "offset", offset)
+    if cache is not None and not isinstance(cache, TokenCache):
+        raise wrong_type("nn", "cache", cache, "a TokenCache, or None")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise wrong_type("nn", "generator", generator, "a torch.Generator, or None")
     if lengths is not None and cache is not None:
         raise ValueError(
             "gnomon.nn: lengths and a cache are both given; expected lengths in a call of all "
@@ -501,15 +529,36 @@ def _add_encodings(
     return tokens
 
 
-def _check_tensor(argument: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise wrong_type("nn", argument, value, "a tensor")
+def _check_encoding(module: str, argument: str, spec: object, dim: object, causal: object) -> None:
+    check_string(f"nn.{module}", argument, spec, _SPEC)
+    check_integer(f"nn.{module}", "dim", dim)
+    check_flag(f"nn.{module}", "causal", causal)
 
 
-def _check_embeddings(module: str, argument: str, tokens: Tensor, dim: int) -> None:
-    _check_tensor(argument, tokens)
+def _check_embeddings(
+    module: str, argument: str, tokens: Tensor, dim: int, layer: torch.nn.Module | None = None
+) -> None:
+    """layer is the one that reads the tokens."""
+    check_tensors(f"nn.{module}", **{argument: tokens})
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(
             f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected "
             f"(B, L, {dim})"
+        )
+    # Other layers, of quantized weights among them, know themselves what they read.
+    if layer is None or type(layer) is not torch.nn.Linear:
+        return
+    weight = layer.weight
+    if tokens.device != weight.device:
+        raise TypeError(
+            f"gnomon.nn.{module}: {argument} is on {tokens.device} and the module on "
+            f"{weight.device}; expected the same"
+        )
+    if tokens.dtype == weight.dtype:
+        return
+    cast = all(dtype in _AUTOCAST for dtype in (tokens.dtype, weight.dtype))
+    if not (cast and torch.is_autocast_enabled(tokens.device.type)):
+        raise TypeError(
+            f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module "
+            f"{weight.dtype}; expected the same"
         )

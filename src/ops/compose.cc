@@ -51,6 +51,8 @@ void CheckTokenType(const char* operation, const char* name, const at::Tensor& t
                     const at::Tensor& q) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), operation, ": ", name, " is on ",
                               tensor.device(), "; this version runs on the CPU only");
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, operation, ": ", name, " has layout ",
+                   tensor.layout(), "; expected a strided tensor");
   const at::ScalarType dtype = tensor.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype), operation, ": ",
                    name, " has dtype ", dtype, "; expected bfloat16, float16, float32 or float64");

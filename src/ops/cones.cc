@@ -17,9 +17,12 @@ struct Light {
 
 Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const std::string& cone,
             std::optional<double> radius) {
-  TORCH_CHECK_TYPE(u.is_floating_point() && v.scalar_type() == u.scalar_type(), "gnomon.cones.",
-                   name, ": u has dtype ", u.scalar_type(), " and v ", v.scalar_type(),
-                   "; expected the same floating-point type");
+  TORCH_CHECK_TYPE(u.is_floating_point() && !c10::isFloat8Type(u.scalar_type()) &&
+                       v.scalar_type() == u.scalar_type(),
+                   "gnomon.cones.", name, ": u has dtype ", u.scalar_type(), " and v ",
+                   v.scalar_type(), "; expected the same floating-point type");
+  TORCH_CHECK_TYPE(u.device() == v.device(), "gnomon.cones.", name, ": u is on ", u.device(),
+                   " and v on ", v.device(), "; expected the same");
   TORCH_CHECK_VALUE(
       u.dim() >= 1 && v.dim() >= 1 && u.sym_size(-1) >= 2 && v.sym_size(-1) == u.sym_size(-1),
       "gnomon.cones.", name, ": u has shape ", u.sym_sizes(), " and v ", v.sym_sizes(),

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ops/compose.h"
 #include "ops/hype_augment.h"
 #include "ops/token_grid.h"
 
@@ -18,9 +19,11 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4, "gnomon.hype_augment: q has shape ",
                     q.sym_sizes(), " and k ", k.sym_sizes(),
                     "; expected four axes, (batch, heads, length, columns)");
-  TORCH_CHECK_TYPE(q.is_floating_point() && k.scalar_type() == q.scalar_type(),
-                   "gnomon.hype_augment: q has dtype ", q.scalar_type(), " and k ", k.scalar_type(),
-                   "; expected the same floating-point type");
+  CheckTokenType("gnomon.hype_augment", "q", q, q);
+  CheckTokenType("gnomon.hype_augment", "k", k, q);
+  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
+                    "gnomon.hype_augment: k has shape ", k.sym_sizes(),
+                    "; expected (B, Hkv, Lk, D) with B and D as in q ", q.sym_sizes());
   TORCH_CHECK_VALUE(copies >= 1, "gnomon.hype_augment: copies is ", copies,
                     "; expected at least 1");
   const c10::SymInt heads = q.sym_size(1);
@@ -31,6 +34,10 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
     TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
                       "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),
                       "; expected a number or (H,) = (", heads, ",)");
+    TORCH_CHECK_TYPE(value->is_floating_point(), "gnomon.hype_augment: ", name, " has dtype ",
+                     value->scalar_type(), "; expected a floating-point type");
+    TORCH_CHECK_TYPE(value->device() == q.device(), "gnomon.hype_augment: ", name, " is on ",
+                     value->device(), " and q on ", q.device(), "; expected the same");
   }
   const at::ScalarType dtype = q.scalar_type();
   const double head_dim = static_cast<double>(q.sym_size(3).guard_int(__FILE__, __LINE__));

@@ -25,8 +25,64 @@ def on_cuda():
         gnomon.attention(x, x, x)
 
 
+def graph(q=None, k=None, v=None, indptr=None, indices=None, **arguments):
+    q, k, v = (tokens(3, 2, 4) if x is None else x for x in (q, k, v))
+    indptr = torch.tensor([0, 1, 2, 3]) if indptr is None else indptr
+    indices = torch.tensor([0, 1, 2]) if indices is None else indices
+    return gnomon.graph_attention(q, k, v, indptr, indices, **arguments)
+
+
+def linear(q=None, k=None, v=None, **arguments):
+    q, k, v = (tokens(2, 4, 6, 8) if x is None else x for x in (q, k, v))
+    return gnomon.linear_attention(q, k, v, **arguments)
+
+
+def augment(q=None, k=None, tau=1.0, mu=0.1, **arguments):
+    q, k = (tokens(2, 4, 6, 8) if x is None else x for x in (q, k))
+    return gnomon.hype_augment(q, k, tau, mu, **arguments)
+
+
+def module(query=None, key=None, value=None, **arguments):
+    query = tokens(2, 3, 8) if query is None else query
+    return nn.MultiheadAttention(8, 2)(query, key, value, **arguments)
+
+
+def positioned(*arguments, **named):
+    return nn.TokenPosition("conv:kernel=3:groups=2", 8, 16)(*arguments, **named)
+
+
+X = tokens(2, 3, 8)
+FLOAT8 = torch.float8_e4m3fn
 HEADS = torch.ones(4)
 VALUE_ERRORS = {
+    "axes of q in a graph": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
+    "indptr's length": (
+        lambda: graph(indptr=torch.tensor([0, 3])),
+        r"indptr has shape \[2\]; expected \(N \+ 1,\) = \(4,\)",
+    ),
+    "a node beyond the last": (
+        lambda: graph(indices=torch.tensor([0, 1, 3])),
+        r"indices\[2\] is 3, expected one of 3 keys",
+    ),
+    "axes of linear attention": (lambda: linear(k=tokens(4, 6, 8)), "k has shape.*four axes"),
+    "a feature": (lambda: linear(feature="gelu"), 'feature is "gelu"; expected elu, relu or favor'),
+    "the shape of a projection": (
+        lambda: linear(feature="favor", projection=tokens(3, 3)),
+        r"projection has shape \[3, 3\]; expected \(features, D\), D = 8",
+    ),
+    "columns of k beside a bias": (
+        lambda: augment(k=tokens(2, 4, 6, 7)),
+        r"hype_augment: k has shape \[2, 4, 6, 7\]; expected .* as in q \[2, 4, 6, 8\]",
+    ),
+    "batch of k beside a bias": (lambda: augment(k=tokens(1, 4, 6, 8)), "k has shape.*as in q"),
+    "the length of a module's value": (
+        lambda: module(X, X, X[:, :2]),
+        r"v has shape \[2, 2, 2, 4\]; expected \(B, Hkv, Lk, Dv\) as in k",
+    ),
+    "embeddings of two axes": (
+        lambda: positioned(X[0]),
+        r"TokenPosition: embeddings has shape \(3, 8\); expected \(B, L, 8\)",
+    ),
     "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
     "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
     "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*an int64"),
@@ -371,6 +427,211 @@ TYPE_ERRORS = {
 }
 
 
+def wrong_tokens(call, names, shape, operator):
+    """Each tensor of a type, a dtype, a layout and a device that it cannot have."""
+    cases = {}
+    for name in names:
+        other = "k" if name == "q" else name  # q is what the others are compared with
+        for what, value, message in (
+            ("a str", "x", rf"{name} is a str; expected a Tensor"),
+            ("integers", tokens(*shape, dtype=torch.int64), rf"{name} has dtype Long"),
+            ("booleans", tokens(*shape, dtype=torch.bool), rf"{name} has dtype Bool"),
+            ("complex", tokens(*shape, dtype=torch.complex64), rf"{name} has dtype ComplexFloat"),
+            ("float8", tokens(*shape).to(FLOAT8), rf"{name} has dtype Float8_e4m3fn"),
+            ("half", tokens(*shape, dtype=torch.half), rf"{other} has dtype"),
+            ("meta", tokens(*shape, device="meta"), rf"{other} is on .* and q on .*; expected the"),
+            (
+                "sparse",
+                tokens(*shape).to_sparse(),
+                rf"{name} has layout Sparse; expected a strided",
+            ),
+        ):
+            cases[f"{operator}: {name} {what}"] = (
+                lambda name=name, value=value: call(**{name: value}),
+                rf"gnomon\.{operator}: {message}",
+            )
+    return cases
+
+
+def wrong_parameters(call, operator, of):
+    """A parameter of each head, of integers and on another device."""
+    return {
+        f"{operator}: {of} of integers": (
+            lambda: call(HEADS.long()),
+            rf"gnomon\.{operator}: {of} has dtype Long",
+        ),
+        f"{operator}: {of} elsewhere": (
+            lambda: call(HEADS.to("meta")),
+            rf"gnomon\.{operator}: {of} is on meta and q on cpu; expected the same",
+        ),
+        f"{operator}: {of} is a word": (
+            lambda: call("steep"),
+            rf"gnomon\.{operator}: {of} is a str; expected a number",
+        ),
+    }
+
+
+TYPE_ERRORS |= {
+    **wrong_tokens(attend, "qkv", (2, 4, 6, 8), "attention"),
+    **wrong_tokens(linear, "qkv", (2, 4, 6, 8), "linear_attention"),
+    **wrong_tokens(graph, "qkv", (3, 2, 4), "graph_attention"),
+    **wrong_tokens(augment, "qk", (2, 4, 6, 8), "hype_augment"),
+    **wrong_parameters(
+        lambda x: attend(similarity=similarity.Umbral(x)), "attention", "gamma of umbral"
+    ),
+    **wrong_parameters(
+        lambda x: attend(position=position.ALiBi(x)), "attention", "slopes of alibi"
+    ),
+    **wrong_parameters(lambda x: attend(position=position.HyPE(1.0, x)), "attention", "mu of hype"),
+    **wrong_parameters(lambda x: augment(tau=x), "hype_augment", "tau"),
+    **wrong_parameters(lambda x: augment(mu=x), "hype_augment", "mu"),
+    **{
+        f"{name} elsewhere": (
+            lambda name=name: attend(**{name: torch.zeros(2, dtype=torch.int64, device="meta")}),
+            f"gnomon.attention: {name} is on meta and q on cpu; expected the same",
+        )
+        for name in ("key_lengths", "key_starts", "query_offset")
+    },
+    "a list of slopes": (
+        lambda: attend(position=position.ALiBi([1.0] * 4)),
+        "slopes of alibi is a list; expected a number",
+    ),
+    "a worded return_lse": (lambda: attend(return_lse="no"), "return_lse is a str; expected True"),
+    "a worded dropout": (lambda: attend(dropout="no"), "dropout is a str; expected a number"),
+    "a worded seed": (lambda: attend(seed="no"), "seed is a str; expected an integer"),
+    "an aggregation": (lambda: attend(aggregation=1), "aggregation is a int; expected a string"),
+    "nodes between nodes": (
+        lambda: graph(indices=torch.ones(3)),
+        "indices has dtype Float; expected integers",
+    ),
+    "nodes elsewhere": (
+        lambda: graph(indptr=torch.zeros(4, dtype=torch.int64, device="meta")),
+        "indptr is on meta and q on cpu; expected the same",
+    ),
+    "a list of nodes": (lambda: graph(indptr=[0, 1, 2, 3]), "indptr is a list; expected a Tensor"),
+    "a similarity's name in a graph": (
+        lambda: graph(similarity="dot"),
+        "similarity is a str; expected one of gnomon.similarity",
+    ),
+    "a feature that is no word": (lambda: linear(feature=3), "feature is a int; expected"),
+    "a rope's name": (
+        lambda: linear(rope="rope"),
+        "rope is a str; expected a gnomon.position.RoPE",
+    ),
+    "a projection of integers": (
+        lambda: linear(feature="favor", projection=torch.ones(3, 8).long()),
+        "projection has dtype Long",
+    ),
+    "a layout": (
+        lambda: gnomon.sinusoid(torch.arange(3), 4, layout=1),
+        "layout is a int; expected",
+    ),
+    "a layout of a grid": (
+        lambda: gnomon.grid_sinusoid((2, 2), 4, layout=None),
+        "layout is a NoneType; expected a string",
+    ),
+    "a list of positions": (lambda: gnomon.sinusoid([1], 4), "positions is a list; expected a Ten"),
+    "half a dim": (
+        lambda: gnomon.sinusoid(torch.arange(3), 4.0),
+        "dim is a float; expected an int",
+    ),
+    "a list of distances": (
+        lambda: gnomon.t5_bucket([1], True),
+        "relative_position is a list; expected a Tensor",
+    ),
+    "half a bucket": (
+        lambda: gnomon.t5_bucket(torch.arange(3), True, 8.5),
+        "num_buckets is a float; expected an integer",
+    ),
+    "a number for a flag": (
+        lambda: gnomon.t5_bucket(torch.arange(3), 1),
+        "bidirectional is a int; expected True or False",
+    ),
+    "half a head": (lambda: gnomon.alibi_slopes(2.5), "num_heads is a float; expected an integer"),
+    "worded heads": (lambda: gnomon.alibi_slopes("8"), "num_heads is a str; expected an integer"),
+    "a cone by number": (
+        lambda: gnomon.cones.ancestor(HEADS, HEADS, cone=1),
+        "cones.ancestor: cone is a int; expected a string",
+    ),
+    "a worded radius": (
+        lambda: gnomon.cones.ancestor(HEADS, HEADS, r="1"),
+        "cones.ancestor: r is a str; expected a number, or None",
+    ),
+    "points on two devices": (
+        lambda: gnomon.cones.ancestor(HEADS, HEADS.to("meta")),
+        "cones.ancestor: u is on cpu and v on meta; expected the same",
+    ),
+    "points of float8": (
+        lambda: gnomon.cones.ancestor(HEADS.to(FLOAT8), HEADS.to(FLOAT8)),
+        "cones.ancestor: u has dtype Float8_e4m3fn",
+    ),
+    "embed_dim": (lambda: nn.MultiheadAttention("8", 2), "embed_dim is a str; expected an integer"),
+    "num_heads": (lambda: nn.MultiheadAttention(8, 2.0), "num_heads is a float; expected an int"),
+    "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
+    "a module's similarity": (
+        lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot()),
+        "similarity is a Dot; expected a specification, a string",
+    ),
+    "a module's position": (
+        lambda: nn.MultiheadAttention(8, 2, position=0),
+        "position is a int; expected a specification, a string, or None",
+    ),
+    "a module's dtype": (
+        lambda: module(X.double()),
+        "MultiheadAttention: query has dtype torch.float64 and the module torch.float32; expected",
+    ),
+    "a module's integers": (lambda: module(X.long()), "query has dtype torch.int64 and the module"),
+    "a module's key": (lambda: module(X, X.half()), "key has dtype torch.float16 and the module"),
+    "a module's device": (
+        lambda: module(X, X, X.to("meta")),
+        "MultiheadAttention: value is on meta and the module on cpu; expected the same",
+    ),
+    "a module's list": (lambda: module([1]), "MultiheadAttention: query is a list; expected a Ten"),
+    "a module's cache": (
+        lambda: module(X, cache={}),
+        "cache is a dict; expected a KVCache, or None",
+    ),
+    "a module's flag": (lambda: module(X, causal=1), "causal is a int; expected True or False"),
+    "a position's spec": (
+        lambda: nn.TokenPosition(None, 8, 16),
+        "position is a NoneType; expected",
+    ),
+    "a position's dim": (lambda: nn.TokenPosition("none", 8.0, 16), "dim is a float; expected an"),
+    "a position's rows": (
+        lambda: nn.TokenPosition("learned", 8, "16"),
+        "max_length is a str; expected an integer",
+    ),
+    "an encoding's spec": (
+        lambda: nn.TokenEncoding(3, 8),
+        "spec is a int; expected a specification",
+    ),
+    "an encoding's flag": (
+        lambda: nn.TokenEncoding("conv", 8, causal="no"),
+        "causal is a str; expected True or False",
+    ),
+    "a table's rows": (lambda: nn.LearnedAbsolute("3", 8), "max_length is a str; expected an int"),
+    "a kernel": (lambda: nn.Convolutional(8, 3.5), "kernel is a float; expected an integer"),
+    "embeddings in a list": (lambda: positioned([1]), "embeddings is a list; expected a Tensor"),
+    "embeddings of integers": (
+        lambda: positioned(X.long()),
+        "embeddings have dtype Long; expected",
+    ),
+    "an encoding's offset": (lambda: positioned(X, "1"), "offset is a str; expected an integer"),
+    "an encoding's lengths": (
+        lambda: positioned(X, lengths=[1]),
+        "lengths is a list; expected a T",
+    ),
+    "an encoding's cache": (
+        lambda: positioned(X, cache=1),
+        "cache is a int; expected a TokenCache",
+    ),
+    "an encoding's generator": (
+        lambda: positioned(X, generator=1),
+        "generator is a int; expected a torch.Generator, or None",
+    ),
+}
+
+
 @pytest.mark.parametrize("name", TYPE_ERRORS)
 def test_type_errors(name):
     call, message = TYPE_ERRORS[name]
@@ -391,3 +652,41 @@ def test_what_comes_later_says_so(name):
 
 def test_none_window_needs_no_offset():
     assert attend(q=tokens(2, 4, 5, 8), window=(None, None)).shape == (2, 4, 5, 5)
+
+
+def test_shapes_without_data():
+    """All on the device meta, which holds shapes alone."""
+    q = tokens(2, 4, 6, 8, device="meta")
+    lengths = torch.zeros(2, dtype=torch.int64, device="meta")
+    o, lse = gnomon.attention(
+        *(q, q, q[..., :5]),
+        similarity=similarity.Penumbral(HEADS.to("meta")),
+        position=position.RoPE(),
+        key_lengths=lengths,
+        dropout=0.5,
+        return_lse=True,
+    )
+    assert (o.shape, lse.shape) == ((2, 4, 6, 5), (2, 4, 6))
+    assert o.device.type == lse.device.type == "meta"
+    assert linear(q, q, q, causal=True).shape == q.shape
+    assert nn.MultiheadAttention(8, 2).to("meta")(X.to("meta")).shape == X.shape
+
+
+def test_rows_that_are_not_contiguous():
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 6, 8)
+    turned = q.mT.contiguous().mT
+    assert turned.stride(3) != 1
+    assert torch.equal(gnomon.attention(turned, turned, turned), gnomon.attention(q, q, q))
+    assert torch.equal(linear(turned, turned, turned), linear(q, q, q))
+    nodes = torch.randn(3, 2, 4)
+    turned = nodes.mT.contiguous().mT
+    assert torch.equal(graph(turned, turned, turned), graph(nodes, nodes, nodes))
+
+
+def test_autocast_mixes_types():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(X.half(), X.bfloat16(), X).dtype == torch.bfloat16
+        for dtype in (torch.int64, torch.float64):
+            with pytest.raises(TypeError, match=f"query has dtype {dtype}"):
+                module(X.to(dtype))
