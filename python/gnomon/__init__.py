@@ -1,6 +1,6 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
-from gnomon import _library, cones, models, nn, position, similarity
+from gnomon import _library, _vmap, cones, models, nn, position, similarity
 from gnomon._attention import attention
 from gnomon._encodings import (
     alibi_slopes,
@@ -11,6 +11,8 @@ from gnomon._encodings import (
 )
 from gnomon._graph_attention import graph_attention
 from gnomon._linear_attention import favor_projection, linear_attention
+
+_vmap.register()
 
 __version__ = _library.VERSION
 

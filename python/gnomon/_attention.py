@@ -128,7 +128,8 @@ def attention(
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 
-    Tensors of similarity and position have q's dtype, or float32 where that is lower.
+    Tensors of similarity and position have q's dtype, or float32 where that is lower. Derivatives
+    are of reverse mode and of first order; torch.func.grad, vjp, jacrev and vmap work.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no
@@ -137,7 +138,8 @@ def attention(
     Raises:
         ValueError: a shape or a value.
         TypeError: a dtype or a device.
-        NotImplementedError: an argument that this version does not offer.
+        NotImplementedError: an argument that this version does not offer, or forward-mode
+            differentiation.
     """
     check_tensors("attention", q=q, k=k, v=v)
     first_query, query_offsets = check_call(

@@ -1,6 +1,5 @@
 // Autograd of attention_forward. The backward pass goes through the operator attention_backward,
 // not its kernel: otherwise torch.compile would not see it.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -62,10 +61,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   // The members of OperatorArguments one by one: autograd finds its inputs among them.
   template <class... Members>
-  static variable_list forward(AutogradContext* context, Needed needed, const Members&... members) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+  static variable_list forward(AutogradContext* context, const Outputs& outputs, Needed needed,
+                               const Members&... members) {
     const OperatorArguments arguments{members...};
-    auto [o, lse] = CallAttentionForward(arguments);
+    const auto& [o, lse] = outputs;
     variable_list saved = {o, lse};
     ForEachTensor(arguments,
                   [&](const OptionalTensor& tensor) { saved.push_back(OrUndefined(tensor)); });
@@ -114,14 +113,14 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
     const Gradients gradients =
         CallAttentionBackward({d_o, AsOptional(d_outputs[1]), o, saved[1]}, arguments, needed);
-    // One for each argument of forward(), of which the first is `needed`.
+    // One for each argument of forward(), of which the first are `outputs` and `needed`.
     constexpr size_t kMembers =
         std::tuple_size_v<decltype(OperatorArguments::Tie(std::declval<OperatorArguments&>()))>;
-    variable_list all(1 + kMembers);
+    variable_list all(2 + kMembers);
     std::apply(
         [&](const auto&... gradient) {
           size_t n = 0;
-          ((all[1 + n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
+          ((all[2 + n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
         },
         gradients);
     return all;
@@ -132,14 +131,17 @@ Outputs ForwardAutograd(const OperatorArguments& arguments) {
   Needed needed;
   size_t next = 0;
   ForEachTensor(arguments, [&](const OptionalTensor& tensor) {
+    CheckNoTangents("gnomon.attention", {tensor});
     if (next < kGradients) needed[next++] = tensor && tensor->requires_grad();
   });
-  if (!RecordsGradients(needed))
-    return BelowAutograd([&] { return CallAttentionForward(arguments); });
-  const variable_list outputs = std::apply(
-      [&](const auto&... members) { return AttentionFunction::apply(needed, members...); },
+  const Outputs outputs = BelowAutograd([&] { return CallAttentionForward(arguments); });
+  if (!RecordsGradients(needed)) return outputs;
+  const variable_list recorded = std::apply(
+      [&](const auto&... members) {
+        return Record<AttentionFunction>(outputs, needed, members...);
+      },
       OperatorArguments::Tie(arguments));
-  return {outputs[0], outputs[1]};
+  return {recorded[0], recorded[1]};
 }
 
 }  // namespace

@@ -2,11 +2,17 @@
 #ifndef GNOMON_OPS_AUTOGRAD_H_
 #define GNOMON_OPS_AUTOGRAD_H_
 
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <utility>
 
 namespace gnomon {
 
@@ -22,6 +28,36 @@ template <class Call>
 auto BelowAutograd(const Call& call) {
   at::AutoDispatchBelowADInplaceOrView guard;
   return call();
+}
+
+// Throws c10::NotImplementedError where a tensor carries a tangent of forward-mode differentiation,
+// which the kernels do not carry on: without this it would be lost.
+inline void CheckNoTangents(const char* operation,
+                            std::initializer_list<std::optional<at::Tensor>> tensors) {
+  for (const std::optional<at::Tensor>& tensor : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !tensor || !tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(), operation,
+        ": forward-mode derivatives (jvp, jacfwd, hessian) are not there; expected reverse mode "
+        "(grad, vjp, jacrev)");
+  }
+}
+
+// Function::apply, within the transforms of torch.func too. Torch refuses a Function in C++ there,
+// as its forward() might compute on tensors of any level. Those of this library compute nothing:
+// their outputs come with the arguments, from an operator that was called below autograd as Torch's
+// own formulas do, so that the transforms can be out of sight meanwhile.
+template <class Function, class... Args>
+auto Record(Args&&... args) {
+  class WithoutTransforms {
+   public:
+    WithoutTransforms() : state_(std::move(at::functorch::functorchTLSAccessor())) {}
+    ~WithoutTransforms() { at::functorch::functorchTLSAccessor() = std::move(state_); }
+
+   private:
+    std::unique_ptr<at::functorch::FuncTorchTLSBase> state_;
+  };
+  const WithoutTransforms guard;
+  return Function::apply(std::forward<Args>(args)...);
 }
 
 }  // namespace gnomon

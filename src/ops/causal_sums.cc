@@ -5,15 +5,17 @@
 #include "ops/causal_sums.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <tuple>
 
 #include "cpu/causal_sums.h"
+#include "ops/autograd.h"
 #include "ops/executor.h"
 #include "ops/kernel_arguments.h"
 
@@ -135,11 +137,11 @@ std::tuple<at::Tensor, at::Tensor> LinearCpu(const at::Tensor& q, const at::Tens
 class SumsFunction : public torch::autograd::Function<SumsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y,
-                            const at::Tensor& z, bool reverse) {
-    at::AutoDispatchBelowADInplaceOrView guard;
+                            const at::Tensor& z, bool reverse,
+                            const std::tuple<at::Tensor>& output) {
     context->save_for_backward({x, y, z});
     context->saved_data["reverse"] = reverse;
-    return CallCausalSums(x, y, z, reverse);
+    return std::get<0>(output);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
@@ -154,7 +156,7 @@ class SumsFunction : public torch::autograd::Function<SumsFunction> {
       return SumGroups(CallCausalSums(Repeat(left, x.sym_size(1)), right, value, !reverse),
                        y.sym_size(1));
     };
-    variable_list gradients(4);
+    variable_list gradients(5);
     if (context->needs_input_grad(0)) gradients[0] = CallCausalSums(d, z, y, reverse);
     if (context->needs_input_grad(1)) gradients[1] = of_keys(z, d, x);
     if (context->needs_input_grad(2)) gradients[2] = of_keys(y, x, d);
@@ -170,9 +172,9 @@ at::Tensor FeatureGradient(const at::Tensor& d, const at::Tensor& feature, std::
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, std::string feature) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [o, denominator] = CallCausalLinear(q, k, v, feature);
+                               const at::Tensor& v, std::string feature,
+                               const std::tuple<at::Tensor, at::Tensor>& outputs) {
+    const auto& [o, denominator] = outputs;
     context->save_for_backward({q, k, v, o, denominator});
     context->saved_data["feature"] = std::move(feature);
     context->set_materialize_grads(false);
@@ -203,7 +205,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
       return SumGroups(CallCausalSums(Repeat(left, q.sym_size(1)), right, value, /*reverse=*/true),
                        k.sym_size(1));
     };
-    variable_list gradients(4);
+    variable_list gradients(5);
     if (needs_query || needs_key) {
       // The denominator is the numerator of values of 1.
       const at::Tensor value = at::cat({v, at::ones_like(v.narrow(3, 0, 1))}, 3);
@@ -218,15 +220,26 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 };
 
+std::array<bool, 3> Needed(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
+  return {x.requires_grad(), y.requires_grad(), z.requires_grad()};
+}
+
 at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
-  return SumsFunction::apply(x, y, z, reverse);
+  CheckNoTangents(kOperation, {x, y, z});
+  const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
+  if (!RecordsGradients(Needed(x, y, z))) return output;
+  // In a tuple, where autograd does not take it for an input.
+  return Record<SumsFunction>(x, y, z, reverse, std::tuple(output));
 }
 
 std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, std::string_view feature) {
-  variable_list outputs = LinearFunction::apply(q, k, v, std::string(feature));
-  return {outputs[0], outputs[1]};
+  CheckNoTangents(kOperation, {q, k, v});
+  const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
+  if (!RecordsGradients(Needed(q, k, v))) return outputs;
+  const variable_list recorded = Record<LinearFunction>(q, k, v, std::string(feature), outputs);
+  return {recorded[0], recorded[1]};
 }
 
 }  // namespace

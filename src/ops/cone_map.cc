@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -305,15 +304,15 @@ MapOutputs CallForward(const at::Tensor& q, const at::Tensor& k, std::string_vie
 class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                               std::string function, std::string map, double r, MapNeeded needed) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [x, row_scalars, y, column_scalars] = CallForward(q, k, function, map, r);
+                               std::string function, std::string map, double r, MapNeeded needed,
+                               const MapOutputs& outputs) {
     context->save_for_backward({q, k});
     context->saved_data["function"] = std::move(function);
     context->saved_data["map"] = std::move(map);
     context->saved_data["r"] = r;
     context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
     context->set_materialize_grads(false);
+    const auto& [x, row_scalars, y, column_scalars] = outputs;
     return {x, row_scalars, y, column_scalars};
   }
 
@@ -329,19 +328,19 @@ class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
         op.call(AsOptional(d_outputs[0]), AsOptional(d_outputs[1]), AsOptional(d_outputs[2]),
                 AsOptional(d_outputs[3]), saved[0], saved[1], data["function"].toStringRef(),
                 data["map"].toStringRef(), data["r"].toDouble(), needed);
-    return {needed[0] ? d_q : at::Tensor(), needed[1] ? d_k : at::Tensor(), {}, {}, {}, {}};
+    return {needed[0] ? d_q : at::Tensor(), needed[1] ? d_k : at::Tensor(), {}, {}, {}, {}, {}};
   }
 };
 
 MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                            std::string_view map, double r) {
   const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
-  if (!RecordsGradients(needed)) {
-    return BelowAutograd([&] { return CallForward(q, k, function, map, r); });
-  }
-  const variable_list outputs =
-      ConeMapFunction::apply(q, k, std::string(function), std::string(map), r, needed);
-  return {outputs[0], outputs[1], outputs[2], outputs[3]};
+  CheckNoTangents("gnomon.attention", {q, k});
+  const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
+  if (!RecordsGradients(needed)) return outputs;
+  const variable_list recorded =
+      Record<ConeMapFunction>(q, k, std::string(function), std::string(map), r, needed, outputs);
+  return {recorded[0], recorded[1], recorded[2], recorded[3]};
 }
 
 }  // namespace

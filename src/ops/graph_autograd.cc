@@ -1,5 +1,4 @@
 // Autograd of graph_forward, in the way of attention_forward (autograd.cc).
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -7,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/autograd.h"
 #include "ops/graph_operators.h"
 
 namespace gnomon {
@@ -22,10 +22,9 @@ class GraphFunction : public torch::autograd::Function<GraphFunction> {
                                const OptionalTensor& column_scalars,
                                const OptionalTensor& head_scalars, const at::Tensor& factor,
                                const at::Tensor& indptr, const at::Tensor& indices,
-                               std::string function, std::array<bool, kGraphGradients> needed) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [o, lse] = CallGraphForward(x, y, v, row_scalars, column_scalars, head_scalars, factor,
-                                     indptr, indices, function);
+                               std::string function, std::array<bool, kGraphGradients> needed,
+                               const Outputs& outputs) {
+    const auto& [o, lse] = outputs;
     context->save_for_backward({o, lse, x, y, v, OrUndefined(row_scalars),
                                 OrUndefined(column_scalars), OrUndefined(head_scalars), factor,
                                 indptr, indices});
@@ -57,7 +56,7 @@ class GraphFunction : public torch::autograd::Function<GraphFunction> {
   }
 
  private:
-  static constexpr size_t kForwardArguments = 11;
+  static constexpr size_t kForwardArguments = 12;
 };
 
 std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
@@ -73,10 +72,17 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
                                                     needs(column_scalars),
                                                     needs(head_scalars),
                                                     needs(factor)};
-  variable_list outputs =
-      GraphFunction::apply(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
-                           indices, std::string(function), needed);
-  return {outputs[0], outputs[1]};
+  CheckNoTangents("gnomon.graph_attention",
+                  {x, y, v, row_scalars, column_scalars, head_scalars, factor});
+  const Outputs outputs = BelowAutograd([&] {
+    return CallGraphForward(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
+                            indices, function);
+  });
+  if (!RecordsGradients(needed)) return outputs;
+  const variable_list recorded =
+      Record<GraphFunction>(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
+                            indices, std::string(function), needed, outputs);
+  return {recorded[0], recorded[1]};
 }
 
 }  // namespace

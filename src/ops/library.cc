@@ -250,4 +250,19 @@ TORCH_LIBRARY(gnomon, m) {
         cones::lowest_common_ancestor);
 }
 
+// vmap sees through a composition if it finds it here, and otherwise calls it once a sample or not
+// at all. Its rules for the operators below are in python/gnomon/_vmap.py.
+TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
+  m.impl("attention", Attention);
+  m.impl("module_attention", AttentionOfModule);
+  m.impl("encode_tokens", EncodeTokensOp);
+  m.impl("graph_attention", GraphAttentionOfSpecs);
+  m.impl("linear_attention", LinearAttentionOp);
+  m.impl("t5_bucket", t5_bucket);
+  m.impl("sinusoid", sinusoid);
+  m.impl("hype_augment", HypeAugmentOp);
+  m.impl("cone_ancestor", cones::ancestor);
+  m.impl("cone_lowest_common_ancestor", cones::lowest_common_ancestor);
+}
+
 }  // namespace gnomon

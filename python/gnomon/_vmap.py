@@ -1,0 +1,136 @@
+"""The rules by which torch.func.vmap maps the operators.
+
+Compositions are seen through (src/ops/library.cc). What the kernels compute is mapped along an axis
+that their arguments have anyway, that of heads or of the batch: samples follow each other on it,
+and the operator runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon._library import ops
+
+# The axis of the heads in each argument and output that has one.
+_HEADS = {
+    **dict.fromkeys(("x", "y", "v", "o", "d_o", "lse", "d_lse"), 1),
+    **dict.fromkeys(("bias", "key_bias", "relative_query", "head_scalars"), 1),
+    **dict.fromkeys(("factor", "relative_keys", "relative_values"), 0),
+}
+_ATTENTION = _HEADS | {"row_scalars": 2, "column_scalars": 2}
+_GRAPH = _HEADS | {"row_scalars": 1, "column_scalars": 1}
+# Where one head may stand for all.
+_SHARED = ("relative_keys", "relative_values")
+_GRAPH_GRADIENTS = ("x", "y", "v", "row_scalars", "column_scalars", "head_scalars", "factor")
+_GRADIENTS = (*_GRAPH_GRADIENTS, "bias", "key_bias", "relative_query", *_SHARED)
+# The axis of the batch in those of the token maps and of the causal sums.
+_BATCH = {
+    **dict.fromkeys(("q", "k", "v", "x", "y", "z", "d_x", "d_y", "o", "denominator"), 0),
+    **dict.fromkeys(("row_scalars", "column_scalars", "d_row_scalars", "d_column_scalars"), 1),
+}
+
+
+class _Rule:
+    """The rule of an operator whose samples go along an axis.
+
+    axes names that of each argument and output; a result has the name of the argument that it is
+    the gradient of.
+    """
+
+    def __init__(self, operator: Any, axes: dict[str, int], outputs: Sequence[str]) -> None:
+        self.operator = operator
+        self.axes = axes
+        self.outputs = outputs
+        self.names = [argument.name for argument in operator._schema.arguments]
+
+    def __call__(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+        samples = info.batch_size
+        given = dict(zip(self.names, args, strict=True))
+        mapped = {
+            name: dim
+            for name, dim in zip(self.names, in_dims, strict=True)
+            if dim is not None and isinstance(given[name], Tensor)
+        }
+        for name, dim in mapped.items():
+            given[name] = given[name].movedim(dim, 0)
+        needed = given.get("needed", [True] * len(self.outputs))
+        # What is not along the axis may differ from sample to sample, and a mask of dropout is
+        # drawn by the number of the head.
+        if mapped.keys() - self.axes.keys() or given.get("dropout", 0) > 0:
+            results = self._one_by_one(samples, given, mapped, needed)
+        else:
+            results = self._along_the_axis(samples, given, mapped, needed)
+        dims = [0 if is_needed else None for is_needed in needed]
+        # An operator of one output returns it alone.
+        return (tuple(results), tuple(dims)) if len(results) > 1 else (results[0], dims[0])
+
+    def _call(self, given: dict[str, Any]) -> Sequence[Tensor]:
+        results = self.operator(*given.values())
+        return (results,) if isinstance(results, Tensor) else results
+
+    def _one_by_one(
+        self, samples: int, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
+    ) -> list[Tensor]:
+        calls = [
+            self._call(given | {name: given[name][sample] for name in mapped})
+            for sample in range(samples)
+        ]
+        return [
+            torch.stack(results) if is_needed else results[0]
+            for results, is_needed in zip(zip(*calls, strict=True), needed, strict=True)
+        ]
+
+    def _along_the_axis(
+        self, samples: int, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
+    ) -> list[Tensor]:
+        shared = set()
+        folded = dict(given)
+        for name, axis in self.axes.items():
+            tensor = given.get(name)
+            if tensor is None:
+                continue
+            if name not in mapped:
+                # Without gradients of each sample, a table for all heads is one for all samples.
+                if name in _SHARED and tensor.shape[0] == 1 and "needed" not in given:
+                    continue
+                tensor = tensor.expand(samples, *tensor.shape)
+            if name in _SHARED and tensor.shape[1] == 1:
+                shared.add(name)
+                heads = folded["x"].shape[1] // samples
+                tensor = tensor.expand(-1, heads, *tensor.shape[2:])
+            folded[name] = tensor.movedim(0, axis).flatten(axis, axis + 1)
+        results = []
+        for name, result, is_needed in zip(self.outputs, self._call(folded), needed, strict=True):
+            if is_needed:
+                axis = self.axes[name]
+                count = result.shape[axis] // samples
+                result = result.unflatten(axis, (samples, count)).movedim(axis, 0)
+                if name in shared and "needed" in given:
+                    result = result.sum(1, keepdim=True)
+            results.append(result)
+        return results
+
+
+def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
+    """All samples have one projection: of `like`, it reads the columns and the device."""
+    return ops.favor_projection(like.select(in_dims[0], 0), *args), None
+
+
+def register() -> None:
+    """Registers the rules of all operators, once."""
+    for operator, axes, outputs in (
+        (ops.attention_forward, _ATTENTION, ("o", "lse")),
+        (ops.attention_backward, _ATTENTION, _GRADIENTS),
+        (ops.graph_forward, _GRAPH, ("o", "lse")),
+        (ops.graph_backward, _GRAPH, _GRAPH_GRADIENTS),
+        (ops.cone_map, _BATCH, ("x", "row_scalars", "y", "column_scalars")),
+        (ops.cone_map_backward, _BATCH, ("q", "k")),
+        (ops.causal_sums, _BATCH, ("o",)),
+        (ops.causal_linear, _BATCH, ("o", "denominator")),
+    ):
+        torch.library.register_vmap(operator.default, _Rule(operator.default, axes, outputs))
+    torch.library.register_vmap(ops.favor_projection.default, _favor_projection)

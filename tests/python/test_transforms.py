@@ -1,0 +1,474 @@
+"""torch.func's transforms, checkpointing, and copies of what users keep."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from operator_checks import peak_memory
+from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import gnomon
+from gnomon import nn, position, similarity
+
+SAMPLES, B, H, HKV, L, D = 3, 2, 4, 2, 7, 6
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def tokens(samples=SAMPLES, heads=(H, HKV, HKV)):
+    torch.manual_seed(0)
+    return [draw(samples, B, count, L, D) for count in heads]
+
+
+# Functions of q, k, v and parameters, and the shapes of these.
+ATTENTIONS = {
+    "dot, causal": (lambda q, k, v: gnomon.attention(q, k, v, causal=True), []),
+    "with lse": (lambda q, k, v: gnomon.attention(q, k, v, return_lse=True), []),
+    "lengths": (
+        lambda q, k, v: gnomon.attention(
+            q, k, v, key_lengths=torch.tensor([7, 4]), key_starts=torch.tensor([1, 0])
+        ),
+        [],
+    ),
+    "penumbral, rope, hype": (
+        lambda q, k, v, gamma, tau: gnomon.attention(
+            *(q, k, v),
+            similarity=similarity.Penumbral(gamma),
+            position=[position.RoPE(), position.HyPE(tau, 0.1)],
+            causal=True,
+        ),
+        [(H,), (H,)],
+    ),
+    "umbral, t5": (
+        lambda q, k, v, gamma, table: gnomon.attention(
+            *(q, k, v),
+            similarity=similarity.Umbral(gamma),
+            position=position.T5(table, True),
+            window=(4, 2),
+        ),
+        [(H,), (32, H)],
+    ),
+    "hyperbolic": (
+        lambda q, k, v, beta: gnomon.attention(q, k, v, similarity=similarity.Hyperbolic(beta)),
+        [(H,)],
+    ),
+    "entailment": (
+        lambda q, k, v, gamma: gnomon.attention(q, k, v, similarity=similarity.Entailment(gamma)),
+        [(H,)],
+    ),
+    "relative keys and values": (
+        lambda q, k, v, rows, values: gnomon.attention(
+            q, k, v, position=position.Relative(rows, 2, values=values)
+        ),
+        [(5, D), (H, 5, D)],
+    ),
+    "shared relative values": (
+        lambda q, k, v, rows, values: gnomon.attention(
+            q, k, v, position=position.Relative(rows, 2, values=values), causal=True
+        ),
+        [(H, 5, D), (5, D)],
+    ),
+    "transformer_xl": (
+        lambda q, k, v, u, w, rows: gnomon.attention(
+            q, k, v, position=position.TransformerXL(u, w, rows), causal=True
+        ),
+        [(H, D), (H, D), (H, L, D)],
+    ),
+    "linear": (lambda q, k, v: gnomon.linear_attention(q, k, v), []),
+    "linear, causal": (lambda q, k, v: gnomon.linear_attention(q, k, v, causal=True), []),
+    "linear, favor": (
+        lambda q, k, v: gnomon.linear_attention(q, k, v, feature="favor", causal=True, seed=1),
+        [],
+    ),
+    "linear, rope": (
+        lambda q, k, v: gnomon.linear_attention(q, k, v, rope=position.RoPE(), causal=True),
+        [],
+    ),
+    "graph": (
+        lambda q, k, v, gamma: gnomon.graph_attention(
+            *(part[0].transpose(0, 1) for part in (q, k, v)),
+            torch.tensor([0, 2, 3, 3, 5, 6, 7, 9]),
+            torch.tensor([0, 6, 2, 1, 3, 4, 5, 0, 6]),
+            similarity=similarity.Umbral(gamma),
+        ),
+        [(H,)],
+    ),
+}
+
+
+def arguments(name):
+    function, shapes = ATTENTIONS[name]
+    inputs = tokens()
+    parameters = [draw(SAMPLES, *shape).abs() / 2 for shape in shapes]
+    return function, [*inputs, *parameters]
+
+
+def looped(function, inputs, dims=0):
+    """The function of each sample, stacked."""
+    dims = [dims] * len(inputs) if isinstance(dims, int) else dims
+    results = [
+        function(*(x if d is None else x.select(d, n) for x, d in zip(inputs, dims, strict=True)))
+        for n in range(SAMPLES)
+    ]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results)
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+
+
+def loss_of(function):
+    """A scalar of what the function returns, no symmetric one."""
+
+    def loss(*inputs):
+        results = function(*inputs)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        weights = [
+            torch.linspace(0.1, 1, r.numel(), dtype=r.dtype).reshape(r.shape) for r in results
+        ]
+        return sum((r * w).sum() for r, w in zip(results, weights, strict=True))
+
+    return loss
+
+
+def autograd_of(function, inputs):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    return torch.autograd.grad(loss_of(function)(*leaves), leaves)
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_vmap_is_a_loop(name):
+    function, inputs = arguments(name)
+    torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
+    # Samples of queries alone, on another axis.
+    dims = [2, *[None] * (len(inputs) - 1)]
+    some = [inputs[0].movedim(0, 2), *(x[0] for x in inputs[1:])]
+    torch.testing.assert_close(vmap(function, tuple(dims))(*some), looped(function, some, dims))
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_grad_and_gradients_of_each_sample(name):
+    function, inputs = arguments(name)
+    every = tuple(range(len(inputs)))
+    first = [x[0] for x in inputs]
+    expected = autograd_of(function, first)
+    torch.testing.assert_close(grad(loss_of(function), every)(*first), expected)
+    # Parameters are those of all samples, and have a gradient of each.
+    dims = (0, 0, 0, *[None] * (len(inputs) - 3))
+    some = [*inputs[:3], *first[3:]]
+    torch.testing.assert_close(
+        vmap(grad(loss_of(function), every), dims)(*some),
+        looped(lambda *x: autograd_of(function, x), some, dims),
+    )
+    # The gradient of what is mapped.
+    ours = grad(lambda *x: vmap(loss_of(function), dims)(*x).sum(), every)(*some)
+    each = looped(lambda *x: autograd_of(function, x), some, dims)
+    for got, want, dim in zip(ours, each, dims, strict=True):
+        torch.testing.assert_close(got, want if dim == 0 else want.sum(0))
+
+
+def test_other_transforms_of_reverse_mode():
+    function, inputs = arguments("dot, causal")
+    q, k, v = (x[0] for x in inputs)
+    o, pull = vjp(function, q, k, v)
+    torch.testing.assert_close(o, function(q, k, v))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    d_o = torch.randn_like(o)
+    torch.testing.assert_close(pull(d_o), torch.autograd.grad(function(*leaves), leaves, d_o))
+    jacobian = jacrev(lambda q: function(q, k, v)[0, 0, :, 0])(q)
+    row = torch.autograd.grad(function(leaves[0], k, v)[0, 0, 5, 0], leaves[0])[0]
+    torch.testing.assert_close(jacobian[5], row)
+    twice = vmap(vmap(function))(*(x.unflatten(1, (B, 1)) for x in inputs))
+    torch.testing.assert_close(twice.flatten(1, 2), looped(function, inputs))
+
+
+def test_vmap_of_integers_that_differ():
+    q, k, v = tokens()
+    lengths = torch.tensor([[7, 3], [1, 2], [5, 7]])
+    offsets = torch.tensor([[0, 3], [1, 2], [5, 4]])
+
+    def function(q, k, v, lengths, offsets):
+        return gnomon.attention(
+            q, k, v, key_lengths=lengths, query_offset=offsets, position=position.ALiBi(0.3)
+        )
+
+    inputs = [q, k, v, lengths, offsets]
+    torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
+    gradient = vmap(grad(loss_of(function)))(*inputs)
+    expected = looped(lambda *x: grad(loss_of(function))(*x), inputs)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_dropout_under_vmap():
+    q, k, v = tokens()
+
+    def function(q, k, v, seed=None):
+        return gnomon.attention(q, k, v, dropout=0.5, seed=seed)
+
+    seeded = vmap(lambda *x: function(*x, seed=3))
+    torch.testing.assert_close(seeded(q, k, v), looped(lambda *x: function(*x, seed=3), [q, k, v]))
+    same = [x[:1].expand(SAMPLES, *x.shape[1:]) for x in (q, k, v)]
+    drawn = vmap(function, randomness="different")(*same)
+    assert not torch.equal(drawn[0], drawn[1])
+    drawn = vmap(function, randomness="same")(*same)
+    assert torch.equal(drawn[0], drawn[1])
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(function)(q, k, v)
+
+
+FORWARD_MODE = ("dot, causal", "penumbral, rope, hype", "linear, causal", "graph")
+
+
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_forward_mode_is_refused(name):
+    function, inputs = arguments(name)
+    first = [x[0] for x in inputs]
+    message = r"gnomon\.\w+: forward-mode derivatives .* expected reverse mode"
+    for argnum in range(len(first)):
+
+        def of_one(x, argnum=argnum):
+            return function(*first[:argnum], x, *first[argnum + 1 :])
+
+        with pytest.raises(NotImplementedError, match=message):
+            torch.func.jvp(of_one, (first[argnum],), (torch.ones_like(first[argnum]),))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(first[argnum], first[argnum])
+            with pytest.raises(NotImplementedError, match=message):
+                of_one(dual)
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.jacfwd(lambda q: function(q, *first[1:]))(first[0])
+
+
+@pytest.mark.parametrize("name", ["dot, causal", "penumbral, rope, hype", "graph"])
+def test_second_derivatives_are_refused(name):
+    function, inputs = arguments(name)
+    first = [x[0] for x in inputs]
+    loss = loss_of(lambda q: function(q, *first[1:]))
+    for transform in (
+        torch.func.hessian(loss),
+        jacrev(grad(loss)),
+        grad(lambda q: grad(loss)(q).square().sum()),
+    ):
+        with pytest.raises(RuntimeError, match=r"gnomon(::|\.)\w+"):
+            transform(first[0])
+
+
+def test_second_derivatives_of_causal_linear_attention():
+    """Its gradients are causal sums, which have theirs."""
+    q, k, v = (x[0][:1, :2, :4] for x in tokens())
+    assert torch.autograd.gradgradcheck(
+        lambda q: gnomon.linear_attention(q, k[:, :2], v[:, :2], causal=True),
+        (q.clone().requires_grad_(),),
+    )
+
+
+MAPPED = """
+q = torch.randn(2, 1, 2, {length}, 8)
+gamma = torch.ones(2)
+attend = lambda q, gamma: gnomon.attention(
+    q, q, q, similarity=gnomon.similarity.Laplacian(gamma), position=gnomon.position.ALiBi(0.1)
+).square().sum()
+mapped = torch.func.vmap(torch.func.grad(attend, (0, 1)), (0, None))
+mapped(q[..., :4, :], gamma)  # what is imported and made once
+"""
+
+
+def test_no_square_of_the_length_is_made():
+    length = 4000
+    used = peak_memory(MAPPED.format(length=length), "mapped(q, gamma)")
+    assert used < length * length * 4 / 1024 / 4  # a quarter of one L x L array of fp32
+
+
+SPECS = [
+    ("dot", "rope"),
+    ("penumbral", "rope+hype:tau=learned"),
+    ("umbral:score=log", "t5+alibi:slopes=learned"),
+    ("laplacian", "kerple"),
+    ("dot", "transformer_xl"),
+    ("hyperbolic", "relative:max_offset=3"),
+    ("dot", "absolute_keys"),
+    ("gaussian", "none"),
+    ("entailment", "hype"),
+    ("additive", "alibi"),
+]
+
+
+def module_and_input(similarity, position, dtype=torch.float32):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, similarity=similarity, position=position, max_length=L).to(
+        dtype
+    )
+    return module, torch.randn(SAMPLES, L, 8, dtype=dtype)
+
+
+@pytest.mark.parametrize(("similarity", "position"), SPECS)
+def test_gradients_of_each_sample_of_a_module(similarity, position):
+    module, x = module_and_input(similarity, position, torch.float64)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters, x):
+        o = functional_call(module, parameters, (x[None],), {"causal": True})
+        return (o * torch.linspace(0, 1, 8, dtype=o.dtype)).sum()
+
+    detached = {name: parameter.detach() for name, parameter in parameters.items()}
+    ours = vmap(grad(loss), (None, 0))(detached, x)
+    for n in range(SAMPLES):
+        expected = torch.autograd.grad(loss(parameters, x[n]), list(parameters.values()))
+        for name, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(ours[name][n], gradient)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(use_reentrant):
+    module, x = module_and_input("penumbral", "rope+hype:tau=learned")
+    module.dropout = 0.3
+    gradients = []
+    for run in (
+        lambda x: module(x, causal=True),
+        lambda x: checkpoint(lambda x: module(x, causal=True), x, use_reentrant=use_reentrant),
+    ):
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        module.zero_grad()
+        run(leaf).square().sum().backward()
+        gradients.append([leaf.grad, *(p.grad for p in module.parameters())])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def through_a_file(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+    "torch.save": through_a_file,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize(("similarity", "position"), SPECS)
+def test_copies_of_modules(similarity, position, way):
+    module, x = module_and_input(similarity, position)
+    expected = module(x, causal=True)
+    twin = COPIES[way](module)
+    assert torch.equal(twin(x, causal=True), expected)
+    assert repr(twin) == repr(module)
+    assert f"similarity='{similarity}', position='{position}'" in repr(module)
+    # Nothing is shared.
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(module(x, causal=True), expected)
+
+
+@pytest.mark.parametrize(("similarity", "position"), SPECS)
+def test_state_dicts_and_dtypes(similarity, position):
+    module, x = module_and_input(similarity, position)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(5)
+    other, _ = module_and_input(similarity, position)
+    torch.nn.init.normal_(other.q_proj.weight)
+    assert other.load_state_dict(torch.load(file, weights_only=True)) == ([], [])
+    expected = module(x, causal=True)
+    assert torch.equal(other(x, causal=True), expected)
+    for dtype, tolerance in ((torch.float64, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
+        o = module.to(dtype)(x.to(dtype), causal=True)
+        assert o.dtype == dtype
+        assert all(p.dtype == dtype for p in module.state_dict().values())
+        torch.testing.assert_close(o.float(), expected, atol=tolerance, rtol=tolerance)
+        o.sum().backward()
+        assert module.q_proj.weight.grad.dtype == dtype
+        module.zero_grad()
+
+
+def test_train_and_eval():
+    module, x = module_and_input("dot", "none")
+    module.dropout = 0.5
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+    # A cape draws while training alone.
+    cape = nn.TokenPosition("cape", 8, L)
+    assert not torch.equal(cape(x), cape(x))
+    cape.eval()
+    assert torch.equal(cape(x), cape(x))
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_of_what_else_users_keep(way):
+    torch.manual_seed(0)
+    x = torch.randn(2, L, 8)
+    encoding = nn.TokenPosition("learned+conv:kernel=3:groups=2", 8, L, causal=True)
+    twin = COPIES[way](encoding)
+    assert torch.equal(twin(x), encoding(x))
+    assert twin.max_length == encoding.max_length == L
+    # Caches go on where they were.
+    module, _ = module_and_input("dot", "rope")
+    cache, tokens_before = nn.KVCache(), nn.TokenCache()
+    with torch.no_grad():
+        module(encoding(x[:, :4], cache=tokens_before), causal=True, cache=cache)
+        copies = COPIES[way](cache), COPIES[way](tokens_before)
+        expected = module(encoding(x[:, 4:], cache=tokens_before), causal=True, cache=cache)
+        ours = module(twin(x[:, 4:], cache=copies[1]), causal=True, cache=copies[0])
+    assert torch.equal(ours, expected)
+    assert copies[0].length() == copies[1].length() == L
+
+
+def terms():
+    torch.manual_seed(0)
+    heads = torch.rand(2)
+    return {
+        "Dot": similarity.Dot(),
+        "Laplacian": similarity.Laplacian(heads),
+        "Gaussian": similarity.Gaussian(0.5),
+        "Umbral": similarity.Umbral(heads, score="log"),
+        "Penumbral": similarity.Penumbral(heads, r=0.7),
+        "Hyperbolic": similarity.Hyperbolic(heads, "ball"),
+        "Entailment": similarity.Entailment(heads, 0.2),
+        "Additive": similarity.Additive(0.3),
+        "RoPE": position.RoPE(layout="half"),
+        "ALiBi": position.ALiBi(heads),
+        "HyPE": position.HyPE(heads, 0.1),
+        "T5": position.T5(torch.rand(32, 2), True),
+        "Kerple": position.Kerple(heads, heads, kind="power"),
+        "OffsetBias": position.OffsetBias(torch.rand(2, 11)),
+        "Relative": position.Relative(torch.rand(5, 4), 2),
+        "Relative2D": position.Relative2D(torch.rand(3, 4), torch.rand(5, 4), 2, 3),
+        "TransformerXL": position.TransformerXL(*torch.rand(2, 2, 4), torch.rand(2, 6, 4)),
+        "AbsoluteKeys": position.AbsoluteKeys(torch.rand(6, 4)),
+        "Grid": position.Grid((2, 3), [position.ALiBi(heads)] * 2),
+        "GridBias": position.GridBias(torch.rand(2, 3, 5)),
+    }
+
+
+def test_every_term_is_copied_below():
+    assert terms().keys() == ({*similarity.__all__, *position.__all__} - {"Similarity", "Position"})
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", terms())
+def test_copies_of_terms(name, way):
+    term = terms()[name]
+    x = torch.randn(1, 2, 6, 1 if name == "Additive" else 4)
+    for before in (True, False):
+        # A term keeps its specification from its first use on.
+        twin = COPIES[way](term)
+        results = []
+        for one in (term, twin):
+            kind = "similarity" if isinstance(one, similarity.Similarity) else "position"
+            causal = name == "TransformerXL"
+            results.append(gnomon.attention(x, x, x, causal=causal, **{kind: one}))
+        assert torch.equal(*results), before
+    assert type(twin) is type(term)
