@@ -131,7 +131,7 @@ Outputs ForwardAutograd(const OperatorArguments& arguments) {
   Needed needed;
   size_t next = 0;
   ForEachTensor(arguments, [&](const OptionalTensor& tensor) {
-    CheckNoTangents("gnomon.attention", {tensor});
+    CheckNoTangent("gnomon.attention", tensor);
     if (next < kGradients) needed[next++] = tensor && tensor->requires_grad();
   });
   const Outputs outputs = BelowAutograd([&] { return CallAttentionForward(arguments); });

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,14 +31,18 @@ auto BelowAutograd(const Call& call) {
 
 // Throws c10::NotImplementedError where a tensor carries a tangent of forward-mode differentiation,
 // which the kernels do not carry on: without this it would be lost.
-inline void CheckNoTangents(const char* operation,
-                            std::initializer_list<std::optional<at::Tensor>> tensors) {
-  for (const std::optional<at::Tensor>& tensor : tensors) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !tensor || !tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(), operation,
-        ": forward-mode derivatives (jvp, jacfwd, hessian) are not there; expected reverse mode "
-        "(grad, vjp, jacrev)");
-  }
+inline void CheckNoTangent(const char* operation, const at::Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !tensor.defined() || !tensor._fw_grad(/*level=*/0).defined(), operation,
+      ": forward-mode derivatives (jvp, jacfwd, hessian) are not there; expected reverse mode "
+      "(grad, vjp, jacrev)");
+}
+inline void CheckNoTangent(const char* operation, const std::optional<at::Tensor>& tensor) {
+  if (tensor) CheckNoTangent(operation, *tensor);
+}
+template <class... Tensors>
+void CheckNoTangents(const char* operation, const Tensors&... tensors) {
+  (CheckNoTangent(operation, tensors), ...);
 }
 
 // Function::apply, within the transforms of torch.func too. Torch refuses a Function in C++ there,

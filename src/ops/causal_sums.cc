@@ -226,7 +226,7 @@ std::array<bool, 3> Needed(const at::Tensor& x, const at::Tensor& y, const at::T
 
 at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
-  CheckNoTangents(kOperation, {x, y, z});
+  CheckNoTangents(kOperation, x, y, z);
   const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
   if (!RecordsGradients(Needed(x, y, z))) return output;
   // In a tuple, where autograd does not take it for an input.
@@ -235,7 +235,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
 
 std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, std::string_view feature) {
-  CheckNoTangents(kOperation, {q, k, v});
+  CheckNoTangents(kOperation, q, k, v);
   const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
   if (!RecordsGradients(Needed(q, k, v))) return outputs;
   const variable_list recorded = Record<LinearFunction>(q, k, v, std::string(feature), outputs);

@@ -335,7 +335,7 @@ class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
 MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                            std::string_view map, double r) {
   const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
-  CheckNoTangents("gnomon.attention", {q, k});
+  CheckNoTangents("gnomon.attention", q, k);
   const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
   if (!RecordsGradients(needed)) return outputs;
   const variable_list recorded =

@@ -72,8 +72,8 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
                                                     needs(column_scalars),
                                                     needs(head_scalars),
                                                     needs(factor)};
-  CheckNoTangents("gnomon.graph_attention",
-                  {x, y, v, row_scalars, column_scalars, head_scalars, factor});
+  CheckNoTangents("gnomon.graph_attention", x, y, v, row_scalars, column_scalars, head_scalars,
+                  factor);
   const Outputs outputs = BelowAutograd([&] {
     return CallGraphForward(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
                             indices, function);

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from test_cli import refused, succeed
 
 from gnomon import _safetensors
+from gnomon.inspect.__main__ import main as inspect
 from gnomon.models import (
     LanguageModel,
     LanguageModelCache,
@@ -143,6 +144,9 @@ def test_a_model_alone_at_the_command_line(tmp_path):
             fresh = model(fresh, cache)[:, -1:].argmax(-1)
             new += bytes(fresh[0].tolist())
     assert text.rstrip("\n") == "the" + new.decode(errors="backslashreplace").rstrip("\n")
+    picture = tmp_path / "decay.png"
+    assert inspect(["decay", "--model", str(tmp_path), "--out", str(picture)]) == 0
+    assert picture.exists()
 
 
 def test_resuming_what_python_has_written(folder):

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnomon
 from gnomon import nn, position, similarity
+from gnomon.models import LanguageModel
 
 SAMPLES, B, H, HKV, L, D = 3, 2, 4, 2, 7, 6
 
@@ -78,6 +79,28 @@ ATTENTIONS = {
             q, k, v, position=position.TransformerXL(u, w, rows), causal=True
         ),
         [(H, D), (H, D), (H, L, D)],
+    ),
+    "absolute keys": (
+        lambda q, k, v, rows: gnomon.attention(q, k, v, position=position.AbsoluteKeys(rows)),
+        [(L, D)],
+    ),
+    "relative keys on a grid": (
+        lambda q, k, v, rows, columns: gnomon.attention(
+            *(x[:, :, :6] for x in (q, k, v)), position=position.Relative2D(rows, columns, 2, 3)
+        ),
+        [(3, D), (5, D)],
+    ),
+    "a grid of biases": (
+        lambda q, k, v, slopes: gnomon.attention(
+            q, k, v, position=position.Grid((2, 3), [position.ALiBi(slopes)] * 2, prefix=1)
+        ),
+        [(H,)],
+    ),
+    "midpoints": (
+        lambda q, k, v: gnomon.attention(
+            q, k, v / 4, aggregation="einstein_midpoint", chunks=(3, 1, 0)
+        ),
+        [],
     ),
     "linear": (lambda q, k, v: gnomon.linear_attention(q, k, v), []),
     "linear, causal": (lambda q, k, v: gnomon.linear_attention(q, k, v, causal=True), []),
@@ -170,6 +193,33 @@ def test_grad_and_gradients_of_each_sample(name):
     each = looped(lambda *x: autograd_of(function, x), some, dims)
     for got, want, dim in zip(ours, each, dims, strict=True):
         torch.testing.assert_close(got, want if dim == 0 else want.sum(0))
+
+
+def test_vmap_of_what_stands_beside_attention():
+    torch.manual_seed(0)
+    q, k = draw(SAMPLES, B, H, L, D), draw(SAMPLES, B, H, L, D)
+    for function, inputs in (
+        (lambda q, k, tau: gnomon.hype_augment(q, k, tau, 0.1), [q, k, draw(SAMPLES, H)]),
+        (lambda p: gnomon.sinusoid(p, 4), [torch.arange(6).view(SAMPLES, 2)]),
+        (lambda p: gnomon.t5_bucket(p, True), [torch.arange(-30, 30).view(SAMPLES, 20)]),
+        (gnomon.cones.ancestor, [q.sigmoid(), k.sigmoid()]),
+        (gnomon.cones.lowest_common_ancestor, [q.sigmoid(), k.sigmoid()]),
+        (nn.TokenPosition("conv:kernel=3:groups=2+learned", D, L).double(), [q[:, 0]]),
+        (lambda x: torch.ops.gnomon.favor_projection(x, 5, 1), [q]),
+    ):
+        torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
+
+
+def test_every_operator_of_tensors_has_a_rule_of_vmap():
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("gnomon::"):
+            continue
+        schema = getattr(torch.ops.gnomon, name.removeprefix("gnomon::")).default._schema
+        if any("Tensor" in str(argument.type) for argument in schema.arguments):
+            assert any(
+                torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+                for key in ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+            ), name
 
 
 def test_other_transforms_of_reverse_mode():
@@ -319,6 +369,25 @@ def test_gradients_of_each_sample_of_a_module(similarity, position):
     ours = vmap(grad(loss), (None, 0))(detached, x)
     for n in range(SAMPLES):
         expected = torch.autograd.grad(loss(parameters, x[n]), list(parameters.values()))
+        for name, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(ours[name][n], gradient)
+
+
+def test_gradients_of_each_sample_of_a_language_model():
+    torch.manual_seed(0)
+    position = "learned+conv:kernel=3:groups=2+hype:tau=learned"
+    model = LanguageModel(11, 8, 2, 2, 16, "penumbral", position, max_length=L).double()
+    texts = torch.randint(11, (SAMPLES, L + 1))
+
+    def loss(parameters, text):
+        logits = functional_call(model, parameters, (text[None, :-1],))
+        return torch.nn.functional.cross_entropy(logits[0], text[1:])
+
+    parameters = dict(model.named_parameters())
+    detached = {name: parameter.detach() for name, parameter in parameters.items()}
+    ours = vmap(grad(loss), (None, 0))(detached, texts)
+    for n in range(SAMPLES):
+        expected = torch.autograd.grad(loss(parameters, texts[n]), list(parameters.values()))
         for name, gradient in zip(parameters, expected, strict=True):
             torch.testing.assert_close(ours[name][n], gradient)
 
