@@ -88,7 +88,7 @@ void AddEval(CLI::App& app, Action* action) {
   command
       ->add_option("--lengths", flags->lengths,
                    "Tokens a window, joined by commas; default 1, 2 and 4 times the training "
-                   "length")
+                   "length, or the max_length of a model alone")
       ->delimiter(',');
   command->add_option("--bytes", flags->bytes, "Bytes of text to measure each length on")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
