@@ -25,7 +25,7 @@ autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 # Other projects' objects: their pages are not looked up.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(torch|collections|transformers)\..*")]
+nitpick_ignore_regex = [(r"py:.*", r"(torch|collections|os|transformers)\..*")]
 
 
 def escape_formulas(app, what, name, obj, options, lines):

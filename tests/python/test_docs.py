@@ -1,6 +1,7 @@
 """The pages of docs that say what there is."""
 
 import ast
+import inspect
 import json
 import pathlib
 import re
@@ -10,6 +11,8 @@ import write_page
 from formulas import POSITIONS, SIMILARITIES
 from test_cli import ROOT, succeed
 from test_content import CONTENT
+
+import gnomon
 
 TESTS = ROOT / "tests"
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
@@ -69,3 +72,11 @@ def test_every_entry_of_the_catalogue_has_a_source(tmp_path):
     catalogue = json.loads(succeed("list", "--json", cwd=tmp_path))
     for entry in catalogue["similarities"] + catalogue["positions"]:
         assert re.search(rf"\| [^|]*`{entry['name']}[`:]", SOURCES), entry["name"]
+
+
+def test_the_api_pages_hold_every_public_name():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
+    for name in gnomon.__all__:
+        directive = "automodule" if inspect.ismodule(getattr(gnomon, name)) else "autofunction"
+        full = f"gnomon.{name}" if directive == "automodule" else name
+        assert f".. {directive}:: {full}\n" in pages
