@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "models/processes.h"
+
 namespace gnomon::cli {
 
 // Exit codes besides 0. Wrong input is what throws gnomon::Error.
@@ -16,7 +18,7 @@ inline constexpr int kInterrupted = 130;
 using Action = std::function<int()>;
 
 // Each adds a subcommand that sets *action when it is chosen.
-void AddTrain(CLI::App& app, Action* action);
+void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* action);
 void AddEval(CLI::App& app, Action* action);
 void AddGenerate(CLI::App& app, Action* action);
 void AddCompare(CLI::App& app, Action* action);

@@ -186,13 +186,14 @@ std::string Duration(double seconds) {
 
 std::string Now() { return FormatTime("%Y-%m-%dT%H:%M:%SZ", /*local=*/false); }
 
-Progress::Progress() : terminal_(::isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(bool shown) : shown_(shown), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() {
   if (open_) std::cerr << std::endl;
 }
 
 void Progress::Update(const std::string& line) {
+  if (!shown_) return;
   if (terminal_) {
     std::cerr << "\r\x1b[K" << line << std::flush;
     open_ = true;
@@ -203,6 +204,7 @@ void Progress::Update(const std::string& line) {
 }
 
 void Progress::Note(const std::string& line) {
+  if (!shown_) return;
   Clear();
   std::cerr << line << std::endl;
 }

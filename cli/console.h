@@ -45,7 +45,8 @@ class Stopwatch {
 // ten seconds elsewhere.
 class Progress {
  public:
-  Progress();
+  // Nothing of it where it is not shown.
+  explicit Progress(bool shown = true);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -57,6 +58,7 @@ class Progress {
   void Clear();
 
  private:
+  bool shown_;
   bool terminal_;
   bool open_ = false;  // an unfinished line stands on the terminal
   double printed_ = -1e9;

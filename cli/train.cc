@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/program.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 #include "models/training.h"
@@ -38,62 +39,105 @@ void CheckText(const Work& work, const models::TrainingOptions& training) {
   CheckTextHolds(work.data, work.tokens, models::NeededTokens(training), training.length + 1);
 }
 
+// The vocabulary that process 0 learns, in all of them. `work` has the text.
+models::TokenizerPtr ShareTokenizer(const models::Processes& processes, const TrainFlags& flags,
+                                    const Work& work) {
+  models::TokenizerPtr tokenizer;
+  Together(processes, [&] {
+    if (processes.rank() == 0) {
+      tokenizer = models::BuildTokenizer(flags.tokens, work.data.train);
+    }
+  });
+  if (processes.size() == 1) return tokenizer;
+  const std::string vocabulary =
+      processes.BroadcastText(tokenizer == nullptr ? "" : tokenizer->vocabulary());
+  return processes.rank() == 0 ? tokenizer : models::ReadTokenizer(flags.tokens.kind, vocabulary);
+}
+
+void CheckSameText(const models::Processes& processes, const Work& work) {
+  const std::string sha256 = processes.BroadcastText(work.data.sha256);
+  Together(processes, [&] {
+    if (work.data.sha256 == sha256) return;
+    throw Error(StrCat("the text at ", work.data.path, " of process ", processes.rank(),
+                       " is not that of process 0"));
+  });
+}
+
 // Everything that can be wrong is found here, before the first step.
-Work NewWork(const CLI::App& command, TrainFlags flags) {
-  if (flags.data.empty()) throw Error("train: --data is required");
-  SetWarmup(command, &flags.training);
-  flags.model.max_length = flags.training.length;
-  models::CheckTrainingOptions(flags.training);
-  models::CheckTokenOptions(flags.tokens);
-  // With any vocabulary: learning one may take minutes.
-  BuildModel(flags.model, flags.training.seed, flags.training.memory);
+Work NewWork(const CLI::App& command, TrainFlags flags, const models::ProcessesPtr& processes) {
   Work work;
-  work.data = models::ReadText(flags.data);
-  work.tokens = models::Tokenize(models::BuildTokenizer(flags.tokens, work.data.train), work.data);
-  CheckText(work, flags.training);
-  flags.model.vocabulary = work.tokens.tokenizer->size();
-  work.checkpoint = CreateRunFolder(flags.out, NameOfData(flags.data)) / kCheckpointName;
-  work.trainer = std::make_unique<models::Trainer>(
-      models::NewModel(flags.model, flags.training.seed), work.tokens.train, flags.training);
+  Together(*processes, [&] {
+    if (flags.data.empty()) throw Error("train: --data is required");
+    SetWarmup(command, &flags.training);
+    flags.model.max_length = flags.training.length;
+    models::CheckTrainingOptions(flags.training, processes->size());
+    models::CheckTokenOptions(flags.tokens);
+    // With any vocabulary: learning one may take minutes.
+    BuildModel(flags.model, flags.training.seed, flags.training.memory);
+    work.data = models::ReadText(flags.data);
+  });
+  CheckSameText(*processes, work);
+  const models::TokenizerPtr tokenizer = ShareTokenizer(*processes, flags, work);
+  Together(*processes, [&] {
+    work.tokens = models::Tokenize(tokenizer, work.data);
+    CheckText(work, flags.training);
+    flags.model.vocabulary = tokenizer->size();
+    if (processes->rank() == 0) {
+      work.checkpoint = CreateRunFolder(flags.out, NameOfData(flags.data)) / kCheckpointName;
+    }
+  });
+  work.trainer =
+      std::make_unique<models::Trainer>(models::NewModel(flags.model, flags.training.seed),
+                                        work.tokens.train, flags.training, processes);
   return work;
 }
 
-Work ResumedWork(const TrainFlags& flags) {
+Work ResumedWork(const TrainFlags& flags, const models::ProcessesPtr& processes) {
   Work work;
-  work.checkpoint = CheckpointFile(flags.resume);
-  models::Checkpoint checkpoint = models::LoadCheckpoint(work.checkpoint);
-  if (!checkpoint.training) {
-    throw Error(StrCat(work.checkpoint.string(),
-                       " holds a model alone; --resume needs its training, too: optimizer, step, "
-                       "options and data"));
-  }
+  models::Checkpoint checkpoint;
+  Together(*processes, [&] {
+    work.checkpoint = CheckpointFile(flags.resume);
+    checkpoint = models::LoadCheckpoint(work.checkpoint);
+    if (!checkpoint.training) {
+      throw Error(StrCat(work.checkpoint.string(),
+                         " holds a model alone; --resume needs its training, too: optimizer, "
+                         "step, options and data"));
+    }
+    const models::TrainingState& training = *checkpoint.training;
+    models::CheckTrainingOptions(training.options, processes->size());
+    work.data = models::ReadText(training.data_path);
+    if (work.data.sha256 != training.data_sha256) {
+      throw Error(StrCat("the text at ", training.data_path, " is not what the run began with"));
+    }
+    work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
+    CheckText(work, training.options);
+  });
   const models::TrainingState& training = *checkpoint.training;
-  work.data = models::ReadText(training.data_path);
-  if (work.data.sha256 != training.data_sha256) {
-    throw Error(StrCat("the text at ", training.data_path, " is not what the run began with"));
-  }
-  work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
-  CheckText(work, training.options);
-  work.trainer =
-      std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train, training.options);
+  work.trainer = std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train,
+                                                   training.options, processes);
   work.trainer->Restore(training.optimizer, training.step, training.memory);
   return work;
 }
 
-int Run(const CLI::App& command, const TrainFlags& flags) {
-  if (!flags.resume.empty()) {
+int Run(const CLI::App& command, const TrainFlags& flags, const models::ProcessesPtr& processes) {
+  Together(*processes, [&] {
+    if (flags.resume.empty()) return;
     CheckStandsAlone(command, "--resume",
                      {"--threads", "--checkpoint-every", "--evaluation-bytes"});
-  }
+  });
   SetThreads(flags.threads);
-  Work work = flags.resume.empty() ? NewWork(command, flags) : ResumedWork(flags);
+  Work work =
+      flags.resume.empty() ? NewWork(command, flags, processes) : ResumedWork(flags, processes);
   models::Trainer& trainer = *work.trainer;
   const models::Tokenizer& tokenizer = *work.tokens.tokenizer;
   const std::string unit = models::TokenUnit(tokenizer.kind());
-  const auto save = [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer); };
+  const auto save = [&] {
+    Together(*processes,
+             [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer); });
+  };
   save();
   CatchInterrupts();
-  Progress progress;
+  Progress progress(/*shown=*/processes->rank() == 0);
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
   progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
@@ -101,12 +145,14 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
                        first, " to ", steps));
   const Stopwatch clock;
   double smooth = 0;
-  while (trainer.step() < steps && !Interrupted()) {
+  while (trainer.step() < steps && !processes->Any(Interrupted())) {
     const double loss = trainer.Step();
     if (!std::isfinite(loss)) {
-      throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
-                                      work.checkpoint.string(),
-                                      " is from before (a lower --learning-rate may help)"));
+      Together(*processes, [&] {
+        throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
+                                        work.checkpoint.string(),
+                                        " is from before (a lower --learning-rate may help)"));
+      });
     }
     const int64_t done = trainer.step() - first;
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
@@ -123,6 +169,7 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
                          work.checkpoint.parent_path().string()));
     return kInterrupted;
   }
+  if (processes->rank() != 0) return 0;
   const std::vector<models::LengthLoss> losses =
       models::Evaluate(trainer.model(), work.tokens.valid, {trainer.options().length},
                        models::TokensOfBytes(work.tokens.valid, flags.evaluation_bytes),
@@ -137,9 +184,14 @@ int Run(const CLI::App& command, const TrainFlags& flags) {
 
 }  // namespace
 
-void AddTrain(CLI::App& app, Action* action) {
+void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* action) {
   CLI::App* command = app.add_subcommand(
       "train", "Train a language model over bytes, words or subwords and save it");
+  command->footer(
+      "Over several processes: torchrun --nproc-per-node N -m gnomon train ... They share out the "
+      "windows of each step, and do what one process does. The checkpoint is one that any number "
+      "of "
+      "processes can go on from.");
   auto flags = std::make_shared<TrainFlags>();
   flags->training.length = kTrainingLength;
   command->add_option("--data", flags->data,
@@ -175,8 +227,9 @@ void AddTrain(CLI::App& app, Action* action) {
   AddMemoryFlag(command, &flags->training);
   AddModelFlags(command, &flags->model);
   AddTrainingFlags(command, &flags->training);
-  command->callback(
-      [action, command, flags] { *action = [command, flags] { return Run(*command, *flags); }; });
+  command->callback([action, command, flags, processes] {
+    *action = [command, flags, processes] { return Run(*command, *flags, processes); };
+  });
 }
 
 }  // namespace gnomon::cli

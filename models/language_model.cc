@@ -46,6 +46,16 @@ torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int6
   return all.slice(1, std::max<int64_t>(all.size(1) - length, 0)).contiguous();
 }
 
+// torch::dropout while training, as it falls on the rows of a batch.
+torch::Tensor DropOut(const torch::Tensor& x, double dropout,
+                      const std::optional<BatchRows>& rows) {
+  if (!rows || dropout == 0) return torch::dropout(x, dropout, /*train=*/true);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] = rows->total;
+  const torch::Tensor ones = torch::ones(shape, x.options());
+  return x * torch::dropout(ones, dropout, /*train=*/true).narrow(0, rows->first, x.size(0));
+}
+
 // A number in [0, 1) of 53 random bits: the same on every platform, unlike the standard library's.
 double Uniform(std::mt19937_64* generator) {
   return static_cast<double>((*generator)() >> 11) * 0x1p-53;
@@ -96,7 +106,11 @@ TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
 }
 
 torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache,
-                                            const torch::Tensor& memory) {
+                                            const torch::Tensor& memory,
+                                            const std::optional<BatchRows>& rows) {
+  const auto drop_out = [&](const torch::Tensor& branch) {
+    return is_training() ? DropOut(branch, dropout_, rows) : branch;
+  };
   nn::AttentionCall call;
   call.causal = true;
   call.cache = cache;
@@ -107,9 +121,9 @@ torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache,
     call.query_offset = memory.size(1);
   }
   const torch::Tensor attended = attention_->forward(queries, keys, {}, call);
-  x = x + torch::dropout(attended, dropout_, is_training());
+  x = x + drop_out(attended);
   const torch::Tensor hidden = torch::gelu(mlp_in_->forward(mlp_norm_->forward(x)));
-  return x + torch::dropout(mlp_out_->forward(hidden), dropout_, is_training());
+  return x + drop_out(mlp_out_->forward(hidden));
 }
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
@@ -136,7 +150,8 @@ void LanguageModelMemory::reset() {
 }
 
 torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
-                                         LanguageModelMemory* memory) {
+                                         LanguageModelMemory* memory,
+                                         const std::optional<BatchRows>& rows) {
   if (cache != nullptr && memory != nullptr) {
     throw Error("language model: a cache and a memory are both given, expected at most one");
   }
@@ -147,6 +162,7 @@ torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageMo
   torch::Tensor x = embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
   nn::TokenCall call;
   call.cache = cache != nullptr ? &cache->tokens : memory != nullptr ? &memory->tokens : nullptr;
+  call.rows = rows;
   x = token_position_->forward(x, call);
   if (memory != nullptr) {
     torch::Tensor& embeddings = memory->tokens.embeddings;
@@ -160,7 +176,7 @@ torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageMo
       before = memory->layers[layer];
       memory->layers[layer] = Remember(before, x, memory->max_length);
     }
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache, before);
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache, before, rows);
   }
   return torch::matmul(norm_->forward(x), embedding_->weight.t());
 }

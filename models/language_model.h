@@ -53,7 +53,9 @@ class TransformerBlockImpl : public torch::nn::Module {
  public:
   explicit TransformerBlockImpl(const LanguageModelOptions& options);
   // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim).
-  torch::Tensor forward(torch::Tensor x, nn::KVCache* cache, const torch::Tensor& memory = {});
+  // Dropout draws as for the batch that `rows` are of.
+  torch::Tensor forward(torch::Tensor x, nn::KVCache* cache, const torch::Tensor& memory = {},
+                        const std::optional<BatchRows>& rows = std::nullopt);
 
  private:
   double dropout_;
@@ -75,9 +77,11 @@ class LanguageModelImpl : public torch::nn::Module {
   // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64. With a cache, the
   // tokens follow those already in it; with a memory, they are the segment after those that it
   // holds, and it then holds theirs. Token encodings see true positions, counted from the first
-  // segment on. Throws Error where both are given, or the memory is of another batch.
+  // segment on. Training draws as for the batch that `rows` are of, by default these. Throws Error
+  // where both a cache and a memory are given, or the memory is of another batch.
   torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr,
-                        LanguageModelMemory* memory = nullptr);
+                        LanguageModelMemory* memory = nullptr,
+                        const std::optional<BatchRows>& rows = std::nullopt);
 
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.

@@ -50,9 +50,10 @@ torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t coun
 
 // Losses (B, L) of predicting each window's tokens from those before.
 torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
-                     LanguageModelMemory* memory = nullptr) {
+                     LanguageModelMemory* memory = nullptr,
+                     const std::optional<BatchRows>& rows = std::nullopt) {
   const int64_t length = windows.size(1) - 1;
-  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length), nullptr, memory);
+  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length), nullptr, memory, rows);
   const torch::Tensor targets = windows.narrow(1, 1, length).reshape({-1});
   return torch::nn::functional::cross_entropy(
              logits.reshape({-1, logits.size(2)}), targets,
@@ -289,10 +290,14 @@ Checkpoint BuildCheckpoint(const SafeTensors& file) {
 
 }  // namespace
 
-void CheckTrainingOptions(const TrainingOptions& options) {
+void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
   constexpr double kMany = 1e12;
   CheckRange("length", static_cast<double>(options.length), 1, kMany);
   CheckRange("batch", static_cast<double>(options.batch), 1, kMany);
+  if (options.batch < processes) {
+    throw Error(StrCat("training: batch is ", options.batch,
+                       ", expected a window at least for each of the ", processes, " processes"));
+  }
   CheckRange("steps", static_cast<double>(options.steps), 1, kMany);
   CheckRange("warmup", static_cast<double>(options.warmup), 0, kMany);
   if (options.warmup > options.steps) {
@@ -342,9 +347,13 @@ bool Decays(std::string_view name, const torch::Tensor& parameter) {
   return parameter.dim() >= 2 && name.ends_with(".weight");
 }
 
-Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& options)
-    : model_(std::move(model)), text_(std::move(text)), options_(options) {
-  CheckTrainingOptions(options_);
+Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& options,
+                 ProcessesPtr processes)
+    : model_(std::move(model)),
+      text_(std::move(text)),
+      options_(options),
+      processes_(std::move(processes)) {
+  CheckTrainingOptions(options_, processes_->size());
   CheckMemory(model_, options_.memory);
   const int64_t needed = NeededTokens(options_);
   if (text_.size() < needed) {
@@ -367,6 +376,67 @@ Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& opt
   groups.emplace_back(decayed, with_decay(options_.weight_decay));
   groups.emplace_back(free, with_decay(0));
   optimizer_ = std::make_unique<torch::optim::AdamW>(groups);
+  // Processors of different kinds may have drawn different weights.
+  if (processes_->size() > 1) {
+    const torch::NoGradGuard no_grad;
+    std::vector<torch::Tensor> tensors = model_->parameters();
+    for (const torch::Tensor& buffer : model_->buffers()) tensors.push_back(buffer);
+    for (const torch::Tensor& tensor : tensors) {
+      const torch::Tensor first = tensor.contiguous();
+      processes_->Broadcast(first);
+      tensor.copy_(first);
+    }
+  }
+}
+
+int64_t Trainer::FirstRowOf(int64_t rank) const {
+  return FirstRow(options_.batch, rank, processes_->size());
+}
+
+int64_t Trainer::CountRowsOf(int64_t rank) const {
+  return CountRows(options_.batch, rank, processes_->size());
+}
+
+torch::Tensor Trainer::GatherRows(const torch::Tensor& rows) const {
+  const int64_t size = processes_->size();
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape[0] = (options_.batch + size - 1) / size;
+  torch::Tensor padded = torch::zeros(shape, rows.options());
+  padded.narrow(0, 0, rows.size(0)).copy_(rows);
+  const torch::Tensor all = processes_->AllGather(padded);
+  std::vector<torch::Tensor> parts;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    parts.push_back(all[rank].narrow(0, 0, CountRowsOf(rank)));
+  }
+  return torch::cat(parts);
+}
+
+LanguageModelMemory Trainer::GatherMemory() const {
+  LanguageModelMemory whole = memory_;
+  if (processes_->size() == 1) return whole;
+  for (torch::Tensor& layer : whole.layers) layer = GatherRows(layer);
+  torch::Tensor& embeddings = whole.tokens.embeddings;
+  if (embeddings.defined()) embeddings = GatherRows(embeddings);
+  return whole;
+}
+
+double Trainer::SumGradients(const torch::Tensor& loss) {
+  if (processes_->size() == 1) return loss.item<double>();
+  // In one buffer: many small sums would wait for each other.
+  std::vector<torch::Tensor> parts;
+  for (const torch::Tensor& parameter : model_->parameters()) {
+    if (parameter.grad().defined()) parts.push_back(parameter.grad().reshape({-1}));
+  }
+  parts.push_back(loss.detach().reshape({1}));
+  const torch::Tensor sums = torch::cat(parts);
+  processes_->AllReduce(sums);
+  int64_t at = 0;
+  for (const torch::Tensor& parameter : model_->parameters()) {
+    if (!parameter.grad().defined()) continue;
+    parameter.mutable_grad().copy_(sums.narrow(0, at, parameter.numel()).view(parameter.sizes()));
+    at += parameter.numel();
+  }
+  return sums[at].item<double>();
 }
 
 double Trainer::Step() {
@@ -385,14 +455,19 @@ double Trainer::Step() {
     starts = stream.starts;
     if (stream.begins) memory.reset();
   }
-  const torch::Tensor loss =
-      Losses(model_, Windows(text_, starts.data(), options_.batch, options_.length),
-             options_.memory == 0 ? nullptr : &memory)
-          .mean();
-  const double value = loss.item<double>();
-  if (!std::isfinite(value)) return value;
+  const int64_t first = FirstRowOf(processes_->rank());
+  const int64_t count = CountRowsOf(processes_->rank());
+  std::optional<BatchRows> rows;
+  if (count < options_.batch) rows = BatchRows{first, options_.batch};
+  const torch::Tensor losses =
+      Losses(model_, Windows(text_, starts.data() + first, count, options_.length),
+             options_.memory == 0 ? nullptr : &memory, rows);
+  // The share of these rows in the mean.
+  const torch::Tensor loss = losses.sum() / static_cast<double>(options_.batch * options_.length);
   optimizer_->zero_grad();
   loss.backward();
+  const double value = SumGradients(loss);
+  if (!std::isfinite(value)) return value;
   const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip);
   if (!std::isfinite(norm)) return norm;
   for (auto& group : optimizer_->param_groups()) {
@@ -441,6 +516,13 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
   step_ = step;
   memory_ = memory;
   memory_.max_length = options_.memory;
+  const auto take_rows = [&](const torch::Tensor& all) {
+    return all.narrow(0, FirstRowOf(processes_->rank()), CountRowsOf(processes_->rank()))
+        .contiguous();
+  };
+  for (torch::Tensor& layer : memory_.layers) layer = take_rows(layer);
+  torch::Tensor& embeddings = memory_.tokens.embeddings;
+  if (embeddings.defined()) embeddings = take_rows(embeddings);
 }
 
 std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
@@ -533,6 +615,8 @@ TrainingOptions TrainingFromJson(const json& object) {
 
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
                     const Tokenizer& tokenizer) {
+  const LanguageModelMemory memory = trainer.GatherMemory();
+  if (trainer.processes().rank() != 0) return;
   SafeTensors file;
   for (const auto& entry : trainer.model()->named_parameters()) {
     file.tensors[kModelPrefix + entry.key()] = entry.value();
@@ -543,7 +627,6 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const T
   for (const auto& [name, tensor] : trainer.OptimizerState()) {
     file.tensors[kOptimizerPrefix + name] = tensor;
   }
-  const LanguageModelMemory& memory = trainer.memory();
   for (size_t layer = 0; layer < memory.layers.size(); ++layer) {
     file.tensors[kMemoryPrefix + std::to_string(layer)] = memory.layers[layer];
   }

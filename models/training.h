@@ -1,5 +1,5 @@
-// Training of the language model: AdamW with warm-up and cosine decay, evaluation at several
-// lengths, and checkpoints that resume bitwise.
+// Training of the language model: AdamW with warm-up and cosine decay, over one process or several,
+// evaluation at several lengths, and checkpoints that resume bitwise.
 #ifndef GNOMON_MODELS_TRAINING_H_
 #define GNOMON_MODELS_TRAINING_H_
 
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "models/processes.h"
 #include "models/safetensors.h"
 #include "models/text_data.h"
 #include "models/tokens.h"
@@ -25,7 +26,7 @@ namespace gnomon::models {
 
 struct TrainingOptions {
   int64_t length = 128;  // tokens a window
-  int64_t batch = 16;    // windows a step
+  int64_t batch = 16;    // windows a step, of all processes together
   int64_t steps = 1000;
   int64_t warmup = 100;         // steps of linear growth of the learning rate
   double learning_rate = 2e-3;  // the highest
@@ -38,8 +39,9 @@ struct TrainingOptions {
   int64_t memory = 0;
 };
 
-// Throws Error naming the field that is out of its range.
-void CheckTrainingOptions(const TrainingOptions& options);
+// Throws Error naming the field that is out of its range; a batch has a window at least for each of
+// `processes`.
+void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
 // The fewest tokens that a training text must hold: a window and the token after it, and with a
 // memory a window for each row and one more.
@@ -58,11 +60,15 @@ LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
 // a similarity or position.
 bool Decays(std::string_view name, const torch::Tensor& parameter);
 
+// Processes share out the rows of each batch, and sum the gradients: but for the order in which
+// numbers are summed, they do what one does. All of them construct it from the same model, text and
+// options, and make the same calls in the same order.
 class Trainer {
  public:
   // `text` must be longer than options.length, and with a memory hold a segment for each row. Its
-  // bytes must outlive the trainer.
-  Trainer(LanguageModel model, TokenText text, const TrainingOptions& options);
+  // bytes must outlive the trainer. Throws Error, in all processes, before any collective.
+  Trainer(LanguageModel model, TokenText text, const TrainingOptions& options,
+          ProcessesPtr processes = std::make_shared<Processes>());
 
   // One step; returns the mean loss of its batch in nats a token. Where that is not a finite number
   // the parameters and the memory are left as they were.
@@ -71,20 +77,32 @@ class Trainer {
   int64_t step() const { return step_; }
   LanguageModel& model() { return model_; }
   const TrainingOptions& options() const { return options_; }
+  const Processes& processes() const { return *processes_; }
 
-  // What the model remembers after the last step.
+  // What the model remembers after the last step of the rows that are this process's.
   const LanguageModelMemory& memory() const { return memory_; }
+  // And of the whole batch; a collective.
+  LanguageModelMemory GatherMemory() const;
 
-  // Moments of AdamW by parameter, for a checkpoint, and back; Restore throws Error where a tensor
-  // is missing or has another shape.
+  // Moments of AdamW by parameter, for a checkpoint, and back, with the memory of the whole batch;
+  // Restore throws Error where a tensor is missing or has another shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
   void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
                const LanguageModelMemory& memory = {});
 
  private:
+  // Rows of the batch, the first and how many, that a process has.
+  int64_t FirstRowOf(int64_t rank) const;
+  int64_t CountRowsOf(int64_t rank) const;
+  // Those of the whole batch, from those of each process.
+  torch::Tensor GatherRows(const torch::Tensor& rows) const;
+  // Sums the loss and its gradients over the processes; returns the loss.
+  double SumGradients(const torch::Tensor& loss);
+
   LanguageModel model_;
   TokenText text_;
   TrainingOptions options_;
+  ProcessesPtr processes_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   LanguageModelMemory memory_;
   int64_t step_ = 0;
@@ -136,8 +154,9 @@ LanguageModelOptions ModelFromJson(const nlohmann::json& object);
 TrainingOptions TrainingFromJson(const nlohmann::json& object);
 
 // Weights, optimizer, memory, vocabulary, configuration and the name of the data in one safetensors
-// file. Of a model alone, a file has the weights and vocabulary, and in its configuration `format`,
-// `model` and `tokens`.
+// file, which any number of processes can go on from. Of a model alone, a file has the weights and
+// vocabulary, and in its configuration `format`, `model` and `tokens`. A collective; process 0
+// writes.
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
                     const Tokenizer& tokenizer);
 

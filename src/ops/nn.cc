@@ -212,8 +212,9 @@ torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t
   const auto parameters = named_parameters(/*recurse=*/false);
   for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
   const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
-  return EncodeTokens(Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
-                      {embeddings, offset, is_training(), call.lengths, known, call.generator});
+  return EncodeTokens(
+      Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
+      {embeddings, offset, is_training(), call.lengths, known, call.generator, call.rows});
 }
 
 torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {

@@ -215,10 +215,12 @@ class CapeEncoder : public TokenEncoder {
 
     // U(-limit, limit), (B, count).
     at::Tensor Draw(const c10::SymInt& count, double limit) const {
-      const at::Tensor unit = at::empty_symint({batch_.embeddings.sym_size(0), count},
-                                               batch_.embeddings.options().dtype(at::kDouble))
-                                  .uniform_(-1, 1, batch_.generator);
-      return unit * limit;
+      const c10::SymInt sequences = batch_.embeddings.sym_size(0);
+      const at::Tensor unit =
+          at::empty_symint({batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count},
+                           batch_.embeddings.options().dtype(at::kDouble))
+              .uniform_(-1, 1, batch_.generator);
+      return (batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit) * limit;
     }
 
     // Positions (B or 1, L) that lie `spacing` apart, shifted and jittered.
@@ -343,6 +345,12 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                     "gnomon.nn: ", name, ": the embeddings before have shape ",
                     batch.before ? batch.before->sym_sizes() : embeddings.sym_sizes(),
                     "; expected (B, N, ", dim, ") with B = ", embeddings.sym_size(0));
+  TORCH_CHECK_VALUE(
+      !batch.rows || (batch.rows->first >= 0 &&
+                      embeddings.sym_size(0) <= batch.rows->total - batch.rows->first),
+      "gnomon.nn: ", name, ": the rows from ", batch.rows ? batch.rows->first : 0,
+      " on of a batch of ", batch.rows ? batch.rows->total : 0, " are ", embeddings.sym_size(0),
+      "; expected no more");
   if (batch.lengths) {
     TORCH_CHECK_TYPE(at::isIntegralType(batch.lengths->scalar_type(), /*includeBool=*/false),
                      "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),

@@ -5,6 +5,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
+#include <gnomon/torch/batch_rows.h>
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +27,8 @@ struct TokenBatch {
   OptionalTensor lengths;  // (B,) integers: the tokens from there on are padding
   // (B, N, dim): the embeddings of the N tokens before the first one, the latest last.
   OptionalTensor before;
-  std::optional<at::Generator> generator;  // of what training draws; Torch's own by default
+  std::optional<at::Generator> generator;        // of what training draws; Torch's own by default
+  std::optional<BatchRows> rows = std::nullopt;  // of a larger batch; by default these are all
 };
 
 class TokenEncoder {

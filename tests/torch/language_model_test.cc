@@ -167,6 +167,28 @@ TEST(LanguageModelTest, WrongOptionsAreErrors) {
   EXPECT_THROW(LanguageModel{Small("dots", "none")}, c10::ValueError);
 }
 
+TEST(LanguageModelTest, RowsDrawWhatTheyDrawInTheirBatch) {
+  LanguageModelOptions options = Small("dot", "rope+cape");
+  options.dropout = 0.3;
+  LanguageModel model = NewModel(options, 1);
+  const torch::Tensor tokens = torch::randint(options.vocabulary, {5, 11}, torch::kLong);
+  const auto logits = [&](int64_t first, int64_t count, const std::optional<BatchRows>& rows) {
+    torch::manual_seed(7);
+    return model->forward(tokens.narrow(0, first, count), nullptr, nullptr, rows);
+  };
+  const torch::Tensor whole = logits(0, 5, std::nullopt);
+  EXPECT_TRUE(torch::equal(logits(0, 5, BatchRows{0, 5}), whole));
+  for (const auto& [first, count] : {std::pair(0, 2), std::pair(2, 3), std::pair(4, 1)}) {
+    const torch::Tensor rows = whole.narrow(0, first, count);
+    EXPECT_TRUE(torch::allclose(logits(first, count, BatchRows{first, 5}), rows, 1e-4, 1e-5));
+    if (first > 0) {
+      EXPECT_FALSE(torch::allclose(logits(first, count, std::nullopt), rows, 1e-2, 1e-2));
+    }
+  }
+  EXPECT_THROW(logits(3, 2, BatchRows{4, 5}), c10::ValueError);
+  EXPECT_THROW(logits(0, 2, BatchRows{-1, 5}), c10::ValueError);
+}
+
 TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
   LanguageModelOptions options = Small("dot", "none");
   options.dropout = 0.5;

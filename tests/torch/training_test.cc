@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gnomon/attention.h"
@@ -184,6 +187,132 @@ TEST(TrainerTest, TextsThatAreTooShortAndWrongOptionsAreErrors) {
   options = Short();
   options.learning_rate = std::nan("");
   EXPECT_THROW(CheckTrainingOptions(options), Error);
+}
+
+TEST(ProcessesTest, SharesAreConsecutiveAndEven) {
+  for (const int64_t size : {1, 2, 3, 5}) {
+    int64_t next = 0;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(FirstRow(13, rank, size), next);
+      EXPECT_GE(CountRows(13, rank, size), 13 / size);
+      EXPECT_LE(CountRows(13, rank, size), (13 + size - 1) / size);
+      next += CountRows(13, rank, size);
+    }
+    EXPECT_EQ(next, 13);
+  }
+}
+
+// Threads in the place of processes.
+class Threads {
+ public:
+  explicit Threads(int64_t size) : tensors_(size), barrier_(size) {}
+
+  int64_t size() const { return static_cast<int64_t>(tensors_.size()); }
+
+  // The tensors of all, once each has given its own.
+  std::vector<torch::Tensor> Exchange(int64_t rank, const torch::Tensor& tensor) {
+    tensors_[rank] = tensor.clone();
+    barrier_.arrive_and_wait();
+    std::vector<torch::Tensor> all = tensors_;
+    barrier_.arrive_and_wait();
+    return all;
+  }
+
+ private:
+  std::vector<torch::Tensor> tensors_;
+  std::barrier<> barrier_;
+};
+
+class OneThread : public Processes {
+ public:
+  OneThread(Threads* threads, int64_t rank) : threads_(threads), rank_(rank) {}
+
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return threads_->size(); }
+  void AllReduce(const at::Tensor& tensor) const override {
+    const torch::NoGradGuard no_grad;
+    tensor.copy_(AllGather(tensor).sum(0));
+  }
+  at::Tensor AllGather(const at::Tensor& tensor) const override {
+    return torch::stack(threads_->Exchange(rank_, tensor));
+  }
+  void Broadcast(const at::Tensor& tensor) const override {
+    const torch::NoGradGuard no_grad;
+    tensor.copy_(threads_->Exchange(rank_, tensor)[0]);
+  }
+
+ private:
+  Threads* threads_;
+  int64_t rank_;
+};
+
+TEST(TrainerTest, ProcessesDoWhatOneDoes) {
+  constexpr int64_t kProcesses = 3, kBegin = 3, kEnd = 6;
+  const std::string text = Text();
+  for (const int64_t memory : {0, 40}) {
+    TrainingOptions options = Short();  // four windows: one, one and two
+    options.memory = memory;
+    const LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
+    Trainer whole(NewModel(model, 1), text, options);
+    for (int step = 0; step < kBegin; ++step) whole.Step();
+    // The first steps are of one process, the others of three.
+    const std::map<std::string, torch::Tensor> moments = whole.OptimizerState();
+    Threads threads(kProcesses);
+    std::vector<LanguageModel> models;
+    for (int64_t rank = 0; rank < kProcesses; ++rank) {
+      // The weights are process 0's.
+      models.push_back(NewModel(model, 10 + rank));
+    }
+    {
+      const torch::NoGradGuard no_grad;
+      const std::vector<torch::Tensor> values = Values(whole);
+      for (size_t n = 0; n < values.size(); ++n) models[0]->parameters()[n].copy_(values[n]);
+    }
+    std::vector<std::vector<double>> losses(kProcesses);
+    std::vector<LanguageModelMemory> gathered(kProcesses);
+    std::vector<std::vector<torch::Tensor>> values(kProcesses);
+    std::vector<std::thread> running;
+    for (int64_t rank = 0; rank < kProcesses; ++rank) {
+      running.emplace_back([&, rank] {
+        Trainer trainer(models[rank], text, options, std::make_shared<OneThread>(&threads, rank));
+        trainer.Restore(moments, kBegin, whole.memory());
+        for (int step = kBegin; step < kEnd; ++step) losses[rank].push_back(trainer.Step());
+        gathered[rank] = trainer.GatherMemory();
+        values[rank] = Values(trainer);
+        if (memory > 0) {
+          EXPECT_EQ(trainer.memory().layers[0].size(0), rank == 2 ? 2 : 1);
+        }
+      });
+    }
+    for (std::thread& thread : running) thread.join();
+    for (int step = kBegin; step < kEnd; ++step) {
+      EXPECT_NEAR(whole.Step(), losses[0][step - kBegin], 1e-5) << step;
+    }
+    const std::vector<torch::Tensor> expected = Values(whole);
+    for (int64_t rank = 0; rank < kProcesses; ++rank) {
+      EXPECT_EQ(losses[rank], losses[0]);
+      EXPECT_TRUE(Equal(values[rank], values[0]));
+      EXPECT_EQ(gathered[rank].tokens.tokens, whole.memory().tokens.tokens);
+      ASSERT_EQ(gathered[rank].layers.size(), memory > 0 ? 1u : 0u);
+      for (size_t n = 0; n < expected.size(); ++n) {
+        EXPECT_TRUE(torch::allclose(values[rank][n], expected[n], 1e-4, 1e-5)) << n;
+      }
+      if (memory > 0) {
+        EXPECT_TRUE(
+            torch::allclose(gathered[rank].layers[0], whole.memory().layers[0], 1e-4, 1e-4));
+      }
+    }
+  }
+}
+
+TEST(TrainerTest, EveryProcessNeedsAWindow) {
+  EXPECT_NO_THROW(CheckTrainingOptions(Short(), 4));
+  EXPECT_THROW(CheckTrainingOptions(Short(), 5), Error);
+  Threads threads(5);
+  const std::string text = Text();
+  EXPECT_THROW(
+      Trainer(NewModel(Small(), 1), text, Short(), std::make_shared<OneThread>(&threads, 0)),
+      Error);
 }
 
 TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {

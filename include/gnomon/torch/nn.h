@@ -9,6 +9,7 @@
 
 #include <ATen/core/Generator.h>
 #include <gnomon/torch/attention.h>
+#include <gnomon/torch/batch_rows.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
@@ -128,6 +129,8 @@ struct TokenCall {
   TokenCache* cache = nullptr;
   // Of what training draws; Torch's own by default.
   std::optional<at::Generator> generator = std::nullopt;
+  // Of a larger batch, which other processes have the rest of; by default these are all.
+  std::optional<BatchRows> rows = std::nullopt;
 };
 
 struct TokenEncodingOptions {

@@ -1,0 +1,118 @@
+#include "cli/program.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "build_info.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "gnomon/attention.h"
+#include "models/strings.h"
+
+namespace gnomon::cli {
+namespace {
+
+using models::StrCat;
+
+struct Failure {
+  int code;
+  std::string message;
+};
+
+// Of the exception that is being handled.
+Failure DescribeFailure() {
+  const auto internal = [](const std::string& message) {
+    return Failure{kInternalFailure, "internal failure: " + message};
+  };
+  try {
+    throw;
+  } catch (const CLI::ParseError& error) {
+    return {kWrongInput, std::string(error.what()) + " (--help lists what there is)"};
+  } catch (const Error& error) {
+    return {kWrongInput, error.what()};
+  } catch (const c10::Error& error) {
+    return internal(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return internal(error.what());
+  }
+}
+
+int Fail(const Failure& failure) {
+  std::cerr << "gnomon: " << OneLine(failure.message) << std::endl;
+  return failure.code;
+}
+
+}  // namespace
+
+void Together(const models::Processes& processes, const std::function<void()>& part) {
+  if (processes.size() == 1) return part();
+  std::optional<Failure> failure;
+  try {
+    part();
+  } catch (...) {
+    failure = DescribeFailure();
+  }
+  const at::Tensor codes =
+      processes.AllGather(at::full({1}, failure ? failure->code : 0, at::kLong)).flatten();
+  for (int64_t rank = 0; rank < processes.size(); ++rank) {
+    const auto code = static_cast<int>(codes[rank].item<int64_t>());
+    if (code == 0) continue;
+    if (rank == processes.rank()) Fail(*failure);
+    // Launchers end the others as soon as one has left; the line comes first.
+    processes.Any(true);
+    throw Stopped{code};
+  }
+}
+
+int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
+  CLI::App app("gnomon: exact attention with any similarity, any position and any mask.");
+  app.name("gnomon");
+  app.require_subcommand(0, 1);
+  app.set_version_flag("--version", std::string(GNOMON_VERSION));
+  app.footer(
+      "Exit codes: 0 done, 1 internal failure, 2 wrong input, 130 stopped by Ctrl-C (what is done "
+      "is kept).");
+  Action action;
+  AddTrain(app, processes, &action);
+  AddEval(app, &action);
+  AddGenerate(app, &action);
+  AddCompare(app, &action);
+  AddList(app, &action);
+  AddInspect(app, &action);
+  AddBench(app, &action);
+  int code = 0;
+  try {
+    RememberCommand(argc, argv);
+    Together(*processes, [&] {
+      try {
+        app.parse(argc, argv);
+      } catch (const CLI::Success& asked) {
+        action = [&app, &processes, asked] { return processes->rank() == 0 ? app.exit(asked) : 0; };
+        return;
+      }
+      if (action == nullptr) throw Error("which command? (--help lists what there is)");
+      if (processes->size() > 1 && !app.got_subcommand("train")) {
+        throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, and ",
+                           processes->size(), " were started; train runs in several"));
+      }
+    });
+    code = action();
+  } catch (const Stopped& stopped) {
+    code = stopped.code;
+  } catch (...) {
+    Failure failure = DescribeFailure();
+    if (processes->size() > 1) {
+      failure.message = StrCat("process ", processes->rank(), ": ", failure.message);
+    }
+    code = Fail(failure);
+  }
+  std::cout.flush();
+  return code;
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,67 @@
+"""The command line: ``python -m gnomon`` is the program ``gnomon``, run in this interpreter.
+
+Several processes train one model, with the result of one process:
+
+    torchrun --nproc-per-node 2 -m gnomon train --data text/ --batch 16
+
+torch.distributed connects them by the environment that torchrun sets (RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT); on the CPU it works through gloo. Commands other than train are for one
+process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import torch.distributed
+
+from gnomon import _build, _library  # noqa: F401  (the library of operators comes first)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the words of a command line, by default those of this process.
+
+    Returns the exit code: 0 done, 1 internal failure, 2 wrong input, 130 stopped by Ctrl-C.
+    """
+    words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
+    # What draws the reports and pictures.
+    os.environ.setdefault("GNOMON_PYTHON", sys.executable)
+    # Python's handlers run between its own instructions, and there are none before the program
+    # ends.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        return _run(words, None, 0, 1)
+    try:
+        torch.distributed.init_process_group()
+    except (ValueError, RuntimeError) as error:
+        print(f"gnomon: torch.distributed: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    try:
+        name = torch.distributed.group.WORLD.group_name
+        size = torch.distributed.get_world_size()
+        return _run(words, name, torch.distributed.get_rank(), size)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _run(words: list[str], group: str | None, rank: int, size: int) -> int:
+    run = ctypes.CDLL(_build.PROGRAM_LIBRARY).gnomon_run_program
+    run.restype = ctypes.c_int
+    run.argtypes = [
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_char_p),
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    argv = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+    return run(len(words), argv, None if group is None else group.encode(), rank, size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

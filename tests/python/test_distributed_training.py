@@ -1,0 +1,180 @@
+"""Training over several processes from the command line, against one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from test_cli import PROGRAM, SECONDS, step_of
+
+FILE = "checkpoint.safetensors"
+# Five windows over two processes: two and three. What training draws at random, dropout and CAPE's
+# shifts, falls on the windows as in one process; a memory, and the embeddings that a convolution
+# keeps, are gathered for a checkpoint.
+TRAIN = [
+    "train", "--data", "text.txt", "--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32,
+    "--length", 16, "--batch", 5, "--similarity", "penumbral", "--position",
+    "rope+alibi:slopes=learned+conv:kernel=3:groups=2+cape", "--memory", 24, "--dropout", 0.2,
+    "--tokens", "words",
+]  # fmt: skip
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+
+
+def start(arguments: list[object], cwd: pathlib.Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(argument) for argument in arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code, and what was written to both outputs."""
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
+
+
+def run_one(arguments: list[object], cwd: pathlib.Path) -> str:
+    code, output, errors = finish(start([PROGRAM, *arguments], cwd))
+    assert code == 0, errors
+    return output
+
+
+def start_two(
+    arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
+) -> list[subprocess.Popen[str]]:
+    """What torchrun starts; process 1 may have words of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        start(
+            [sys.executable, "-m", "gnomon", *words],
+            cwd,
+            RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        for rank, words in enumerate([arguments, second or arguments])
+    ]
+
+
+def run_two(arguments: list[object], cwd: pathlib.Path) -> None:
+    for code, _, errors in [finish(process) for process in start_two(arguments, cwd)]:
+        assert code == 0, errors
+
+
+def refused_by_two(
+    arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
+) -> str:
+    """The one line that both together answer with."""
+    ends = [finish(process) for process in start_two(arguments, cwd, second)]
+    assert [code for code, _, _ in ends] == [2, 2], ends
+    lines = [line for _, _, errors in ends for line in errors.splitlines() if "gnomon: " in line]
+    assert len(lines) == 1, ends
+    return lines[0]
+
+
+def assert_same(got: pathlib.Path, expected: pathlib.Path) -> None:
+    """Of the same numbers but for the order in which they were summed."""
+    assert step_of(got / FILE) == step_of(expected / FILE)
+    got_tensors, expected_tensors = load_file(got / FILE), load_file(expected / FILE)
+    assert got_tensors.keys() == expected_tensors.keys()
+    for name, tensor in expected_tensors.items():
+        np.testing.assert_allclose(got_tensors[name], tensor, atol=2e-5, rtol=0, err_msg=name)
+
+
+def copy_with_steps(run: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
+    """The checkpoint of a run that is to go on to so many steps."""
+    with safe_open(run / FILE, "numpy") as content:
+        metadata = content.metadata()
+    config = json.loads(metadata["gnomon"])
+    config["training"]["steps"] = steps
+    copy.mkdir()
+    tensors = load_file(run / FILE)
+    save_file(tensors, copy / FILE, metadata=metadata | {"gnomon": json.dumps(config)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("training")
+    text = "".join(f"line {n % 19}: the quick brown fox, {n % 7} times\n" for n in range(400))
+    (path / "text.txt").write_text(text)
+    return path
+
+
+def test_torchrun_does_what_one_process_does_and_either_goes_on(folder):
+    arguments = [*TRAIN, "--steps", 6]
+    alone = run_one([*arguments, "--out", "one"], folder)
+    code, output, errors = finish(
+        start([sys.executable, *TORCHRUN, "-m", "gnomon", *arguments, "--out", "two"], folder)
+    )
+    assert code == 0, errors
+    # Said once.
+    assert output == alone
+    assert errors.count(" to train on, steps 0 to 6") == 1
+    assert [file.name for file in (folder / "two").iterdir()] == [FILE]
+    assert_same(folder / "two", folder / "one")
+
+    for run, name in [("one", "one-one"), ("two", "two-one"), ("one", "one-two")]:
+        copy_with_steps(folder / run, folder / name, steps=12)
+    run_one(["train", "--resume", "one-one"], folder)
+    run_one(["train", "--resume", "two-one"], folder)
+    run_two(["train", "--resume", "one-two"], folder)
+    assert load_file(folder / "one-one" / FILE)["memory.layers.1"].shape == (5, 24, 16)
+    assert_same(folder / "two-one", folder / "one-one")
+    assert_same(folder / "one-two", folder / "one-one")
+
+
+def test_interrupting_one_process_stops_all_with_a_checkpoint(folder):
+    arguments = [*TRAIN, "--steps", 100000, "--checkpoint-every", 20, "--out", "stopped"]
+    file = folder / "stopped" / FILE
+    processes = start_two(arguments, folder)
+    deadline = time.monotonic() + SECONDS
+    while not (file.exists() and step_of(file) >= 20):
+        assert all(process.poll() is None for process in processes)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGINT)
+    ends = [finish(process) for process in processes]
+    assert [code for code, _, _ in ends] == [130, 130], ends
+    stopped_at = step_of(file)
+    assert stopped_at >= 20
+    assert f"stopped after step {stopped_at} of 100000" in ends[0][2]
+    assert "stopped" not in ends[1][2]
+
+
+def test_what_one_process_finds_wrong_ends_all(folder):
+    wrong = ["train", "--data", "absent.txt", *TRAIN[3:], "--out", "none"]
+    assert "absent.txt" in refused_by_two([*TRAIN, "--out", "none"], folder, wrong)
+    assert not (folder / "none").exists()
+
+
+def test_commands_for_one_process_are_refused_once(folder):
+    message = refused_by_two(["compare", "--data", "text.txt"], folder)
+    assert "compare runs in one process, and 2 were started" in message
+
+
+def test_the_module_is_the_program(folder):
+    words = [sys.executable, "-m", "gnomon"]
+    assert finish(start([*words, "list", "--json"], folder)) == finish(
+        start([PROGRAM, "list", "--json"], folder)
+    )
+    assert finish(start([*words, "trian"], folder)) == finish(start([PROGRAM, "trian"], folder))
