@@ -1,6 +1,6 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
-from gnomon import _library, _vmap, cones, models, nn, position, similarity
+from gnomon import _library, _vmap, cones, distributed, models, nn, position, similarity
 from gnomon._attention import attention
 from gnomon._encodings import (
     alibi_slopes,
@@ -20,6 +20,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "cones",
+    "distributed",
     "favor_projection",
     "graph_attention",
     "grid_sinusoid",

@@ -164,7 +164,7 @@ def attention(
     similarity_spec, similarity_tensors = similarity._lower()
     position_specs: list[str] = []
     position_tensors: list[Tensor] = []
-    for term in _as_list(position):
+    for term in as_list(position):
         if not isinstance(term, Position):
             raise wrong_type(
                 "attention", "position", term, "one of gnomon.position, or a list of them"
@@ -200,7 +200,7 @@ def attention(
     return (o, lse) if return_lse else o
 
 
-def _as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
+def as_list(position: Position | Sequence[Position] | None) -> Sequence[Position]:
     if position is None:
         return ()
     return position if isinstance(position, Sequence) else [position]

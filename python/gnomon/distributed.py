@@ -1,0 +1,637 @@
+"""Attention over a sequence that is shared out over processes (context or sequence parallelism).
+
+Each process of a group has a contiguous part of the queries, and of the keys and values. The parts
+of keys and values go around in a ring (Liu et al. 2023, Ring Attention), and what a process attends
+to in each is merged by lse: exact, forward and backward, and no process ever has more of the
+sequence than two parts of it.
+
+    import torch.distributed
+    from gnomon.distributed import context_parallel_attention
+
+    torch.distributed.init_process_group()
+    o = context_parallel_attention(q, k, v, position=gnomon.position.RoPE(), causal=True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnomon._attention import (
+    Aggregation,
+    Window,
+    as_list,
+    attention,
+    check_call,
+    check_chunks,
+    check_window,
+)
+from gnomon._checks import check_number, check_tensors, wrong_type
+from gnomon._terms import Term
+from gnomon.position import AbsoluteKeys, Grid, GridBias, OffsetBias, Position, Relative2D, RoPE
+from gnomon.similarity import Dot, Similarity
+
+__all__ = ["context_parallel_attention"]
+
+_NAME = "distributed.context_parallel_attention"
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+_T = TypeVar("_T", bound=Term)
+
+
+@overload
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = ...,
+    position: Position | Sequence[Position] | None = ...,
+    causal: bool = ...,
+    window: Window | None = ...,
+    key_lengths: Tensor | None = ...,
+    key_starts: Tensor | None = ...,
+    query_segments: Tensor | None = ...,
+    key_segments: Tensor | None = ...,
+    query_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    chunks: tuple[int, int, int] | None = ...,
+    dropout: float = ...,
+    aggregation: Aggregation = ...,
+    group: dist.ProcessGroup | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = ...,
+    position: Position | Sequence[Position] | None = ...,
+    causal: bool = ...,
+    window: Window | None = ...,
+    key_lengths: Tensor | None = ...,
+    key_starts: Tensor | None = ...,
+    query_segments: Tensor | None = ...,
+    key_segments: Tensor | None = ...,
+    query_offset: int | Tensor | None = ...,
+    scale: float | None = ...,
+    chunks: tuple[int, int, int] | None = ...,
+    dropout: float = ...,
+    aggregation: Aggregation = ...,
+    group: dist.ProcessGroup | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    similarity: Similarity | None = None,
+    position: Position | Sequence[Position] | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    key_lengths: Tensor | None = None,
+    key_starts: Tensor | None = None,
+    query_segments: Tensor | None = None,
+    key_segments: Tensor | None = None,
+    query_offset: int | Tensor | None = None,
+    scale: float | None = None,
+    chunks: tuple[int, int, int] | None = None,
+    dropout: float = 0.0,
+    aggregation: Aggregation = "mean",
+    group: dist.ProcessGroup | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """gnomon.attention of the whole sequence, for the queries that this process has.
+
+    All processes of the group make the call, and the backward pass where one of them does, in the
+    same order and with the same arguments but for q, k, v and the segments. Process r has the rows
+    of the sequence that follow those of process r - 1; parts may differ in length, those of q from
+    those of k, too. Positions are those of the whole sequence: its first key stands at 0.
+
+    Each process holds two parts of k and v, and of their gradients in the backward pass, which
+    computes the scores of each part anew; memory is linear in the parts, but for tables and the
+    segments of keys, which every process has whole. k and v travel while the part before is
+    computed. With causal or a window, parts that no query of a process sees cost it nothing, and
+    the ring ends where no process sees more; with causal the first processes wait for the last one,
+    whose queries see all keys (parts are not balanced by a zigzag).
+
+    Args:
+        q: (B, H, Lq, D), this process's part, Lq at least 1; k and v as q.
+        k: (B, Hkv, Lk, D).
+        v: (B, Hkv, Lk, Dv).
+        similarity: as in gnomon.attention, as are causal, window, query_offset, scale and
+            aggregation.
+        position: of gnomon.position, of the whole sequence: the table of OffsetBias is
+            (H, sum of Lq + sum of Lk - 1), that of AbsoluteKeys has the sum of Lk rows.
+        key_lengths: (B,) integers, of the columns of the whole sequence, as are key_starts.
+        chunks: as in gnomon.attention; each part of k must begin at a multiple of their size.
+        query_segments: (B, Lq) integers, of this process's part; key_segments (B, Lk).
+        dropout: must be 0.
+        group: of torch.distributed; None is the default group.
+        return_lse: also return lse (B, H, Lq); differentiable.
+
+    Gradients of q, k and v are whole. Those of tensors of similarity and position, which every
+    process has, are the share of this process's queries, as are those of any weight that is
+    applied to its part of the sequence: their sum over the group (all_reduce) is the gradient.
+
+    Returns:
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.
+
+    Raises:
+        ValueError: a shape or a value, also where processes disagree on a shape.
+        TypeError: a dtype or a device.
+        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
+            have their place by a row of the whole sequence, and dropout, whose mask has it, too.
+        RuntimeError: torch.distributed is not initialised.
+    """
+    check_tensors(_NAME, q=q, k=k, v=v)
+    _, query_offsets = check_call(
+        _NAME,
+        causal,
+        query_offset,
+        {
+            "key_lengths": key_lengths,
+            "key_starts": key_starts,
+            "query_segments": query_segments,
+            "key_segments": key_segments,
+        },
+    )
+    left, right = check_window(_NAME, window)
+    check_chunks(_NAME, chunks)
+    check_number(_NAME, "dropout", dropout)
+    if dropout != 0:
+        raise NotImplementedError(f"gnomon.{_NAME}: dropout is {dropout}; expected 0")
+    similarity = Dot() if similarity is None else similarity
+    if not isinstance(similarity, Similarity):
+        raise wrong_type(_NAME, "similarity", similarity, "one of gnomon.similarity")
+    positions = list(as_list(position))
+    for term in positions:
+        _check_position(term)
+    if (query_segments is None) != (key_segments is None):
+        given = "query_segments" if key_segments is None else "key_segments"
+        raise ValueError(
+            f"gnomon.{_NAME}: {given} is given alone; expected both query_segments and "
+            "key_segments, or neither"
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            f"gnomon.{_NAME}: torch.distributed is not initialised; call "
+            "torch.distributed.init_process_group first"
+        )
+    parts = _Parts.exchange(q, k, v, [similarity, *positions], group)
+    if query_offset is None:
+        if sum(parts.queries) != sum(parts.keys) and (positions or causal or window is not None):
+            raise ValueError(
+                f"gnomon.{_NAME}: query_offset is None, the queries are {sum(parts.queries)} and "
+                f"the keys {sum(parts.keys)}; expected the position of the first query"
+            )
+        query_offset = 0
+    sequence = _Sequence(
+        parts=parts,
+        dtype=q.dtype,
+        similarity=similarity,
+        positions=positions,
+        causal=causal,
+        left=left,
+        right=0 if causal else right,
+        key_lengths=key_lengths,
+        key_starts=key_starts,
+        query_segments=query_segments,
+        key_segments=None if key_segments is None else parts.gather_segments(key_segments, k),
+        query_offset=query_offset if query_offsets is None else query_offsets,
+        scale=scale,
+        chunks=chunks,
+        aggregation=aggregation,
+    )
+    sequence.check_tables(q.size(1))
+    sequence.check_chunks()
+    o, lse = _RingAttention.apply(sequence, q, k, v, *_all_tensors([similarity, *positions]))
+    return (o, lse) if return_lse else o
+
+
+def _check_position(term: object) -> None:
+    if not isinstance(term, Position):
+        raise wrong_type(_NAME, "position", term, "one of gnomon.position, or a list of them")
+    on_grid = isinstance(term, RoPE) and term.shape is not None
+    if on_grid or isinstance(term, (Grid, GridBias, Relative2D)):
+        what = f"{type(term).__name__} with a shape" if on_grid else type(term).__name__
+        raise NotImplementedError(
+            f"gnomon.{_NAME}: position is {what}; expected positions in the sequence"
+        )
+
+
+def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
+        if tensor.dtype not in _DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            return TypeError(
+                f"gnomon.{_NAME}: {name} is {tensor.dtype} on {tensor.device} and q {q.dtype} on "
+                f"{q.device}; expected the same, bfloat16, float16, float32 or float64"
+            )
+        if tensor.dim() != 4 or tensor.size(2) < 1:
+            return ValueError(
+                f"gnomon.{_NAME}: {name} has shape {list(tensor.shape)}; expected (batch, heads, "
+                "length, columns) with a length of at least 1"
+            )
+    if k.size(0) != q.size(0) or v.shape[:3] != k.shape[:3]:
+        return ValueError(
+            f"gnomon.{_NAME}: q, k and v have shapes {list(q.shape)}, {list(k.shape)} and "
+            f"{list(v.shape)}; expected (B, H, Lq, D), (B, Hkv, Lk, D) and (B, Hkv, Lk, Dv)"
+        )
+    return None
+
+
+def _tensors_of(term: Term) -> dict[str, Tensor]:
+    values = {
+        field.name: getattr(term, field.name) for field in dataclasses.fields(cast(Any, term))
+    }
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _all_tensors(terms: Sequence[Term]) -> list[Tensor]:
+    return [tensor for term in terms for tensor in _tensors_of(term).values()]
+
+
+def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
+    """The term with these in the place of its tensors, which are taken from the list."""
+    return dataclasses.replace(
+        cast(Any, term), **{name: tensors.pop(0) for name in _tensors_of(term)}
+    )
+
+
+def _begin(lengths: Sequence[int], part: int) -> int:
+    return sum(lengths[:part])
+
+
+@dataclass
+class _Parts:
+    """Who has which rows of the sequence."""
+
+    group: dist.ProcessGroup | None
+    rank: int
+    size: int
+    queries: list[int]  # Lq of each process
+    keys: list[int]  # Lk of each process
+
+    @classmethod
+    def exchange(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        terms: Sequence[Term],
+        group: dist.ProcessGroup | None,
+    ) -> _Parts:
+        """A collective. What is wrong with the tokens of any process is an error in all."""
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError(f"gnomon.{_NAME}: this process is not in the group")
+        size = dist.get_world_size(group)
+        mine = [-1] * 13
+        error = _error_in_tokens(q, k, v)
+        if error is None:
+            shape = [q.size(0), q.size(1), q.size(3), k.size(1), k.size(3), v.size(3)]
+            learned = any(tensor.requires_grad for tensor in _all_tensors(terms))
+            needs = [q.requires_grad, k.requires_grad, v.requires_grad, learned]
+            recorded = [int(need and torch.is_grad_enabled()) for need in needs]
+            mine = [q.size(2), k.size(2), _DTYPES.index(q.dtype), *shape, *recorded]
+        facts = torch.empty(size * len(mine), dtype=torch.int64, device=q.device)
+        dist.all_gather_into_tensor(
+            facts, torch.tensor(mine, dtype=torch.int64, device=q.device), group=group
+        )
+        all_facts = facts.view(size, -1).tolist()
+        if error is not None:
+            raise error
+        for process, its in enumerate(all_facts):
+            if its[0] < 0:
+                raise ValueError(
+                    f"gnomon.{_NAME}: q, k or v of process {process} is wrong, as it says"
+                )
+            first = all_facts[0]
+            if its[2] != first[2]:
+                raise ValueError(
+                    f"gnomon.{_NAME}: q has dtype {_DTYPES[its[2]]} in process {process} and "
+                    f"{_DTYPES[first[2]]} in process 0; expected the same"
+                )
+            if its[3:9] != first[3:9]:
+                raise ValueError(
+                    f"gnomon.{_NAME}: (B, H, D) of q, (Hkv, D) of k and Dv of v are {its[3:9]} in "
+                    f"process {process} and {first[3:9]} in process 0; expected the same"
+                )
+            if its[9:] != first[9:]:
+                raise ValueError(
+                    f"gnomon.{_NAME}: whether q, k, v and a tensor of similarity or position "
+                    f"require grad is {[bool(need) for need in its[9:]]} in process {process} and "
+                    f"{[bool(need) for need in first[9:]]} in process 0; expected the same"
+                )
+        return cls(
+            group=group,
+            rank=rank,
+            size=size,
+            queries=[its[0] for its in all_facts],
+            keys=[its[1] for its in all_facts],
+        )
+
+    def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
+        """Those of the whole sequence, (B, sum of Lk); a collective."""
+        if key_segments.is_floating_point() or key_segments.dtype == torch.bool:
+            raise TypeError(
+                f"gnomon.{_NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
+            )
+        expected = (k.size(0), k.size(2))
+        if key_segments.shape != expected:
+            raise ValueError(
+                f"gnomon.{_NAME}: key_segments has shape {list(key_segments.shape)}; expected "
+                f"(B, Lk) = {expected}"
+            )
+        longest = max(self.keys)
+        mine = torch.zeros(longest, k.size(0), dtype=torch.int64, device=k.device)
+        mine[: k.size(2)] = key_segments.t()
+        everyone = mine.new_empty(self.size * longest, k.size(0))
+        dist.all_gather_into_tensor(everyone, mine, group=self.group)
+        of_each = zip(everyone.split(longest), self.keys, strict=True)
+        return torch.cat([part[:length] for part, length in of_each]).t().contiguous()
+
+    def source(self, step: int) -> int:
+        """Whose keys this process has at a step of the ring."""
+        return (self.rank - step) % self.size
+
+    def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> _Passage:
+        """Sends (B, Hkv, L, C) on; another comes in its place, with `length` rows."""
+        shape = list(tensor.shape)
+        shape[2] = length
+        received = tensor.new_empty(shape)
+        sent = tensor.contiguous()
+        to, by = (self.rank + hops) % self.size, (self.rank - hops) % self.size
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, group=self.group, group_peer=to),
+                dist.P2POp(dist.irecv, received, group=self.group, group_peer=by),
+            ]
+        )
+        return _Passage(works, sent, received)
+
+
+@dataclass
+class _Passage:
+    """A tensor on its way; what is sent must live until it has left."""
+
+    works: list[dist.Work]
+    sent: Tensor
+    received: Tensor
+
+    def wait(self) -> Tensor:
+        for work in self.works:
+            work.wait()
+        return self.received
+
+
+@dataclass
+class _Sequence:
+    """What does not change from part to part."""
+
+    parts: _Parts
+    dtype: torch.dtype  # of q
+    similarity: Similarity
+    positions: list[Position]
+    causal: bool
+    left: int | None
+    right: int | None
+    key_lengths: Tensor | None
+    key_starts: Tensor | None
+    query_segments: Tensor | None
+    key_segments: Tensor | None  # of the whole sequence
+    query_offset: int | Tensor
+    scale: float | None
+    chunks: tuple[int, int, int] | None
+    aggregation: Aggregation
+
+    def check_tables(self, heads: int) -> None:
+        """Of the tables that are cut into parts; the operator sees the parts alone."""
+        queries, keys = sum(self.parts.queries), sum(self.parts.keys)
+        for term in self.positions:
+            if isinstance(term, OffsetBias) and term.table.shape != (heads, queries + keys - 1):
+                raise ValueError(
+                    f"gnomon.{_NAME}: the table of OffsetBias has shape {list(term.table.shape)}; "
+                    f"expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) of the whole "
+                    "sequence"
+                )
+            if isinstance(term, AbsoluteKeys) and (
+                term.table.dim() < 2 or term.table.size(-2) != keys
+            ):
+                raise ValueError(
+                    f"gnomon.{_NAME}: the table of AbsoluteKeys has shape "
+                    f"{list(term.table.shape)}; expected {keys} rows, the keys of the whole "
+                    "sequence"
+                )
+
+    def check_chunks(self) -> None:
+        if self.chunks is None or self.chunks[0] < 1:
+            return
+        begins = [_begin(self.parts.keys, part) for part in range(self.parts.size)]
+        if any(begin % self.chunks[0] != 0 for begin in begins):
+            raise ValueError(
+                f"gnomon.{_NAME}: the parts of k begin at {begins}; expected multiples of the "
+                f"size of chunks, {self.chunks[0]}"
+            )
+
+    def is_seen(self, rank: int, source: int) -> bool:
+        """Whether a query of process `rank` may see a key of process `source`."""
+        if isinstance(self.query_offset, Tensor):
+            return True
+        parts = self.parts
+        first_query = self.query_offset + _begin(parts.queries, rank)
+        first_key = _begin(parts.keys, source)
+        least = first_key - (first_query + parts.queries[rank] - 1)
+        most = first_key + parts.keys[source] - 1 - first_query
+        return (self.left is None or most >= -self.left) and (
+            self.right is None or least <= self.right
+        )
+
+    def last_step(self) -> int:
+        """The last step of the ring at which any process sees the keys that it has."""
+        size = self.parts.size
+        return max(
+            step
+            for step in range(size)
+            if step == 0 or any(self.is_seen(rank, (rank - step) % size) for rank in range(size))
+        )
+
+    def attend(
+        self, source: int, q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """o and lse over the keys of one process."""
+        parts = self.parts
+        first_query = _begin(parts.queries, parts.rank)
+        first_key = _begin(parts.keys, source)
+        end = first_key + parts.keys[source]
+        # The operator takes parameters in the dtype of its tokens.
+        left_over = [
+            tensor.to(q.dtype) if tensor.dtype == self.dtype else tensor for tensor in tensors
+        ]
+        similarity = _with_tensors(self.similarity, left_over)
+        positions = [_with_tensors(term, left_over) for term in self.positions]
+        for n, term in enumerate(positions):
+            if isinstance(term, OffsetBias):
+                # Entry 0 is for the first column and the last row of the sequence.
+                begin = first_key + sum(parts.queries) - first_query - q.size(2)
+                table = term.table[:, begin : begin + q.size(2) + k.size(2) - 1]
+                positions[n] = dataclasses.replace(term, table=table)
+            elif isinstance(term, AbsoluteKeys):
+                positions[n] = dataclasses.replace(term, table=term.table[..., first_key:end, :])
+
+        def columns(bounds: Tensor | None) -> Tensor | None:
+            return None if bounds is None else (bounds - first_key).clamp(0, k.size(2))
+
+        return attention(
+            q,
+            k,
+            v,
+            similarity=similarity,
+            position=positions,
+            causal=self.causal,
+            window=None if self.left is None and self.right is None else (self.left, self.right),
+            key_lengths=columns(self.key_lengths),
+            key_starts=columns(self.key_starts),
+            query_segments=self.query_segments,
+            key_segments=None if self.key_segments is None else self.key_segments[:, first_key:end],
+            query_offset=self.query_offset + (first_query - first_key),
+            scale=self.scale,
+            chunks=self.chunks,
+            aggregation=self.aggregation,
+            return_lse=True,
+        )
+
+
+def _weight(lse: Tensor, total: Tensor) -> Tensor:
+    """The share exp(lse - total) of a part in the sum; 0 for a part that a row sees nothing of."""
+    return torch.where(lse == -torch.inf, 0.0, (lse - total).exp()).unsqueeze(3)
+
+
+class _RingAttention(torch.autograd.Function):
+    """o and lse of (sequence, q, k, v, the tensors of its terms)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sequence: _Sequence, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parts = sequence.parts
+        # Low precision is rounded at both ends, not in each part.
+        computing = torch.promote_types(q.dtype, torch.float32)
+        query = q.to(computing)
+        last = sequence.last_step()
+        head_dim = k.size(3)
+        keys = torch.cat([k, v], 3)
+        o = query.new_zeros(*query.shape[:3], v.size(3))
+        lse = query.new_full(query.shape[:3], -torch.inf)
+        for step in range(last + 1):
+            source = parts.source(step)
+            passage = None
+            if step < last:
+                passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
+            # Of its own part it asks in any case, so that all processes find what is wrong.
+            if step == 0 or sequence.is_seen(parts.rank, source):
+                key, value = keys.to(computing).split([head_dim, v.size(3)], 3)
+                try:
+                    part_o, part_lse = sequence.attend(source, query, key, value, tensors)
+                except Exception:
+                    if passage is not None:
+                        passage.wait()
+                    raise
+                total = torch.logaddexp(lse, part_lse)
+                o = o * _weight(lse, total) + part_o * _weight(part_lse, total)
+                lse = total
+            if passage is not None:
+                keys = passage.wait()
+        ctx.sequence = sequence
+        ctx.last = last
+        ctx.save_for_backward(q, k, v, o, lse, *tensors)
+        ctx.set_materialize_grads(False)
+        return o.to(q.dtype), lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        sequence: _Sequence = ctx.sequence
+        parts = sequence.parts
+        last: int = ctx.last
+        q, k, v, o, lse, *tensors = ctx.saved_tensors
+        d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
+        d_total = torch.zeros_like(lse) if d_lse is None else d_lse
+        # d_lse of a part is w (d_o . part_o - d_o . o + d_lse): w (d_o . part_o + rest).
+        rest = d_total - (d_out * o).sum(3)
+        query = q.to(o.dtype).detach()
+        head_dim = k.size(3)
+        needs_q, needs_terms = ctx.needs_input_grad[1], ctx.needs_input_grad[4:]
+        needs_keys = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+        d_q = torch.zeros_like(query)
+        d_tensors = [
+            torch.zeros_like(tensor) if needs else None
+            for tensor, needs in zip(tensors, needs_terms, strict=True)
+        ]
+        keys = torch.cat([k, v], 3).detach()
+        d_keys = torch.zeros_like(keys, dtype=o.dtype) if needs_keys else None
+        d_passage = None
+        for step in range(last + 1):
+            source = parts.source(step)
+            passage = None
+            if step < last:
+                passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
+            d_part = None
+            if sequence.is_seen(parts.rank, source):
+                with torch.enable_grad():
+                    leaf_q = query.requires_grad_(needs_q)
+                    leaf_keys = keys.to(o.dtype).detach().requires_grad_(needs_keys)
+                    leaves = [
+                        tensor.detach().requires_grad_(needs)
+                        for tensor, needs in zip(tensors, needs_terms, strict=True)
+                    ]
+                    key, value = leaf_keys.split([head_dim, v.size(3)], 3)
+                    part_o, part_lse = sequence.attend(source, leaf_q, key, value, leaves)
+                weight = _weight(part_lse.detach(), lse)
+                d_part_o = weight * d_out
+                d_part_lse = (d_part_o * part_o.detach()).sum(3) + weight.squeeze(3) * rest
+                inputs = [leaf for leaf in (leaf_q, leaf_keys, *leaves) if leaf.requires_grad]
+                gradients = iter(
+                    torch.autograd.grad((part_o, part_lse), inputs, (d_part_o, d_part_lse))
+                )
+                if needs_q:
+                    d_q += next(gradients)
+                if needs_keys:
+                    d_part = next(gradients)
+                for sum_of, gradient in zip(
+                    [d_tensor for d_tensor in d_tensors if d_tensor is not None],
+                    gradients,
+                    strict=True,
+                ):
+                    sum_of += gradient
+            # The gradient of keys arrives after they do: it waits for the process before.
+            if d_passage is not None:
+                d_keys = d_passage.wait()
+            if d_keys is not None and d_part is not None:
+                d_keys = d_keys + d_part
+            if passage is not None:
+                keys = passage.wait()
+                if d_keys is not None:
+                    d_passage = parts.send_around(d_keys, keys.size(2))
+        if d_keys is not None and last > 0:
+            # Home, to the process that the keys came from.
+            d_keys = parts.send_around(d_keys, k.size(2), hops=-last).wait()
+        d_k = d_v = None
+        if d_keys is not None:
+            d_k, d_v = d_keys.split([head_dim, v.size(3)], 3)
+        return (
+            None,
+            d_q.to(q.dtype) if needs_q else None,
+            d_k.to(k.dtype) if d_k is not None and ctx.needs_input_grad[2] else None,
+            d_v.to(v.dtype) if d_v is not None and ctx.needs_input_grad[3] else None,
+            *d_tensors,
+        )

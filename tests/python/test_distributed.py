@@ -1,0 +1,366 @@
+"""Several processes against one: context parallel attention, and training from the command line."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gnomon
+from gnomon.distributed import context_parallel_attention
+from gnomon.position import (
+    T5,
+    AbsoluteKeys,
+    ALiBi,
+    Grid,
+    GridBias,
+    HyPE,
+    Kerple,
+    OffsetBias,
+    Relative,
+    Relative2D,
+    RoPE,
+    TransformerXL,
+)
+from gnomon.similarity import Entailment, Gaussian, Hyperbolic, Laplacian, Penumbral, Umbral
+
+B, H, HKV, D, DV = 2, 4, 2, 6, 5
+PROCESSES = 3
+SECONDS = 300
+
+# Rows of the processes of a group of three, and of two; odd, unequal, and one of a single row.
+ROWS = {3: [7, 5, 1], 2: [5, 8]}
+# Of the keys, where a case has others for them.
+KEY_ROWS = {"chunks": {3: [5, 5, 3], 2: [10, 3]}}
+LENGTH = 13
+
+
+class Draw:
+    """Random tensors that all processes draw alike."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __call__(self, *shape: int, scale: float = 1.0, learned: bool = True) -> Tensor:
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
+        return drawn.to(self.dtype).requires_grad_(learned)
+
+    def heads(self) -> Tensor:
+        return self(H).detach().abs().add(0.3).requires_grad_()
+
+
+def masked_table(draw: Draw) -> Tensor:
+    table = draw(H, 2 * LENGTH - 1).detach()
+    table[:, ::5] = -torch.inf
+    return table.requires_grad_()
+
+
+def packed() -> Tensor:
+    return torch.tensor([0] * 4 + [1] * 6 + [2] * 3).expand(B, -1)
+
+
+# The arguments of each call on the whole sequence; causal among them where it matters.
+CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
+    "dot": lambda draw: {"scale": 0.7},
+    "dot causal": lambda draw: {"causal": True},
+    "dot causal window": lambda draw: {"causal": True, "window": (3, None)},
+    "window of both sides": lambda draw: {"window": (2, 1)},
+    "laplacian alibi": lambda draw: {
+        "similarity": Laplacian(draw.heads()),
+        "position": ALiBi(draw.heads()),
+    },
+    "penumbral causal hype": lambda draw: {
+        "similarity": Penumbral(draw.heads()),
+        "position": HyPE(draw.heads(), draw(H, scale=0.1)),
+        "causal": True,
+    },
+    "t5": lambda draw: {"position": T5(draw(8, H), bidirectional=True, max_distance=16)},
+    "kerple causal": lambda draw: {
+        "position": Kerple(draw.heads(), draw.heads()),
+        "causal": True,
+    },
+    "offset bias": lambda draw: {"position": OffsetBias(masked_table(draw))},
+    "offset bias causal window": lambda draw: {
+        "position": OffsetBias(draw(H, 2 * LENGTH - 1)),
+        "causal": True,
+        "window": (6, None),
+    },
+    "rope hype causal": lambda draw: {
+        "position": [RoPE(), HyPE(draw.heads(), 0.05)],
+        "causal": True,
+    },
+    "gaussian rope": lambda draw: {"similarity": Gaussian(0.4), "position": RoPE(layout="half")},
+    "penumbral rope": lambda draw: {"similarity": Penumbral(draw.heads()), "position": RoPE()},
+    "umbral exp rope": lambda draw: {"similarity": Umbral(0.5, map="exp"), "position": RoPE()},
+    "hyperbolic rope": lambda draw: {"similarity": Hyperbolic(draw.heads()), "position": RoPE()},
+    "entailment rope": lambda draw: {
+        "similarity": Entailment(draw.heads()),
+        "position": RoPE(dims=4),
+    },
+    "relative keys and values": lambda draw: {
+        "position": Relative(draw(9, D), 4, values=draw(9, DV))
+    },
+    "relative causal alibi": lambda draw: {
+        "position": [Relative(draw(H, 4, D), 3, far="zero"), ALiBi(0.3)],
+        "causal": True,
+    },
+    "transformer_xl": lambda draw: {
+        "position": TransformerXL(draw(H, D), draw(H, D), draw(H, LENGTH, D)),
+        "causal": True,
+    },
+    "absolute keys": lambda draw: {"position": AbsoluteKeys(draw(LENGTH, D))},
+    "lengths and starts of keys": lambda draw: {
+        "position": ALiBi(0.2),
+        "key_lengths": torch.tensor([4, 12]),
+        "key_starts": torch.tensor([1, 8]),
+    },
+    "packed documents": lambda draw: {
+        "query_segments": packed(),
+        "key_segments": packed(),
+        "position": RoPE(),
+    },
+    "queries before the keys": lambda draw: {"query_offset": -6, "causal": True},
+    "offsets of the batch": lambda draw: {
+        "query_offset": torch.tensor([2, -3]),
+        "causal": True,
+        "position": HyPE(0.1, 0.1),
+    },
+    "chunks": lambda draw: {"chunks": (5, 1, 0), "position": ALiBi(0.1)},
+    "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
+}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+# Rounding of o, lse and the gradients, relative to their largest number.
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-2}
+RUNS = [(case, "float64") for case in CASES] + [
+    ("dot causal", "float32"),
+    ("laplacian alibi", "float32"),
+    ("penumbral causal hype", "float32"),
+    ("rope hype causal", "float32"),
+    ("dot causal", "bfloat16"),
+]
+
+
+def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
+    terms = [arguments.get("similarity"), arguments.get("position")]
+    flat = [t for term in terms for t in (term if isinstance(term, list) else [term])]
+    values = [value for term in flat if term is not None for value in vars(term).values()]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def part_of(tensor: Tensor, rows: list[int], rank: int, axis: int) -> Tensor:
+    return tensor.split(rows, axis)[rank]
+
+
+def compare(name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: list[int]) -> None:
+    rank = dist.get_rank(group)
+    rows = ROWS[dist.get_world_size(group)]
+    draw = Draw(DTYPES[dtype])
+    arguments = CASES[name](draw)
+    values = 0.1 if "midpoint" in name else 1.0
+    whole = [draw(B, H, LENGTH, D), draw(B, HKV, LENGTH, D), draw(B, HKV, LENGTH, DV, scale=values)]
+    learned = tensors_of(arguments)
+    o, lse = gnomon.attention(*whole, **arguments, return_lse=True)
+    d_o = draw(*o.shape, learned=False)
+    seen = lse > -torch.inf
+    d_lse = torch.where(seen, draw(*lse.shape, learned=False).to(lse.dtype), 0.0)
+    expected = torch.autograd.grad((o, lse), [*whole, *learned], (d_o, d_lse))
+
+    its_rows = [rows, key_rows, key_rows]
+    parts = [
+        part_of(tensor.detach(), of, rank, 2).clone().requires_grad_()
+        for tensor, of in zip(whole, its_rows, strict=True)
+    ]
+    if "query_segments" in arguments:
+        arguments["query_segments"] = part_of(arguments["query_segments"], rows, rank, 1)
+        arguments["key_segments"] = part_of(arguments["key_segments"], key_rows, rank, 1)
+    part_o, part_lse = context_parallel_attention(*parts, **arguments, group=group, return_lse=True)
+    got = torch.autograd.grad(
+        (part_o, part_lse),
+        [*parts, *learned],
+        (part_of(d_o, rows, rank, 2), part_of(d_lse, rows, rank, 2)),
+    )
+
+    def check(what: str, actual: Tensor, wanted: Tensor) -> None:
+        assert actual.dtype == wanted.dtype, what
+        finite = wanted.isfinite()
+        assert torch.equal(finite, actual.isfinite()), what
+        scale = wanted[finite].abs().max().item() if finite.any() else 0
+        torch.testing.assert_close(
+            actual, wanted, rtol=0, atol=TOLERANCE[dtype] * max(scale, 1), msg=lambda m: what + m
+        )
+
+    check("o", part_o, part_of(o, rows, rank, 2))
+    check("lse", part_lse, part_of(lse, rows, rank, 2))
+    for n, (what, of) in enumerate(zip("qkv", its_rows, strict=True)):
+        check(f"d_{what}", got[n], part_of(expected[n], of, rank, 2))
+    for n in range(3, len(got)):
+        share = got[n].clone()
+        dist.all_reduce(share, group=group)
+        check(f"d of tensor {n - 3}", share, expected[n])
+
+
+def errors(group: dist.ProcessGroup) -> dict[str, str]:
+    """What wrong calls answer, in every process alike."""
+    rank = dist.get_rank(group)
+    q = torch.zeros(1, 2, 4, 4)
+    table = torch.zeros(2, 7)
+    calls: dict[str, Callable[[], object]] = {
+        "grid": lambda: ring(q, position=Grid((2, 2), [ALiBi(1.0), ALiBi(1.0)])),
+        "grid bias": lambda: ring(q, position=GridBias(torch.zeros(2, 3, 3))),
+        "relative 2d": lambda: ring(q, position=Relative2D(table[:1, :4], table[:1, :4], 1, 1)),
+        "rope on a grid": lambda: ring(q, position=[RoPE(shape=(2, 2))]),
+        "dropout": lambda: ring(q, dropout=0.1),
+        "table of one part": lambda: ring(q, position=OffsetBias(table)),
+        "absolute keys of one part": lambda: ring(q, position=AbsoluteKeys(torch.zeros(4, 4))),
+        "no offset": lambda: context_parallel_attention(
+            q[:, :, :3], q, q, causal=True, group=group
+        ),
+        "chunks across parts": lambda: ring(q, chunks=(3, 1, 0)),
+        "segments alone": lambda: ring(q, key_segments=torch.zeros(1, 4)),
+        "segments of another shape": lambda: ring(
+            q,
+            query_segments=torch.zeros(1, 4, dtype=torch.int64),
+            key_segments=torch.zeros(1, 3, dtype=torch.int64),
+        ),
+        "segments of another type": lambda: ring(
+            q,
+            query_segments=torch.zeros(1, 4, dtype=torch.int64),
+            key_segments=torch.zeros(1, 4),
+        ),
+        "window": lambda: ring(q, window=(-9, 0)),
+        "gamma": lambda: ring(
+            q, similarity=Laplacian(torch.ones(3)), query_offset=-99, causal=True
+        ),
+        "other shape": lambda: ring(torch.zeros(1, 2, 4, 4 + rank)),
+        "other dtype": lambda: ring(q.to([torch.float32, torch.float64][rank % 2])),
+        "other gradients": lambda: ring(q.clone().requires_grad_(rank == 0)),
+        "no rows in one": lambda: ring(q[:, :, : 4 * (1 - rank)]),
+        "three axes": lambda: ring(q[0]),
+        "other values": lambda: context_parallel_attention(q, q, q[:, :, 1:], group=group),
+        "other keys": lambda: context_parallel_attention(q, q.double(), q.double(), group=group),
+        "no tensor": lambda: ring(None),
+        "similarity": lambda: ring(q, similarity="dot"),
+        "position": lambda: ring(q, position=["rope"]),
+    }
+
+    def ring(x: Any, **arguments: Any) -> object:
+        return context_parallel_attention(x, x, x, **arguments, group=group)
+
+    answers = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except (ValueError, TypeError, NotImplementedError) as error:
+            answers[name] = f"{type(error).__name__}: {error}"
+    return answers
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
+    )
+    two = dist.new_group([1, 2])  # and the default group
+    groups = {3: None} | ({2: two} if rank > 0 else {})
+    failures: dict[str, str] = {}
+    answers: dict[str, str] = {}
+    try:
+        for size, group in groups.items():
+            for case, dtype in RUNS:
+                if size == 3 and "float64" != dtype:
+                    continue
+                try:
+                    compare(case, dtype, group, KEY_ROWS.get(case, ROWS)[size])
+                except Exception:
+                    failures[f"{size} {case} {dtype}"] = traceback.format_exc()
+        # Parts of the keys that are not those of the queries.
+        if 2 in groups:
+            try:
+                compare("rope hype causal", "float64", two, [3, 10])
+            except Exception:
+                failures["uneven"] = traceback.format_exc()
+            answers = errors(two)
+    finally:
+        path = pathlib.Path(folder) / f"{rank}.json"
+        path.write_text(json.dumps({"failures": failures, "answers": answers}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory) -> list[dict[str, dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("ring")
+    torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=PROCESSES)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize(("case", "dtype"), RUNS)
+def test_ring_is_attention_of_the_whole_sequence(record, case, dtype):
+    for rank, its in enumerate(record):
+        for size in (2, 3):
+            failure = its["failures"].get(f"{size} {case} {dtype}")
+            assert failure is None, f"process {rank}: {failure}"
+
+
+def test_parts_of_keys_may_be_others_than_those_of_queries(record):
+    for its in record:
+        assert "uneven" not in its["failures"], its["failures"]["uneven"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "parts"),
+    [
+        ("grid", "NotImplementedError", ["position is Grid"]),
+        ("grid bias", "NotImplementedError", ["position is GridBias"]),
+        ("relative 2d", "NotImplementedError", ["position is Relative2D"]),
+        ("rope on a grid", "NotImplementedError", ["position is RoPE with a shape"]),
+        ("dropout", "NotImplementedError", ["dropout is 0.1"]),
+        ("table of one part", "ValueError", ["table of OffsetBias has shape [2, 7]", "(2, 15)"]),
+        ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
+        ("no offset", "ValueError", ["query_offset is None", "are 6 and the keys 8"]),
+        ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),
+        ("segments alone", "ValueError", ["key_segments is given alone"]),
+        ("segments of another shape", "ValueError", ["key_segments has shape [1, 3]"]),
+        ("segments of another type", "TypeError", ["key_segments has dtype torch.float32"]),
+        ("other shape", "ValueError", ["[1, 2, 5, 2, 5, 5] in process 1"]),
+        ("other dtype", "ValueError", ["torch.float64 in process 1", "torch.float32"]),
+        ("other gradients", "ValueError", ["require grad", "in process 1"]),
+        ("three axes", "ValueError", ["q has shape [2, 4, 4]"]),
+        ("other values", "ValueError", ["[1, 2, 3, 4]", "(B, Hkv, Lk, Dv)"]),
+        ("other keys", "TypeError", ["k is torch.float64", "q torch.float32"]),
+        ("no tensor", "TypeError", ["q is a NoneType"]),
+        ("similarity", "TypeError", ["similarity is a str"]),
+        ("position", "TypeError", ["position is a str"]),
+    ],
+)
+def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):
+    for its in record[1:]:
+        answer = its["answers"][call]
+        assert answer.startswith(f"{error}: gnomon.distributed.context_parallel_attention: ")
+        for part in parts:
+            assert part in answer
+
+
+def test_what_attention_refuses_is_refused_in_every_process(record):
+    for its in record[1:]:
+        assert "window has left = -9" in its["answers"]["window"]
+        assert "gamma" in its["answers"]["gamma"]
+
+
+def test_a_wrong_part_in_one_process_is_an_error_in_all(record):
+    assert "q, k or v of process 1 is wrong" in record[1]["answers"]["no rows in one"]
+    assert "q has shape [1, 2, 0, 4]" in record[2]["answers"]["no rows in one"]
+
+
+def test_without_processes_it_says_what_to_do():
+    q = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        context_parallel_attention(q, q, q)
