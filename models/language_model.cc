@@ -52,8 +52,9 @@ torch::Tensor DropOut(const torch::Tensor& x, double dropout,
   if (!rows || dropout == 0) return torch::dropout(x, dropout, /*train=*/true);
   std::vector<int64_t> shape = x.sizes().vec();
   shape[0] = rows->total;
-  const torch::Tensor ones = torch::ones(shape, x.options());
-  return x * torch::dropout(ones, dropout, /*train=*/true).narrow(0, rows->first, x.size(0));
+  const torch::Tensor kept = torch::empty(shape, x.options()).bernoulli_(1 - dropout);
+  // The quotient, which the backward pass keeps, is of these rows alone.
+  return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 
 // A number in [0, 1) of 53 random bits: the same on every platform, unlike the standard library's.
