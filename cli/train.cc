@@ -189,9 +189,9 @@ void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* acti
       "train", "Train a language model over bytes, words or subwords and save it");
   command->footer(
       "Over several processes: torchrun --nproc-per-node N -m gnomon train ... They share out the "
-      "windows of each step, and do what one process does. The checkpoint is one that any number "
-      "of "
-      "processes can go on from.");
+      "windows of each step, and do what one process does. Each reads the data, and the checkpoint "
+      "to go on from; one of them writes checkpoints, from which any number of processes can go "
+      "on.");
   auto flags = std::make_shared<TrainFlags>();
   flags->training.length = kTrainingLength;
   command->add_option("--data", flags->data,
