@@ -66,8 +66,8 @@ if(TARGET gnomon_torch)
 endif()
 
 # The component python, not part of an installation otherwise: what a wheel holds.
-if(TARGET gnomon_torch)
-  set(GNOMON_LOADED_LIBRARY lib/libgnomon_torch.so)
+if(TARGET gnomon_program)
+  set(GNOMON_LIBRARY_FOLDER lib)
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/generated/wheel/_build.py @ONLY)
   set(for_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(
@@ -81,9 +81,13 @@ if(TARGET gnomon_torch)
     PATTERN __pycache__ EXCLUDE
   )
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
-  # Beside itself Highway's library, and Torch's of the same site-packages.
-  set_target_properties(gnomon_torch PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
-  install(TARGETS gnomon_torch LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  # Beside themselves each other and Highway's library, and Torch's of the same site-packages.
+  set_target_properties(
+    gnomon_torch
+    gnomon_program
+    PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib"
+  )
+  install(TARGETS gnomon_torch gnomon_program LIBRARY DESTINATION gnomon/lib ${for_wheel})
   get_target_property(highway hwy::hwy TYPE)
   if(highway STREQUAL SHARED_LIBRARY)
     install(IMPORTED_RUNTIME_ARTIFACTS hwy::hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})

@@ -7,13 +7,16 @@ import torch
 from gnomon import _build
 
 
+LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES
+
+
 def _load() -> None:
     if torch.__version__ != _build.TORCH_VERSION:
         raise ImportError(
             f"gnomon was built for PyTorch {_build.TORCH_VERSION} and this is {torch.__version__}; "
             "build it again with this interpreter (`make build`, or `pip install .`)"
         )
-    torch.ops.load_library(pathlib.Path(__file__).parent / _build.LIBRARY)
+    torch.ops.load_library(LIBRARIES / "libgnomon_torch.so")
 
 
 _load()

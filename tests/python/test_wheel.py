@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 import torch
-from test_cli import ROOT
+from test_cli import ROOT, TINY
 
 import gnomon
 
@@ -52,6 +52,8 @@ def test_metadata(site):
     # The library is compiled for one release.
     assert needed == [f"torch=={torch.__version__.partition('+')[0]}"]
     assert set(metadata.get_all("Provides-Extra")) == {"report", "transformers"}
+    scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
+    assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]
 
 
 def test_it_holds_every_module_and_its_types(site):
@@ -82,3 +84,13 @@ print(gnomon.__file__, *set(loaded), (end - start) / (middle - start), sep="\\n"
     assert package == str(site / "gnomon" / "__init__.py")
     assert library == str(site / "gnomon" / "lib" / "libgnomon_torch.so")
     assert float(ratio) < 1.3
+
+
+def test_the_program(site):
+    text = site / "text"
+    text.write_text("the sun casts a shadow\n" * 100, encoding="utf-8")
+    compare = ["compare", "--data", text, "--out", "run", "--steps", 1, "--seeds", 1]
+    compare += ["--lengths", 16, "--evaluation-bytes", 64, "--position", "rope,hype", *TINY]
+    run(site, "-m", "gnomon", *compare)
+    # Drawn by the package beside it.
+    assert {"results.json", "report.html"} <= {path.name for path in (site / "run").iterdir()}
