@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 
 #include <exception>
 #include <iostream>
@@ -70,6 +71,8 @@ void Together(const models::Processes& processes, const std::function<void()>& p
 }
 
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
+  // Memory that there is not is an error like others, no reason to abort.
+  FLAGS_caffe2_use_fatal_for_enforce = false;
   CLI::App app("gnomon: exact attention with any similarity, any position and any mask.");
   app.name("gnomon");
   app.require_subcommand(0, 1);

@@ -217,10 +217,11 @@ class CapeEncoder : public TokenEncoder {
     at::Tensor Draw(const c10::SymInt& count, double limit) const {
       const c10::SymInt sequences = batch_.embeddings.sym_size(0);
       const at::Tensor unit =
-          at::empty_symint({batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count},
-                           batch_.embeddings.options().dtype(at::kDouble))
-              .uniform_(-1, 1, batch_.generator);
-      return (batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit) * limit;
+          at::rand_symint({batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count},
+                          batch_.generator, batch_.embeddings.options().dtype(at::kDouble));
+      const at::Tensor own =
+          batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit;
+      return (2 * own - 1) * limit;
     }
 
     // Positions (B or 1, L) that lie `spacing` apart, shifted and jittered.

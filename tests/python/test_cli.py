@@ -395,6 +395,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--similarity", "laplacian:gamma=inf"], ["laplacian:gamma=inf"]),
         (["train", "--data", "/dev/zero"], ["/dev/zero is a device"]),
         ([*TRAIN, "--heads", "3"], ["dim 128 is not a multiple of heads 3"]),
+        ([*TRAIN, "--mlp", "1000000000000"], ["allocate 512000000000000 bytes"]),
         ([*TRAIN, "--steps", "0"], ["steps is 0"]),
         ([*TRAIN, "--steps", "10", "--warmup", "11"], ["warmup is 11", "steps"]),
         ([*TRAIN, "--steps", "many"], ["--steps", "many"]),

@@ -169,6 +169,10 @@ VALUE_ERRORS = {
         lambda: gnomon.cones.lowest_common_ancestor(HEADS, HEADS, r=-1.0),
         "cones.lowest_common_ancestor: r is -1; expected a positive number",
     ),
+    "points that do not broadcast": (
+        lambda: gnomon.cones.ancestor(torch.ones(3, 2), torch.ones(4, 2)),
+        "cones.ancestor: u has shape [3, 2] and v [4, 2]; expected shapes that broadcast but for",
+    ),
     "points of a cone": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
         r"u has shape \[4\] and v \[3\]; expected \(..., D\) each with D >= 2",

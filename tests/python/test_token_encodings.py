@@ -216,6 +216,16 @@ def test_compile(dynamic):
         torch.testing.assert_close(compiled(x), module(x))
 
 
+def test_vmap_draws_for_each_sample():
+    torch.manual_seed(0)
+    module = TokenPosition("cape", 8, 9)
+    x = torch.ones(3, 2, 5, 8)
+    for randomness, same in (("different", False), ("same", True)):
+        out = torch.func.vmap(module, randomness=randomness)(x)
+        assert torch.equal(out[0], out[1]) == same
+        assert not torch.equal(out[0, 0], out[0, 1])
+
+
 def test_modules_are_their_specifications():
     torch.manual_seed(0)
     x = torch.randn(2, 13, 16)
