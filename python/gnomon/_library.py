@@ -6,7 +6,6 @@ import torch
 
 from gnomon import _build
 
-
 LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES
 
 

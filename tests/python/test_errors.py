@@ -171,7 +171,7 @@ VALUE_ERRORS = {
     ),
     "points that do not broadcast": (
         lambda: gnomon.cones.ancestor(torch.ones(3, 2), torch.ones(4, 2)),
-        r"cones.ancestor: u has shape \[3, 2\] and v \[4, 2\]; expected shapes that broadcast but for",
+        r"cones.ancestor: u has shape \[3, 2\] and v \[4, 2\]; expected shapes that broadcast",
     ),
     "points of a cone": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
