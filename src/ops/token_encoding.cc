@@ -216,9 +216,13 @@ class CapeEncoder : public TokenEncoder {
     // U(-limit, limit), (B, count).
     at::Tensor Draw(const c10::SymInt& count, double limit) const {
       const c10::SymInt sequences = batch_.embeddings.sym_size(0);
+      const std::array<c10::SymInt, 2> shape = {
+          batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count};
+      const auto options = batch_.embeddings.options().dtype(at::kDouble);
+      // Without a generator of its own, by what vmap has a rule for.
       const at::Tensor unit =
-          at::rand_symint({batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count},
-                          batch_.generator, batch_.embeddings.options().dtype(at::kDouble));
+          batch_.generator ? at::empty_symint(shape, options).uniform_(0, 1, batch_.generator)
+                           : at::rand_symint(shape, options);
       const at::Tensor own =
           batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit;
       return (2 * own - 1) * limit;

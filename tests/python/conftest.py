@@ -7,6 +7,8 @@ graphs are not kept between runs: those of another build call its operators by i
 import os
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+# Programs that tests start have more threads than one.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
