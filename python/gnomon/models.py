@@ -6,6 +6,7 @@ What ``gnomon train`` has written is loaded here, and what is saved here is read
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon import _safetensors
-from gnomon._checks import check_integer, check_number, check_string, wrong_type
+from gnomon._checks import check_integer, check_number, check_string, check_tensors, wrong_type
 from gnomon.nn import KVCache, MultiheadAttention, TokenCache, TokenPosition
 
 __all__ = [
@@ -49,8 +50,30 @@ class LanguageModelCache:
     """What a model remembers of the tokens so far, of a depth."""
 
     def __init__(self, depth: int) -> None:
+        check_integer("models.LanguageModelCache", "depth", depth)
+        if depth < 1:
+            raise ValueError(
+                f"gnomon.models.LanguageModelCache: depth is {depth}; expected at least 1"
+            )
         self.tokens = TokenCache()
         self.layers = [KVCache() for _ in range(depth)]
+
+    def _draft(self) -> LanguageModelCache:
+        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        draft = copy.copy(self)
+        draft.tokens = copy.copy(self.tokens)
+        draft.layers = [copy.copy(layer) for layer in self.layers]
+        return draft
+
+    def _keep(self, draft: LanguageModelCache) -> None:
+        self.tokens.__dict__.update(draft.tokens.__dict__)
+        for layer, changed in zip(self.layers, draft.layers, strict=True):
+            layer.__dict__.update(changed.__dict__)
+
+    def _batch(self) -> int | None:
+        """Of the tokens that it holds."""
+        k = self.layers[0].k if self.layers else None
+        return None if k is None else k.shape[0]
 
 
 class LanguageModelMemory:
@@ -80,6 +103,21 @@ class LanguageModelMemory:
         """Forgets all segments."""
         self.layers = []
         self.tokens.reset()
+
+    def _draft(self) -> LanguageModelMemory:
+        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        draft = copy.copy(self)
+        draft.tokens = copy.copy(self.tokens)
+        draft.layers = list(self.layers)
+        return draft
+
+    def _keep(self, draft: LanguageModelMemory) -> None:
+        self.tokens.__dict__.update(draft.tokens.__dict__)
+        self.layers = draft.layers
+
+    def _batch(self) -> int | None:
+        """Of the segments that it holds."""
+        return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
         """What the layer read before; keeps x with it."""
@@ -216,8 +254,17 @@ class LanguageModel(torch.nn.Module):
         memory: LanguageModelMemory | None = None,
     ) -> list[Tensor]:
         """What enters each block, and what leaves the last; (B, L, dim). As forward otherwise."""
-        _check_tokens(tokens, cache, memory)
-        x = self.embedding(tokens) * self.options["dim"] ** 0.5
+        self._check_call(tokens, cache, memory)
+        # What a layer refuses leaves the caller's as they were.
+        given_cache, cache = cache, None if cache is None else cache._draft()
+        given_memory, memory = memory, None if memory is None else memory._draft()
+        try:
+            x = self.embedding(tokens) * self.options["dim"] ** 0.5
+        except IndexError as error:
+            raise ValueError(
+                "gnomon.models.LanguageModel: tokens reach beyond the vocabulary; expected 0 to "
+                f"{self.options['vocabulary'] - 1}"
+            ) from error
         known = cache if cache is not None else memory
         x = self.token_position(x, cache=None if known is None else known.tokens)
         if memory is not None and memory.tokens.embeddings is not None:
@@ -227,6 +274,10 @@ class LanguageModel(torch.nn.Module):
             before = None if memory is None else memory._remember(layer, x)
             x = block(x, None if cache is None else cache.layers[layer], before)
             states.append(x)
+        if given_cache is not None and cache is not None:
+            given_cache._keep(cache)
+        if given_memory is not None and memory is not None:
+            given_memory._keep(memory)
         return states
 
     def forward(
@@ -238,43 +289,84 @@ class LanguageModel(torch.nn.Module):
         """Logits (B, L, vocabulary) of the token after each of tokens (B, L), integers.
 
         With a cache, the tokens follow those already in it; with a memory, they are the segment
-        after those that it holds, and it then holds theirs.
+        after those that it holds, and it then holds theirs. A call that raises leaves both as they
+        were.
 
         Raises:
-            ValueError: shapes, tokens of another batch than the memory's, or a cache and a memory.
-            TypeError: tokens that are no tensor of integers.
+            ValueError: shapes, tokens beyond the vocabulary or beyond max_length, a cache or a
+                memory of another batch or depth, or both of them.
+            TypeError: tokens that are no tensor of integers, a memory of another dtype, another
+                device than the model's.
         """
         x = self.norm(self.layer_inputs(tokens, cache, memory)[-1])
         return torch.nn.functional.linear(x, self.embedding.weight)
 
+    def _check_call(
+        self, tokens: Tensor, cache: LanguageModelCache | None, memory: LanguageModelMemory | None
+    ) -> None:
+        """All that can be seen before any work."""
+        operator = "models.LanguageModel"
+        check_tensors(operator, tokens=tokens)
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"gnomon.{operator}: tokens have dtype {tokens.dtype}; expected int64 or int32"
+            )
+        if tokens.dim() != 2:
+            raise ValueError(
+                f"gnomon.{operator}: tokens have shape {tuple(tokens.shape)}; expected (B, L)"
+            )
+        weight = self.embedding.weight
+        if tokens.device != weight.device:
+            raise TypeError(
+                f"gnomon.{operator}: tokens are on {tokens.device} and the model on "
+                f"{weight.device}; expected the same"
+            )
+        if cache is not None and not isinstance(cache, LanguageModelCache):
+            raise wrong_type(operator, "cache", cache, "a LanguageModelCache, or None")
+        if memory is not None and not isinstance(memory, LanguageModelMemory):
+            raise wrong_type(operator, "memory", memory, "a LanguageModelMemory, or None")
+        if cache is not None and memory is not None:
+            raise ValueError(
+                f"gnomon.{operator}: a cache and a memory are both given; expected at most one"
+            )
+        for name, known in (("cache", cache), ("memory", memory)):
+            if known is None:
+                continue
+            # A memory has no layer before its first segment.
+            if known.layers and len(known.layers) != len(self.blocks):
+                raise ValueError(
+                    f"gnomon.{operator}: the {name} has a depth of {len(known.layers)} and the "
+                    f"model {len(self.blocks)}; expected the same"
+                )
+            batch = known._batch()
+            if batch is not None and batch != len(tokens):
+                raise ValueError(
+                    f"gnomon.{operator}: the {name} has a batch of {batch} and the tokens "
+                    f"{len(tokens)}; expected the same"
+                )
+        if cache is not None and self.max_length is not None:
+            length = cache.tokens.length() + tokens.shape[1]
+            if length > self.max_length:
+                raise ValueError(
+                    f"gnomon.{operator}: the cache and the tokens have a length of {length}; "
+                    f"expected at most max_length = {self.max_length}"
+                )
+        if memory is not None and memory.layers:
+            held = memory.layers[0]
+            if held.device != weight.device:
+                raise TypeError(
+                    f"gnomon.{operator}: the memory is on {held.device} and the model on "
+                    f"{weight.device}; expected the same"
+                )
+            if held.dtype != weight.dtype and not torch.is_autocast_enabled(held.device.type):
+                raise TypeError(
+                    f"gnomon.{operator}: the memory has dtype {held.dtype} and the model "
+                    f"{weight.dtype}; expected the same"
+                )
+
     def extra_repr(self) -> str:
         """The arguments, for print()."""
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-
-
-def _check_tokens(
-    tokens: Tensor, cache: LanguageModelCache | None, memory: LanguageModelMemory | None
-) -> None:
-    operator = "models.LanguageModel"
-    if not isinstance(tokens, Tensor):
-        raise wrong_type(operator, "tokens", tokens, "a Tensor of integers")
-    if tokens.dtype not in (torch.int64, torch.int32):
-        raise TypeError(
-            f"gnomon.{operator}: tokens have dtype {tokens.dtype}; expected int64 or int32"
-        )
-    if tokens.dim() != 2:
-        raise ValueError(
-            f"gnomon.{operator}: tokens have shape {tuple(tokens.shape)}; expected (B, L)"
-        )
-    if cache is not None and memory is not None:
-        raise ValueError(
-            f"gnomon.{operator}: a cache and a memory are both given; expected at most one"
-        )
-    if memory is not None and memory.layers and len(memory.layers[0]) != len(tokens):
-        raise ValueError(
-            f"gnomon.{operator}: the memory has a batch of {len(memory.layers[0])} and the tokens "
-            f"{len(tokens)}; expected the same"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

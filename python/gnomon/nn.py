@@ -253,9 +253,9 @@ class MultiheadAttention(torch.nn.Module):
             self.dropout if self.training else 0.0,
             None,
         )
+        out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         if cache is not None:
             cache.k, cache.v = k, v
-        out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         return out
 
     def extra_repr(self) -> str:

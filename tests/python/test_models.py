@@ -1,5 +1,6 @@
 """Checkpoints between the command line and the Python package, and the model in Python."""
 
+import copy
 import json
 import math
 
@@ -19,6 +20,7 @@ from gnomon.models import (
     load_checkpoint,
     save_checkpoint,
 )
+from gnomon.nn import KVCache
 
 FILE = "checkpoint.safetensors"
 LENGTH = 24
@@ -215,6 +217,70 @@ def test_caches_and_memories(position):
     assert not torch.equal(model(tokens), model(tokens))
 
 
+def state_of(known):
+    """All that a cache or a memory holds."""
+    layers = [vars(layer) if isinstance(layer, KVCache) else layer for layer in known.layers]
+    return copy.deepcopy((layers, vars(known.tokens)))
+
+
+REFUSED = {
+    "another batch": (ValueError, "batch of 2 and the tokens 1", {"tokens": (1, 2)}),
+    "another depth": (ValueError, "depth of 2 and the model 3", {"depth": 3}),
+    "beyond the vocabulary": (ValueError, "tokens reach beyond", {"vocabulary": 2}),
+    "by a layer": (RuntimeError, "no block", {"break": True}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("kind", ["cache", "memory"])
+@torch.no_grad()
+def test_a_refused_call_changes_nothing(kind, name):
+    error, message, other = REFUSED[name]
+    torch.manual_seed(0)
+    position = "conv:kernel=3:groups=2+rope"
+    tokens = torch.arange(8).view(2, 4)
+
+    def model(vocabulary=11, depth=2):
+        return LanguageModel(vocabulary, 8, depth, 2, 16, position=position).eval()
+
+    first = model()
+    known = LanguageModelCache(2) if kind == "cache" else LanguageModelMemory(3)
+    holders = [known.tokens, *(known.layers if kind == "cache" else [])]
+    first(tokens, **{kind: known})
+    before = state_of(known)
+    second = model(other.get("vocabulary", 11), other.get("depth", 2))
+    if "break" in other:
+
+        def refuse(*_):
+            raise RuntimeError("no block")
+
+        second.blocks[1].register_forward_pre_hook(refuse)
+    given = torch.arange(4).view(2, 2) if "tokens" not in other else torch.zeros(*other["tokens"])
+    with pytest.raises(error, match=message):
+        second(given.long(), **{kind: known})
+    torch.testing.assert_close(state_of(known), before, rtol=0, atol=0)
+    # It still goes on, in the same objects.
+    first(tokens, **{kind: known})
+    assert holders == [known.tokens, *(known.layers if kind == "cache" else [])]
+    assert known.tokens.length() == 8
+
+
+def test_beyond_the_longest_text_or_another_dtype():
+    model = LanguageModel(11, 8, 2, 2, 16, position="learned+absolute_keys", max_length=6)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    cache, memory = LanguageModelCache(2), LanguageModelMemory(6)
+    for known in ({"cache": cache}, {"memory": memory}):
+        model(tokens, **known)
+        with pytest.raises(ValueError, match=r"length of 8; expected at most|the table has 6 rows"):
+            model(tokens, **known)
+        model(tokens[:, :2], **known)
+    with pytest.raises(TypeError, match=r"memory has dtype torch\.float32 and the model torch"):
+        model.double()(tokens[:, :1], memory=memory)
+    with pytest.raises(TypeError, match="the memory is on cpu and the model on meta"):
+        model.float().to("meta")(tokens.to("meta"), memory=memory)
+    assert memory.tokens.length() == cache.tokens.length() == 6
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -225,6 +291,13 @@ def test_caches_and_memories(position):
         (lambda m: LanguageModel(position=None), TypeError, "position is a NoneType; expected a"),
         (lambda m: LanguageModel(similarity="dott"), ValueError, 'unknown similarity "dott"'),
         (lambda m: m([[1]]), TypeError, "tokens is a list; expected a Tensor"),
+        (lambda m: m(torch.tensor([[256]])), ValueError, "tokens reach .*expected 0 to 255"),
+        (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens reach .*expected 0 to 255"),
+        (lambda m: m(torch.zeros(1, 1, device="meta").long()), TypeError, "tokens are on meta and"),
+        (lambda m: m(torch.ones(1, 1).long(), 1), TypeError, "cache is a int; expected a Lang"),
+        (lambda m: m(torch.ones(1, 1).long(), None, 1), TypeError, "memory is a int; expected a L"),
+        (lambda m: LanguageModelCache("a"), TypeError, "depth is a str; expected an integer"),
+        (lambda m: LanguageModelCache(0), ValueError, "depth is 0; expected at least 1"),
         (lambda m: m(torch.zeros(1, 2)), TypeError, "tokens have dtype torch.float32; expected"),
         (lambda m: m(torch.zeros(2).long()), ValueError, r"shape \(2,\); expected \(B, L\)"),
         (
