@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -155,7 +155,7 @@ def attention(
     )
     check_scale("attention", scale)
     check_number("attention", "dropout", dropout)
-    check_optional_integer("attention", "seed", seed)
+    seed = check_optional_integer("attention", "seed", seed)
     check_string("attention", "aggregation", aggregation)
     check_flag("attention", "return_lse", return_lse)
     similarity = _DOT if similarity is None else similarity
@@ -219,8 +219,7 @@ def check_call(
     check_flag(operator, "causal", causal)
     if isinstance(query_offset, Tensor):
         return None, query_offset
-    check_optional_integer(operator, "query_offset", query_offset)
-    return cast("int | None", query_offset), None
+    return check_optional_integer(operator, "query_offset", query_offset), None
 
 
 def check_window(operator: str, window: Window | None) -> Window:
@@ -231,8 +230,8 @@ def check_window(operator: str, window: Window | None) -> Window:
             f"gnomon.{operator}: window is {window!r}; expected (left, right), None for unbounded"
         )
     left, right = window
-    check_optional_integer(operator, "window's left", left)
-    check_optional_integer(operator, "window's right", right)
+    left = check_optional_integer(operator, "window's left", left)
+    right = check_optional_integer(operator, "window's right", right)
     return left, right
 
 
@@ -243,6 +242,4 @@ def check_chunks(operator: str, chunks: tuple[int, int, int] | None) -> list[int
         raise ValueError(
             f"gnomon.{operator}: chunks is {chunks!r}; expected (size, before, after), or None"
         )
-    for number in chunks:
-        check_integer(operator, "a number of chunks", number)
-    return list(chunks)
+    return [check_integer(operator, "a number of chunks", number) for number in chunks]

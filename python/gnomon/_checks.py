@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator as operators
+from typing import SupportsIndex, cast
+
 from torch import SymInt, Tensor
 
 
@@ -37,15 +40,32 @@ def check_scale(operator: str, scale: object) -> None:
         check_number(operator, "scale", scale, "a number, or None")
 
 
-def check_optional_integer(operator: str, argument: str, value: object) -> None:
-    if value is not None:
-        check_integer(operator, argument, value, "an integer, or None")
+# torch.compile knows the types of its own numbers, and does not ask them for attributes.
+def is_integer(value: object) -> bool:
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (int, SymInt)) or hasattr(value, "__index__")
 
 
-def check_integer(
-    operator: str, argument: str, value: object, expected: str = "an integer"
-) -> None:
-    if not isinstance(value, (int, SymInt)) or isinstance(value, bool):
+def to_integer(value: object) -> int:
+    """Of what is_integer, a number that the operators take, which NumPy's are not all."""
+    if not isinstance(value, (int, SymInt)):
+        value = operators.index(cast(SupportsIndex, value))
+    return cast("int", value)
+
+
+def check_optional_integer(operator: str, argument: str, value: object) -> int | None:
+    """As check_integer."""
+    if value is None:
+        return None
+    return check_integer(operator, argument, value, "an integer, or None")
+
+
+def check_integer(operator: str, argument: str, value: object, expected: str = "an integer") -> int:
+    """The value as to_integer has it."""
+    if not is_integer(value):
         raise wrong_type(operator, argument, value, expected)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"gnomon.{operator}: {argument} is {value}; expected an int64")
+    number = to_integer(value)
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise ValueError(f"gnomon.{operator}: {argument} is {number}; expected an int64")
+    return number

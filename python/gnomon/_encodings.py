@@ -18,7 +18,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     2^(-8 (h + 1) / H) for a power of two; else those of the power of two below H, then every second
     one of the next (Press et al. 2022).
     """
-    check_integer("alibi_slopes", "num_heads", num_heads)
+    num_heads = check_integer("alibi_slopes", "num_heads", num_heads)
     slopes: Tensor = ops.alibi_slopes(num_heads)
     return slopes.to(torch.get_default_dtype())
 
@@ -32,8 +32,8 @@ def t5_bucket(
     """The buckets, int64, of integers p_j - p_i of any shape (Raffel et al. 2020)."""
     check_tensors("t5_bucket", relative_position=relative_position)
     check_flag("t5_bucket", "bidirectional", bidirectional)
-    check_integer("t5_bucket", "num_buckets", num_buckets)
-    check_integer("t5_bucket", "max_distance", max_distance)
+    num_buckets = check_integer("t5_bucket", "num_buckets", num_buckets)
+    max_distance = check_integer("t5_bucket", "max_distance", max_distance)
     bucket: Tensor = ops.t5_bucket(relative_position, bidirectional, num_buckets, max_distance)
     return bucket
 
@@ -46,7 +46,7 @@ def sinusoid(positions: Tensor, dim: int, *, layout: str = "interleaved") -> Ten
     -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with -2 i / dim (Dai et al. 2019).
     """
     check_tensors("sinusoid", positions=positions)
-    check_integer("sinusoid", "dim", dim)
+    dim = check_integer("sinusoid", "dim", dim)
     check_string("sinusoid", "layout", layout)
     table: Tensor = ops.sinusoid(positions, dim, layout)
     return table
@@ -61,9 +61,9 @@ def grid_sinusoid(
     for the prefix. See sinusoid for the layouts.
     """
     sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
-    check_integer("grid_sinusoid", "dim", dim)
+    dim = check_integer("grid_sinusoid", "dim", dim)
     check_string("grid_sinusoid", "layout", layout)
-    check_integer("grid_sinusoid", "prefix", prefix)
+    prefix = check_integer("grid_sinusoid", "prefix", prefix)
     table: Tensor = ops.grid_sinusoid(sizes, dim, layout, prefix)
     return table
 
@@ -85,8 +85,8 @@ def hype_augment(
     the bias is then the sum over its axes, with 2 * copies columns for each (Angelotti 2023).
     """
     check_tensors("hype_augment", q=q, k=k)
-    check_integer("hype_augment", "copies", copies)
-    check_integer("hype_augment", "query_offset", query_offset)
+    copies = check_integer("hype_augment", "copies", copies)
+    query_offset = check_integer("hype_augment", "query_offset", query_offset)
     numbers = {"dtype": torch.float64, "device": q.device}
     for name, value in (("tau", tau), ("mu", mu)):
         if not isinstance(value, Tensor):

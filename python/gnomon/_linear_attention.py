@@ -70,9 +70,9 @@ def linear_attention(
     if rope is not None and not isinstance(rope, RoPE):
         raise wrong_type(operator, "rope", rope, "a gnomon.position.RoPE, or None")
     check_flag(operator, "causal", causal)
-    check_optional_integer(operator, "query_offset", query_offset)
-    check_optional_integer(operator, "num_features", num_features)
-    check_optional_integer(operator, "seed", seed)
+    query_offset = check_optional_integer(operator, "query_offset", query_offset)
+    num_features = check_optional_integer(operator, "num_features", num_features)
+    seed = check_optional_integer(operator, "seed", seed)
     o: Tensor = ops.linear_attention(
         q,
         k,
@@ -100,9 +100,9 @@ def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
         TypeError: an argument that is no integer.
     """
     operator = "favor_projection"
-    check_integer(operator, "num_features", num_features)
-    check_integer(operator, "head_dim", head_dim)
-    check_integer(operator, "seed", seed)
+    num_features = check_integer(operator, "num_features", num_features)
+    head_dim = check_integer(operator, "head_dim", head_dim)
+    seed = check_integer(operator, "seed", seed)
     if head_dim < 1:
         raise ValueError(f"gnomon.{operator}: head_dim is {head_dim}; expected at least 1")
     projection: Tensor = ops.favor_projection(torch.empty(head_dim), num_features, seed)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import SymFloat, SymInt, Tensor
+from torch import SymFloat, Tensor
 from torch.compiler import is_compiling
 
-from gnomon._checks import wrong_type
+from gnomon._checks import is_integer, to_integer, wrong_type
 
 
 def to_spec(name: str, **options: object) -> str:
@@ -34,18 +34,11 @@ def to_spec(name: str, **options: object) -> str:
 
 def check_shape(what: str, shape: object) -> list[int]:
     """The lengths of the axes of a grid; `what` names the operator and the argument."""
-    if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
+    if not isinstance(shape, Sequence) or not all(is_integer(size) for size in shape):
         raise TypeError(f"{what} is {shape!r}; expected a sequence of integers")
     if len(shape) == 0:
         raise ValueError(f"{what} is {shape!r}; expected one axis or more")
-    return list(shape)
-
-
-# torch.compile knows the types of its own numbers, and does not ask them for attributes.
-def _is_integer(value: object) -> bool:
-    if isinstance(value, (bool, Tensor)):
-        return False
-    return isinstance(value, (int, SymInt)) or hasattr(value, "__index__")
+    return [to_integer(size) for size in shape]
 
 
 def _is_real(value: object) -> bool:
@@ -64,9 +57,9 @@ def _fits(value: object, kinds: str) -> bool:
         elif kind == "str":
             fits = isinstance(value, str)
         elif kind == "int":
-            fits = _is_integer(value)
+            fits = is_integer(value)
         elif kind == "float":
-            fits = _is_real(value) or _is_integer(value)
+            fits = _is_real(value) or is_integer(value)
         else:
             fits = isinstance(value, (list, tuple))
         if fits:
@@ -102,7 +95,7 @@ class Term:
             value = getattr(self, field)
             if isinstance(value, Tensor):
                 continue
-            self._check(field, value, "float")
+            self._check(field, value, "float", "a number or a tensor (H,)")
             options[field] = value
         for field in self._options:
             value = getattr(self, field)
@@ -110,7 +103,12 @@ class Term:
             options[field] = value
         return to_spec(self._name, **options)
 
-    def _check(self, field: str, value: object, kinds: str) -> None:
+    def _check(self, field: str, value: object, kinds: str, expected: str = "") -> None:
         if not _fits(value, kinds):
-            expected = {"float": "a number", "int": "an integer"}.get(kinds, kinds)
+            words = {"float": "a number", "int": "an integer"}
+            expected = expected or words.get(kinds, kinds)
             raise wrong_type("attention", f"{field} of {self._name}", value, expected)
+
+    def _set(self, field: str, value: object) -> None:
+        """Of a frozen instance, while it is made."""
+        object.__setattr__(self, field, value)

@@ -154,7 +154,7 @@ def context_parallel_attention(
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
-    _, query_offsets = check_call(
+    first_query, query_offsets = check_call(
         _NAME,
         causal,
         query_offset,
@@ -188,13 +188,13 @@ def context_parallel_attention(
             "torch.distributed.init_process_group first"
         )
     parts = _Parts.exchange(q, k, v, [similarity, *positions], group)
-    if query_offset is None:
+    if first_query is None and query_offsets is None:
         if sum(parts.queries) != sum(parts.keys) and (positions or causal or window is not None):
             raise ValueError(
                 f"gnomon.{_NAME}: query_offset is None, the queries are {sum(parts.queries)} and "
                 f"the keys {sum(parts.keys)}; expected the position of the first query"
             )
-        query_offset = 0
+        first_query = 0
     sequence = _Sequence(
         parts=parts,
         dtype=q.dtype,
@@ -207,7 +207,7 @@ def context_parallel_attention(
         key_starts=key_starts,
         query_segments=query_segments,
         key_segments=None if key_segments is None else parts.gather_segments(key_segments, k),
-        query_offset=query_offset if query_offsets is None else query_offsets,
+        query_offset=first_query if query_offsets is None else query_offsets,
         scale=scale,
         chunks=chunks,
         aggregation=aggregation,

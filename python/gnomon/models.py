@@ -211,7 +211,7 @@ class LanguageModel(torch.nn.Module):
         super().__init__()
         sizes = dict(zip(_SIZES, (vocabulary, dim, depth, heads, mlp, max_length), strict=True))
         for name, size in sizes.items():
-            check_integer("models.LanguageModel", name, size)
+            sizes[name] = check_integer("models.LanguageModel", name, size)
             if size < 1:
                 raise ValueError(
                     f"gnomon.models.LanguageModel: {name} is {size}; expected at least 1"

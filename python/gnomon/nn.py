@@ -119,9 +119,9 @@ class MultiheadAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
-        check_integer(operator, "embed_dim", embed_dim)
-        check_integer(operator, "num_heads", num_heads)
-        check_integer(operator, "max_length", max_length)
+        embed_dim = check_integer(operator, "embed_dim", embed_dim)
+        num_heads = check_integer(operator, "num_heads", num_heads)
+        max_length = check_integer(operator, "max_length", max_length)
         for argument, count in (("kv_heads", kv_heads), ("qk_dim", qk_dim)):
             if count is not None:
                 check_integer(operator, argument, count, "an integer, or None")
@@ -392,7 +392,7 @@ class LearnedAbsolute(TokenEncoding):
     """
 
     def __init__(self, max_length: int, dim: int) -> None:
-        check_integer("nn.LearnedAbsolute", "max_length", max_length)
+        max_length = check_integer("nn.LearnedAbsolute", "max_length", max_length)
         super().__init__(to_spec("learned", length=max_length), dim)
 
 
@@ -406,8 +406,8 @@ class Convolutional(TokenEncoding):
     """
 
     def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
-        check_integer("nn.Convolutional", "kernel", kernel)
-        check_integer("nn.Convolutional", "groups", groups)
+        kernel = check_integer("nn.Convolutional", "kernel", kernel)
+        groups = check_integer("nn.Convolutional", "groups", groups)
         super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
 
 
@@ -466,7 +466,7 @@ class TokenPosition(torch.nn.Module):
     def __init__(self, position: str, dim: int, max_length: int, causal: bool = False) -> None:
         super().__init__()
         _check_encoding("TokenPosition", "position", position, dim, causal)
-        check_integer("nn.TokenPosition", "max_length", max_length)
+        max_length = check_integer("nn.TokenPosition", "max_length", max_length)
         self.position = position
         self.dim = dim
         count: dict[str, int] = {}
@@ -508,7 +508,7 @@ def _add_encodings(
     check_tensors("nn", embeddings=embeddings)
     if lengths is not None:
         check_tensors("nn", lengths=lengths)
-    check_optional_integer("nn", "offset", offset)
+    offset = check_optional_integer("nn", "offset", offset)
     if cache is not None and not isinstance(cache, TokenCache):
         raise wrong_type("nn", "cache", cache, "a TokenCache, or None")
     if generator is not None and not isinstance(generator, torch.Generator):

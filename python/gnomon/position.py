@@ -59,6 +59,11 @@ class RoPE(Position):
     _name: ClassVar[str] = "rope"
     _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix")
 
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            # A list that is changed later would leave the specification, which is kept, behind.
+            self._set("shape", tuple(check_shape("gnomon.position.RoPE: shape", self.shape)))
+
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(Position):
@@ -256,7 +261,10 @@ class Grid(Position):
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
             raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
-        check_integer("position.Grid", "prefix", self.prefix)
+        # Lists may change later.
+        self._set("shape", tuple(shape))
+        self._set("axes", tuple(self.axes))
+        self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
         if len(shape) != len(self.axes):
             raise ValueError(
                 f"gnomon.position.Grid: shape has {len(shape)} axes and axes "

@@ -1,11 +1,13 @@
 """Wrong arguments: the kind of error, and a message with the argument and what was expected."""
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnomon
 from gnomon import nn, position, similarity
+from gnomon.models import LanguageModel
 
 
 def tokens(*shape, dtype=torch.float32, device=None):
@@ -498,7 +500,7 @@ TYPE_ERRORS |= {
     },
     "a list of slopes": (
         lambda: attend(position=position.ALiBi([1.0] * 4)),
-        "slopes of alibi is a list; expected a number",
+        r"slopes of alibi is a list; expected a number or a tensor \(H,\)",
     ),
     "a worded return_lse": (lambda: attend(return_lse="no"), "return_lse is a str; expected True"),
     "a worded dropout": (lambda: attend(dropout="no"), "dropout is a str; expected a number"),
@@ -535,6 +537,22 @@ TYPE_ERRORS |= {
         "layout is a NoneType; expected a string",
     ),
     "a list of positions": (lambda: gnomon.sinusoid([1], 4), "positions is a list; expected a Ten"),
+    "no gamma": (
+        lambda: attend(similarity=similarity.Laplacian(None)),
+        r"gamma of laplacian is a NoneType; expected a number or a tensor \(H,\)",
+    ),
+    "a flag in a grid's shape": (
+        lambda: position.Grid((True, 5), [position.ALiBi(1.0)] * 2),
+        r"Grid: shape is \(True, 5\); expected a sequence of integers",
+    ),
+    "a flag in a rotation's shape": (
+        lambda: position.RoPE(shape=(5, True)),
+        r"RoPE: shape is \(5, True\); expected a sequence of integers",
+    ),
+    "a flag for an offset": (
+        lambda: attend(query_offset=True),
+        "query_offset is a bool; expected an integer, or None",
+    ),
     "half a dim": (
         lambda: gnomon.sinusoid(torch.arange(3), 4.0),
         "dim is a float; expected an int",
@@ -652,6 +670,29 @@ LATER = {
 def test_what_comes_later_says_so(name):
     with pytest.raises(NotImplementedError, match=name.replace(".", r"\.")):
         LATER[name]()
+
+
+def test_integers_of_other_classes():
+    """What has __index__ is one: NumPy's, and others'."""
+
+    class Two:
+        def __index__(self):
+            return 2
+
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 4, 8)
+    for two in (np.int64(2), np.uint8(2), Two()):
+        arguments = {"query_offset": two, "window": (two, None), "chunks": (two, two, 0)}
+        plain = {"query_offset": 2, "window": (2, None), "chunks": (2, 2, 0)}
+        bias = position.ALiBi(0.5)
+        ours = gnomon.attention(q, q, q, position=bias, **arguments)
+        assert torch.equal(ours, gnomon.attention(q, q, q, position=bias, **plain))
+        assert gnomon.alibi_slopes(two).shape == (2,)
+        assert nn.MultiheadAttention(np.int64(8), two)(X).shape == X.shape
+        grid = position.Grid([two, two], [position.ALiBi(0.5)] * 2)
+        assert gnomon.attention(q, q, q, position=grid).shape == q.shape
+    model = LanguageModel(11, 8, np.int64(2), 2, 16)
+    assert type(model.options["depth"]) is int
 
 
 def test_none_window_needs_no_offset():

@@ -522,6 +522,21 @@ def terms():
     }
 
 
+def test_terms_keep_their_own_shapes():
+    """A list that is changed later changes neither the term nor its specification."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 6, 4)
+    shape, axes = [2, 3], [position.ALiBi(0.5), position.HyPE(0.5, 0.1)]
+    rope, grid = position.RoPE(shape=shape), position.Grid(shape, axes)
+    before = [gnomon.attention(x, x, x, position=term) for term in (rope, grid)]
+    shape[:] = [3, 2]
+    axes.reverse()
+    assert rope.shape == grid.shape == (2, 3)
+    for term, o in zip((rope, grid), before, strict=True):
+        for same in (term, pickle.loads(pickle.dumps(term))):
+            assert torch.equal(gnomon.attention(x, x, x, position=same), o)
+
+
 def test_every_term_is_copied_below():
     assert terms().keys() == ({*similarity.__all__, *position.__all__} - {"Similarity", "Position"})
 
