@@ -38,13 +38,16 @@ class _Rule:
     """The rule of an operator whose samples go along an axis.
 
     axes names that of each argument and output; a result has the name of the argument that it is
-    the gradient of.
+    the gradient of, where the operator is a backward pass.
     """
 
-    def __init__(self, operator: Any, axes: dict[str, int], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, operator: Any, axes: dict[str, int], outputs: Sequence[str], is_backward: bool
+    ) -> None:
         self.operator = operator
         self.axes = axes
         self.outputs = outputs
+        self.is_backward = is_backward
         self.names = [argument.name for argument in operator._schema.arguments]
 
     def __call__(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
@@ -58,9 +61,11 @@ class _Rule:
         for name, dim in mapped.items():
             given[name] = given[name].movedim(dim, 0)
         needed = given.get("needed", [True] * len(self.outputs))
+        if samples == 0:
+            results = self._of_none(given, mapped, needed)
         # What is not along the axis may differ from sample to sample, and a mask of dropout is
         # drawn by the number of the head.
-        if mapped.keys() - self.axes.keys() or given.get("dropout", 0) > 0:
+        elif mapped.keys() - self.axes.keys() or given.get("dropout", 0) > 0:
             results = self._one_by_one(samples, given, mapped, needed)
         else:
             results = self._along_the_axis(samples, given, mapped, needed)
@@ -71,6 +76,21 @@ class _Rule:
     def _call(self, given: dict[str, Any]) -> Sequence[Tensor]:
         results = self.operator(*given.values())
         return (results,) if isinstance(results, Tensor) else results
+
+    def _of_none(
+        self, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
+    ) -> list[Tensor]:
+        """Without a sample there are the shapes of one, which the device meta tells."""
+        meta = dict(given)
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                shape = value.shape[1:] if name in mapped else value.shape
+                meta[name] = value.new_empty(shape, device="meta")
+        like = given[next(iter(mapped))]
+        return [
+            like.new_empty((0, *one.shape) if is_needed else one.shape, dtype=one.dtype)
+            for one, is_needed in zip(self._call(meta), needed, strict=True)
+        ]
 
     def _one_by_one(
         self, samples: int, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
@@ -94,12 +114,14 @@ class _Rule:
             if tensor is None:
                 continue
             if name not in mapped:
-                # Without gradients of each sample, a table for all heads is one for all samples.
-                if name in _SHARED and tensor.shape[0] == 1 and "needed" not in given:
+                # A table for all heads may stay one for all samples, but for a backward pass, which
+                # would sum its gradient over the samples.
+                if name in _SHARED and tensor.shape[0] == 1 and not self.is_backward:
                     continue
                 tensor = tensor.expand(samples, *tensor.shape)
             if name in _SHARED and tensor.shape[1] == 1:
                 shared.add(name)
+                # x has been folded by now: it comes before the tables in axes.
                 heads = folded["x"].shape[1] // samples
                 tensor = tensor.expand(-1, heads, *tensor.shape[2:])
             folded[name] = tensor.movedim(0, axis).flatten(axis, axis + 1)
@@ -109,7 +131,7 @@ class _Rule:
                 axis = self.axes[name]
                 count = result.shape[axis] // samples
                 result = result.unflatten(axis, (samples, count)).movedim(axis, 0)
-                if name in shared and "needed" in given:
+                if name in shared and self.is_backward:
                     result = result.sum(1, keepdim=True)
             results.append(result)
         return results
@@ -117,20 +139,22 @@ class _Rule:
 
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
     """All samples have one projection: of `like`, it reads the columns and the device."""
-    return ops.favor_projection(like.select(in_dims[0], 0), *args), None
+    one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # there may be no sample
+    return ops.favor_projection(one, *args), None
 
 
 def register() -> None:
     """Registers the rules of all operators, once."""
-    for operator, axes, outputs in (
-        (ops.attention_forward, _ATTENTION, ("o", "lse")),
-        (ops.attention_backward, _ATTENTION, _GRADIENTS),
-        (ops.graph_forward, _GRAPH, ("o", "lse")),
-        (ops.graph_backward, _GRAPH, _GRAPH_GRADIENTS),
-        (ops.cone_map, _BATCH, ("x", "row_scalars", "y", "column_scalars")),
-        (ops.cone_map_backward, _BATCH, ("q", "k")),
-        (ops.causal_sums, _BATCH, ("o",)),
-        (ops.causal_linear, _BATCH, ("o", "denominator")),
+    for operator, axes, outputs, is_backward in (
+        (ops.attention_forward, _ATTENTION, ("o", "lse"), False),
+        (ops.attention_backward, _ATTENTION, _GRADIENTS, True),
+        (ops.graph_forward, _GRAPH, ("o", "lse"), False),
+        (ops.graph_backward, _GRAPH, _GRAPH_GRADIENTS, True),
+        (ops.cone_map, _BATCH, ("x", "row_scalars", "y", "column_scalars"), False),
+        (ops.cone_map_backward, _BATCH, ("q", "k"), True),
+        (ops.causal_sums, _BATCH, ("o",), False),
+        (ops.causal_linear, _BATCH, ("o", "denominator"), False),
     ):
-        torch.library.register_vmap(operator.default, _Rule(operator.default, axes, outputs))
+        rule = _Rule(operator.default, axes, outputs, is_backward)
+        torch.library.register_vmap(operator.default, rule)
     torch.library.register_vmap(ops.favor_projection.default, _favor_projection)

@@ -152,7 +152,7 @@ def loss_of(function):
         weights = [
             torch.linspace(0.1, 1, r.numel(), dtype=r.dtype).reshape(r.shape) for r in results
         ]
-        return sum((r * w).sum() for r, w in zip(results, weights, strict=True))
+        return torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
 
     return loss
 
@@ -193,6 +193,43 @@ def test_grad_and_gradients_of_each_sample(name):
     each = looped(lambda *x: autograd_of(function, x), some, dims)
     for got, want, dim in zip(ours, each, dims, strict=True):
         torch.testing.assert_close(got, want if dim == 0 else want.sum(0))
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_no_sample(name):
+    """The shapes and types of samples, of which there are none."""
+    function, inputs = arguments(name)
+    empty = [x[:0] for x in inputs]
+
+    def shapes(results):
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        return [(r.shape, r.dtype, r.device) for r in results]
+
+    def none_of(results):
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        return shapes([r[:0] for r in results])
+
+    assert shapes(vmap(function)(*empty)) == none_of(vmap(function)(*inputs))
+    each = vmap(grad(loss_of(function), tuple(range(len(inputs)))))
+    assert shapes(each(*empty)) == none_of(each(*inputs))
+    # Samples of the queries alone, none of the outer ones, and a gradient through them.
+    first = [x[0] for x in inputs[1:]]
+    twice = vmap(vmap(lambda q: function(q, *first)))(empty[0][:, None])
+    assert shapes(twice) == [
+        ((0, 1, *shape[1:]), *rest) for shape, *rest in none_of(vmap(function)(*inputs))
+    ]
+    inner = vmap(vmap(lambda q: function(q, *first)))(empty[0][None])
+    assert shapes(inner) == [
+        ((1, *shape), *rest) for shape, *rest in none_of(vmap(function)(*inputs))
+    ]
+    total = grad(lambda k: vmap(lambda q: loss_of(function)(q, k, *first[1:]))(empty[0]).sum())
+    assert torch.equal(total(first[0]), torch.zeros_like(first[0]))
+
+
+def test_no_sample_of_a_projection():
+    none = torch.empty(2, 0, D)
+    projections = vmap(lambda x: torch.ops.gnomon.favor_projection(x, 5, 1), 1, out_dims=None)
+    assert projections(none).shape == (5, D)
 
 
 def test_vmap_of_what_stands_beside_attention():
