@@ -81,7 +81,9 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises ValueError naming the path where the file cannot be read or breaks a rule of the format.
     """
     try:
-        content = bytearray(path.read_bytes())
+        with path.open("rb") as file:
+            content = bytearray(os.fstat(file.fileno()).st_size)
+            del content[file.readinto(content) :]
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     try:
@@ -96,7 +98,9 @@ def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
     length = int.from_bytes(content[:8], "little")
     if length > _LONGEST_HEADER or length > len(content) - 8:
         raise ValueError(f"a header of {length} bytes in a file of {len(content)}")
-    header = json.loads(content[8 : 8 + length], object_pairs_hook=_without_repeats)
+    header = json.loads(
+        content[8 : 8 + length].decode(), object_pairs_hook=_without_repeats, parse_int=_integer
+    )
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", {})
@@ -123,6 +127,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(names) < len(pairs):
         raise ValueError("a name appears twice in its header")
     return names
+
+
+def _integer(digits: str) -> int:
+    # To the format's own reader it is no natural number; to int() it is 0.
+    if digits == "-0":
+        raise ValueError("its header has the number -0")
+    return int(digits)
 
 
 def _is_naturals(numbers: object) -> bool:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import pathlib
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +37,10 @@ __all__ = [
 CHECKPOINT_NAME = "checkpoint.safetensors"
 TOKEN_KINDS = ("bytes", "words", "subwords")
 
+# What the program takes to be a space inside a line: ASCII's.
+_SPACES = b" \t\r\v\f"
+_FIRST_WORDS = [b"<unk>", b"<eos>"]
+
 _SIZES = ("vocabulary", "dim", "depth", "heads", "mlp", "max_length")
 
 # The layout of the file: models/training.cc.
@@ -43,7 +50,16 @@ _MODEL = "model."
 _OPTIMIZER = "optimizer."
 _MEMORY = "memory."
 _VOCABULARY = "tokens.vocabulary"
-_TRAINING_FIELDS = ("step", "training", "memory_tokens", "data")
+# The fields of a TrainingState that are no tensors, and their names in the file.
+_TRAINING_FIELDS = {
+    "step": "step",
+    "options": "training",
+    "memory_tokens": "memory_tokens",
+    "data": "data",
+}
+# Of models/training.h.
+_TRAINING_INTEGERS = ("length", "batch", "steps", "warmup", "seed", "memory")
+_TRAINING_NUMBERS = ("learning_rate", "final_fraction", "weight_decay", "clip")
 
 
 class LanguageModelCache:
@@ -209,29 +225,20 @@ class LanguageModel(torch.nn.Module):
         max_length: int = 512,
     ) -> None:
         super().__init__()
-        sizes = dict(zip(_SIZES, (vocabulary, dim, depth, heads, mlp, max_length), strict=True))
-        for name, size in sizes.items():
-            sizes[name] = check_integer("models.LanguageModel", name, size)
-            if size < 1:
-                raise ValueError(
-                    f"gnomon.models.LanguageModel: {name} is {size}; expected at least 1"
-                )
-        for name, spec in (("similarity", similarity), ("position", position)):
-            check_string("models.LanguageModel", name, spec, "a specification, a string")
-        check_number("models.LanguageModel", "dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"gnomon.models.LanguageModel: dropout is {dropout}; expected [0, 1)")
-        if dim % heads != 0:
-            raise ValueError(
-                f"gnomon.models.LanguageModel: dim is {dim} and heads {heads}; expected a multiple"
-            )
-        #: The arguments.
-        self.options: dict[str, Any] = {
-            **sizes,
-            "similarity": similarity,
-            "position": position,
-            "dropout": float(dropout),
-        }
+        #: As given; see options.
+        self._options = _check_options(
+            {
+                "vocabulary": vocabulary,
+                "dim": dim,
+                "depth": depth,
+                "heads": heads,
+                "mlp": mlp,
+                "max_length": max_length,
+                "similarity": similarity,
+                "position": position,
+                "dropout": dropout,
+            }
+        )
         self.embedding = torch.nn.Embedding(vocabulary, dim)
         # Unit logits from a normalised stream; forward() brings the inputs to unit variance.
         torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
@@ -241,6 +248,11 @@ class LanguageModel(torch.nn.Module):
         )
         self.norm = torch.nn.LayerNorm(dim)
         self.token_position = TokenPosition(position, dim, max_length, causal=True)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The arguments, to be read only: what has been built of them does not change."""
+        return types.MappingProxyType(self._options)
 
     @property
     def max_length(self) -> int | None:
@@ -259,11 +271,11 @@ class LanguageModel(torch.nn.Module):
         given_cache, cache = cache, None if cache is None else cache._draft()
         given_memory, memory = memory, None if memory is None else memory._draft()
         try:
-            x = self.embedding(tokens) * self.options["dim"] ** 0.5
+            x = self.embedding(tokens) * self._options["dim"] ** 0.5
         except IndexError as error:
             raise ValueError(
                 "gnomon.models.LanguageModel: tokens reach beyond the vocabulary; expected 0 to "
-                f"{self.options['vocabulary'] - 1}"
+                f"{self._options['vocabulary'] - 1}"
             ) from error
         known = cache if cache is not None else memory
         x = self.token_position(x, cache=None if known is None else known.tokens)
@@ -366,7 +378,28 @@ class LanguageModel(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for print()."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+
+
+def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a LanguageModel, as numbers that JSON holds."""
+    operator = "models.LanguageModel"
+    checked = dict(options)
+    for name in _SIZES:
+        size = checked[name] = check_integer(operator, name, options[name])
+        if size < 1:
+            raise ValueError(f"gnomon.{operator}: {name} is {size}; expected at least 1")
+    for name in ("similarity", "position"):
+        check_string(operator, name, options[name], "a specification, a string")
+    dropout = options["dropout"]
+    check_number(operator, "dropout", dropout)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"gnomon.{operator}: dropout is {dropout}; expected [0, 1)")
+    checked["dropout"] = float(dropout)
+    dim, heads = checked["dim"], checked["heads"]
+    if dim % heads != 0:
+        raise ValueError(f"gnomon.{operator}: dim is {dim} and heads {heads}; expected a multiple")
+    return checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,6 +427,34 @@ class Tokenizer:
                 f"{len(self.vocabulary)} bytes; expected "
                 f"{'none' if self.kind == 'bytes' else 'a file'}"
             )
+        if self.kind == "words":
+            self._check_words()
+
+    def _check_words(self) -> None:
+        """As the program does: models/tokens.cc."""
+        *lines, rest = self.vocabulary.split(b"\n")
+        seen = set()
+        for number, word in enumerate([*lines, rest] if rest else lines, 1):
+            fault = (
+                "is not one word"
+                if not word or any(space in word for space in _SPACES)
+                else "comes twice"
+                if word in seen
+                else "has no end"
+                if number > len(lines)
+                else None
+            )
+            if fault is not None:
+                raise ValueError(
+                    f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
+                    "expected one word a line, each once"
+                )
+            seen.add(word)
+        if lines[:2] != _FIRST_WORDS or len(lines) < 3:
+            raise ValueError(
+                "gnomon.models.Tokenizer: the vocabulary of words begins with "
+                f"{b', '.join(lines[:3])!r}; expected <unk>, <eos> and a word"
+            )
 
 
 @dataclasses.dataclass
@@ -407,6 +468,11 @@ class TrainingState:
         memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
         memory_tokens: tokens that the memory has seen.
         data: "path" and "sha256" of the text.
+
+    Raises:
+        ValueError: a field of options or data that is missing, a negative number, one that is not
+            finite.
+        TypeError: a field of another class.
     """
 
     options: dict[str, Any]
@@ -415,6 +481,38 @@ class TrainingState:
     memory: dict[str, Tensor]
     memory_tokens: int
     data: dict[str, str]
+
+    def __post_init__(self) -> None:
+        operator = "models.TrainingState"
+        for field in ("options", "optimizer", "memory", "data"):
+            if not isinstance(getattr(self, field), dict):
+                raise wrong_type(operator, field, getattr(self, field), "a dict")
+        for field in ("step", "memory_tokens"):
+            count = check_integer(operator, field, getattr(self, field))
+            if count < 0:
+                raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
+            setattr(self, field, count)
+        for field, names in (
+            ("options", (*_TRAINING_INTEGERS, *_TRAINING_NUMBERS)),
+            ("data", ("path", "sha256")),
+        ):
+            for name in names:
+                if name not in getattr(self, field):
+                    raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
+        self.options = dict(self.options)
+        for name in _TRAINING_INTEGERS:
+            self.options[name] = check_integer(operator, f"{name} of options", self.options[name])
+        for name in _TRAINING_NUMBERS:
+            value = self.options[name]
+            check_number(operator, f"{name} of options", value)
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"gnomon.{operator}: {name} of options is {value}; expected a finite number"
+                )
+        for name in ("path", "sha256"):
+            check_string(operator, f"{name} of data", self.data[name])
+        for field in ("optimizer", "memory"):
+            check_tensors(operator, **getattr(self, field))
 
 
 @dataclasses.dataclass
@@ -439,10 +537,12 @@ def save_checkpoint(
     the new one is whole.
 
     Raises:
-        ValueError: a vocabulary of another size than the model's.
+        ValueError: a vocabulary of another size than the model's; a model with other tensors than
+            one of its options has (a module put in the place of another, or parametrized).
         TypeError: an argument of another class.
         OSError: the file cannot be written.
     """
+    target = _to_path("save_checkpoint", path)
     if not isinstance(model, LanguageModel):
         raise wrong_type("models.save_checkpoint", "model", model, "a LanguageModel")
     tokenizer = Tokenizer() if tokenizer is None else tokenizer
@@ -450,57 +550,82 @@ def save_checkpoint(
         raise wrong_type("models.save_checkpoint", "tokenizer", tokenizer, "a Tokenizer, or None")
     if training is not None and not isinstance(training, TrainingState):
         raise wrong_type("models.save_checkpoint", "training", training, "a TrainingState, or None")
+    if training is not None:
+        # Its fields are checked again: they may have changed since it was made.
+        training = dataclasses.replace(training)
     _check_vocabulary("gnomon.models.save_checkpoint: ", tokenizer, model.options["vocabulary"])
-    tensors = {_MODEL + name: tensor.float() for name, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    _check_state(model.options, state)
+    tensors = {_MODEL + name: tensor.float() for name, tensor in state.items()}
     if tokenizer.vocabulary:
         tensors[_VOCABULARY] = torch.frombuffer(bytearray(tokenizer.vocabulary), dtype=torch.uint8)
     config: dict[str, Any] = {
         "format": _FORMAT,
-        "model": model.options,
+        "model": dict(model.options),
         "tokens": {"kind": tokenizer.kind},
     }
     if training is not None:
         tensors |= {_OPTIMIZER + name: tensor for name, tensor in training.optimizer.items()}
         tensors |= {_MEMORY + name: tensor for name, tensor in training.memory.items()}
-        parts = (training.step, training.options, training.memory_tokens, training.data)
-        config |= dict(zip(_TRAINING_FIELDS, parts, strict=True))
-    metadata = {"format": "pt", _CONFIG: json.dumps(config)}
-    _safetensors.write(pathlib.Path(path), tensors, metadata)
+        config |= {name: getattr(training, field) for field, name in _TRAINING_FIELDS.items()}
+    metadata = {"format": "pt", _CONFIG: json.dumps(config, allow_nan=False)}
+    _safetensors.write(target, tensors, metadata)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """What is in a checkpoint file, or in the folder of a run; the model in evaluation mode.
 
-    Tensors are in float32 on the CPU. Nothing that a file holds is executed. Raises ValueError
-    naming the path where there is no sound checkpoint.
+    Tensors are in float32 on the CPU, and can be trained, whatever torch.device and
+    torch.inference_mode it is called under. Nothing that a file holds is executed.
+
+    Raises:
+        ValueError: there is no sound checkpoint; it names the path.
+        TypeError: path is none.
     """
-    path = pathlib.Path(path)
+    path = _to_path("load_checkpoint", path)
     if not path.exists():
         raise ValueError(f"no such checkpoint file or run folder: {path}")
     if path.is_dir():
         if not (path / CHECKPOINT_NAME).exists():
             raise ValueError(f"the folder {path} holds no {CHECKPOINT_NAME}")
         path = path / CHECKPOINT_NAME
-    tensors, metadata = _safetensors.read(path)
-    try:
-        return _build(tensors, metadata)
-    except KeyError as error:
-        raise ValueError(
-            f"{path} is not a checkpoint of a language model: {error} is missing"
-        ) from error
-    except (ValueError, TypeError, RuntimeError) as error:
-        message = " ".join(str(error).split())
-        raise ValueError(f"{path} is not a checkpoint of a language model: {message}") from error
+    with torch.inference_mode(False), torch.device("cpu"):
+        tensors, metadata = _safetensors.read(path)
+        try:
+            return _build(tensors, metadata)
+        except KeyError as error:
+            raise ValueError(
+                f"{path} is not a checkpoint of a language model: {error} is missing"
+            ) from error
+        except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+            message = " ".join(str(error).split())
+            raise ValueError(
+                f"{path} is not a checkpoint of a language model: {message}"
+            ) from error
+
+
+def _to_path(function: str, path: object) -> pathlib.Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type(f"models.{function}", "path", path, "a str or an os.PathLike")
+    return pathlib.Path(path)
+
+
+def _object(what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is a {type(value).__name__}, expected an object")
+    return value
 
 
 def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
-    config = json.loads(metadata[_CONFIG])
-    if config["format"] != _FORMAT:
-        raise ValueError(f"its format is {config['format']}, expected {_FORMAT}")
-    options = {
-        name: config["model"][name] for name in (*_SIZES, "similarity", "position", "dropout")
-    }
-    # Sizes are compared with tensors that the file does hold before a model of them is built.
+    config = _object("its configuration", json.loads(metadata[_CONFIG]))
+    file_format = config["format"]
+    if type(file_format) is not int or file_format != _FORMAT:
+        raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
+    named = _object("the field 'model'", config["model"])
+    options = {name: named[name] for name in (*_SIZES, "similarity", "position", "dropout")}
+    _check_options(options)
+    # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
+    # model of them is built; max_length and the numbers in `position` are not.
     dim = options["dim"]
     for name, shape in (
         ("embedding.weight", [options["vocabulary"], dim]),
@@ -511,34 +636,51 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     if options["depth"] > len(tensors):
         raise ValueError(f"it holds fewer tensors than {options['depth']} layers")
     vocabulary = tensors.get(_VOCABULARY, torch.empty(0, dtype=torch.uint8))
-    if vocabulary.dtype != torch.uint8:
-        raise ValueError(f"the tensor '{_VOCABULARY}' is {vocabulary.dtype}, expected uint8")
-    tokenizer = Tokenizer(config["tokens"]["kind"], bytes(vocabulary.tolist()))
+    if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
+        raise ValueError(
+            f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes, "
+            "expected uint8 and one"
+        )
+    kind = _object("the field 'tokens'", config["tokens"])["kind"]
+    tokenizer = Tokenizer(kind, bytes(vocabulary.tolist()))
     _check_vocabulary("", tokenizer, options["vocabulary"])
-    # What it draws is overwritten: the generator shall not show it.
-    with torch.random.fork_rng(devices=[]):
-        model = LanguageModel(**options).float()
     state = _below(tensors, _MODEL)
     for name, tensor in state.items():
         if tensor.dtype != torch.float32:
             raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
+    # What it draws is overwritten: the generator shall not show it.
+    with torch.random.fork_rng(devices=[]):
+        model = LanguageModel(**options).float()
     model.load_state_dict(state)
     training = None
     used = len(state) + (_VOCABULARY in tensors)
-    if any(field in config for field in _TRAINING_FIELDS):
-        step, training_options, memory_tokens, data = (config[name] for name in _TRAINING_FIELDS)
+    if any(name in config for name in _TRAINING_FIELDS.values()):
+        fields = {field: config[name] for field, name in _TRAINING_FIELDS.items()}
         training = TrainingState(
-            options=training_options,
-            step=step,
-            optimizer=_below(tensors, _OPTIMIZER),
-            memory=_below(tensors, _MEMORY),
-            memory_tokens=memory_tokens,
-            data=data,
+            **fields, optimizer=_below(tensors, _OPTIMIZER), memory=_below(tensors, _MEMORY)
         )
         used += len(training.optimizer) + len(training.memory)
     if used != len(tensors):
         raise ValueError(f"it holds {len(tensors)} tensors, of which its model has {used}")
     return Checkpoint(model.eval(), tokenizer, training)
+
+
+def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """That the tensors of a model are those that its options lead to."""
+    where = "gnomon.models.save_checkpoint: model"
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        expected = {name: t.shape for name, t in LanguageModel(**options).state_dict().items()}
+    for name in sorted(expected.keys() | state.keys()):
+        if name not in expected or name not in state:
+            fault = "has the tensor" if name in state else "lacks the tensor"
+            raise ValueError(
+                f"{where} {fault} {name!r}; expected the tensors of a LanguageModel of its options"
+            )
+        if state[name].shape != expected[name]:
+            raise ValueError(
+                f"{where} has {name!r} of shape {list(state[name].shape)}; expected "
+                f"{list(expected[name])} by its options"
+            )
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gnomon.models import (
     LanguageModelCache,
     LanguageModelMemory,
     Tokenizer,
+    TrainingState,
     load_checkpoint,
     save_checkpoint,
 )
@@ -309,7 +311,21 @@ def test_beyond_the_longest_text_or_another_dtype():
         (lambda m: Tokenizer("letters"), ValueError, "kind is 'letters'; expected one of bytes"),
         (lambda m: Tokenizer("words"), ValueError, "vocabulary of words has 0 bytes; expected a"),
         (lambda m: Tokenizer("bytes", b"a"), ValueError, "bytes has 1 bytes; expected none"),
+        *[
+            (lambda m, words=words: Tokenizer("words", words), ValueError, message)
+            for words, message in {
+                b"<unk>\n<eos>\na\nb\na\n": "line 5 of the vocabulary of words comes twice",
+                b"<unk>\n<eos>\n\na\n": "line 3 .* is not one word",
+                b"<unk>\n<eos>\na b\n": "line 3 .* is not one word",
+                b"<unk>\n<eos>\na\r\n": "line 3 .* is not one word",
+                b"<unk>\n<eos>\na": "line 3 .* has no end",
+                b"<eos>\n<unk>\na\n": "begins with .*expected <unk>, <eos> and a word",
+                b"<unk>\n<eos>\n": "begins with .*expected <unk>, <eos> and a word",
+            }.items()
+        ],
         (lambda m: Tokenizer("words", "a\n"), TypeError, "vocabulary is a str; expected bytes"),
+        (lambda m: load_checkpoint(3), TypeError, "load_checkpoint: path is a int; expected a str"),
+        (lambda m: save_checkpoint(3, m), TypeError, "save_checkpoint: path is a int; expected a "),
         (lambda m: save_checkpoint("x", m.norm), TypeError, "model is a LayerNorm; expected a"),
         (lambda m: save_checkpoint("x", m, "bytes"), TypeError, "tokenizer is a str; expected a"),
         (lambda m: save_checkpoint("x", m, None, {}), TypeError, "training is a dict; expected a"),
@@ -326,6 +342,123 @@ def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch):
     with pytest.raises(kind, match=f"gnomon.*{message}"):
         call(model)
     assert list(tmp_path.iterdir()) == []
+
+
+def without_norm(model):
+    model.norm = torch.nn.Identity()
+
+
+def weight_normalised(model):
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].mlp_in)
+
+
+def widened(model):
+    model.blocks[0].mlp_in = torch.nn.Linear(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_norm, r"model lacks the tensor 'norm\.bias'"),
+        (weight_normalised, r"model has the tensor 'blocks\.0\.mlp_in\.parametrizations"),
+        (widened, r"'blocks\.0\.mlp_in\.bias' of shape \[5\]; expected \[4\]"),
+    ],
+)
+def test_a_model_of_other_tensors_is_not_saved(change, message, tmp_path):
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4, position="relative")
+    state = torch.get_rng_state()
+    save_checkpoint(tmp_path / "whole", model)
+    assert torch.equal(torch.get_rng_state(), state)
+    change(model)
+    with pytest.raises(ValueError, match=message):
+        save_checkpoint(tmp_path / "file", model)
+    assert not (tmp_path / "file").exists()
+
+
+def test_options_are_read_only():
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
+    with pytest.raises(TypeError):
+        model.options["dim"] = 8
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert twin.options == model.options
+    assert repr(twin) == repr(model)
+
+
+def training(**fields):
+    """A sound one, but for the fields."""
+    numbers = ("learning_rate", "final_fraction", "weight_decay", "clip")
+    options = dict.fromkeys(("length", "batch", "steps", "warmup", "seed", "memory"), 1)
+    options |= dict.fromkeys(numbers, 0.5)
+    sound = {
+        "options": options,
+        "step": 3,
+        "optimizer": {"exp_avg.x": torch.ones(1)},
+        "memory": {},
+        "memory_tokens": 0,
+        "data": {"path": "text", "sha256": "0"},
+    }
+    return sound | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"step": "3"}, TypeError, "step is a str; expected an integer"),
+        ({"step": True}, TypeError, "step is a bool; expected an integer"),
+        ({"step": -1}, ValueError, "step is -1; expected at least 0"),
+        ({"memory_tokens": 1.5}, TypeError, "memory_tokens is a float; expected an integer"),
+        ({"memory_tokens": -1}, ValueError, "memory_tokens is -1; expected at least 0"),
+        ({"options": []}, TypeError, "options is a list; expected a dict"),
+        ({"options": {}}, ValueError, "options lacks 'length'"),
+        ({"options": {"length": "x"}}, TypeError, "length of options is a str; expected an int"),
+        ({"options": {"clip": None}}, TypeError, "clip of options is a NoneType; expected a num"),
+        ({"options": {"clip": math.inf}}, ValueError, "clip of options is inf; expected a finite"),
+        ({"data": {}}, ValueError, "data lacks 'path'"),
+        ({"data": {"path": 1, "sha256": ""}}, TypeError, "path of data is a int; expected a str"),
+        ({"data": None}, TypeError, "data is a NoneType; expected a dict"),
+        ({"optimizer": {"x": 1}}, TypeError, "x is a int; expected a Tensor"),
+        ({"memory": 1}, TypeError, "memory is a int; expected a dict"),
+    ],
+)
+def test_wrong_training_states(fields, kind, message, tmp_path):
+    if fields.get("options"):
+        fields = {"options": training()["options"] | fields["options"]}
+    with pytest.raises(kind, match=rf"gnomon\.models\.TrainingState: {message}"):
+        TrainingState(**training(**fields))
+    # Nor is one saved that has become so, or loaded.
+    state = TrainingState(**training())
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
+    path = tmp_path / "file"
+    save_checkpoint(path, model, training=state)
+    assert load_checkpoint(path).training.data == state.data
+    tensors, metadata = _safetensors.read(path)
+    for field, value in fields.items():
+        setattr(state, field, value)
+    with pytest.raises(kind, match=message):
+        save_checkpoint(tmp_path / "other", model, training=state)
+    assert not (tmp_path / "other").exists()
+    if not fields.keys() & {"optimizer", "memory"}:
+        config = json.loads(metadata["gnomon"])
+        config |= {"training" if name == "options" else name: v for name, v in fields.items()}
+        _safetensors.write(path, tensors, {"gnomon": json.dumps(config)})
+        with pytest.raises(ValueError, match=f"is not a checkpoint.*{message}"):
+            load_checkpoint(path)
+
+
+def test_loaded_under_other_modes(tmp_path):
+    """Parameters on the CPU that can be trained."""
+    path = tmp_path / "file"
+    original = LanguageModel(dim=4, depth=1, heads=1, mlp=4, position="relative+hype:tau=learned")
+    save_checkpoint(path, original, training=TrainingState(**training()))
+    for mode in (torch.inference_mode(), torch.device("meta"), torch.no_grad()):
+        with mode:
+            checkpoint = load_checkpoint(path)
+        held = [*checkpoint.model.state_dict().values(), *checkpoint.training.optimizer.values()]
+        assert not any(tensor.is_inference() for tensor in held)
+        assert {tensor.device.type for tensor in held} == {"cpu"}
+        checkpoint.model(torch.zeros(1, 3, dtype=torch.long)).sum().backward()
+        assert all(parameter.grad is not None for parameter in checkpoint.model.parameters())
+        assert torch.equal(checkpoint.model.norm.weight, original.norm.weight)
 
 
 def test_wrong_files(tmp_path):
@@ -357,7 +490,17 @@ def test_wrong_files(tmp_path):
         (tensors, {"gnomon": "{"}, "is not a checkpoint"),
         (tensors, {"gnomon": "[]"}, "is not a checkpoint"),
         (tensors, config(format=2), "its format is 2, expected 1"),
-        (tensors, config(model=3), "is not a checkpoint"),
+        (tensors, config(format=1.0), "its format is 1.0, expected 1"),
+        (tensors, config(format=True), "its format is True, expected 1"),
+        (tensors, config(model=3), "the field 'model' is a int, expected an object"),
+        (tensors, config(tokens=[]), "the field 'tokens' is a list, expected an object"),
+        (tensors, model(depth="2"), "depth is a str; expected an integer"),
+        (tensors, model(mlp=None), "mlp is a NoneType; expected an integer"),
+        (
+            tensors | {"tokens.vocabulary": torch.zeros(2, 2, dtype=torch.uint8)},
+            metadata,
+            "has 2 axes, expected uint8 and one",
+        ),
         (tensors, config(tokens={"kind": "words"}), "vocabulary of words has 0 bytes"),
         (tensors, config(step=3), "'training' is missing"),
         (tensors, model(dim=2**40), "'model.embedding.weight' is not of the shape"),
@@ -416,12 +559,16 @@ HEADERS = {
     "metadata": '{"__metadata__": {"a": 1}, '
     '"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
     "depth": "[" * 100000,
+    "a minus": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-0, 8]}}',
+    "half a pair": b'{"x\xed\xa0\x80": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+    "UTF-16": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'.encode("utf-16-le"),
 }
 
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_wrong_headers(name, tmp_path):
-    header = HEADERS[name].encode()
+    header = HEADERS[name]
+    header = header if isinstance(header, bytes) else header.encode()
     path = tmp_path / "file"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ValueError, match="is not a valid safetensors file") as caught:
