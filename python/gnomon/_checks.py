@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator as operators
 from typing import SupportsIndex, cast
 
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, strided
 
 
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
@@ -18,6 +18,9 @@ def check_tensors(operator: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise wrong_type(operator, name, tensor, "a Tensor")
+        # Those of a jagged layout are refused by it; these have the layout of others.
+        if tensor.is_nested and tensor.layout == strided:
+            raise TypeError(f"gnomon.{operator}: {name} is nested; expected a tensor of one shape")
 
 
 def check_flag(operator: str, argument: str, value: object) -> None:

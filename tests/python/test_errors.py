@@ -1,5 +1,7 @@
 """Wrong arguments: the kind of error, and a message with the argument and what was expected."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -433,6 +435,11 @@ TYPE_ERRORS = {
 }
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the layout is on its way out
+    NESTED = torch.nested.nested_tensor([tokens(4, 6, 8), tokens(4, 3, 8)])
+
+
 def wrong_tokens(call, names, shape, operator):
     """Each tensor of a type, a dtype, a layout and a device that it cannot have."""
     cases = {}
@@ -451,6 +458,7 @@ def wrong_tokens(call, names, shape, operator):
                 tokens(*shape).to_sparse(),
                 rf"{name} has layout Sparse; expected a strided",
             ),
+            ("nested", NESTED, rf"{name} is nested; expected a tensor of one shape"),
         ):
             cases[f"{operator}: {name} {what}"] = (
                 lambda name=name, value=value: call(**{name: value}),
