@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -266,10 +266,23 @@ class LanguageModel(torch.nn.Module):
         memory: LanguageModelMemory | None = None,
     ) -> list[Tensor]:
         """What enters each block, and what leaves the last; (B, L, dim). As forward otherwise."""
-        self._check_call(tokens, cache, memory)
-        # What a layer refuses leaves the caller's as they were.
-        given_cache, cache = cache, None if cache is None else cache._draft()
-        given_memory, memory = memory, None if memory is None else memory._draft()
+        states, keep = self._states(tokens, cache, memory)
+        keep()
+        return states
+
+    def _states(
+        self,
+        tokens: Tensor,
+        given_cache: LanguageModelCache | None,
+        given_memory: LanguageModelMemory | None,
+    ) -> tuple[list[Tensor], Callable[[], None]]:
+        """The layer_inputs, and what to call once nothing can be refused any more.
+
+        Until then the cache and the memory are as they were.
+        """
+        self._check_call(tokens, given_cache, given_memory)
+        cache = None if given_cache is None else given_cache._draft()
+        memory = None if given_memory is None else given_memory._draft()
         try:
             x = self.embedding(tokens) * self._options["dim"] ** 0.5
         except IndexError as error:
@@ -286,11 +299,14 @@ class LanguageModel(torch.nn.Module):
             before = None if memory is None else memory._remember(layer, x)
             x = block(x, None if cache is None else cache.layers[layer], before)
             states.append(x)
-        if given_cache is not None and cache is not None:
-            given_cache._keep(cache)
-        if given_memory is not None and memory is not None:
-            given_memory._keep(memory)
-        return states
+
+        def keep() -> None:
+            if given_cache is not None and cache is not None:
+                given_cache._keep(cache)
+            if given_memory is not None and memory is not None:
+                given_memory._keep(memory)
+
+        return states, keep
 
     def forward(
         self,
@@ -310,8 +326,10 @@ class LanguageModel(torch.nn.Module):
             TypeError: tokens that are no tensor of integers, a memory of another dtype, another
                 device than the model's.
         """
-        x = self.norm(self.layer_inputs(tokens, cache, memory)[-1])
-        return torch.nn.functional.linear(x, self.embedding.weight)
+        states, keep = self._states(tokens, cache, memory)
+        logits = torch.nn.functional.linear(self.norm(states[-1]), self.embedding.weight)
+        keep()
+        return logits
 
     def _check_call(
         self, tokens: Tensor, cache: LanguageModelCache | None, memory: LanguageModelMemory | None

@@ -229,7 +229,8 @@ REFUSED = {
     "another batch": (ValueError, "batch of 2 and the tokens 1", {"tokens": (1, 2)}),
     "another depth": (ValueError, "depth of 2 and the model 3", {"depth": 3}),
     "beyond the vocabulary": (ValueError, "tokens reach beyond", {"vocabulary": 2}),
-    "by a layer": (RuntimeError, "no block", {"break": True}),
+    "by a layer": (RuntimeError, "no layer", {"break": "blocks.1"}),
+    "by the last norm": (RuntimeError, "no layer", {"break": "norm"}),
 }
 
 
@@ -254,9 +255,9 @@ def test_a_refused_call_changes_nothing(kind, name):
     if "break" in other:
 
         def refuse(*_):
-            raise RuntimeError("no block")
+            raise RuntimeError("no layer")
 
-        second.blocks[1].register_forward_pre_hook(refuse)
+        second.get_submodule(other["break"]).register_forward_pre_hook(refuse)
     given = torch.arange(4).view(2, 2) if "tokens" not in other else torch.zeros(*other["tokens"])
     with pytest.raises(error, match=message):
         second(given.long(), **{kind: known})
