@@ -212,6 +212,18 @@ def test_cache(similarity, position):
     assert cache.length() == 0
 
 
+def test_a_cache_takes_nothing_from_a_call_that_raises():
+    module, cache = MultiheadAttention(8, 2), KVCache()
+    x = torch.randn(1, 3, 8)
+    module(x, causal=True, cache=cache)
+    with pytest.raises(ValueError, match="window has left = -1"):
+        module(x, window=(-1, 0), cache=cache)
+    module.out_proj = torch.nn.Linear(7, 8)
+    with pytest.raises(RuntimeError):
+        module(x, causal=True, cache=cache)
+    assert cache.length() == 3
+
+
 def test_cross_attention():
     torch.manual_seed(0)
     module = MultiheadAttention(16, 2).double()
