@@ -76,16 +76,25 @@ class Term:
     #: The fields that may be a tensor instead of a number.
     _tensors: ClassVar[tuple[str, ...]] = ()
 
+    def __post_init__(self) -> None:
+        self._keep_spec()
+
+    def _keep_spec(self) -> None:
+        """Makes the specification once, of all fields but tensors.
+
+        It takes as long as attention over a few tokens does; and torch.compile, which may make
+        symbols of the numbers of a term from outside, need not put them into words.
+        """
+        if hasattr(self, "_name") and not is_compiling():
+            self._set("_spec", self._to_spec())
+
     def _lower(self) -> tuple[str, list[Tensor]]:
+        spec = getattr(self, "_spec", None)
+        return self._to_spec() if spec is None else spec, self._own_tensors()
+
+    def _own_tensors(self) -> list[Tensor]:
         values = [getattr(self, field) for field in self._tensors]
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        # Making it takes as long as attention over a few tokens does.
-        spec = None if is_compiling() else self.__dict__.get("_spec")
-        if spec is None:
-            spec = self._to_spec()
-            if not is_compiling():
-                self.__dict__["_spec"] = spec
-        return spec, tensors
+        return [value for value in values if isinstance(value, Tensor)]
 
     def _to_spec(self) -> str:
         if not hasattr(self, "_name"):

@@ -63,6 +63,7 @@ class RoPE(Position):
         if self.shape is not None:
             # A list that is changed later would leave the specification, which is kept, behind.
             self._set("shape", tuple(check_shape("gnomon.position.RoPE: shape", self.shape)))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,7 @@ class _TableTerm(Position):
             value = getattr(self, field)
             if not isinstance(value, Tensor):
                 raise wrong_type(f"position.{type(self).__name__}", field, value, "a tensor")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,11 +227,11 @@ class Relative2D(_TableTerm):
     _name: ClassVar[str] = "relative2d"
     _tensors: ClassVar[tuple[str, ...]] = ("rows", "columns")
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
+    def _to_spec(self) -> str:
         for field in ("height", "width", "prefix"):
             self._check(field, getattr(self, field), "int")
-        spec, tensors = super()._lower()
-        return to_spec(spec, shape=(self.height, self.width), prefix=self.prefix), tensors
+        shape = (self.height, self.width)
+        return to_spec(super()._to_spec(), shape=shape, prefix=self.prefix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,6 +259,8 @@ class Grid(Position):
     axes: Sequence[Position]
     prefix: int = 0
 
+    _name: ClassVar[str] = "grid"
+
     def __post_init__(self) -> None:
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
@@ -278,14 +282,18 @@ class Grid(Position):
                     "one offset: ALiBi, HyPE, T5, Kerple, OffsetBias"
                 )
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        specs: list[str] = []
-        tensors: list[Tensor] = []
-        for axis, bias in enumerate(self.axes):
-            spec, its_tensors = bias._lower()
-            specs.append(to_spec(spec, shape=self.shape, axis=axis, prefix=self.prefix))
-            tensors += its_tensors
-        return "+".join(specs), tensors
+        self._keep_spec()
+
+    def _to_spec(self) -> str:
+        return "+".join(
+            [
+                to_spec(bias._lower()[0], shape=self.shape, axis=axis, prefix=self.prefix)
+                for axis, bias in enumerate(self.axes)
+            ]
+        )
+
+    def _own_tensors(self) -> list[Tensor]:
+        return [tensor for bias in self.axes for tensor in bias._own_tensors()]
 
 
 @dataclass(frozen=True, eq=False)
