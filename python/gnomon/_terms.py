@@ -23,12 +23,14 @@ def to_spec(name: str, **options: object) -> str:
             continue
         if isinstance(value, bool):
             value = "true" if value else "false"
-        elif isinstance(value, (tuple, list)):
-            value = "x".join([f"{size}" for size in value])
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
             raise ValueError(f"gnomon: {name.split(':')[0]} has {key} = {value!r}")
-        # Formatting, unlike repr() and str(), is what torch.compile can do to a number.
-        spec += f":{key}={value}"
+        between = f":{key}="
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            # Formatting, unlike repr(), str() and join(), is what torch.compile can do to a number,
+            # and that of PyTorch 2.11 only to what an operation has made.
+            spec += f"{between}{part if isinstance(part, str) else part * 1}"
+            between = "x"
     return spec
 
 

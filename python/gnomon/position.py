@@ -285,12 +285,12 @@ class Grid(Position):
         self._keep_spec()
 
     def _to_spec(self) -> str:
-        return "+".join(
-            [
-                to_spec(bias._lower()[0], shape=self.shape, axis=axis, prefix=self.prefix)
-                for axis, bias in enumerate(self.axes)
-            ]
-        )
+        spec = ""
+        for axis, bias in enumerate(self.axes):
+            plus = "+" if axis > 0 else ""
+            its_spec, _ = bias._lower()
+            spec += plus + to_spec(its_spec, shape=self.shape, axis=axis, prefix=self.prefix)
+        return spec
 
     def _own_tensors(self) -> list[Tensor]:
         return [tensor for bias in self.axes for tensor in bias._own_tensors()]
