@@ -251,7 +251,7 @@ class LanguageModel(torch.nn.Module):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments, to be read only: what has been built of them does not change."""
+        """The arguments. They are read only, since what was built of them does not change."""
         return types.MappingProxyType(self._options)
 
     @property
