@@ -13,7 +13,7 @@ from gnomon._checks import (
     check_integer,
     check_number,
     check_optional_integer,
-    check_scale,
+    check_optional_number,
     check_string,
     check_tensors,
     wrong_type,
@@ -153,7 +153,7 @@ def attention(
             "key_segments": key_segments,
         },
     )
-    check_scale("attention", scale)
+    check_optional_number("attention", "scale", scale)
     check_number("attention", "dropout", dropout)
     seed = check_optional_integer("attention", "seed", seed)
     check_string("attention", "aggregation", aggregation)

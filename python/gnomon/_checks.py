@@ -38,9 +38,9 @@ def check_number(operator: str, argument: str, value: object, expected: str = "a
         raise wrong_type(operator, argument, value, expected)
 
 
-def check_scale(operator: str, scale: object) -> None:
-    if scale is not None:
-        check_number(operator, "scale", scale, "a number, or None")
+def check_optional_number(operator: str, argument: str, value: object) -> None:
+    if value is not None:
+        check_number(operator, argument, value, "a number, or None")
 
 
 # torch.compile knows the types of its own numbers, and does not ask them for attributes.

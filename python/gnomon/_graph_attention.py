@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from gnomon._checks import check_scale, check_tensors, wrong_type
+from gnomon._checks import check_optional_number, check_tensors, wrong_type
 from gnomon._library import ops
 from gnomon.similarity import Dot, Similarity
 
@@ -75,7 +75,7 @@ def graph_attention(
     """
     operator = "graph_attention"
     check_tensors(operator, q=q, k=k, v=v, indptr=indptr, indices=indices)
-    check_scale(operator, scale)
+    check_optional_number(operator, "scale", scale)
     similarity = Dot() if similarity is None else similarity
     if not isinstance(similarity, Similarity):
         raise wrong_type(operator, "similarity", similarity, "one of gnomon.similarity")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gnomon._checks import check_number, check_string, check_tensors
+from gnomon._checks import check_optional_number, check_string, check_tensors
 from gnomon._library import ops
 
 __all__ = ["ancestor", "lowest_common_ancestor"]
@@ -52,5 +52,4 @@ def _check(name: str, u: object, v: object, cone: object, r: object) -> None:
     operator = f"cones.{name}"
     check_tensors(operator, u=u, v=v)
     check_string(operator, "cone", cone)
-    if r is not None:
-        check_number(operator, "r", r, "a number, or None")
+    check_optional_number(operator, "r", r)

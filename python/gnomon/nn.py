@@ -122,9 +122,8 @@ class MultiheadAttention(torch.nn.Module):
         embed_dim = check_integer(operator, "embed_dim", embed_dim)
         num_heads = check_integer(operator, "num_heads", num_heads)
         max_length = check_integer(operator, "max_length", max_length)
-        for argument, count in (("kv_heads", kv_heads), ("qk_dim", qk_dim)):
-            if count is not None:
-                check_integer(operator, argument, count, "an integer, or None")
+        kv_heads = check_optional_integer(operator, "kv_heads", kv_heads)
+        qk_dim = check_optional_integer(operator, "qk_dim", qk_dim)
         check_string(operator, "similarity", similarity, _SPEC)
         if position is not None:
             check_string(operator, "position", position, f"{_SPEC}, or None")
