@@ -94,9 +94,12 @@ class Term:
         spec = getattr(self, "_spec", None)
         return self._to_spec() if spec is None else spec, self._own_tensors()
 
+    def _tensor_fields(self) -> list[str]:
+        """The fields that are tensors, in the operator's order."""
+        return [field for field in self._tensors if isinstance(getattr(self, field), Tensor)]
+
     def _own_tensors(self) -> list[Tensor]:
-        values = [getattr(self, field) for field in self._tensors]
-        return [value for value in values if isinstance(value, Tensor)]
+        return [getattr(self, field) for field in self._tensor_fields()]
 
     def _to_spec(self) -> str:
         if not hasattr(self, "_name"):

@@ -249,21 +249,14 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
     return None
 
 
-def _tensors_of(term: Term) -> dict[str, Tensor]:
-    values = {
-        field.name: getattr(term, field.name) for field in dataclasses.fields(cast(Any, term))
-    }
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
 def _all_tensors(terms: Sequence[Term]) -> list[Tensor]:
-    return [tensor for term in terms for tensor in _tensors_of(term).values()]
+    return [tensor for term in terms for tensor in term._own_tensors()]
 
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
-    """The term with these in the place of its tensors, which are taken from the list."""
+    """The term with these in the place of its own, which are taken from the list."""
     return dataclasses.replace(
-        cast(Any, term), **{name: tensors.pop(0) for name in _tensors_of(term)}
+        cast(Any, term), **{field: tensors.pop(0) for field in term._tensor_fields()}
     )
 
 

@@ -186,13 +186,15 @@ class Relative(_TableTerm):
             table, max_offset, far, values if values is None else reversed_rows("values", values)
         )
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        spec, tensors = super()._lower()
+    def _to_spec(self) -> str:
         if self.values is None:
-            return spec, tensors
+            return super()._to_spec()
         if not isinstance(self.values, Tensor):
             raise wrong_type("position.Relative", "values", self.values, "a tensor, or None")
-        return f"{spec}:values=true", [*tensors, self.values]
+        return to_spec(super()._to_spec(), values=True)
+
+    def _tensor_fields(self) -> list[str]:
+        return ["table"] if self.values is None else ["table", "values"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,8 +283,7 @@ class Grid(Position):
                     f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
                     "one offset: ALiBi, HyPE, T5, Kerple, OffsetBias"
                 )
-
-        self._keep_spec()
+        super().__post_init__()
 
     def _to_spec(self) -> str:
         spec = ""
