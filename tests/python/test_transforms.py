@@ -393,6 +393,16 @@ def module_and_input(similarity, position, dtype=torch.float32):
     return module, torch.randn(SAMPLES, L, 8, dtype=dtype)
 
 
+def check_gradients_of_each_sample(loss, parameters, samples):
+    """Those of loss(parameters, sample), mapped, against one sample after the other."""
+    detached = {name: parameter.detach() for name, parameter in parameters.items()}
+    ours = vmap(grad(loss), (None, 0))(detached, samples)
+    for n in range(SAMPLES):
+        expected = torch.autograd.grad(loss(parameters, samples[n]), list(parameters.values()))
+        for name, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(ours[name][n], gradient)
+
+
 @pytest.mark.parametrize(("similarity", "position"), SPECS)
 def test_gradients_of_each_sample_of_a_module(similarity, position):
     module, x = module_and_input(similarity, position, torch.float64)
@@ -402,12 +412,7 @@ def test_gradients_of_each_sample_of_a_module(similarity, position):
         o = functional_call(module, parameters, (x[None],), {"causal": True})
         return (o * torch.linspace(0, 1, 8, dtype=o.dtype)).sum()
 
-    detached = {name: parameter.detach() for name, parameter in parameters.items()}
-    ours = vmap(grad(loss), (None, 0))(detached, x)
-    for n in range(SAMPLES):
-        expected = torch.autograd.grad(loss(parameters, x[n]), list(parameters.values()))
-        for name, gradient in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(ours[name][n], gradient)
+    check_gradients_of_each_sample(loss, parameters, x)
 
 
 def test_gradients_of_each_sample_of_a_language_model():
@@ -420,13 +425,7 @@ def test_gradients_of_each_sample_of_a_language_model():
         logits = functional_call(model, parameters, (text[None, :-1],))
         return torch.nn.functional.cross_entropy(logits[0], text[1:])
 
-    parameters = dict(model.named_parameters())
-    detached = {name: parameter.detach() for name, parameter in parameters.items()}
-    ours = vmap(grad(loss), (None, 0))(detached, texts)
-    for n in range(SAMPLES):
-        expected = torch.autograd.grad(loss(parameters, texts[n]), list(parameters.values()))
-        for name, gradient in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(ours[name][n], gradient)
+    check_gradients_of_each_sample(loss, dict(model.named_parameters()), texts)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
