@@ -39,38 +39,8 @@ TARGETS = f"""\
 
 Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; medians of
 the ratio of times in each round. "Our dot" is gnomon's own dot product of the same shape. A row
-that ends in "/ ours" has the other side above.
-"""
-
-MISSES = """\
-### Where the time goes in what is missed
-
-Shares of the time in the kernels, one thread, from
-
-    perf record .venv/bin/python -c "import torch, gnomon; torch.set_num_threads(1); \\
-        q = torch.randn(1, 8, 2048, 64); \\
-        [gnomon.attention(q, q, q, causal=True) for _ in range(150)]"
-    perf report --dso libgnomon_torch.so --sort symbol
-
-| | full | causal | full, AVX2 |
-|:--|--:|--:|--:|
-| the two matrix products | 85% | 82% | 84% |
-| scores to weights: scale, maximum, 2^x, sum | 12% | 13% | 13% |
-| packing keys, masks, setting up and writing rows | 3% | 5% | 3% |
-
-The first line bounds the share of the GEMM peak: 2^x takes the same vector units as the products,
-so that a core does one or the other. Causal rows are half as long, which doubles the last line's
-share, and what they compute beyond the diagonal, up to whole groups of 6 rows and vectors of 16
-columns, is no work that counts. So these rows are at the limit of one pass over tiles in fp32.
-The ratio to SDPA of the causal forward pass has the same bound: SDPA's own share of the peak
-moves between 48% and 58% from one run or machine to another.
-
-A call at L 16 is 0.3 million multiply-adds, a few microseconds. Of the time of our dot product
-there (the same commands with L 16 and `perf record --delay 4000`, for all libraries), 45% is in
-the kernels, where rows of one vector each pay for a maximum and a sum across its lanes, 29% in
-Python and the rest in PyTorch's dispatcher and allocator: an operator of 22 arguments is read by
-PyTorch's general converter, and SDPA by code made for it. Cones add a second operator, the map of
-their tokens, and one exponential and two divisions a token.
+that ends in "/ ours" has the other side above. [profile.md](profile.md) has where the time goes in
+rows that are missed.
 """
 
 CURVE = f"""\
@@ -130,7 +100,7 @@ def page(
 ) -> str:
     parts = [
         *(INTRODUCTION, measured_on),
-        *(TARGETS, targets.targets_table(lines) + "\n", MISSES),
+        *(TARGETS, targets.targets_table(lines) + "\n"),
         *(CURVE, targets.curve_table(curve) + "\n"),
         *(CASES, cases),
         *(MODELS, models),
