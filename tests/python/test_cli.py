@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,8 +111,7 @@ def test_train_leaves_a_checkpoint_that_others_can_read(model):
     tensors = load_file(file)
     assert tensors["model.embedding.weight"].shape == (256, 16)
     assert tensors["optimizer.exp_avg.embedding.weight"].shape == (256, 16)
-    with safe_open(file, "numpy") as content:
-        config = json.loads(content.metadata()["gnomon"])
+    config = config_of(file)
     assert config["step"] == 30
     assert config["model"]["position"] == "rope+hype:tau=learned"
     assert list(model.iterdir()) == [file]
@@ -595,9 +595,21 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
 
 
-def step_of(file: pathlib.Path) -> int:
+def config_of(file: pathlib.Path) -> dict[str, Any]:
+    """The configuration that a checkpoint holds."""
     with safe_open(file, "numpy") as content:
-        return json.loads(content.metadata()["gnomon"])["step"]
+        return json.loads(content.metadata()["gnomon"])
+
+
+def step_of(file: pathlib.Path) -> int:
+    return config_of(file)["step"]
+
+
+def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
+    """A checkpoint as of a run that is to go on to so many steps."""
+    config = config_of(file)
+    config["training"]["steps"] = steps
+    save_file(load_file(file), copy, metadata={"gnomon": json.dumps(config)})
 
 
 def test_bench_prints_ratios(folder):
