@@ -9,7 +9,7 @@ enum { kLength = 100, kDim = 16, kOffsets = 2 * kLength - 1 };
 
 static float q[kLength][kDim], k[kLength][kDim], v[kLength][kDim];
 static float o[kLength][kDim], d_o[kLength][kDim], d_v[kLength][kDim];
-static float lse[kLength], bias[kOffsets];
+static float lse[kLength], statistics[3][kLength], bias[kOffsets];
 static const float factor = 0.25f; /* 1 / sqrt(kDim) */
 
 /* The weight of key j for query i, by the formula. */
@@ -55,7 +55,8 @@ int main(void) {
                                   .factor = &factor,
                                   .bias = bias,
                                   .causal = 1,
-                                  .threads = 2};
+                                  .threads = 2,
+                                  .statistics = statistics[0]};
   const gnomon_attention_gradient gradient = {.v = d_v[0]};
   if (gnomon_attention_forward(&input, o[0], lse) != GNOMON_OK ||
       gnomon_attention_backward(&input, o[0], lse, d_o[0], &gradient) != GNOMON_OK) {

@@ -65,8 +65,10 @@ int main() {
   input.v = {v.data(), stride};
   input.factor = factor.data();
   input.mask.right = 0;  // causal
-  std::vector<float> o(kSize), lse(kHeads * kLength);
-  gnomon::AttentionForward(dot, input, {.o = {o.data(), stride}, .lse = lse.data()}, threads);
+  std::vector<float> o(kSize), lse(kHeads * kLength), statistics(3 * kHeads * kLength);
+  gnomon::AttentionForward(
+      dot, input, {.o = {o.data(), stride}, .lse = lse.data(), .statistics = statistics.data()},
+      threads);
 
   // The gradients of sum(o).
   const std::vector<float> ones(kSize, 1.0f);
@@ -75,9 +77,12 @@ int main() {
   gradient.x = {d_q.data(), stride};
   gradient.y = {d_k.data(), stride};
   gradient.v = {d_v.data(), stride};
-  gnomon::AttentionBackward(
-      dot, input, {.o = {o.data(), stride}, .lse = lse.data(), .d_o = {ones.data(), stride}},
-      gradient, threads);
+  gnomon::AttentionBackward(dot, input,
+                            {.o = {o.data(), stride},
+                             .lse = lse.data(),
+                             .d_o = {ones.data(), stride},
+                             .statistics = statistics.data()},
+                            gradient, threads);
 
   constexpr int64_t kHead = 3, kToken = 100;
   double expected_o = 0, expected_d_v = 0;

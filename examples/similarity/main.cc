@@ -104,14 +104,20 @@ int main() {
   bool same = true;
   for (const std::string& target : gnomon::Targets()) {
     gnomon::SetTarget(target);
-    Array o(kSize), lse(kHeads * kLength), d_k(kSize), d_inverse_length(kHeads);
-    gnomon::AttentionForward(matern, input, {.o = {o.data(), stride}, .lse = lse.data()}, threads);
+    Array o(kSize), lse(kHeads * kLength), statistics(3 * kHeads * kLength);
+    Array d_k(kSize), d_inverse_length(kHeads);
+    gnomon::AttentionForward(
+        matern, input,
+        {.o = {o.data(), stride}, .lse = lse.data(), .statistics = statistics.data()}, threads);
     gnomon::AttentionGradient<float> gradient;
     gradient.y = {d_k.data(), stride};
     gradient.head_scalars = d_inverse_length.data();
-    gnomon::AttentionBackward(
-        matern, input, {.o = {o.data(), stride}, .lse = lse.data(), .d_o = {d_o.data(), stride}},
-        gradient, threads);
+    gnomon::AttentionBackward(matern, input,
+                              {.o = {o.data(), stride},
+                               .lse = lse.data(),
+                               .d_o = {d_o.data(), stride},
+                               .statistics = statistics.data()},
+                              gradient, threads);
     double total = 0;
     for (int64_t n = 0; n < kSize; ++n) total += static_cast<double>(o[n]) * d_o[n];
     same = Agree(target + " o", total, expected) && same;

@@ -15,12 +15,11 @@ struct Matern {
 
   // df/du = u / (1 + u), so that the root of g cancels in the derivative by g.
   template <class V, class D>
-  static V Gradient(V g, const V* /*a*/, const V* /*b*/, const V* t, D& d) {
+  static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* t, D& d) {
     const V root = Sqrt(Splat(g, 3.0f) * g);
     const V u = t[0] * root;
     const V inverse = Splat(g, 1.0f) / (Splat(g, 1.0f) + u);
     d.g = Splat(g, 1.5f) * t[0] * t[0] * inverse;
     d.t[0] = root * u * inverse;
-    return u - Log1p(u);
   }
 };

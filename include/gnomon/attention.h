@@ -198,6 +198,11 @@ template <class T>
 struct AttentionOutput {
   View<T> o;         // (B, H, Lq, Dv); 0 in a row that sees no key
   T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf in a row that sees no key
+  // (3, B, H, Lq), contiguous; null: not kept. Of each row, for the backward pass and for merging
+  // the results of parts of the keys: its largest score m in units of log2 (s_ij / ln 2), the sum
+  // of 2^(s_ij / ln 2 - m), and the number of that score's key if it weighs more than all others,
+  // else -1. lse alone would not do: its rounding, 6e-8 |lse|, is an error in every weight.
+  T* statistics = nullptr;
 };
 
 // What the backward pass reads besides the input.
@@ -207,6 +212,8 @@ struct AttentionBackwardInput {
   const T* lse = nullptr;    // (B, H, Lq), as the forward pass gave it
   View<const T> d_o;         // (B, H, Lq, Dv)
   const T* d_lse = nullptr;  // (B, H, Lq), contiguous; null: zero
+  // (3, B, H, Lq), as the forward pass gave them; null: it is computed anew for them.
+  const T* statistics = nullptr;
 };
 
 // Gradients; a null pointer is not computed. All but the views are contiguous, in the shape of what

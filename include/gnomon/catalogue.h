@@ -16,7 +16,7 @@ namespace gnomon {
 
 struct CatalogueParameter {
   std::string name;
-  // The values a specification may give, as text: "number", "odd | abs | cosh".
+  // The values a specification may give, as text: "number", "abs | odd | cosh".
   std::string values;
   std::string default_value;
 };
@@ -34,6 +34,10 @@ struct CatalogueEntry {
   std::string use;
   // Of a position: what its tokens lie on, "sequence, grid".
   std::string tokens;
+  // For pages: the formula in LaTeX, and what it leaves unsaid. Where both are empty, `formula` is
+  // words.
+  std::string latex;
+  std::string note;
 };
 
 // Both in the order in which they are listed. Positions include "none".

@@ -27,6 +27,10 @@ typedef struct gnomon_attention {
   int causal;                  /* not 0: query i sees the keys j <= i + query_offset */
   int64_t query_offset;
   int threads; /* at most so many; 0 is 1 */
+  /* (3, batch, heads, queries) or null: what the forward function keeps of each row for the
+   * backward function (AttentionOutput of gnomon/attention.h), which without it computes the
+   * forward pass again. */
+  float* statistics;
 } gnomon_attention;
 
 /* Gradients, each in the shape of what it belongs to; null: not computed. */

@@ -44,6 +44,9 @@ template <class T>
 struct GraphOutput {
   View<T> o;         // (H, N, Dv); 0 in a row without edges
   T* lse = nullptr;  // (N, H), contiguous; natural logarithm, -inf in a row without edges
+  // (3, N, H), contiguous; null: not kept. As in gnomon/attention.h, with the number of an edge
+  // instead of that of a key.
+  T* statistics = nullptr;
 };
 
 // What the backward pass reads besides the input.
@@ -53,6 +56,8 @@ struct GraphBackwardInput {
   const T* lse = nullptr;    // (N, H), as the forward pass gave it
   View<const T> d_o;         // (H, N, Dv)
   const T* d_lse = nullptr;  // (N, H), contiguous; null: zero
+  // (3, N, H), as the forward pass gave them; null: it is computed anew for them.
+  const T* statistics = nullptr;
 };
 
 // Gradients; a null pointer is not computed. All but the views are contiguous, in the shape of what

@@ -1,5 +1,8 @@
 // The public entry points: checks, then kernels.
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/targets.h"
 #include "gnomon/attention.h"
@@ -46,7 +49,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   const Chunks& chunks = in.mask.chunks;
   for (const int64_t number : {chunks.size, chunks.before, chunks.after}) {
     if (number < 0 || number >= kMost) {
-      Fail("chunks", "has " + std::to_string(number) + ", expected 0 to 2^30");
+      Fail("chunks", "has " + std::to_string(number) + ", expected 0 to 2^30 - 1");
     }
   }
   Require(rows * columns == 0 ||
@@ -102,6 +105,36 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
           "a gradient of relative values that are not there");
 }
 
+// What the backward pass reads, with the rows' statistics: the caller's, or those of another
+// forward pass.
+template <class T>
+class WithStatistics {
+ public:
+  template <class Forward>
+  WithStatistics(const Forward& forward, const AttentionInput<T>& in,
+                 const AttentionBackwardInput<T>& saved, const Executor& executor)
+      : saved_(saved) {
+    if (saved.statistics != nullptr) return;
+    const AttentionShape& n = in.shape;
+    const int64_t rows = n.batch * n.heads * n.queries;
+    // After the statistics, lse and o, which nobody reads.
+    memory_.resize(static_cast<size_t>(rows * (4 + n.value_dim)));
+    T* const o = memory_.data() + 4 * rows;
+    const AttentionOutput<T> out{
+        .o = {o, {n.heads * n.queries * n.value_dim, n.queries * n.value_dim, n.value_dim}},
+        .lse = memory_.data() + 3 * rows,
+        .statistics = memory_.data()};
+    forward(in, out, executor);
+    saved_.statistics = memory_.data();
+  }
+
+  const AttentionBackwardInput<T>& saved() const { return saved_; }
+
+ private:
+  AttentionBackwardInput<T> saved_;
+  std::vector<T> memory_;
+};
+
 }  // namespace
 
 void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
@@ -122,14 +155,16 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<float>
                        const AttentionGradient<float>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
   ChooseTargetOnce();
-  function.backward(input, saved, gradient, executor);
+  const WithStatistics<float> complete(function.forward, input, saved, executor);
+  function.backward(input, complete.saved(), gradient, executor);
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<double>& input,
                        const AttentionBackwardInput<double>& saved,
                        const AttentionGradient<double>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
-  function.reference_backward(input, saved, gradient, executor);
+  const WithStatistics<double> complete(function.reference_forward, input, saved, executor);
+  function.reference_backward(input, complete.saved(), gradient, executor);
 }
 
 }  // namespace gnomon

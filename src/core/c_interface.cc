@@ -74,8 +74,10 @@ int Guard(const Body& body) {
 int gnomon_attention_forward(const gnomon_attention* input, float* o, float* lse) {
   return gnomon::Guard([&] {
     if (input == nullptr) throw gnomon::Error("attention: input: is null");
-    const gnomon::AttentionOutput<float> output = {gnomon::Queries(*input, o, input->value_dim),
-                                                   lse};
+    const gnomon::AttentionOutput<float> output = {
+        .o = gnomon::Queries(*input, o, input->value_dim),
+        .lse = lse,
+        .statistics = input->statistics};
     gnomon::AttentionForward(gnomon::Function(*input), gnomon::Input(*input), output,
                              gnomon::ThreadExecutor(input->threads));
   });
@@ -89,7 +91,8 @@ int gnomon_attention_backward(const gnomon_attention* input, const float* o, con
     const gnomon::AttentionBackwardInput<float> saved = {
         .o = gnomon::Queries(*input, o, input->value_dim),
         .lse = lse,
-        .d_o = gnomon::Queries(*input, d_o, input->value_dim)};
+        .d_o = gnomon::Queries(*input, d_o, input->value_dim),
+        .statistics = input->statistics};
     gnomon::AttentionGradient<float> grad;
     grad.x = gnomon::Queries(*input, gradient->x, input->dim);
     grad.y = gnomon::Keys(*input, gradient->y, input->dim);

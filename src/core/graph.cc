@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/targets.h"
 
@@ -91,6 +92,35 @@ void CheckBackward(const PairFunction& f, const GraphInput<T>& in,
   RequireGiven(saved.lse != nullptr || rows == 0, "lse");
 }
 
+// What the backward pass reads, with the rows' statistics: the caller's, or those of another
+// forward pass.
+template <class T>
+class WithStatistics {
+ public:
+  template <class Forward>
+  WithStatistics(const Forward& forward, const GraphInput<T>& in,
+                 const GraphBackwardInput<T>& saved, const Executor& executor)
+      : saved_(saved) {
+    if (saved.statistics != nullptr) return;
+    const GraphShape& n = in.shape;
+    const int64_t rows = n.queries * n.heads;
+    // After the statistics, lse and o, which nobody reads.
+    memory_.resize(static_cast<size_t>(rows * (4 + n.value_dim)));
+    const GraphOutput<T> out{
+        .o = {memory_.data() + 4 * rows, {0, n.value_dim, n.heads * n.value_dim}},
+        .lse = memory_.data() + 3 * rows,
+        .statistics = memory_.data()};
+    forward(in, out, executor);
+    saved_.statistics = memory_.data();
+  }
+
+  const GraphBackwardInput<T>& saved() const { return saved_; }
+
+ private:
+  GraphBackwardInput<T> saved_;
+  std::vector<T> memory_;
+};
+
 }  // namespace
 
 void GraphForward(const PairFunction& function, const GraphInput<float>& input,
@@ -111,14 +141,16 @@ void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
                    const Executor& executor) {
   CheckBackward(function, input, saved);
   ChooseTargetOnce();
-  function.graph_backward(input, saved, gradient, executor);
+  const WithStatistics<float> complete(function.graph_forward, input, saved, executor);
+  function.graph_backward(input, complete.saved(), gradient, executor);
 }
 
 void GraphBackward(const PairFunction& function, const GraphInput<double>& input,
                    const GraphBackwardInput<double>& saved, const GraphGradient<double>& gradient,
                    const Executor& executor) {
   CheckBackward(function, input, saved);
-  function.reference_graph_backward(input, saved, gradient, executor);
+  const WithStatistics<double> complete(function.reference_graph_forward, input, saved, executor);
+  function.reference_graph_backward(input, complete.saved(), gradient, executor);
 }
 
 }  // namespace gnomon

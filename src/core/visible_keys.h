@@ -28,17 +28,19 @@ inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
   return range;
 }
 
+// Positions and widths beyond this cannot differ from unbounded, and their sums do not overflow.
+inline constexpr int64_t kFar = int64_t{1} << 61;
+
 // Position of the first query of batch b.
 template <class T>
 int64_t QueryOffset(const AttentionInput<T>& in, int64_t b) {
-  return in.query_offsets != nullptr ? in.query_offsets[b] : in.query_offset;
+  const int64_t offset = in.query_offsets != nullptr ? in.query_offsets[b] : in.query_offset;
+  return std::clamp(offset, -kFar, kFar);
 }
 
 // Keys that the query at position p sees, whatever its segment, given its batch's range. Both ends
 // grow with p.
 inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
-  // Positions and widths beyond this cannot differ from unbounded, and their sums do not overflow.
-  constexpr int64_t kFar = int64_t{1} << 61;
   p = std::clamp(p, -kFar, kFar);
   KeyRange range = batch;
   if (mask.left < kFar) range.begin = std::max(batch.begin, p - std::max(mask.left, -kFar));

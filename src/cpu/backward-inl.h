@@ -45,13 +45,15 @@ class BackwardPass {
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
+        pairs_(MultipliesPairs(in.bfloat16, dim_)),
+        panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         padded_dim_(PaddedColumns(dim_)),
         padded_value_dim_(PaddedColumns(n_.value_dim)),
         blocks_(std::max<int64_t>(1, DivideUp(n_.keys, kBackwardColumns))),
         row_blocks_(DivideUp(n_.queries, kRowBlock)),
         parts_(Parts(n_, blocks_)),
         head_rows_(n_.batch * n_.heads * n_.queries),
-        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
+        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_, pairs_),
         value_panels_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
         keys_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
         queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
@@ -65,8 +67,10 @@ class BackwardPass {
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
         d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
         d_relative_values_(terms_.values(), grad.relative_values, TableParts(terms_.values())),
-        lse_(head_rows_),
+        largest_(head_rows_),
+        inverse_sum_(head_rows_),
         delta_(head_rows_),
+        row_sums_(kRowSums + (grad.factor != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_) {
@@ -75,7 +79,8 @@ class BackwardPass {
       d_queries_.Reset(head_rows_ * padded_dim_);
     }
     if (kIsDistance<Definition>) norms_.Reset(head_rows_);
-    if (kRowSums > 0) d_rows_.Reset(kRowSums * head_rows_);
+    if (pairs_) paired_queries_.Reset(head_rows_ * panel_rows_);
+    if (row_sums_ > 0) d_rows_.Reset(row_sums_ * head_rows_);
     if (grad.bias.table != nullptr) {
       d_bias_.Reset(n_.batch * n_.heads * parts_ * terms_.bias().stride());
     }
@@ -90,7 +95,7 @@ class BackwardPass {
     const int64_t tasks = heads * blocks_;
     const int64_t scratch =
         kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3) +
-        kRowSums * kRowBlock + 2 * terms_.window_size();
+        row_sums_ * kRowBlock + 2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     // As many heads side by side as there are workers: none waits for its turn, and each head's
     // rows stay in cache.
@@ -111,6 +116,12 @@ class BackwardPass {
   static constexpr int kRowSums = Definition::kRowScalars + (kIsDistance<Definition> ? 1 : 0);
   static constexpr int kColumnSums = ColumnScalars<Definition>::kCount;
 
+  // What the gradients of a head's factor and scalars add up to.
+  struct HeadSums {
+    double factor = 0;
+    double t[Definition::kHeadScalars + 1] = {};
+  };
+
   // Partial sums of tables for each key head: enough to share out the work, few enough that they
   // stay small beside the inputs.
   static int64_t Parts(const AttentionShape& n, int64_t blocks) {
@@ -122,8 +133,8 @@ class BackwardPass {
     return d_bias_ || d_relative_keys_.wanted() || d_relative_values_.wanted();
   }
 
-  // Packs keys and values, scales the bias, makes each row's lse and delta, and clears what rows
-  // and tables will have added up.
+  // Packs keys and values, scales the bias, makes each row's softmax, and clears what rows and
+  // tables will have added up.
   void Prepare() {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     const int64_t key_tasks = n_.batch * n_.key_heads * panels;
@@ -161,28 +172,63 @@ class BackwardPass {
         std::fill_n(QueryGradient(b, h, i), padded_dim_, 0.0f);
       }
     }
-    for (int s = 0; s < kRowSums; ++s) std::fill_n(RowSum(s) + first, end - begin, 0.0f);
+    for (int s = 0; s < row_sums_; ++s) std::fill_n(RowSum(s) + first, end - begin, 0.0f);
     if (d_relative_queries_) {
       std::fill_n(RelativeQueryGradient(first), (end - begin) * terms_.keys().padded(), 0.0f);
     }
     d_o_.Fill(b, h, begin, end);
     if (dim_ > 0) queries_.Fill(b, h, begin, end);
     if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
+    std::vector<TableRun> runs;
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      const int64_t row = first + i - begin;
       if (norms_) norms_.data()[row] = SquaredNorm(in_.x.row(b, h, i), dim_);
-      if (saved_.lse[row] == -kInfinity) {
+      if (pairs_) {
+        PairColumns(in_.x.row(b, h, i), dim_, paired_queries_.data() + row * panel_rows_);
+      }
+      const float sum = saved_.statistics[head_rows_ + row];
+      if (sum == 0.0f) {
         // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
-        lse_.data()[row] = kInfinity;
+        largest_.data()[row] = kInfinity;
+        inverse_sum_.data()[row] = 0;
         delta_.data()[row] = 0;
         continue;
       }
-      const float* o = saved_.o.row(b, h, i);
-      const float* d_o = saved_.d_o.row(b, h, i);
-      const float sum = Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
-      lse_.data()[row] = saved_.lse[row] * kLog2E;
-      delta_.data()[row] = sum - (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+      largest_.data()[row] = saved_.statistics[row];
+      inverse_sum_.data()[row] = 1.0f / sum;
+      delta_.data()[row] = Delta(b, h, i, sum, saved_.statistics[2 * head_rows_ + row], &runs) -
+                           (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
     }
+  }
+
+  // sum_j p_ij dP_ij = dO_i . o_i of a row whose weights are 2^(score - largest) / sum. Where one
+  // key weighs more than all others, dP_ij - delta_i cancels for it, and rounding must cancel as
+  // well: delta is then that key's dP, made as the tiles make it, and what o_i differs from its
+  // value by.
+  float Delta(int64_t b, int64_t h, int64_t i, float sum, float top,
+              std::vector<TableRun>* runs) const {
+    const float* HWY_RESTRICT o = saved_.o.row(b, h, i);
+    const float* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
+    const float kept = top < 0 ? 0.0f : terms_.Kept(b, h, i, static_cast<int64_t>(top));
+    if (kept == 0.0f) return Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
+    const auto key = static_cast<int64_t>(top);
+    const float* HWY_RESTRICT v = in_.v.row(b, h / group_, key);
+    float product = InnerProduct(d_o, v, n_.value_dim);
+    float others =
+        Sum(n_.value_dim, [o, d_o, v, kept](int64_t e) { return d_o[e] * (o[e] - kept * v[e]); });
+    if (terms_.values().exists()) {
+      terms_.FindEntries(b, i, key, runs);
+      for (const TableRun& run : *runs) {
+        const float* w =
+            in_.relative.values +
+            (terms_.values().Index(h) * terms_.values().size() + run.entry) * n_.value_dim;
+        const float relative = InnerProduct(d_o, w, n_.value_dim);
+        product += relative;
+        others -= kept * relative;
+      }
+    }
+    // A sum of 1 is the one key's: what the others weigh is below the rounding.
+    return product * kept + (sum == 1.0f ? 0.0f : others);
   }
 
   // Holds all blocks of keys that queries [begin, end) see any of.
@@ -209,7 +255,7 @@ class BackwardPass {
     float* d_values;      // kBackwardColumns x padded_value_dim_
     float* d_columns;     // kColumnSums x kBackwardColumns
     float* d_key_bias;    // kBackwardColumns
-    float* d_rows;        // kRowSums x kRowBlock: what the tile adds to its rows' sums
+    float* d_rows;        // row_sums_ x kRowBlock: what the tile adds to its rows' sums
     float* added;         // scratch of one row: what is added to its scores
     float* d_added;       // and its gradient
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
@@ -314,7 +360,13 @@ class BackwardPass {
     if (mask.end <= mask.begin) return false;
     const Rows d_o = d_o_.Head(b, h);
     for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
-      if (dim_ > 0) {
+      if (pairs_) {
+        const int64_t row = (b * n_.heads + h) * n_.queries + first_row;
+        MultiplyPairs(Size(rows), Vectors(mask.end - c), Size(panel_rows_),
+                      paired_queries_.data() + row * panel_rows_, Size(panel_rows_),
+                      key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
+                      kBackwardColumns);
+      } else if (dim_ > 0) {
         Multiply(Size(rows), Vectors(mask.end - c), Size(dim_),
                  {in_.x.row(b, h, first_row), Size(in_.x.stride[2]), 1},
                  key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
@@ -357,7 +409,7 @@ class BackwardPass {
   void AddToRows(const Block& block, int64_t h, int64_t first_row, int64_t rows) const {
     const int64_t b = block.b;
     const int64_t first = (b * n_.heads + h) * n_.queries + first_row;
-    for (int s = 0; s < kRowSums; ++s) {
+    for (int s = 0; s < row_sums_; ++s) {
       for (int64_t r = 0; r < rows; ++r) RowSum(s)[first + r] += block.d_rows[s * kRowBlock + r];
     }
     if (d_relative_queries_) {
@@ -373,9 +425,10 @@ class BackwardPass {
   }
 
   // Turns a tile's products into weights and gradients of the scores, and the windows' products
-  // into what each entry of the tables gets of them.
-  void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows, const TileMask& mask,
-                    const TableWindow& keys_window, const TableWindow& values_window) {
+  // into what each entry of the tables gets of them. Flat, as ForwardPass::AddWeights is.
+  HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows,
+                                const TileMask& mask, const TableWindow& keys_window,
+                                const TableWindow& values_window) {
     const int64_t b = block.b;
     const int64_t first = block.first;
     const int64_t head = b * n_.heads + h;
@@ -388,7 +441,8 @@ class BackwardPass {
     for (int s = 0; s < kColumnSums; ++s) {
       d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
     }
-    RowSums<Definition>& totals = d_head_[Size(head * blocks_ + block.index)];
+    TileSums<Definition> totals;
+    totals.Clear();
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
       const TileRow at{b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end};
@@ -401,8 +455,9 @@ class BackwardPass {
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
       float* const d_scores = block.gradient + r * kBackwardColumns + begin;
-      const float lse = lse_.data()[head * n_.queries + i];
-      const float delta = delta_.data()[head * n_.queries + i];
+      const int64_t in_heads = head * n_.queries + i;
+      const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
+                               delta_.data()[in_heads]};
       const float factor = in_.factor[h];
       if (terms_.values().exists()) {
         terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,
@@ -421,7 +476,7 @@ class BackwardPass {
         float* d_added = terms_.GradientRow(at, to, block.d_added);
         sums = TileRowGradient<Definition, true>(weights, d_scores, at.count, open, row,
                                                  scalars.data(), d_scalars.data(), factor, added,
-                                                 d_added, lse, delta, view);
+                                                 d_added, softmax, sums_factor(), view, totals);
         if (to.relative != nullptr) keys_window.ClearRow(r);
         if (d_added == block.d_added) {
           terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
@@ -429,21 +484,29 @@ class BackwardPass {
       } else {
         sums = TileRowGradient<Definition, false>(weights, d_scores, at.count, open, row,
                                                   scalars.data(), d_scalars.data(), factor, nullptr,
-                                                  nullptr, lse, delta, view);
+                                                  nullptr, softmax, sums_factor(), view, totals);
       }
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
         values_window.ClearRow(r);
         terms_.AddWeights(at, weights, values_window.Row(r), values_window.origin, &block.runs);
       }
-      totals.factor += sums.factor;
-      for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] += sums.t[s];
       for (int s = 0; s < Definition::kRowScalars; ++s) {
         block.d_rows[s * kRowBlock + r] = sums.a[s];
       }
       if (kIsDistance<Definition>) {
         block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
       }
+      if (sums_factor()) {
+        block.d_rows[kRowSums * kRowBlock + r] = sums.score;
+        block.d_rows[(kRowSums + 1) * kRowBlock + r] = sums.mean;
+      }
+    }
+    const DF d;
+    HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
+    of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
+    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+      of_head.t[s] += hn::GetLane(hn::SumOfLanes(d, totals.t[s]));
     }
   }
 
@@ -474,15 +537,19 @@ class BackwardPass {
       std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
-      RowSums<Definition> sums;
+      HeadSums sums;
       for (int64_t b = 0; b < n_.batch; ++b) {
+        const int64_t head = b * n_.heads + h;
         for (int64_t block = 0; block < blocks_; ++block) {
-          sums += d_head_[Size((b * n_.heads + h) * blocks_ + block)];
+          const HeadSums& from = d_head_[Size(head * blocks_ + block)];
+          sums.factor += from.factor;
+          for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += from.t[s];
         }
+        if (sums_factor()) sums.factor -= Unbalanced(head);
       }
-      if (grad_.factor != nullptr) grad_.factor[h] = sums.factor;
+      if (sums_factor()) grad_.factor[h] = static_cast<float>(sums.factor);
       for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
-        grad_.head_scalars[s * n_.heads + h] = sums.t[s];
+        grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
     }
     MergeTables(terms_.keys(), d_relative_keys_);
@@ -503,6 +570,20 @@ class BackwardPass {
         }
       }
     });
+  }
+
+  // The gradient of a factor is the sum of ds f. A row's ds add up to its dlse but for their
+  // rounding, which f multiplies: with large f of little spread it would drown the rest. This is
+  // what it gives with the row's mean of f, sum_j p f.
+  double Unbalanced(int64_t head) const {
+    double sum = 0;
+    for (int64_t row = head * n_.queries; row < (head + 1) * n_.queries; ++row) {
+      const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
+      // Of a row without keys, the mean is 0.
+      const float mean = RowSum(kRowSums + 1)[row];
+      if (mean != 0) sum += (static_cast<double>(RowSum(kRowSums)[row]) - d_lse) * mean;
+    }
+    return sum;
   }
 
   void FinishRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
@@ -538,6 +619,7 @@ class BackwardPass {
     });
   }
 
+  bool sums_factor() const { return grad_.factor != nullptr; }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
@@ -564,6 +646,8 @@ class BackwardPass {
   const AttentionShape& n_;
   int64_t group_;
   int64_t dim_;
+  bool pairs_;          // whether the tokens' products are of pairs of bfloat16
+  int64_t panel_rows_;  // columns of a token, or their pairs
   int64_t padded_dim_;
   int64_t padded_value_dim_;
   int64_t blocks_;
@@ -581,13 +665,16 @@ class BackwardPass {
   PaddedRows relative_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;
-  Buffer lse_;                               // in units of log2
-  Buffer delta_;                             // sum_j p_ij dP_ij - dlse_i
-  Buffer norms_;                             // squared norms of the queries, for a distance
-  std::vector<RowSums<Definition>> d_head_;  // of each block of keys
-  Turns row_turns_;                          // of each block of queries, by blocks of keys
-  Turns part_turns_;                         // of each part of the tables' sums
-  Buffer d_queries_;                         // padded, where whole vectors are not whole rows
+  Buffer largest_;                // of each row, in units of log2
+  Buffer inverse_sum_;            // of 2^(score - largest)
+  Buffer delta_;                  // sum_j p_ij dP_ij - dlse_i
+  Buffer norms_;                  // squared norms of the queries, for a distance
+  Buffer paired_queries_;         // where products are of pairs
+  int row_sums_;                  // kRowSums and, for the factor, the sums of ds and p f
+  std::vector<HeadSums> d_head_;  // of each block of keys
+  Turns row_turns_;               // of each block of queries, by blocks of keys
+  Turns part_turns_;              // of each part of the tables' sums
+  Buffer d_queries_;              // padded, where whole vectors are not whole rows
   Buffer d_rows_;
   Buffer d_bias_;
   Buffer d_relative_queries_;

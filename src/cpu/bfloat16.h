@@ -19,6 +19,11 @@ inline float PairOf(float first, float second) {
                               (std::bit_cast<uint32_t>(second) & 0xffff0000u));
 }
 
+// The pair with 0 for one of its numbers.
+inline float WithoutHalf(float pair, bool second) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(pair) & (second ? 0x0000ffffu : 0xffff0000u));
+}
+
 // The nearest number of bfloat16, the even one of two; of finite numbers.
 inline float RoundToBfloat16(float number) {
   const auto bits = std::bit_cast<uint32_t>(number);

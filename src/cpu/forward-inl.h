@@ -59,7 +59,7 @@ class ForwardPass {
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
         value_columns_(PaddedColumns(n_.value_dim)),
-        pairs_(kMayPair && in.bfloat16 && dim_ > 0 && HasBfloat16Products()),
+        pairs_(MultipliesPairs(in.bfloat16, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         packs_all_(group_ * n_.queries > kFewRows),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
@@ -86,8 +86,6 @@ class ForwardPass {
  private:
   // Rows of one key head up to which its keys are packed within the tasks.
   static constexpr int64_t kFewRows = 256;
-  // Instruction sets with vectors as long as those of cpu/bfloat16.h.
-  static constexpr bool kMayPair = HWY_ARCH_X86 && kLanes == 16;
 
   // A tile's keys, packed.
   struct Keys {
@@ -111,6 +109,7 @@ class ForwardPass {
     float* sum;                // kRowBlock x value_columns_: weights times values
     float largest[kRowBlock];  // score, in units of log2
     float weight[kRowBlock];   // sum of 2^(score - largest)
+    int64_t top[kRowBlock];    // the key of the largest score, while the weight is below 2
     float norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
@@ -282,7 +281,7 @@ class ForwardPass {
     const int64_t tiles_in_part = DivideUp(tiles, most);
     parts_ = std::max<int64_t>(1, DivideUp(tiles, std::max<int64_t>(1, tiles_in_part)));
     if (parts_ > 1)
-      partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 2));
+      partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 3));
     const int64_t packed = kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
     const int64_t size = scratch_size() + packed + blocks() * block_size();
     const Buffer memory(size * WorkersFor(executor_, heads * parts_));
@@ -403,17 +402,22 @@ class ForwardPass {
       r = end;
     }
     if (masked && HoldsNonFinite(block, keys)) {
-      return AddVisibleValues(block, mask, first_row, last_row, keys, scratch);
+      return AddVisibleValues(block, mask, first_row, last_row, seen, span, keys, scratch);
     }
-    if (pairs_) return AddPairedValues(tile, rows, span, keys, sum);
-    MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
-                {tile + seen.begin, Size(kForwardColumns), 1}, keys.values.row(seen.begin),
-                Size(keys.values.stride), sum, Size(value_columns_));
+    AddValues(tile, rows, seen, span, keys.values, sum);
   }
 
-  // Weights of the span, which are 0 where they are masked, times values; both as pairs. Leaves the
-  // weights rounded.
-  void AddPairedValues(float* tile, size_t rows, RowSpan span, const Keys& keys, float* sum) const {
+  // Weights, which are 0 where they are masked, times values from the tile's first key on.
+  void AddValues(float* tile, size_t rows, RowSpan seen, RowSpan span, Rows values,
+                 float* sum) const {
+    if (pairs_) return AddPairedValues(tile, rows, span, values, sum);
+    MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
+                {tile + seen.begin, Size(kForwardColumns), 1}, values.row(seen.begin),
+                Size(values.stride), sum, Size(value_columns_));
+  }
+
+  // The same of the span, both as pairs. Leaves the weights rounded.
+  void AddPairedValues(float* tile, size_t rows, RowSpan span, Rows values, float* sum) const {
     // Rounded in place: by whole pairs of vectors, and never over what is still to be read.
     const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
     const int64_t end = RoundUp(span.end, 2 * kLaneCount);
@@ -422,8 +426,8 @@ class ForwardPass {
       RoundToPairs(row + begin, Size(end - begin), row + begin / 2);
     }
     MultiplyAddPairs(rows, Size(value_columns_) / kLanes, Size(span.end - span.begin) / 2,
-                     tile + span.begin / 2, Size(kForwardColumns), keys.values.row(span.begin / 2),
-                     Size(keys.values.stride), sum, Size(value_columns_));
+                     tile + span.begin / 2, Size(kForwardColumns), values.row(span.begin / 2),
+                     Size(values.stride), sum, Size(value_columns_));
   }
 
   // Makes the inner products of rows [first_row, last_row), of one head, weights, and adds relative
@@ -461,10 +465,11 @@ class ForwardPass {
     }
   }
 
-  // Row r of a block: its inner products from column `begin` of the tile on become weights.
-  void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked, RowSpan visible,
-                  int64_t begin, const float* key_products, int64_t origin, const Keys& keys,
-                  Scratch& scratch) const {
+  // Row r of a block: its inner products from column `begin` of the tile on become weights. Flat,
+  // whatever the compiler thinks of the definition's size: a call for each vector would cost more.
+  HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
+                              RowSpan visible, int64_t begin, const float* key_products,
+                              int64_t origin, const Keys& keys, Scratch& scratch) const {
     const int64_t columns = at.count;
     float* tile = scratch.tile + r * kForwardColumns + begin;
     const RowVectors<Definition> row =
@@ -486,7 +491,8 @@ class ForwardPass {
       top = TileRowScores<Definition, false>(tile, columns, open, row, scalars.data(), factor,
                                              nullptr, view);
     }
-    if (top > block.largest[r]) {
+    const bool rises = top > block.largest[r];
+    if (rises) {
       // The first time the sums are 0, and 2^-inf is 0 as well.
       const float shrink = std::exp2(block.largest[r] - top);
       block.weight[r] *= shrink;
@@ -496,6 +502,9 @@ class ForwardPass {
     // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
     const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
+    // Where it weighs more than all others, the backward pass asks for the key of the largest
+    // score.
+    if (rises && block.weight[r] < 2.0f) block.top[r] = at.begin + FindOne(tile, columns);
   }
 
   bool HoldsNonFinite(const Block& block, Keys& keys) const {
@@ -508,51 +517,85 @@ class ForwardPass {
     return *keys.non_finite;
   }
 
-  // Weights times values over the pairs that are visible alone.
+  // AddValues where 0 times a hidden value may not be 0: each row by itself, with 0 for the values
+  // that are not finite and that it does not see. To the last bit what it would be if those were.
   void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
-                        const Keys& keys, Scratch& scratch) const {
-    const int64_t first = keys.first;
-    for (int64_t r = first_row; r < last_row; ++r) {
-      const RowSpan span = mask.rows[r];
-      const float* weights = scratch.tile + r * kForwardColumns;
-      float* sum = block.sum + r * value_columns_;
-      const int64_t h = block.head(r);
-      const TileRow row{block.b, h, block.query(r), first, span.end, first, first + span.end};
-      const float* bias = terms_.masks(block.b, h)
-                              ? terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs)
-                              : nullptr;
-      const int32_t* segments = segments_.Keys(block.b, first);
-      const int32_t segment = segments_.Query(block.b, block.query(r));
-      for (int64_t j = span.begin; j < span.end; ++j) {
-        if (bias != nullptr && bias[j] == -kInfinity) continue;
-        if (segments != nullptr && segments[j] != segment) continue;
-        const float* v = in_.v.row(block.b, h / group_, first + j);
-        const float weight = pairs_ ? RoundToBfloat16(weights[j]) : weights[j];
-        for (int64_t e = 0; e < n_.value_dim; ++e) sum[e] += weight * v[e];
+                        RowSpan seen, RowSpan span, const Keys& keys, Scratch& scratch) const {
+    const int64_t key_head = block.h / group_;
+    std::vector<int64_t> spoiled;
+    const int64_t end = std::min(span.end, n_.keys - keys.first);
+    for (int64_t j = span.begin; j < end; ++j) {
+      if (HasNonFinite(in_.v, block.b, key_head, keys.first + j, keys.first + j + 1,
+                       n_.value_dim)) {
+        spoiled.push_back(j);
       }
+    }
+    // Of pairs, a row of the copy holds two values.
+    const int64_t in_row = pairs_ ? 2 : 1;
+    const auto rows = Size(DivideUp(kForwardColumns, in_row));
+    std::vector<float> copy(rows * Size(value_columns_));
+    const Rows values{copy.data(), value_columns_};
+    const auto copy_row = [&](int64_t row) {
+      std::copy_n(keys.values.row(row), value_columns_, copy.data() + row * value_columns_);
+    };
+    for (int64_t row = span.begin / in_row; row < DivideUp(span.end, in_row); ++row) copy_row(row);
+    for (int64_t r = first_row; r < last_row; ++r) {
+      for (const int64_t j : spoiled) copy_row(j / in_row);
+      for (const int64_t j : spoiled) {
+        if (Sees(block, mask, r, j, keys, scratch)) continue;
+        float* hidden = copy.data() + j / in_row * value_columns_;
+        for (int64_t e = 0; e < value_columns_; ++e) {
+          hidden[e] = pairs_ ? WithoutHalf(hidden[e], j % 2 != 0) : 0.0f;
+        }
+      }
+      AddValues(scratch.tile + r * kForwardColumns, 1, seen, span, values,
+                block.sum + r * value_columns_);
     }
   }
 
-  // o and lse of a row from its sums.
-  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight,
-                float largest) const {
+  // Whether row r of a block sees column j of a tile.
+  bool Sees(const Block& block, const TileMask& mask, int64_t r, int64_t j, const Keys& keys,
+            Scratch& scratch) const {
+    if (j < mask.rows[r].begin || j >= mask.rows[r].end) return false;
+    const int64_t h = block.head(r);
+    const int64_t i = block.query(r);
+    if (segments_.exists() &&
+        *segments_.Keys(block.b, keys.first + j) != segments_.Query(block.b, i)) {
+      return false;
+    }
+    if (!terms_.masks(block.b, h)) return true;
+    const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
+    const TileRow row{block.b, h, i, begin, kLaneCount, keys.first + j, keys.first + j + 1};
+    const float* bias = terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs);
+    return bias[j % kLaneCount] != -kInfinity;
+  }
+
+  // What is written of a row from its sums.
+  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight, float largest,
+                int64_t top) const {
     const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
     float* o = out_.o.row(b, h, i);
     for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[e] * scale;
-    out_.lse[(b * n_.heads + h) * n_.queries + i] =
-        weight == 0.0f ? -kInfinity : (largest + std::log2(weight)) * kLn2;
+    const int64_t row = (b * n_.heads + h) * n_.queries + i;
+    out_.lse[row] = weight == 0.0f ? -kInfinity : (largest + std::log2(weight)) * kLn2;
+    if (out_.statistics == nullptr) return;
+    const int64_t rows = n_.batch * n_.heads * n_.queries;
+    out_.statistics[row] = largest;
+    out_.statistics[rows + row] = weight;
+    out_.statistics[2 * rows + row] = TopKey(weight, top);
   }
 
   void Finish(const Block& block) const {
     block.ForRows([&](int64_t r, int64_t h, int64_t i) {
-      WriteRow(block.b, h, i, block.sum + r * value_columns_, block.weight[r], block.largest[r]);
+      WriteRow(block.b, h, i, block.sum + r * value_columns_, block.weight[r], block.largest[r],
+               block.top[r]);
     });
   }
 
-  // What a part of the keys gave a row: its sums, their weight and the largest score.
+  // What a part of the keys gave a row: its sums, their weight, the largest score and its key.
   float* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
     return partial_.data() +
-           (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 2);
+           (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 3);
   }
 
   void Save(const Block& block, int64_t part) const {
@@ -561,6 +604,7 @@ class ForwardPass {
       std::copy_n(block.sum + r * value_columns_, value_columns_, to);
       to[value_columns_] = block.weight[r];
       to[value_columns_ + 1] = block.largest[r];
+      to[value_columns_ + 2] = TopKey(block.weight[r], block.top[r]);
     });
   }
 
@@ -571,8 +615,12 @@ class ForwardPass {
       const int64_t h = head % n_.heads;
       for (int64_t i = 0; i < n_.queries; ++i) {
         float largest = -kInfinity;
+        float top = -1;
         for (int64_t part = 0; part < parts_; ++part) {
-          largest = std::max(largest, Partial(part, b, h, i)[value_columns_ + 1]);
+          const float* from = Partial(part, b, h, i) + value_columns_;
+          if (!(from[1] > largest)) continue;
+          largest = from[1];
+          top = from[2];
         }
         const float shift = largest == -kInfinity ? 0.0f : largest;
         float* const sum = Partial(0, b, h, i);
@@ -585,7 +633,7 @@ class ForwardPass {
             sum[e] = (part == 0 ? 0.0f : sum[e]) + shrink * from[e];
           }
         }
-        WriteRow(b, h, i, sum, weight, largest);
+        WriteRow(b, h, i, sum, weight, largest, static_cast<int64_t>(top));
       }
     });
   }

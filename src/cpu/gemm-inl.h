@@ -22,6 +22,9 @@ constexpr size_t kMicroVectors = 2;
 // Columns of a packed panel.
 constexpr size_t kPanel = kMicroVectors * HWY_LANES(float);
 
+// Multiply sums so many products at a time, and then their sums: one long sum would lose digits.
+constexpr size_t kProductDepth = 64;
+
 // A matrix read through strides: element (i, j) at data[i * row + j * column].
 struct Strided {
   const float* data;

@@ -2,6 +2,7 @@
 #define HWY_TARGET_INCLUDE "cpu/gemm.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <vector>
@@ -101,7 +102,11 @@ HWY_INLINE void Product(size_t m, size_t n_vectors, size_t k, Strided a, const f
 
 void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb, float* c,
               size_t ldc) {
-  Product<false>(m, n_vectors, k, a, b, ldb, c, ldc);
+  Product<false>(m, n_vectors, std::min(k, kProductDepth), a, b, ldb, c, ldc);
+  for (size_t p = kProductDepth; p < k; p += kProductDepth) {
+    Product<true>(m, n_vectors, std::min(k - p, kProductDepth),
+                  {a.data + p * a.column, a.row, a.column}, b + p * ldb, ldb, c, ldc);
+  }
 }
 
 void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,

@@ -317,7 +317,7 @@ class GraphForwardPass {
         n_(in.shape),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
         pairs_(in),
-        width_(n_.heads * (2 + n_.value_dim)),
+        width_(n_.heads * (3 + n_.value_dim)),
         slots_(chunks_.slots() * width_) {}
 
   void Run() {
@@ -336,11 +336,12 @@ class GraphForwardPass {
   // g, then scores, then weights; the scalars; the largest score of the row.
   static constexpr int kArrays = 2 + Pairs::kRow + Pairs::kColumn;
 
-  // A row's part: the largest score of each head, in units of log2; the sum of the weights; the
-  // sums of weights times values.
+  // A row's part: the largest score of each head, in units of log2; the sum of the weights; which
+  // of the row's edges has that score; the sums of weights times values.
   float* Largest(float* sums) const { return sums; }
   float* Weight(float* sums) const { return sums + n_.heads; }
-  float* Values(float* sums) const { return sums + 2 * n_.heads; }
+  float* Top(float* sums) const { return sums + 2 * n_.heads; }
+  float* Values(float* sums) const { return sums + 3 * n_.heads; }
 
   void Chunk(int64_t chunk, float* arrays) const {
     const DF d;
@@ -395,14 +396,27 @@ class GraphForwardPass {
   void SumPart(const Part& part, const float* weights, const float* shifts, float* sums) const {
     std::fill_n(sums, width_, 0.0f);
     float* values = Values(sums);
-    for (int64_t e = part.begin; e < part.end; ++e, weights += n_.heads) {
-      AddNumbers(weights, n_.heads, Weight(sums));
+    auto edge = static_cast<float>(part.begin - in_.indptr[part.row]);
+    for (int64_t e = part.begin; e < part.end; ++e, ++edge, weights += n_.heads) {
+      AddWeights(weights, edge, sums);
       AddScaledHeads(n_.key_heads, pairs_.group(), weights, in_.v.row(0, 0, in_.indices[e]),
                      KeySteps(in_.v.stride[1]), n_.value_dim, values, QuerySteps(n_.value_dim));
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
       Largest(sums)[h] = Weight(sums)[h] == 0.0f ? -kInfinity : shifts[h];
     }
+  }
+
+  // Adds an edge's weights, of which 1 is that of the part's largest score.
+  void AddWeights(const float* weights, float edge, float* sums) const {
+    float* sum = Weight(sums);
+    float* top = Top(sums);
+    ForVectors(n_.heads, [=](auto d, int64_t h) HWY_ATTR {
+      const auto weight = hn::LoadU(d, weights + h);
+      hn::StoreU(hn::LoadU(d, sum + h) + weight, d, sum + h);
+      const auto is_top = weight == hn::Set(d, 1.0f);
+      hn::StoreU(hn::IfThenElse(is_top, hn::Set(d, edge), hn::LoadU(d, top + h)), d, top + h);
+    });
   }
 
   void Finish(int64_t i, float* sums) const {
@@ -412,8 +426,13 @@ class GraphForwardPass {
       const float* values = Values(sums) + h * n_.value_dim;
       float* o = out_.o.row(0, h, i);
       for (int64_t k = 0; k < n_.value_dim; ++k) o[k] = values[k] * scale;
-      out_.lse[i * n_.heads + h] =
-          weight == 0.0f ? -kInfinity : (Largest(sums)[h] + std::log2(weight)) * kLn2;
+      const int64_t row = i * n_.heads + h;
+      out_.lse[row] = weight == 0.0f ? -kInfinity : (Largest(sums)[h] + std::log2(weight)) * kLn2;
+      if (out_.statistics == nullptr) continue;
+      const int64_t rows = n_.queries * n_.heads;
+      out_.statistics[row] = weight == 0.0f ? -kInfinity : Largest(sums)[h];
+      out_.statistics[rows + row] = weight;
+      out_.statistics[2 * rows + row] = TopKey(weight, static_cast<int64_t>(Top(sums)[h]));
     }
   }
 
@@ -422,8 +441,12 @@ class GraphForwardPass {
       float* total = slots_.data() + slots[0] * width_;
       for (int64_t h = 0; h < n_.heads; ++h) {
         float largest = -kInfinity;
+        float top = 0;
         for (const int64_t slot : slots) {
-          largest = std::max(largest, Largest(slots_.data() + slot * width_)[h]);
+          float* part = slots_.data() + slot * width_;
+          if (!(Largest(part)[h] > largest)) continue;
+          largest = Largest(part)[h];
+          top = Top(part)[h];
         }
         if (largest == -kInfinity) largest = 0.0f;
         for (const int64_t slot : slots) {
@@ -439,6 +462,7 @@ class GraphForwardPass {
           }
         }
         Largest(total)[h] = largest;
+        Top(total)[h] = top;
       }
       Finish(row, total);
     });
@@ -471,11 +495,14 @@ class GraphBackwardPass {
         d_column_(Pairs::kColumn > 0 && grad.column_scalars != nullptr),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
         pairs_(in),
-        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0))),
-        lse_(n_.queries * n_.heads),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0) +
+                                   (grad.factor != nullptr ? 2 : 0))),
+        largest_(n_.queries * n_.heads),
+        inverse_sum_(n_.queries * n_.heads),
         delta_(n_.queries * n_.heads),
         d_head_(static_cast<size_t>(chunks_.count() * kHeadSums * n_.heads)) {
     const int64_t numbers = n_.edges * n_.heads;
+    if (grad.factor != nullptr) unbalanced_.Reset(n_.queries * n_.heads);
     if (grad.v.data != nullptr) weights_.Reset(numbers);
     if (d_y_) d_products_.Reset(numbers);
     if (d_column_) d_columns_.Reset(Pairs::kColumn * numbers);
@@ -502,33 +529,50 @@ class GraphBackwardPass {
   using Pairs = GraphPairs<Definition>;
   using Part = EdgeChunks::Part;
   static constexpr int kHeadSums = 1 + Pairs::kHead;  // factor, head scalars
-  // In: g, a, b, dP, lse, delta. Out, in the same places: dg, da, db, the weight, the gradient of
-  // the factor; and those of the head scalars.
+  // In: g, a, b, dP, the row's largest score, delta and inverse sum. Out, in the same places: dg,
+  // da, db, the weight, the gradient of the factor, that of the score, the weight times f; and
+  // those of the head scalars.
   static constexpr int kWeight = 1 + Pairs::kRow + Pairs::kColumn;
   static constexpr int kFactor = kWeight + 1;
   static constexpr int kDelta = kFactor + 1;
-  static constexpr int kHeads = kDelta + 1;
+  static constexpr int kInverse = kDelta + 1;
+  static constexpr int kHeads = kInverse + 1;
   static constexpr int kArrays = kHeads + Pairs::kHead;
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
-  // lse in units of log2, and delta = sum_e p_e dP_e - dlse.
+  // What turns a row's scores into weights and gradients (RowSoftmax).
   void PrepareRows() const {
     constexpr int64_t kNodes = 256;
+    const int64_t rows = n_.queries * n_.heads;
     ParallelTasks(executor_, DivideUp(n_.queries, kNodes), [&](int64_t task, int) {
       for (int64_t i = task * kNodes; i < std::min((task + 1) * kNodes, n_.queries); ++i) {
         for (int64_t h = 0; h < n_.heads; ++h) {
           const int64_t row = i * n_.heads + h;
+          const float sum = saved_.statistics[rows + row];
           // 2^(s - inf) = 0: a row without edges has no weights and no gradients.
-          const bool none = saved_.lse[row] == -kInfinity;
-          lse_.data()[row] = none ? kInfinity : saved_.lse[row] * kLog2E;
+          const bool none = sum == 0.0f;
+          largest_.data()[row] = none ? kInfinity : saved_.statistics[row];
+          inverse_sum_.data()[row] = none ? 0.0f : 1.0f / sum;
           delta_.data()[row] = none ? 0.0f
-                                    : SumOfProducts<false>(saved_.o.row(0, h, i),
-                                                           saved_.d_o.row(0, h, i), n_.value_dim) -
+                                    : Delta(i, h, sum, saved_.statistics[2 * rows + row]) -
                                           (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
         }
       }
     });
+  }
+
+  // sum_e p_e dP_e. Where one edge weighs more than all others, from that edge's dP (see
+  // BackwardPass::Delta).
+  float Delta(int64_t i, int64_t h, float sum, float top) const {
+    const float* d_o = saved_.d_o.row(0, h, i);
+    const float* o = saved_.o.row(0, h, i);
+    if (top < 0) return SumOfProducts<false>(o, d_o, n_.value_dim);
+    const int64_t edge = in_.indptr[i] + static_cast<int64_t>(top);
+    const float* v = in_.v.row(0, h / pairs_.group(), in_.indices[edge]);
+    const float product = SumOfProducts<false>(d_o, v, n_.value_dim);
+    if (sum == 1.0f) return product;
+    return product + Sum(n_.value_dim, [o, d_o, v](int64_t e) { return d_o[e] * (o[e] - v[e]); });
   }
 
   void Chunk(int64_t chunk, float* arrays) {
@@ -567,25 +611,28 @@ class GraphBackwardPass {
     }
   }
 
-  // dP = dO . v, and the row's lse and delta.
+  // dP = dO . v, and what the row's softmax is made of.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
     const int64_t row = part.row * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
                           saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
                           n_.value_dim, Array(arrays, kWeight) + offset);
-      CopyNumbers(lse_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
+      CopyNumbers(largest_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
       CopyNumbers(delta_.data() + row, n_.heads, Array(arrays, kDelta) + offset);
+      CopyNumbers(inverse_sum_.data() + row, n_.heads, Array(arrays, kInverse) + offset);
     }
   }
 
   HWY_INLINE void PairGradients(float* HWY_RESTRICT arrays, int64_t q) const {
     const DF d;
     const auto p = pairs_.Load(arrays, q);
+    const VF f = Definition::Value(p.g, p.a, p.b, p.t);
     VectorDerivative<Definition> derivative;
-    const VF f = Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
+    Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
     const VF score = f * (p.factor * hn::Set(d, kLog2E));
-    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q));
+    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q)) *
+                      hn::Load(d, Array(arrays, kInverse) + q);
     const VF d_weight = hn::Load(d, Array(arrays, kWeight) + q);
     const VF d_score = weight * (d_weight - hn::Load(d, Array(arrays, kDelta) + q));
     const VF d_f = p.factor * d_score;
@@ -601,13 +648,20 @@ class GraphBackwardPass {
     for (int s = 0; s < Pairs::kHead; ++s) store(kHeads + s, d_f * derivative.t[s]);
     store(kWeight, weight);
     store(kFactor, d_score * f);
+    store(kDelta, d_score);
+    store(kInverse, weight * f);
   }
 
   // What a part of a row adds to the gradients of its token and scalars.
   void SumPart(const Part& part, int64_t offset, float* arrays, float* sums) const {
     std::fill_n(sums, rows_.width(), 0.0f);
     float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
+    float* balance = sums + rows_.width() - 2 * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      if (unbalanced_) {
+        AddNumbers(Array(arrays, kDelta) + offset, n_.heads, balance);
+        AddNumbers(Array(arrays, kInverse) + offset, n_.heads, balance + n_.heads);
+      }
       for (int s = 0; d_row_ && s < Pairs::kRow; ++s) {
         AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
       }
@@ -634,6 +688,16 @@ class GraphBackwardPass {
   }
 
   void FinishRow(int64_t i, const float* sums) const {
+    if (unbalanced_) {
+      // As in BackwardPass::Unbalanced.
+      const float* balance = sums + rows_.width() - 2 * n_.heads;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        const int64_t row = i * n_.heads + h;
+        const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
+        const float mean = balance[n_.heads + h];
+        unbalanced_.data()[row] = mean != 0.0f ? (balance[h] - d_lse) * mean : 0.0f;
+      }
+    }
     if (d_x_) {
       for (int64_t h = 0; h < n_.heads; ++h) {
         std::copy_n(sums + h * dim_, dim_, grad_.x.row(0, h, i));
@@ -655,6 +719,9 @@ class GraphBackwardPass {
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
           sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
+        }
+        for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
+          sum -= unbalanced_.data()[i * n_.heads + h];
         }
         to[h] = static_cast<float>(sum);
       }
@@ -745,9 +812,12 @@ class GraphBackwardPass {
   bool d_column_;
   EdgeChunks chunks_;
   Pairs pairs_;
-  RowTotals rows_;  // of a row: the gradients of its token and scalars
-  Buffer lse_;
+  // Of a row: the gradients of its token and scalars and, for the factor, its sums of ds and p f.
+  RowTotals rows_;
+  Buffer largest_;
+  Buffer inverse_sum_;
   Buffer delta_;
+  Buffer unbalanced_;
   std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
   // Of each edge and head: what is left to be summed over the edges of a key.
   Buffer weights_;

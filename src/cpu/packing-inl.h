@@ -32,6 +32,12 @@ constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
+// both directions: scores are the same numbers in both.
+inline bool MultipliesPairs(bool bfloat16, int64_t dim) {
+  return HWY_ARCH_X86 && kLanes == 16 && bfloat16 && dim > 0 && HasBfloat16Products();
+}
+
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
 // Vectors of a panel that hold its first `columns` columns.
@@ -56,8 +62,37 @@ HWY_INLINE float Sum(int64_t count, const Term& term) {
   return part[0];
 }
 
+// One number of the matrix product (gemm.cc), rounded as it is there: term by term.
+inline float InnerProduct(const float* x, const float* y, int64_t columns) {
+  const hn::CappedTag<float, 1> d;
+  constexpr auto kDepth = static_cast<int64_t>(kProductDepth);
+  float total = 0;
+  for (int64_t first = 0; first < columns; first += kDepth) {
+    auto sum = hn::Zero(d);
+    for (int64_t e = first; e < std::min(first + kDepth, columns); ++e) {
+      sum = hn::MulAdd(hn::Set(d, x[e]), hn::Set(d, y[e]), sum);
+    }
+    total = first == 0 ? hn::GetLane(sum) : total + hn::GetLane(sum);
+  }
+  return total;
+}
+
+// Rounded once: squared distances are differences of these, and lose what they lack.
 inline float SquaredNorm(const float* row, int64_t columns) {
-  return Sum(columns, [row](int64_t e) { return row[e] * row[e]; });
+  constexpr int64_t kParts = 8;
+  double part[kParts] = {};
+  int64_t e = 0;
+  for (; e + kParts <= columns; e += kParts) {
+    for (int64_t n = 0; n < kParts; ++n) {
+      const auto number = static_cast<double>(row[e + n]);
+      part[n] += number * number;
+    }
+  }
+  for (; e < columns; ++e) part[0] += static_cast<double>(row[e]) * row[e];
+  for (int64_t half = kParts / 2; half > 0; half /= 2) {
+    for (int64_t n = 0; n < half; ++n) part[n] += part[n + half];
+  }
+  return static_cast<float>(part[0]);
 }
 
 // The rows of a matrix as a right operand of the product: whole vectors may be read from each.

@@ -260,71 +260,120 @@ HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float lar
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+// The first weight that is 1: that of the row's largest score. `columns` if there is none.
+inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  for (int64_t j = 0; j < columns; j += kLaneCount) {
+    const intptr_t lane = hn::FindFirstTrue(d, hn::Load(d, tile + j) == one);
+    if (lane >= 0) return j + lane;
+  }
+  return columns;
+}
+
+// The key of a row's largest score as its statistics have it: -1 unless it weighs more than all
+// others, or where a float may not hold it.
+HWY_INLINE float TopKey(float weight, int64_t key) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  return weight < 2.0f && weight > 0.0f && key < kMost ? static_cast<float>(key) : -1.0f;
+}
+
 HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
   const DF d;
   const VF f = hn::Set(d, factor);
   for (int64_t j = 0; j < columns; j += kLanes) hn::StoreU(hn::LoadU(d, row + j) * f, d, row + j);
 }
 
+// What turns a row's scores into weights, p = 2^(score - largest) / sum, and these into gradients,
+// ds = p (dP - delta).
+struct RowSoftmax {
+  float largest;
+  float inverse_sum;
+  float delta;
+};
+
 // What the backward pass adds up over one row of a tile, besides the tiles themselves.
 template <class Definition>
 struct RowSums {
-  float factor = 0;
-  float norm = 0;  // by the squared norm of a distance
+  float score = 0;  // ds
+  float mean = 0;   // p f
+  float norm = 0;   // by the squared norm of a distance
   float a[Definition::kRowScalars + 1] = {};
-  float t[Definition::kHeadScalars + 1] = {};
 
   RowSums& operator+=(const RowSums& other) {
-    factor += other.factor;
+    score += other.score;
+    mean += other.mean;
     norm += other.norm;
     for (int s = 0; s < Definition::kRowScalars; ++s) a[s] += other.a[s];
-    for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] += other.t[s];
     return *this;
+  }
+};
+
+// And over all rows of a tile, in vectors, which are summed once.
+template <class Definition>
+struct TileSums {
+  VF factor;  // ds f
+  VF t[Definition::kHeadScalars + 1];
+
+  HWY_INLINE void Clear() {
+    factor = hn::Zero(DF());
+    for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] = hn::Zero(DF());
   }
 };
 
 // Columns [begin, end), whole vectors, of one row of the backward pass. In: inner products in
 // `tile`, dP in `gradient`. Out: weights p in `tile`, the inner products' gradients in `gradient`;
 // those of the column scalars, and last of the squared norms of a distance, are added to
-// `d_columns`, dS to `d_bias` where it is not null.
+// `d_columns`, dS to `d_bias` where it is not null. Scores are RowScores' to the last bit: rounded
+// otherwise, large ones would give other weights. What the factor's gradient takes of the row is
+// summed where `sums_factor` says so; what it and the head scalars take of all rows, in `totals`.
 template <class Definition, bool kBias, bool kMasked>
-HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
-                                           int64_t begin, int64_t end,
-                                           const RowVectors<Definition>& row,
-                                           const float* const* column_scalars,
-                                           float* const* d_columns, float factor,
-                                           const float* HWY_RESTRICT bias, float* d_bias, float lse,
-                                           float delta, const RowView& view) {
+HWY_INLINE RowSums<Definition> RowGradient(
+    float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
+    const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
+    float factor, const float* HWY_RESTRICT bias, float* d_bias, const RowSoftmax& softmax,
+    bool sums_factor, const RowView& view, TileSums<Definition>& totals) {
   const DF d;
   const VF zero = hn::Zero(d);
   const VF c = hn::Set(d, factor);
   const VF c2 = hn::Set(d, factor * kLog2E);
-  const VF shift = hn::Set(d, lse);
-  const VF mean = hn::Set(d, delta);
-  VF sum_factor = zero;
+  const VF largest = hn::Set(d, softmax.largest);
+  const VF inverse_sum = hn::Set(d, softmax.inverse_sum);
+  const VF delta = hn::Set(d, softmax.delta);
+  VF sum_factor = totals.factor;
+  VF sum_score = zero;
+  VF sum_mean = zero;
   VF sum_norm = zero;
   VF sum_a[Definition::kRowScalars + 1];
   VF sum_t[Definition::kHeadScalars + 1];
   for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
-  for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = zero;
+  for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = totals.t[s];
   for (int64_t j = begin; j < end; j += kLanes) {
     VF b[Definition::kColumnScalars + 1];
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
       b[s] = hn::LoadU(d, column_scalars[s] + j);
     }
     const VF g = LoadInput(tile, j, row, column_scalars);
+    const VF f = Definition::Value(g, row.a, b, row.t);
     VectorDerivative<Definition> slope;
-    const VF f = Definition::Gradient(g, row.a, b, row.t, slope);
-    VF exponent = hn::MulSub(f, c2, shift);
-    if constexpr (kBias) exponent = exponent + hn::LoadU(d, bias + j);
+    Definition::Gradient(g, row.a, b, row.t, slope);
+    VF score;
+    if constexpr (kBias) {
+      score = hn::MulAdd(f, c2, hn::LoadU(d, bias + j));
+    } else {
+      score = f * c2;
+    }
+    VF exponent = score - largest;
     if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
-    const VF p = Exp2(exponent);
-    const VF ds = p * (hn::Load(d, gradient + j) - mean);
+    const VF p = Exp2(exponent) * inverse_sum;
+    const VF ds = p * (hn::Load(d, gradient + j) - delta);
     hn::Store(p, d, tile + j);
     if constexpr (kBias) {
       if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
     }
     sum_factor = hn::MulAdd(ds, f, sum_factor);
+    sum_score = sum_score + ds;
+    sum_mean = hn::MulAdd(p, f, sum_mean);
     const VF df = c * ds;
     const VF dg = df * slope.g;
     if constexpr (kIsDistance<Definition>) {
@@ -347,14 +396,16 @@ HWY_INLINE RowSums<Definition> RowGradient(float* HWY_RESTRICT tile, float* HWY_
       hn::StoreU(hn::MulAdd(df, slope.b[s], hn::LoadU(d, to)), d, to);
     }
   }
+  totals.factor = sum_factor;
+  for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = sum_t[s];
   RowSums<Definition> sums;
-  sums.factor = hn::GetLane(hn::SumOfLanes(d, sum_factor));
+  if (sums_factor) {
+    sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
+    sums.mean = hn::GetLane(hn::SumOfLanes(d, sum_mean));
+  }
   if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
   for (int s = 0; s < Definition::kRowScalars; ++s) {
     sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
-  }
-  for (int s = 0; s < Definition::kHeadScalars; ++s) {
-    sums.t[s] = hn::GetLane(hn::SumOfLanes(d, sum_t[s]));
   }
   return sums;
 }
@@ -365,14 +416,16 @@ HWY_INLINE RowSums<Definition> TileRowGradient(float* tile, float* gradient, int
                                                int64_t open, const RowVectors<Definition>& row,
                                                const float* const* column_scalars,
                                                float* const* d_columns, float factor,
-                                               const float* bias, float* d_bias, float lse,
-                                               float delta, const RowView& view) {
-  RowSums<Definition> sums =
-      RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
-                                            factor, bias, d_bias, lse, delta, view);
+                                               const float* bias, float* d_bias,
+                                               const RowSoftmax& softmax, bool sums_factor,
+                                               const RowView& view, TileSums<Definition>& totals) {
+  RowSums<Definition> sums = RowGradient<Definition, kBias, false>(
+      tile, gradient, 0, open, row, column_scalars, d_columns, factor, bias, d_bias, softmax,
+      sums_factor, view, totals);
   if (open < columns) {
     sums += RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
-                                                 d_columns, factor, bias, d_bias, lse, delta, view);
+                                                 d_columns, factor, bias, d_bias, softmax,
+                                                 sums_factor, view, totals);
   }
   return sums;
 }

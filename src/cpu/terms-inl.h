@@ -472,6 +472,19 @@ class Terms {
     }
   }
 
+  // What dropout multiplies the weight of a pair by.
+  float Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!drops()) return 1.0f;
+    const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
+    return hash < DropoutThreshold(in_.dropout) ? 0.0f
+                                                : static_cast<float>(DropoutScale(in_.dropout));
+  }
+
+  // The entries of the relative tables that a pair reads.
+  void FindEntries(int64_t b, int64_t i, int64_t j, std::vector<TableRun>* runs) const {
+    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1}, runs);
+  }
+
  private:
   static int64_t TableSize(const AttentionInput<float>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;

@@ -53,6 +53,12 @@ HWY_INLINE VF Rsqrt(VF a) {
 #endif
 }
 
+// sqrt(a), and 1/sqrt(max(a, 1e-30)) beside it, which costs less than a division.
+HWY_INLINE VF SqrtAndInverse(VF a, VF& inverse) {
+  inverse = Rsqrt(Max(Splat(a, 1e-30f), a));
+  return hn::Sqrt(a);
+}
+
 // The natural logarithm of normal a > 0, relative error 2e-7; infinity and NaN give themselves.
 HWY_INLINE VF Log(VF a) {
   const DF d;
@@ -110,7 +116,8 @@ HWY_INLINE VF Angle(VF x, VF y) {
   return Select(x < zero, hn::Set(d, 3.14159265f) - angle, angle);
 }
 
-// 2^a for a <= 128, relative error 1e-7; exactly 0 below -126.5. NaN gives NaN.
+// 2^a for a <= 128, relative error 2e-7; exactly 1 at 0, so that the weight of a row's largest
+// score is, and exactly 0 below -126.5. NaN gives NaN.
 HWY_INLINE VF Exp2(VF a) {
   const DF d;
   const DI di;
@@ -120,13 +127,13 @@ HWY_INLINE VF Exp2(VF a) {
   const VF shifted = a + magic;
   const VF r = a - (shifted - magic);
   const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  // Minimax polynomial on [-1/2, 1/2].
-  VF p = hn::Set(d, 0.00132669704f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00967545975f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0555074262f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.240221218f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.693146949f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.00000007f));
+  // 1 + r p(r), minimax on [-1/2, 1/2].
+  VF p = hn::Set(d, 0.00132647273f);
+  p = hn::MulAdd(p, r, hn::Set(d, 0.00967151299f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0555073358f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.240222424f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.693147004f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   return p * scale;
 }
 

@@ -13,7 +13,7 @@ struct Additive {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* t, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* t, D& d) {
     const V zero = Splat(g, 0.0f);
     const V one = Splat(g, 1.0f);
     const V z = a[0] + b[0];
@@ -22,6 +22,5 @@ struct Additive {
     d.a[0] = slope;
     d.b[0] = slope;
     d.t[0] = Min(zero, z);
-    return Select(z >= zero, z, t[0] * z);
   }
 };

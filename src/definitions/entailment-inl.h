@@ -18,12 +18,14 @@ struct Entailment {
     const V q = b[0] - a[0] - g;
     const V xs = (a[0] + a[0]) * g;
     const V area = Max(zero, (xs + xs) - q * q);
-    const V xi = Angle(narrow * q - xs, Max(zero, narrow) * Sqrt(area));
+    V inverse_root = g;
+    const V root = SqrtAndInverse(area, inverse_root);
+    const V xi = Angle(narrow * q - xs, Max(zero, narrow) * root);
     return Max(zero, xi - a[1]);
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
@@ -34,8 +36,9 @@ struct Entailment {
     const V xs = (a[0] + a[0]) * g;
     const V area = Max(zero, (xs + xs) - q * q);
     // On the axis the angle has a kink, and 0 stands for its derivative by the area.
-    const V inverse_root = Select(area > tiny, Rsqrt(Max(tiny, area)), zero);
-    const V root = area * inverse_root;
+    V inverse_root = g;
+    const V root = SqrtAndInverse(area, inverse_root);
+    inverse_root = Select(area > tiny, inverse_root, zero);
     const V cosine = narrow * q - xs;
     const V sine = Max(zero, narrow) * root;
     const V energy = Angle(cosine, sine) - a[1];
@@ -53,6 +56,5 @@ struct Entailment {
     d.a[0] = by_xs * (g + g) - by_q - by_narrow;
     d.a[1] = zero - share;
     d.b[0] = by_q;
-    return Max(zero, energy);
   }
 };

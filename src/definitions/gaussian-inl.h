@@ -11,8 +11,7 @@ struct Gaussian {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
     d.g = Splat(g, 1.0f);
-    return g;
   }
 };

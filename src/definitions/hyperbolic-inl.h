@@ -24,7 +24,7 @@ struct Hyperbolic {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V two = Splat(g, 2.0f);
     const V tiny = Splat(g, 1e-30f);
@@ -44,6 +44,5 @@ struct Hyperbolic {
     d.b[0] = zero - by_height;
     d.b[1] = slope * difference * query;
     d.b[2] = slope * g * a[2];
-    return Log1p(t + Sqrt(t) * Sqrt(t + two));
   }
 };

@@ -7,14 +7,15 @@ struct Laplacian {
 
   template <class V>
   static V Value(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/) {
-    return Sqrt(g);
+    V inverse = g;
+    return SqrtAndInverse(g, inverse);
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
-    const V inverse = Select(g > zero, Rsqrt(Max(g, Splat(g, 1e-30f))), zero);
-    d.g = Splat(g, 0.5f) * inverse;
-    return g * inverse;
+    V inverse = g;
+    SqrtAndInverse(g, inverse);
+    d.g = Select(g > zero, Splat(g, 0.5f) * inverse, zero);
   }
 };

@@ -20,11 +20,12 @@ struct Penumbral {
     const V sum = a[1] + b[1];
     const V inside = reach * (Splat(g, 4.0f) - reach);
     const V outside = square + (sum + sum) + e * e;
-    return Sqrt(Select(reach <= Splat(g, 2.0f), inside, outside));
+    V inverse_value = g;
+    return SqrtAndInverse(Select(reach <= Splat(g, 2.0f), inside, outside), inverse_value);
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
@@ -39,7 +40,9 @@ struct Penumbral {
     const V sum = a[1] + b[1];
     const auto common = reach <= two;
     const V value2 = Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
-    const V inverse_value = Select(value2 > tiny, Rsqrt(Max(value2, tiny)), zero);
+    V inverse_value = g;
+    SqrtAndInverse(value2, inverse_value);
+    inverse_value = Select(value2 > tiny, inverse_value, zero);
     // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
     const V share = Select(g > tie, one, Select(g < tie, zero, half));
     const V by_distance = Select(g > tiny, share * inverse, zero);
@@ -54,7 +57,6 @@ struct Penumbral {
     d.b[0] = slope * (one - turn);
     d.a[1] = outside * (one + w);
     d.b[1] = outside * (one - w);
-    return value2 * inverse_value;
   }
 };
 
@@ -72,12 +74,11 @@ struct PenumbralLog {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* t, D& d) {
-    const V height = Penumbral::Gradient(g, a, b, t, d);
-    const V inverse = Splat(g, 1.0f) / height;
+  static void Gradient(V g, const V* a, const V* b, const V* t, D& d) {
+    Penumbral::Gradient(g, a, b, t, d);
+    const V inverse = Splat(g, 1.0f) / Penumbral::Value(g, a, b, t);
     d.g = d.g * inverse;
     for (int n = 0; n < kRowScalars; ++n) d.a[n] = d.a[n] * inverse;
     for (int n = 0; n < kColumnScalars; ++n) d.b[n] = d.b[n] * inverse;
-    return Log(height);
   }
 };

@@ -23,7 +23,7 @@ struct PenumbralSquare {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
@@ -51,6 +51,5 @@ struct PenumbralSquare {
     d.g = ds;
     d.a[0] = Select(common, t2 * (one - turn), outside_sum + outside_difference);
     d.b[0] = Select(common, t2 * (one + turn), outside_sum - outside_difference);
-    return t * Select(common, t, (sum + larger) * narrow);
   }
 };

@@ -10,12 +10,14 @@ V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
   const V one = Splat(g, 1.0f);
   const V square = difference * difference;
   const V larger = Max(square, g);
-  const V inverse = Select(larger > zero, Rsqrt(Max(larger, Splat(g, 1e-30f))), zero);
+  V inverse = g;
+  const V maximum = SqrtAndInverse(larger, inverse);
+  inverse = Select(larger > zero, inverse, zero);
   // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
   by_difference = (one - share) * difference * inverse;
-  return larger * inverse;
+  return maximum;
 }
 
 // Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, row constant -2u dropped.
@@ -29,21 +31,21 @@ struct Umbral {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    return difference - Sqrt(Max(difference * difference, g));
+    V inverse = g;
+    return difference - SqrtAndInverse(Max(difference * difference, g), inverse);
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V difference = a[0] - b[0];
     V by_g = zero;
     V by_difference = zero;
-    const V maximum = UmbralMaximum(g, difference, by_g, by_difference);
+    UmbralMaximum(g, difference, by_g, by_difference);
     const V dd = Splat(g, 1.0f) - by_difference;
     d.g = zero - by_g;
     d.a[0] = dd;
     d.b[0] = zero - dd;
-    return difference - maximum;
   }
 };
 
@@ -58,12 +60,13 @@ struct UmbralLog {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    const V maximum = Sqrt(Max(difference * difference, g));
+    V inverse = g;
+    const V maximum = SqrtAndInverse(Max(difference * difference, g), inverse);
     return Log(Max(Splat(g, 1e-15f), a[0] + b[0] + maximum));
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V one = Splat(g, 1.0f);
     const V least = Splat(g, 1e-15f);
@@ -75,6 +78,5 @@ struct UmbralLog {
     d.g = by_g * inverse;
     d.a[0] = (one + by_difference) * inverse;
     d.b[0] = (one - by_difference) * inverse;
-    return Log(Max(least, sum));
   }
 };

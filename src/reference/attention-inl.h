@@ -30,6 +30,9 @@ struct PairDerivative {
   double t[3] = {0, 0, 0};
 };
 
+// 1 / ln 2: statistics of rows are in units of log2, as the fused kernels' are.
+constexpr double kLog2E = 1.4426950408889634074;
+
 // Index arithmetic that both directions share.
 template <class Definition>
 class Problem {
@@ -184,17 +187,20 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
       std::fill(o, o + n.value_dim, 0.0);
       const KeyRange keys = problem.Keys(b, i);
       double largest = -kInfinity;
+      int64_t top = -1;
       for (int64_t j = keys.begin; j < keys.end; ++j) {
         const PairScalars p = problem.Scalars(b, h, i, j);
         const double f = Definition::Value(problem.Input(b, h, i, j), p.a, p.b, p.t);
-        score[j] = problem.Score(b, h, i, j, f);
-        largest = std::max(largest, score[j]);
+        score[j] = problem.Score(b, h, i, j, f) * kLog2E;
+        if (!(score[j] > largest)) continue;
+        largest = score[j];
+        top = j;
       }
       if (largest == -kInfinity) largest = 0;
       double sum = 0;
       for (int64_t j = keys.begin; j < keys.end; ++j) {
         if (score[j] == -kInfinity) continue;
-        const double weight = std::exp(score[j] - largest);
+        const double weight = std::exp2(score[j] - largest);
         sum += weight;
         problem.Value(b, h, i, j, &value);
         const double kept = weight * problem.Kept(b, h, i, j);
@@ -203,7 +209,13 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
       if (sum != 0) {
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
       }
-      out.lse[problem.row(b, h, i)] = sum == 0 ? -kInfinity : largest + std::log(sum);
+      const int64_t row = problem.row(b, h, i);
+      out.lse[row] = sum == 0 ? -kInfinity : (largest + std::log2(sum)) / kLog2E;
+      if (out.statistics == nullptr) continue;
+      const int64_t rows = n.batch * n.heads * n.queries;
+      out.statistics[row] = sum == 0 ? -kInfinity : largest;
+      out.statistics[rows + row] = sum;
+      out.statistics[2 * rows + row] = sum < 2 ? static_cast<double>(top) : -1.0;
     }
   });
 }
@@ -253,22 +265,26 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
         for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
           grad.row_scalars[s * rows + row] = 0;
         }
-        if (saved.lse[row] == -std::numeric_limits<double>::infinity()) continue;
+        const double sum = saved.statistics[rows + row];
+        if (sum == 0) continue;
         const double* d_o = saved.d_o.row(b, h, i);
-        const double delta = problem.Dot(d_o, saved.o.row(b, h, i), n.value_dim) -
-                             (saved.d_lse ? saved.d_lse[row] : 0);
+        const double d_lse = saved.d_lse ? saved.d_lse[row] : 0;
+        const double delta = problem.Dot(d_o, saved.o.row(b, h, i), n.value_dim) - d_lse;
         const KeyRange keys = problem.Keys(b, i);
         for (int64_t j = keys.begin; j < keys.end; ++j) {
           const PairScalars p = problem.Scalars(b, h, i, j);
           PairDerivative d;
-          const double f = Definition::Gradient(problem.Input(b, h, i, j), p.a, p.b, p.t, d);
-          const double score = problem.Score(b, h, i, j, f);
+          const double g = problem.Input(b, h, i, j);
+          const double f = Definition::Value(g, p.a, p.b, p.t);
+          Definition::Gradient(g, p.a, p.b, p.t, d);
+          const double score = problem.Score(b, h, i, j, f) * kLog2E;
           if (score == -std::numeric_limits<double>::infinity()) continue;
-          const double weight = std::exp(score - saved.lse[row]);
+          const double weight = std::exp2(score - saved.statistics[row]) / sum;
           problem.Value(b, h, i, j, &value);
           const double kept = problem.Kept(b, h, i, j);
           const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
-          const double d_score = weight * (d_weight - delta);
+          // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
+          const double d_score = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
           const double d_f = in.factor[h] * d_score;
           if (grad.v.data) {
             double* d_v = grad.v.row(b, key_head, j);

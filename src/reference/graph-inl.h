@@ -50,19 +50,22 @@ void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
       const int64_t degree = in.indptr[i + 1] - begin;
       score.resize(static_cast<size_t>(degree));
       double largest = -kInfinity;
+      int64_t top = -1;
       for (int64_t e = 0; e < degree; ++e) {
         const int64_t j = in.indices[begin + e];
         const PairScalars p = problem.Scalars(0, h, i, j);
-        score[e] =
-            problem.Score(0, h, i, j, Definition::Value(problem.Input(0, h, i, j), p.a, p.b, p.t));
-        largest = std::max(largest, score[e]);
+        const double f = Definition::Value(problem.Input(0, h, i, j), p.a, p.b, p.t);
+        score[e] = problem.Score(0, h, i, j, f) * kLog2E;
+        if (!(score[e] > largest)) continue;
+        largest = score[e];
+        top = e;
       }
       if (largest == -kInfinity) largest = 0;
       double* o = out.o.row(0, h, i);
       std::fill_n(o, n.value_dim, 0.0);
       double sum = 0;
       for (int64_t e = 0; e < degree; ++e) {
-        const double weight = std::exp(score[e] - largest);
+        const double weight = std::exp2(score[e] - largest);
         sum += weight;
         const double* v = in.v.row(0, h / problem.group(), in.indices[begin + e]);
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] += weight * v[d];
@@ -70,7 +73,13 @@ void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
       if (sum != 0) {
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
       }
-      out.lse[i * n.heads + h] = sum == 0 ? -kInfinity : largest + std::log(sum);
+      const int64_t row = i * n.heads + h;
+      out.lse[row] = sum == 0 ? -kInfinity : (largest + std::log2(sum)) / kLog2E;
+      if (out.statistics == nullptr) continue;
+      const int64_t rows = n.queries * n.heads;
+      out.statistics[row] = sum == 0 ? -kInfinity : largest;
+      out.statistics[rows + row] = sum;
+      out.statistics[2 * rows + row] = sum < 2 ? static_cast<double>(top) : -1.0;
     }
   });
 }
@@ -98,17 +107,22 @@ void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double
         for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
           grad.row_scalars[(s * n.heads + h) * n.queries + i] = 0;
         }
-        const double lse = saved.lse[i * n.heads + h];
-        if (lse == -std::numeric_limits<double>::infinity()) continue;
+        const int64_t row = i * n.heads + h;
+        const double largest = saved.statistics[row];
+        const double sum = saved.statistics[n.queries * n.heads + row];
+        if (sum == 0) continue;
         const double* d_o = saved.d_o.row(0, h, i);
         const double delta = problem.Dot(d_o, saved.o.row(0, h, i), n.value_dim) -
-                             (saved.d_lse ? saved.d_lse[i * n.heads + h] : 0);
+                             (saved.d_lse ? saved.d_lse[row] : 0);
         for (int64_t e = in.indptr[i]; e < in.indptr[i + 1]; ++e) {
           const int64_t j = in.indices[e];
           const PairScalars p = problem.Scalars(0, h, i, j);
           PairDerivative d;
-          const double f = Definition::Gradient(problem.Input(0, h, i, j), p.a, p.b, p.t, d);
-          const double weight = std::exp(problem.Score(0, h, i, j, f) - lse);
+          const double g = problem.Input(0, h, i, j);
+          const double f = Definition::Value(g, p.a, p.b, p.t);
+          Definition::Gradient(g, p.a, p.b, p.t, d);
+          const double score = problem.Score(0, h, i, j, f) * kLog2E;
+          const double weight = std::exp2(score - largest) / sum;
           const double* v = in.v.row(0, key_head, j);
           const double d_score = weight * (problem.Dot(d_o, v, n.value_dim) - delta);
           const double d_f = in.factor[h] * d_score;

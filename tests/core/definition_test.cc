@@ -32,8 +32,8 @@ struct Definition {
   PairInput input;
   // f, and its derivative in the direction of the second argument.
   Number (*value)(const Point&, const Point&);
-  // f by Gradient, and the derivatives that it gives (NaN where it sets none).
-  double (*gradient)(const Point&, Point&);
+  // The derivatives that Gradient gives (NaN where it sets none).
+  Point (*gradient)(const Point&);
 };
 
 struct Arguments {
@@ -57,7 +57,7 @@ Number Value(const Point& at, const Point& direction) {
 }
 
 template <class D>
-double Gradient(const Point& at, Point& derivative) {
+Point Gradient(const Point& at) {
   const Arguments x(at, {});
   const Number unset{std::nan(""), 0};
   struct {
@@ -66,14 +66,15 @@ double Gradient(const Point& at, Point& derivative) {
     Number b[3];
     Number t[3];
   } d = {unset, {unset, unset, unset}, {unset, unset, unset}, {unset, unset, unset}};
-  const double value = D::Gradient(x.g, x.a, x.b, x.t, d).value;
+  D::Gradient(x.g, x.a, x.b, x.t, d);
+  Point derivative;
   derivative.g = d.g.value;
   for (size_t n = 0; n < 3; ++n) {
     derivative.a[n] = d.a[n].value;
     derivative.b[n] = d.b[n].value;
     derivative.t[n] = d.t[n].value;
   }
-  return value;
+  return derivative;
 }
 
 template <class D>
@@ -191,9 +192,7 @@ TEST_P(DefinitionTest, GradientIsTheDerivativeOfValue) {
     const std::string branch = Branch(definition.name, p);
     ++visits[branch];
     SCOPED_TRACE(branch);
-    Point derivative;
-    const double value = definition.gradient(p, derivative);
-    ASSERT_NEAR(value, definition.value(p, {}).value, 1e-12);
+    Point derivative = definition.gradient(p);
     for (const auto& [argument, slope] : Entries(definition, derivative)) {
       const double expected = definition.value(p, Along(definition, argument)).tangent;
       ASSERT_NEAR(*slope, expected, 1e-9 * std::max(1.0, std::fabs(expected))) << argument;
@@ -222,13 +221,12 @@ TEST_P(TieTest, IsSplitEvenly) {
   const Tie& tie = GetParam();
   const Definition& definition = Find(tie.definition);
   constexpr double kStep = 1e-9;
-  Point at;
-  definition.gradient(tie.point, at);
+  Point at = definition.gradient(tie.point);
   Point sides[2];
   Point moved[2] = {tie.point, tie.point};
   for (const int side : {0, 1}) {
     *Entries(definition, moved[side]).at(tie.argument) += side == 0 ? -kStep : kStep;
-    definition.gradient(moved[side], sides[side]);
+    sides[side] = definition.gradient(moved[side]);
   }
   ASSERT_NE(Branch(tie.definition, moved[0]), Branch(tie.definition, moved[1]));
   const auto left = Entries(definition, sides[0]);
@@ -260,10 +258,8 @@ TEST_P(DistanceZeroTest, HasNoSlope) {
   const Definition& definition = Find(GetParam());
   for (const double other_height : {0.5, 0.25}) {
     const Point p = {0, {0.5, 0.4}, {other_height, 0.3}, {}};
-    Point derivative;
-    const double value = definition.gradient(p, derivative);
-    EXPECT_TRUE(std::isfinite(value));
-    EXPECT_NEAR(definition.value(p, {}).value, value, 1e-12);
+    EXPECT_TRUE(std::isfinite(definition.value(p, {}).value));
+    Point derivative = definition.gradient(p);
     for (const auto& [argument, slope] : Entries(definition, derivative)) {
       EXPECT_TRUE(std::isfinite(*slope)) << argument;
     }
@@ -289,8 +285,8 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
         {0, {high, 1}, {high, 1}, {}},
     };
     for (const Point& p : points) {
-      Point derivative;
-      EXPECT_TRUE(std::isfinite(definition.gradient(p, derivative))) << name;
+      EXPECT_TRUE(std::isfinite(definition.value(p, {}).value)) << name;
+      Point derivative = definition.gradient(p);
       for (const auto& [argument, slope] : Entries(definition, derivative)) {
         EXPECT_TRUE(std::isfinite(*slope)) << name << " " << argument;
       }
@@ -302,8 +298,8 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
 TEST(LogTest, IsFiniteAtHeightZero) {
   for (const auto& [name, least] :
        {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 3e-8)}) {
-    Point derivative;
-    EXPECT_NEAR(Find(name).gradient({}, derivative), std::log(2 * least), 0.1) << name;
+    EXPECT_NEAR(Find(name).value({}, {}).value, std::log(2 * least), 0.1) << name;
+    Point derivative = Find(name).gradient({});
     for (const auto& [argument, slope] : Entries(Find(name), derivative)) {
       EXPECT_TRUE(std::isfinite(*slope)) << name << " " << argument;
     }
@@ -318,17 +314,51 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
     const double height = std::exp(-distance / 2);
     // v - u as the definition makes it carries the rounding of v alone.
     const Point over = {0, {height, root / height, 1}, {1 / height, root * height, 1}, {}};
-    Point derivative;
+    const Definition& definition = Find("hyperbolic");
     const double tolerance = 1e-14 / distance + 1e-13;
-    EXPECT_NEAR(Find("hyperbolic").gradient(over, derivative) / distance, 1, tolerance);
+    EXPECT_NEAR(definition.value(over, {}).value / distance, 1, tolerance);
+    Point derivative = definition.gradient(over);
     EXPECT_NEAR(derivative.b[0] / height - derivative.b[1] * root * height, 1,
                 tolerance);  // d f / d log v
     // Heights 1: cosh f = 1 + s / 2, f = 2 arsinh(sqrt(s) / 2).
     const double side = 2 * std::sinh(distance / 2);
     const Point beside = {side * side, {1, root, root}, {1, root, root}, {}};
-    EXPECT_NEAR(Find("hyperbolic").gradient(beside, derivative) / distance, 1, 1e-13);
+    EXPECT_NEAR(definition.value(beside, {}).value / distance, 1, 1e-13);
+    derivative = definition.gradient(beside);
     EXPECT_NEAR(derivative.g * 2 * side * std::cosh(distance / 2), 1, 1e-13);
   }
+}
+
+// A key on the cone of its query, at energy 0: half of the slopes just outside, for those inside
+// are 0. Of an aperture of 0 the energy is the angle, which Gradient makes in the same way.
+TEST(EntailmentTest, ATieIsSplitEvenly) {
+  const Definition& definition = Find("entailment");
+  std::mt19937 engine(1);
+  int ties = 0;
+  for (int repeat = 0; repeat < 100; ++repeat) {
+    Point p = RandomPoint(definition, engine);
+    const auto energy = [&] { return definition.value(p, {}).value; };
+    p.a[1] = 0;
+    const double angle = energy();
+    p.a[1] = angle;
+    EXPECT_EQ(energy(), 0);
+    Point at = definition.gradient(p);
+    p.a[1] = angle * (1 - 1e-12);
+    EXPECT_GT(energy(), 0);
+    Point outside = definition.gradient(p);
+    p.a[1] = angle * (1 + 1e-12);
+    EXPECT_EQ(energy(), 0);
+    Point inside = definition.gradient(p);
+    const auto expected = Entries(definition, outside);
+    const auto none = Entries(definition, inside);
+    for (const auto& [argument, slope] : Entries(definition, at)) {
+      EXPECT_NEAR(*slope, *expected.at(argument) / 2, 1e-12 * std::fabs(*slope)) << argument;
+      EXPECT_EQ(*none.at(argument), 0) << argument;
+    }
+    EXPECT_EQ(at.a[1], -0.5);
+    ties += *expected.at("g") != 0;
+  }
+  EXPECT_GE(ties, 90);
 }
 
 // On a query's axis the angle is 0 outwards, pi inwards, and pi / 2 across it at the first order.
@@ -337,7 +367,9 @@ TEST(EntailmentTest, AnglesAreExactOnTheAxis) {
   const double aperture = 0.25;
   Point derivative;
   const auto energy = [&](double x, double y) {
-    return definition.gradient({(x - y) * (x - y), {x * x, aperture}, {y * y}, {}}, derivative);
+    const Point p = {(x - y) * (x - y), {x * x, aperture}, {y * y}, {}};
+    derivative = definition.gradient(p);
+    return definition.value(p, {}).value;
   };
   EXPECT_EQ(energy(0.5, 0.75), 0);
   EXPECT_EQ(energy(0.5, 0.5), 0);

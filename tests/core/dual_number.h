@@ -88,6 +88,11 @@ Dual<T> Rsqrt(Dual<T> a) {
   const T inverse = 1 / std::sqrt(a.value);
   return {inverse, -a.tangent * inverse / (2 * a.value)};
 }
+template <class T>
+Dual<T> SqrtAndInverse(Dual<T> a, Dual<T>& inverse) {
+  inverse = Rsqrt(Max(Splat(a, 1e-30f), a));
+  return Sqrt(a);
+}
 
 template <class T>
 Dual<T> Log(Dual<T> a) {

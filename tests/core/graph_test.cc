@@ -95,12 +95,14 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
   const GraphShape& n = in.shape;
   Array<T> o(p.d_o.size(), p.options.padded, kNan);
   std::vector<T> lse(p.d_lse.size(), kNan);
-  GraphForward(p.function, in, {o.view(), lse.data()}, executor);
+  std::vector<T> statistics(p.options.keeps_statistics ? 3 * lse.size() : 0, kNan);
+  GraphForward(p.function, in, {o.view(), lse.data(), statistics.data()}, executor);
 
   const std::vector<T> d_lse = Transpose(p.d_lse, n.heads, n.queries);
   GraphBackwardInput<T> saved;
   saved.o = static_cast<const Array<T>&>(o).view();
   saved.lse = lse.data();
+  saved.statistics = statistics.data();
   saved.d_o = p.d_o.view();
   saved.d_lse = p.pass_d_lse ? d_lse.data() : nullptr;
   const auto wanted = [&](const char* name) { return only.empty() || only == name; };
@@ -300,6 +302,128 @@ TEST_P(GraphFunctionTest, LargeScores) {
     const Results<float> ours = RunGraph(p, g);
     for (const char* name : {"o", "lse"}) {
       EXPECT_LE(Difference(ours.at(name), expected.at(name)), 1e-3) << name;
+    }
+  });
+}
+
+// As FactorTest of the dense operator: what all f of a row share has no part in the gradient of the
+// factor, in rows that chunks share as well.
+TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
+  for (const bool pass_d_lse : {false, true}) {
+    auto [problem, graph] =
+        MakeProblem(FindPairFunction("dot"), {"", 60, 300, 2, 1, 8, 16, 3000, false});
+    problem.pass_d_lse = pass_d_lse;
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t i = 0; i < 60; ++i) problem.x.at(0, h, i, 0) = 16;
+    }
+    for (int64_t j = 0; j < 300; ++j) problem.y.at(0, 0, j, 0) = 16;
+    problem.v.ForEach([](float& element) { element += 100; });
+    const std::vector<double> expected = RunGraph(problem.InDouble(), graph).at("d_factor");
+    OnEveryTarget([&, &p = problem, &g = graph] {
+      const std::vector<float> actual = RunGraph(p, g).at("d_factor");
+      for (size_t h = 0; h < 2; ++h) {
+        EXPECT_NEAR(actual[h], expected[h], 3e-3 + 3e-6 * std::fabs(expected[h]))
+            << "d_lse " << pass_d_lse << " head " << h;
+      }
+    });
+  }
+}
+
+// What a score of -inf leaves: as if its edge were not there. Of each row some edges, or all of
+// them: rows whole and cut, whose first part, last part or every part has none.
+class MinusInfinityTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kHidden = 8;  // keys, the first ones, whose scores are -inf
+  static constexpr int64_t kKeys = 20;
+  static constexpr int64_t kMany = 1500;  // edges that several chunks share
+
+  // A row of edges to keys that are hidden, others, and hidden ones again; in the second graph, of
+  // the others alone.
+  void AddRow(int64_t hidden_first, int64_t seen, int64_t hidden_last) {
+    std::vector<int64_t> all;
+    std::vector<int64_t> rest;
+    for (int64_t e = 0; e < hidden_first; ++e) all.push_back(e % kHidden);
+    for (int64_t e = 0; e < seen; ++e) {
+      all.push_back(kHidden + e % (kKeys - kHidden));
+      rest.push_back(all.back());
+    }
+    for (int64_t e = 0; e < hidden_last; ++e) all.push_back(e % kHidden);
+    graph_.AddRow(all);
+    without_.AddRow(rest);
+  }
+
+  MinusInfinityTest() {
+    AddRow(0, 3, 0);
+    AddRow(4, 0, 0);
+    AddRow(2, 3, 1);
+    AddRow(kMany, 0, 0);
+    AddRow(kMany, 5, 0);
+    AddRow(0, 5, kMany);
+    AddRow(kMany, kMany, kMany);
+    AddRow(1, 0, 0);
+    AddRow(0, 0, 0);
+  }
+
+  // Every number but those of the factor and of head scalars, to whose gradients 0 times -inf has a
+  // part.
+  static void Compare(const Results<float>& ours, const Results<double>& expected) {
+    for (const auto& [name, values] : expected) {
+      if (name == "d_factor" || name == "d_head") continue;
+      EXPECT_LE(Difference(ours.at(name), values), 2e-5) << name;
+    }
+  }
+
+  Graph graph_;
+  Graph without_;
+};
+
+TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
+  Problem<float> p = RandomProblem(FindPairFunction("additive"),
+                                   {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});
+  // (1, Hkv, Lk).
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t j = 0; j < kHidden; ++j) p.column[static_cast<size_t>(h * kKeys + j)] = -kInfinity;
+  }
+  std::fill(p.factor.begin(), p.factor.end(), 1.0f);
+  std::fill(p.head.begin(), p.head.end(), 0.2f);
+  // Scores of about -180, whose weights vanish beside e^0.
+  for (float& scalar : p.row) scalar -= 900.0f;
+  const Results<double> expected = RunGraph(p.InDouble(), without_);
+  for (const double d : expected.at("d_row")) ASSERT_TRUE(std::isfinite(d));
+  Compare(RunGraph(p, graph_, ThreadExecutor(2)), expected);
+  OnEveryTarget([&] { Compare(RunGraph(p, graph_), expected); });
+}
+
+// Products of finite tokens may overflow: those rows have no weights, and their tokens no
+// gradients.
+TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
+  Problem<float> p =
+      RandomProblem(FindPairFunction("dot"), {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});
+  for (int64_t h = 0; h < 4; ++h) {
+    p.factor[static_cast<size_t>(h)] = 1;
+    for (int64_t i = 0; i < graph_.queries(); ++i) p.x.at(0, h, i, 0) = 1e20f;
+    for (int64_t j = 0; h < 2 && j < kKeys; ++j) {
+      p.y.at(0, h, j, 0) = j < kHidden ? -1e20f : 0.0f;
+    }
+  }
+  Problem<double> seen = p.InDouble();
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t j = 0; j < kHidden; ++j) seen.y.at(0, h, j, 0) = 0;
+  }
+  const Results<double> expected = RunGraph(seen, without_);
+  OnEveryTarget([&] {
+    const Results<float> ours = RunGraph(p, graph_);
+    Compare(ours, expected);
+    for (const int64_t row : {1, 3, 7, 8}) {
+      for (int64_t h = 0; h < 4; ++h) {
+        EXPECT_EQ(ours.at("lse")[static_cast<size_t>(h * graph_.queries() + row)], -kInfinity);
+        for (int64_t e = 0; e < 5; ++e) {
+          EXPECT_EQ(ours.at("o")[static_cast<size_t>((h * graph_.queries() + row) * 5 + e)], 0);
+        }
+        for (int64_t e = 0; e < 3; ++e) {
+          EXPECT_EQ(ours.at("d_x")[static_cast<size_t>((h * graph_.queries() + row) * 3 + e)], 0);
+        }
+      }
     }
   });
 }

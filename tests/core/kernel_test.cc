@@ -234,7 +234,7 @@ TEST_P(DistanceTest, OfNearTokensIsExact) {
   OnEveryTarget([&] {
     EXPECT_LE(Difference(p.Forward().at("o"), forward.at("o")), 1e-4);
     // Gradients are sums of products with tokens, and lose the digits that these share.
-    ExpectClose(p.Run(), all, 1e-3);
+    ExpectClose(p.Run(), all, 2e-3);
   });
 }
 
@@ -247,6 +247,34 @@ std::vector<const PairFunction*> Distances() {
 
 INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
+
+// Squared distances are differences of norms unless the tokens are near, where these have no digits
+// left: on both sides of that border, and far below it.
+TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
+  for (const char* name : {"laplacian", "gaussian"}) {
+    for (int fraction = 8; fraction <= 4096; fraction *= 2) {
+      SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
+      const float spread = 1.0f / static_cast<float>(fraction);
+      Problem<float> p = RandomProblem(FindPairFunction(name),
+                                       {.shape = {1, 2, 1, 60, 150, 24, 17}, .on_grid = false});
+      for (Array<float>* tokens : {&p.x, &p.y}) {
+        tokens->ForEach([&](float& element) { element = 1 + spread * element; });
+      }
+      // Scores of about 1.
+      const float scale = std::string(name) == "gaussian" ? spread * spread : spread;
+      for (float& factor : p.factor) factor /= scale;
+      const Results<double> forward = p.InDouble().Forward();
+      const Results<double> all = p.InDouble().Run();
+      OnEveryTarget([&] {
+        for (const auto& [result, values] : p.Forward()) {
+          EXPECT_LE(Difference(values, forward.at(result)), 2e-4) << result;
+        }
+        // Gradients lose the digits that tokens share.
+        ExpectClose(p.Run(), all, 1e-5 * fraction);
+      });
+    }
+  }
+}
 
 // Each gradient alone is what it is among the others.
 TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
@@ -304,13 +332,10 @@ bool IsFinite(const std::vector<float>& row) {
   return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
-// A token that is not finite spoils the rows that see it, and not the others (whose sums may be
-// rounded in another order).
+// A token that is not finite spoils the rows that see it, and changes no bit of the others.
 class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, float>> {
  protected:
-  static constexpr int64_t kPoisoned = 70;
-
-  // Calls spoil(problem, key head) for the poisoned key of head 0 in batch 1.
+  // Calls spoil(problem, key) for the poisoned key of key head 0 in the last batch.
   template <class Spoil>
   void ExpectOnlySeeingRowsChange(const Spoil& spoil) {
     const AttentionShape shape = {2, 4, 2, 130, 130, 17, 17};
@@ -322,53 +347,89 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape, .right = 0, .bfloat16 = true},
         {.shape = shape, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
+        {.shape = shape, .bias = ProblemOptions::kBiasForEachBatch},
+        {.shape = shape, .key_bias = true},
         {.shape = shape,
          .query_segments = Documents(2, 130, 50),
          .key_segments = Documents(2, 130, 50)},
         {.shape = shape},
     };
-    for (const ProblemOptions& options : all) {
-      std::ostringstream description;
-      description << options;
-      SCOPED_TRACE(description.str());
-      Problem<float> p = RandomProblem(*std::get<0>(GetParam()), options);
-      // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone.
-      const int64_t zero = options.shape.queries - 1;
-      if (!p.bias.empty()) {
-        for (const int64_t offset : {int64_t{-1}, int64_t{-2}, int64_t{-3}, kPoisoned}) {
-          for (int64_t h = 0; h < shape.heads; ++h) p.bias_at(0, h, zero + offset) = -kInfinity;
+    for (const ProblemOptions& options : all) Expect(options, 70, spoil);
+    // In the first panel and the last, in the first tile, a later one and the last, of blocks of
+    // queries and of few.
+    if (&function() != &FindPairFunction("dot")) return;
+    for (const int64_t key : {0, 63, 64, 129, 255, 256, 299}) {
+      for (ProblemOptions options : all) {
+        if (!options.query_segments.empty()) {
+          options.query_segments = options.key_segments = Documents(2, 300, 50);
         }
+        options.shape.queries = options.shape.keys = 300;
+        Expect(options, key, spoil);
       }
-      OnEveryTarget([&] {
-        const auto clean = Rows(p);
-        Problem<float> poisoned = p;
-        spoil(poisoned);
-        const auto rows = Rows(poisoned);
-        for (int64_t b = 0; b < shape.batch; ++b) {
-          for (int64_t h = 0; h < shape.heads; ++h) {
-            for (int64_t i = 0; i < shape.queries; ++i) {
-              const auto row = static_cast<size_t>((b * shape.heads + h) * shape.queries + i);
-              const bool sees =
-                  b == 1 && h < 2 && Sees(options, b, i, kPoisoned) &&
-                  (p.bias.empty() || p.bias_at(b, h, zero + kPoisoned - i) != -kInfinity);
-              if (sees) {
-                ASSERT_FALSE(IsFinite(rows[row])) << "query " << i << " of head " << h;
-              } else {
-                ASSERT_LE(Difference(rows[row], clean[row]), 1e-6)
-                    << "query " << i << " of head " << h;
-              }
-            }
-          }
-        }
-      });
+      Expect({.shape = {2, 4, 2, 3, 300, 17, 17}, .right = 0, .query_offset = key - 1}, key, spoil);
+      Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .right = 0, .query_offset = key + 999},
+             key + 1000, spoil);
     }
   }
 
+  template <class Spoil>
+  void Expect(const ProblemOptions& options, int64_t poisoned, const Spoil& spoil) {
+    std::ostringstream description;
+    description << options << " poisoned " << poisoned;
+    SCOPED_TRACE(description.str());
+    const AttentionShape& shape = options.shape;
+    Problem<float> p = RandomProblem(function(), options);
+    // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone;
+    // that of keys, the poisoned one from head 0. Where batches have their own, the first hides
+    // nothing.
+    const int64_t zero = shape.queries - 1;
+    const int64_t last = shape.batch - 1;
+    const bool shared = options.bias == ProblemOptions::kSharedBias;
+    if (!p.bias.empty()) {
+      for (const int64_t offset : {int64_t{-1}, int64_t{-2}, int64_t{-3}, poisoned}) {
+        for (int64_t h = 0; h < shape.heads; ++h) {
+          p.bias_at(shared ? 0 : last, h, zero + offset) = -kInfinity;
+        }
+      }
+    }
+    if (options.key_bias) {
+      const int64_t row = last * shape.heads;
+      p.key_bias[static_cast<size_t>(row * shape.keys + poisoned)] = -kInfinity;
+    }
+    const auto sees = [&](int64_t b, int64_t h, int64_t i) {
+      return b == last && h < 2 && testing::Sees(options, b, i, poisoned) &&
+             (p.bias.empty() || p.bias_at(b, h, zero + poisoned - i) != -kInfinity) &&
+             (!options.key_bias || h != 0);
+    };
+    OnEveryTarget([&] {
+      const auto clean = Rows(p);
+      Problem<float> spoiled = p;
+      spoil(spoiled, poisoned);
+      const auto rows = Rows(spoiled);
+      for (int64_t b = 0; b < shape.batch; ++b) {
+        for (int64_t h = 0; h < shape.heads; ++h) {
+          for (int64_t i = 0; i < shape.queries; ++i) {
+            const auto row = static_cast<size_t>((b * shape.heads + h) * shape.queries + i);
+            if (sees(b, h, i)) {
+              ASSERT_FALSE(IsFinite(rows[row])) << "query " << i << " of head " << h;
+            } else {
+              ASSERT_EQ(rows[row], clean[row]) << "query " << i << " of head " << h;
+            }
+          }
+        }
+      }
+    });
+  }
+
+  const PairFunction& function() const { return *std::get<0>(GetParam()); }
   float poison() const { return std::get<1>(GetParam()); }
 };
 
 TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
-  ExpectOnlySeeingRowsChange([&](Problem<float>& p) { p.v.at(1, 0, kPoisoned, 16) = poison(); });
+  ExpectOnlySeeingRowsChange([&](Problem<float>& p, int64_t key) {
+    const AttentionShape& n = p.options.shape;
+    p.v.at(n.batch - 1, 0, key, n.value_dim - 1) = poison();
+  });
 }
 
 // Of a key, NaN: infinite distances may have weights of 0. A pair function that reads no tokens has
@@ -376,11 +437,12 @@ TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
 class PoisonedKeyTest : public PoisonTest {};
 
 TEST_P(PoisonedKeyTest, ReachesTheRowsThatSeeIt) {
-  ExpectOnlySeeingRowsChange([&](Problem<float>& p) {
+  ExpectOnlySeeingRowsChange([&](Problem<float>& p, int64_t key) {
+    const int64_t last = p.options.shape.batch - 1;
     if (p.function.input == PairInput::kNone) {
-      p.column_at(0, 1, 0, kPoisoned) = poison();
+      p.column_at(0, last, 0, key) = poison();
     } else {
-      p.y.at(1, 0, kPoisoned, 3) = poison();
+      p.y.at(last, 0, key, 3) = poison();
     }
   });
 }

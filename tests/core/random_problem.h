@@ -131,6 +131,7 @@ struct ProblemOptions {
   bool bfloat16 =
       false;  // tokens and values are numbers of bfloat16, and may be multiplied as such
   bool padded = false;
+  bool keeps_statistics = true;  // of the rows, for the backward pass
   // Tokens on the grid that RandomProblem explains.
   bool on_grid = true;
   unsigned seed = 1;
@@ -302,11 +303,13 @@ struct Problem {
   Results<T> Run(const Executor& executor = SerialExecutor(), const std::string& only = "") const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
+    std::vector<T> statistics(options.keeps_statistics ? 3 * lse.size() : 0, kNan);
     const AttentionInput<T> in = Input();
-    AttentionForward(function, in, {o.view(), lse.data()}, executor);
+    AttentionForward(function, in, {o.view(), lse.data(), statistics.data()}, executor);
     AttentionBackwardInput<T> saved;
     saved.o = static_cast<const Array<T>&>(o).view();
     saved.lse = lse.data();
+    saved.statistics = statistics.data();
     saved.d_o = d_o.view();
     saved.d_lse = pass_d_lse ? d_lse.data() : nullptr;
 

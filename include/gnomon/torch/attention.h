@@ -3,7 +3,7 @@
 //
 //   o = gnomon::attention(q, k, v, AttentionOptions()
 //                                      .similarity(similarity::Umbral(gamma))
-//                                      .position({position::RoPE(), position::ALiBi(slopes)})
+//                                      .position(position::RoPE() + position::ALiBi(slopes))
 //                                      .causal(true));
 //
 // Query row i stands at p_i = query_offset + i, key column j at p_j = j, in every formula below.
@@ -24,8 +24,8 @@
 
 namespace gnomon {
 
-// One number for all heads, or a tensor (H,) with one for each query head, which may require grad.
-// Its dtype is that of q, or float32 where q is float16 or bfloat16.
+// One number for all heads, or a tensor, which may require grad: (H,) with one for each query head,
+// or () with one for all. Its dtype is that of q, or float32 where q is float16 or bfloat16.
 class HeadValue {
  public:
   HeadValue(double number) : number_(number) {}                                // NOLINT: implicit
@@ -39,15 +39,29 @@ class HeadValue {
   torch::Tensor tensor_;
 };
 
-// A similarity or a position, lowered to what the operator reads: the specification in the grammar
-// of include/gnomon/catalogue.h, and the tensors of those of its parameters that the specification
-// gives no number for, in the order of the catalogue. Made by the functions below.
+// A similarity or a position, as the operator reads it: a specification in the grammar of
+// include/gnomon/catalogue.h, and the tensors of those of its parameters that are "name=tensor"
+// there, in the order of the catalogue. Made by the functions below, or of a specification alone,
+// "penumbral:gamma=0.5", of which parameters that it does not mention are as a module has them at
+// its start.
 struct Term {
   std::string spec;
   std::vector<torch::Tensor> tensors;
 };
-struct Similarity : Term {};
-struct Position : Term {};
+struct Similarity : Term {
+  Similarity(std::string text) : Term{std::move(text), {}} {}  // NOLINT: implicit
+  Similarity(const char* text) : Term{text, {}} {}             // NOLINT: implicit
+  explicit Similarity(Term term) : Term(std::move(term)) {}
+};
+// Also the sum of several.
+struct Position : Term {
+  Position() = default;
+  Position(std::string text) : Term{std::move(text), {}} {}  // NOLINT: implicit
+  Position(const char* text) : Term{text, {}} {}             // NOLINT: implicit
+  explicit Position(Term term) : Term(std::move(term)) {}
+};
+// "rope" + ALiBi(slopes) and ALiBi(slopes) + "rope", too.
+Position operator+(const Position& a, const Position& b);
 
 namespace similarity {
 
@@ -102,19 +116,20 @@ Similarity Additive(double slope = 0.2);
 
 namespace position {
 
-// -slopes_h |p_i - p_j|; slopes (H,) (Press et al. 2022).
-Position ALiBi(torch::Tensor slopes);
+// -slopes_h |p_i - p_j| (Press et al. 2022).
+Position ALiBi(HeadValue slopes);
 
-// mode "odd": -tau_h sinh(mu_h (p_i - p_j)); "abs": -tau_h sinh(mu_h |p_i - p_j|); "cosh":
-// tau_h (1 - cosh(mu_h (p_i - p_j))) (Angelotti 2023). The argument of sinh and cosh is clamped to
+// mode "abs": -tau_h sinh(mu_h |p_i - p_j|); "odd": -tau_h sinh(mu_h (p_i - p_j)), the form of the
+// paper; "cosh": tau_h (1 - cosh(mu_h (p_i - p_j))) (Angelotti 2023). With causal "abs" and "odd"
+// are the same; without it "odd" favours the last key. The argument of sinh and cosh is clamped to
 // +-80; beyond it mu has gradient zero.
-Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode = "odd");
+Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode = "abs");
 
 // table[bucket(p_j - p_i), h]; table (buckets, H) (Raffel et al. 2020).
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
 
 // kind "log": -r1_h log(1 + r2_h |p_i - p_j|); "power": -r1_h |p_i - p_j|^r2_h (Chi et al. 2022).
-Position Kerple(torch::Tensor r1, torch::Tensor r2, const std::string& kind = "log");
+Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
 
 // table (H, Lq + Lk - 1): entry n is added where column - row = n - (Lq - 1), whatever query_offset
 // is; -inf masks.
@@ -171,27 +186,43 @@ Position AbsoluteKeys(torch::Tensor table);
 }  // namespace position
 
 struct AttentionOptions {
-  using Window = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
+  // (left, right), or one number for both.
+  struct Window : std::pair<std::optional<int64_t>, std::optional<int64_t>> {
+    using Sides = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
+    using pair::pair;
+    Window(Sides sides) : pair(sides) {}        // NOLINT: implicit
+    Window(int64_t both) : pair(both, both) {}  // NOLINT: implicit
+  };
+
+  // One position, or several for their sum.
+  struct Positions : std::vector<Position> {
+    using vector::vector;
+    Positions(std::vector<Position> several) : vector(std::move(several)) {}  // NOLINT: implicit
+    Positions(Position one) { push_back(std::move(one)); }                    // NOLINT: implicit
+    Positions(const char* spec) { emplace_back(spec); }                       // NOLINT: implicit
+    Positions(const std::string& spec) { emplace_back(spec); }                // NOLINT: implicit
+  };
 
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // Their sum; at most one RoPE and one content term.
-  TORCH_ARG(std::vector<Position>, position);
+  // At most one RoPE and one content term.
+  TORCH_ARG(Positions, position);
   // p_j <= p_i only.
   TORCH_ARG(bool, causal) = false;
-  // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded.
+  // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
+  // number is both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers: row b sees the columns [key_starts[b], key_lengths[b]) only. The columns outside
-  // may hold NaN. They shift no position.
+  // (B,) integers, or () for all batches: row b sees the columns [key_starts[b], key_lengths[b])
+  // only. The columns outside may hold NaN. They shift no position.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32: a query sees the keys of its own segment only
-  // (packed documents). Both or neither.
+  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query sees the
+  // keys of its own segment only (packed documents). Both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
   // Any sign. nullopt is 0 where Lq = Lk; elsewhere, with causal, a window or a position, it is an
   // error.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // (B,) integers: an offset for each batch, instead of query_offset.
+  // (B,) integers, or () for all batches: an offset for each batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
   // Of the dot product and of content terms, by default 1/sqrt(D); with neither it is an error.
   TORCH_ARG(std::optional<double>, scale);
@@ -222,6 +253,14 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options = {});
+
+// The weights p_ij (B, H, rows, Lk), in the dtype of q, of the rows of q that are asked for: what
+// attention with those options multiplies the values by, without dropout and aggregation.
+// Differentiable. Rows are from 0 to Lq - 1, or from -Lq on, -1 the last; memory is linear in their
+// number times Lk. A row that sees no key gives 0.
+torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
+                                const std::vector<int64_t>& rows = {-1},
+                                const AttentionOptions& options = {});
 
 // The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) for a power of two; else those of the power
 // of two below H, then every second one of the next (Press et al. 2022).

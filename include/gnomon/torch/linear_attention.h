@@ -21,7 +21,8 @@ struct LinearAttentionOptions {
   TORCH_ARG(std::optional<Position>, rope);
   // Sums over j <= i. Needs Lq = Lk.
   TORCH_ARG(bool, causal) = false;
-  // (B,) integers: the keys from key_lengths[b] on have no part; they may hold NaN.
+  // (B,) integers, or () for all batches: the keys from key_lengths[b] on have no part; they may
+  // hold NaN.
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
   // The position of the first query, for rope. nullopt is 0 where Lq = Lk; elsewhere, with rope, it
   // is an error.

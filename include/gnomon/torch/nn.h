@@ -1,7 +1,8 @@
 // Torch modules on gnomon::attention. Positions and similarities are named by specifications in the
 // grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned", "penumbral:score=height2"), so
-// that a model has no special case for any of them: it hands the same specification to
-// TokenPosition and to MultiheadAttention, and each takes the components that act in it.
+// that a model has no special case for any of them: it hands a specification to TokenPosition,
+// which takes the components that are added to embeddings, and its attention_position to
+// MultiheadAttention.
 //
 // Parameters have the same names in Python (gnomon.nn).
 #ifndef GNOMON_TORCH_NN_H_
@@ -33,6 +34,18 @@ struct KVCache {
   void reset();
 };
 
+// The components of a position that act in attention, "none" where there are none.
+std::string attention_position(const std::string& position);
+
+// What a module has learned: a value for each head as it acts in the scores, not the theta that
+// the optimiser moves, or a table, and, of a value for each head, where it started; a tensor that
+// came with a term is remembered as it is, without its start.
+struct LearnedValue {
+  std::string name;  // "gamma", "hype_tau", "t5_table"
+  torch::Tensor value;
+  std::optional<torch::Tensor> start;
+};
+
 struct MultiheadAttentionOptions {
   MultiheadAttentionOptions(int64_t embed_dim, int64_t num_heads)
       : embed_dim_(embed_dim), num_heads_(num_heads) {}
@@ -43,13 +56,19 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, kv_heads);
   // Columns of one head of q and k; embed_dim / num_heads by default.
   TORCH_ARG(std::optional<int64_t>, qk_dim);
-  TORCH_ARG(std::string, similarity) = "dot";
-  TORCH_ARG(std::string, position) = "none";
+  // Specifications, or terms, whose tensors the module copies: as parameters, named
+  // "<component>_<name>", where they require grad, and else as buffers.
+  TORCH_ARG(Similarity, similarity) = Similarity("dot");
+  // A component that is added to embeddings is an error; see attention_position.
+  TORCH_ARG(Position, position) = Position("none");
   // The chance with which an attention weight is dropped in training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(bool, bias) = true;
   // Rows of a learned table of positions ("absolute_keys"), unless the component has a length.
   TORCH_ARG(int64_t, max_length) = 512;
+  // Columns of key and of value; embed_dim by default.
+  TORCH_ARG(std::optional<int64_t>, kdim);
+  TORCH_ARG(std::optional<int64_t>, vdim);
 };
 
 // The arguments of one call, as in gnomon::AttentionOptions.
@@ -88,10 +107,13 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   void reset() override;
 
-  // query (B, Lq, embed_dim), key (B, Lk, embed_dim), value likewise; key is query by default,
+  // query (B, Lq, embed_dim), key (B, Lk, kdim), value (B, Lk, vdim); key is query by default,
   // value is key. Returns (B, Lq, embed_dim).
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
+
+  // Of the similarity and of the position, without gradients.
+  std::vector<LearnedValue> learned_values() const;
 
   MultiheadAttentionOptions options;
   torch::nn::Linear q_proj{nullptr};
@@ -100,6 +122,9 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::nn::Linear out_proj{nullptr};
 
  private:
+  // Those of the similarity and of the position, as operators take them.
+  std::vector<torch::Tensor> TermTensors() const;
+
   // Tensors of the similarity and of the position by name: parameters and buffers of this module.
   std::vector<std::string> term_names_;
 };
@@ -122,8 +147,8 @@ struct TokenCall {
   // The position of the first token. By default the length of the cache before the call, and 0
   // without one.
   std::optional<int64_t> offset = std::nullopt;
-  // (B,) integers: the tokens from there on are padding, which no other token sees. Without a cache
-  // only.
+  // (B,) integers, or () for all: the tokens from there on are padding, which no other token sees.
+  // Without a cache only.
   std::optional<torch::Tensor> lengths = std::nullopt;
   // The tokens of this call follow those that went through the cache.
   TokenCache* cache = nullptr;
@@ -201,13 +226,16 @@ struct CAPEOptions {
   TORCH_ARG(std::optional<double>, global_scale);
   // Subtracts the mean of the positions first; in a sequence only.
   TORCH_ARG(bool, normalize) = false;
-  // (height, width) of a grid, with tokens in row-major order after `prefix` that get nothing.
+  // (height, width) of a grid, rows by columns, with tokens in row-major order after `prefix` that
+  // get nothing.
   TORCH_ARG(std::vector<int64_t>, shape);
   TORCH_ARG(int64_t, prefix) = 0;
 };
 
 // Continuous augmented positions (Likhomanenko et al. 2021): sinusoids of positions that are
-// shifted, jittered and scaled at random in training, anew for each call and each sequence.
+// shifted, jittered and scaled at random in training, anew for each call and each sequence. On a
+// grid, wave n of dim / 2 is [cos | sin](pi 10^(n / (dim / 2 - 1)) (x cos n + y sin n)), x the
+// column and y the row of a token, each from -1, the first, to 1, the last.
 TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 
 struct TokenPositionOptions {

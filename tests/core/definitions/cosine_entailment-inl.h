@@ -22,7 +22,7 @@ struct CosineEntailment {
   }
 
   template <class V, class D>
-  static V Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
@@ -42,6 +42,5 @@ struct CosineEntailment {
     d.a[0] = zero - scale * ((g - one - b[0]) - bend * (s * w + a[0] * (w + s * b[0])));
     d.a[1] = share;
     d.b[0] = scale * (a[0] + bend * a[0] * (w + s * a[0]));
-    return Max(zero, energy);
   }
 };
