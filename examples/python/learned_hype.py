@@ -1,4 +1,4 @@
-"""A learned HyPE bias in a model of one's own.
+"""A learned HyPE bias in your own model.
 
 Each token is to recall the one before it. Where tokens stand is told by the bias alone,
 -tau_h sinh(mu_h (p_i - p_j)) in head h, whose tau and mu are ordinary parameters.

@@ -36,7 +36,7 @@ int main() {
   const at::Tensor o = gnomon::attention(q, k, v, gnomon::AttentionOptions().causal(true));
   bool same = Agree("causal", o, at::scaled_dot_product_attention(q, k, v, {}, 0.0, true));
 
-  // HyPE, -tau sinh(mu (p_i - p_j)), with tau learned: no array of length x length is made, neither
+  // HyPE, -tau sinh(mu |p_i - p_j|), with tau learned: no array of length x length is made, neither
   // for the bias nor for its gradient.
   const double mu = 1.0 / kLength;
   const at::Tensor tau = Leaf(0.5);
@@ -47,7 +47,8 @@ int main() {
   // The same by a mask of length x length.
   const at::Tensor same_tau = Leaf(0.5);
   const at::Tensor p = at::arange(kLength, at::kFloat);
-  const at::Tensor mask = -same_tau.view({kHeads, 1, 1}) * (mu * (p.unsqueeze(1) - p)).sinh();
+  const at::Tensor distance = (p.unsqueeze(1) - p).abs();
+  const at::Tensor mask = -same_tau.view({kHeads, 1, 1}) * (mu * distance).sinh();
   const at::Tensor expected = at::scaled_dot_product_attention(q, k, v, mask.unsqueeze(0));
   same = Agree("HyPE", biased, expected) && same;
   same = Agree("gradient of tau", d_tau, GradientOf(same_tau, expected)) && same;

@@ -1,7 +1,7 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
 from gnomon import _library, _vmap, cones, distributed, models, nn, position, similarity
-from gnomon._attention import attention
+from gnomon._attention import attention, attention_weights
 from gnomon._encodings import (
     alibi_slopes,
     grid_sinusoid,
@@ -19,6 +19,7 @@ __version__ = _library.VERSION
 __all__ = [
     "alibi_slopes",
     "attention",
+    "attention_weights",
     "cones",
     "distributed",
     "favor_projection",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator as operators
-from typing import SupportsIndex, cast
+from numbers import Real
+from typing import Any, SupportsIndex, cast
 
-from torch import SymInt, Tensor, strided
+import torch
+from torch import SymFloat, SymInt, Tensor, strided
+from torch.compiler import is_compiling
 
 
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
@@ -23,9 +26,31 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise TypeError(f"gnomon.{operator}: {name} is nested; expected a tensor of one shape")
 
 
-def check_flag(operator: str, argument: str, value: object) -> None:
-    if not isinstance(value, bool):
+def plain(value: Any) -> Any:
+    """NumPy's scalars, and its arrays without axes, as Python's own; what else there is as it is.
+
+    They are told by their names: NumPy need not be there.
+    """
+    # torch.compile knows the types of its own numbers, and does not ask them for attributes.
+    if isinstance(value, (bool, int, float, str, Tensor, SymInt, SymFloat)):
+        # float64 is also a float, and str_ a str.
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def is_flag(value: object) -> bool:
+    return isinstance(plain(value), bool)
+
+
+def check_flag(operator: str, argument: str, value: object) -> bool:
+    """The value as a bool."""
+    if value is True or value is False:
+        return value
+    if not is_flag(value):
         raise wrong_type(operator, argument, value, "True or False")
+    return bool(value)
 
 
 def check_string(operator: str, argument: str, value: object, expected: str = "a string") -> None:
@@ -33,25 +58,57 @@ def check_string(operator: str, argument: str, value: object, expected: str = "a
         raise wrong_type(operator, argument, value, expected)
 
 
-def check_number(operator: str, argument: str, value: object, expected: str = "a number") -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise wrong_type(operator, argument, value, expected)
-
-
-def check_optional_number(operator: str, argument: str, value: object) -> None:
-    if value is not None:
-        check_number(operator, argument, value, "a number, or None")
-
-
-# torch.compile knows the types of its own numbers, and does not ask them for attributes.
-def is_integer(value: object) -> bool:
+def is_number(value: object) -> bool:
+    value = plain(value)
     if isinstance(value, (bool, Tensor)):
         return False
-    return isinstance(value, (int, SymInt)) or hasattr(value, "__index__")
+    return isinstance(value, (float, SymFloat)) or is_integer(value) or isinstance(value, Real)
+
+
+def to_number(value: object) -> float:
+    """Of what is_number, a number that the operators take."""
+    value = plain(value)
+    if not isinstance(value, (int, float, SymInt, SymFloat)):
+        value = float(cast(Real, value))
+    return cast("float", value)
+
+
+def check_number(operator: str, argument: str, value: object, expected: str = "a number") -> float:
+    """The value as to_number has it."""
+    if type(value) is float:
+        return value
+    if not is_number(value):
+        raise wrong_type(operator, argument, value, expected)
+    return to_number(value)
+
+
+def check_optional_number(operator: str, argument: str, value: object) -> float | None:
+    """As check_number."""
+    if value is None:
+        return None
+    return check_number(operator, argument, value, "a number, or None")
+
+
+def is_integer_type(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def is_integer(value: object) -> bool:
+    """Also a tensor without axes."""
+    value = plain(value)
+    if isinstance(value, (bool, float, SymFloat)):
+        return False
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and is_integer_type(value.dtype)
+    if isinstance(value, (int, SymInt)):
+        return True
+    # An array has __index__ whatever it holds.
+    return hasattr(value, "__index__") and not hasattr(value, "__array__")
 
 
 def to_integer(value: object) -> int:
-    """Of what is_integer, a number that the operators take, which NumPy's are not all."""
+    """Of what is_integer, a number that the operators take."""
+    value = value.item() if isinstance(value, Tensor) else plain(value)
     if not isinstance(value, (int, SymInt)):
         value = operators.index(cast(SupportsIndex, value))
     return cast("int", value)
@@ -66,9 +123,58 @@ def check_optional_integer(operator: str, argument: str, value: object) -> int |
 
 def check_integer(operator: str, argument: str, value: object, expected: str = "an integer") -> int:
     """The value as to_integer has it."""
-    if not is_integer(value):
+    if type(value) is int:
+        number = value
+    elif is_integer(value):
+        number = to_integer(value)
+    else:
         raise wrong_type(operator, argument, value, expected)
-    number = to_integer(value)
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
         raise ValueError(f"gnomon.{operator}: {argument} is {number}; expected an int64")
     return number
+
+
+_INTEGERS = "a Tensor, a sequence of integers or an integer"
+
+
+def check_integers(
+    operator: str,
+    argument: str,
+    value: object,
+    like: Tensor | None = None,
+    expected: str = _INTEGERS,
+) -> Tensor:
+    """A tensor as it is; an integer, a sequence or an array of integers as one on like's device."""
+    if isinstance(value, Tensor):
+        return value
+    device = None if like is None else like.device
+    if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
+        # torch.compile makes a tensor of an array, and has no list of its numbers.
+        if is_compiling():
+            return torch.as_tensor(value, device=device)
+        value = cast(Any, value).tolist()
+    numbers = _to_integers(operator, argument, value, expected)
+    try:
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    except ValueError:
+        raise ValueError(
+            f"gnomon.{operator}: {argument} has rows of several lengths; expected one length"
+        ) from None
+
+
+def check_optional_integers(
+    operator: str, argument: str, value: object, like: Tensor
+) -> Tensor | None:
+    """As check_integers."""
+    if value is None or isinstance(value, Tensor):
+        return value
+    return check_integers(operator, argument, value, like, f"{_INTEGERS}, or None")
+
+
+def _to_integers(operator: str, argument: str, value: object, expected: str) -> Any:
+    if isinstance(value, (list, tuple, range)):
+        return [
+            _to_integers(operator, f"{argument}[{n}]", item, "an integer")
+            for n, item in enumerate(value)
+        ]
+    return check_integer(operator, argument, value, expected)

@@ -6,9 +6,15 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from gnomon._checks import check_optional_number, check_tensors, wrong_type
+from gnomon._attention import Integers
+from gnomon._checks import (
+    check_flag,
+    check_integers,
+    check_optional_number,
+    check_tensors,
+)
 from gnomon._library import ops
-from gnomon.similarity import Dot, Similarity
+from gnomon.similarity import Similarity, to_similarity
 
 
 @overload
@@ -16,9 +22,9 @@ def graph_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    similarity: Similarity | None = ...,
+    indptr: Integers,
+    indices: Integers,
+    similarity: Similarity | str | None = ...,
     *,
     scale: float | None = ...,
     return_lse: Literal[False] = ...,
@@ -28,9 +34,9 @@ def graph_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    similarity: Similarity | None = ...,
+    indptr: Integers,
+    indices: Integers,
+    similarity: Similarity | str | None = ...,
     *,
     scale: float | None = ...,
     return_lse: Literal[True],
@@ -39,9 +45,9 @@ def graph_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    similarity: Similarity | None = None,
+    indptr: Integers,
+    indices: Integers,
+    similarity: Similarity | str | None = None,
     *,
     scale: float | None = None,
     return_lse: bool = False,
@@ -57,10 +63,10 @@ def graph_attention(
         q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q.
         k: (Nk, Hkv, D), H a multiple of Hkv; the same nodes as q, or others.
         v: (Nk, Hkv, Dv).
-        indptr: (N + 1,) integers from 0 to E that never fall.
+        indptr: (N + 1,) integers from 0 to E that never fall, a tensor or a list.
         indices: (E,) integers in [0, Nk).
-        similarity: of gnomon.similarity; None is Dot(). Its tensors have q's dtype, or float32
-            where that is lower.
+        similarity: of gnomon.similarity, or a specification; None is Dot(). Its tensors have q's
+            dtype, or float32 where that is lower; they are (H,), or without axes for all heads.
         scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
         return_lse: also return lse (N, H), the natural logarithm of the sum of exp(s) over a row's
             edges; differentiable.
@@ -72,13 +78,14 @@ def graph_attention(
     Raises:
         ValueError: a shape or a value.
         TypeError: a dtype or a device.
+        NotImplementedError: forward-mode differentiation, or a gradient of the gradient.
     """
     operator = "graph_attention"
-    check_tensors(operator, q=q, k=k, v=v, indptr=indptr, indices=indices)
-    check_optional_number(operator, "scale", scale)
-    similarity = Dot() if similarity is None else similarity
-    if not isinstance(similarity, Similarity):
-        raise wrong_type(operator, "similarity", similarity, "one of gnomon.similarity")
-    spec, tensors = similarity._lower()
+    check_tensors(operator, q=q, k=k, v=v)
+    indptr = check_integers(operator, "indptr", indptr, q)
+    indices = check_integers(operator, "indices", indices, q)
+    scale = check_optional_number(operator, "scale", scale)
+    return_lse = check_flag(operator, "return_lse", return_lse)
+    spec, tensors = to_similarity(operator, similarity)._lower()
     o, lse = ops.graph_attention(q, k, v, indptr, indices, spec, tensors, scale)
     return (o, lse) if return_lse else o

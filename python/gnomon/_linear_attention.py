@@ -7,10 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gnomon._attention import Integers
 from gnomon._checks import (
     check_flag,
     check_integer,
     check_optional_integer,
+    check_optional_integers,
     check_tensors,
     wrong_type,
 )
@@ -26,7 +28,7 @@ def linear_attention(
     rope: RoPE | None = None,
     causal: bool = False,
     *,
-    key_lengths: Tensor | None = None,
+    key_lengths: Integers | None = None,
     query_offset: int | None = None,
     num_features: int | None = None,
     seed: int | None = None,
@@ -45,7 +47,8 @@ def linear_attention(
             the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
         rope: rotates the features, in the numerator alone (Su et al. 2021, eq. 19).
         causal: sums over j <= i; needs Lq = Lk.
-        key_lengths: (B,) integers: the keys from key_lengths[b] on have no part; they may hold NaN.
+        key_lengths: (B,) integers, or one for all batches: the keys from key_lengths[b] on have no
+            part; they may hold NaN.
         query_offset: the position of the first query, for rope. None is 0 where Lq = Lk;
             elsewhere, with rope, it is an error.
         num_features: of "favor", by default the even number next to D ln D, at least 2.
@@ -62,14 +65,14 @@ def linear_attention(
     """
     operator = "linear_attention"
     check_tensors(operator, q=q, k=k, v=v)
-    for name, tensor in (("key_lengths", key_lengths), ("projection", projection)):
-        if tensor is not None:
-            check_tensors(operator, **{name: tensor})
+    key_lengths = check_optional_integers(operator, "key_lengths", key_lengths, q)
+    if projection is not None:
+        check_tensors(operator, projection=projection)
     if not isinstance(feature, str):
         raise wrong_type(operator, "feature", feature, '"elu", "relu" or "favor"')
-    if rope is not None and not isinstance(rope, RoPE):
-        raise wrong_type(operator, "rope", rope, "a gnomon.position.RoPE, or None")
-    check_flag(operator, "causal", causal)
+    if rope is not None and not isinstance(rope, (RoPE, str)):
+        raise wrong_type(operator, "rope", rope, "a gnomon.position.RoPE, a specification, or None")
+    causal = check_flag(operator, "causal", causal)
     query_offset = check_optional_integer(operator, "query_offset", query_offset)
     num_features = check_optional_integer(operator, "num_features", num_features)
     seed = check_optional_integer(operator, "seed", seed)
@@ -78,7 +81,7 @@ def linear_attention(
         k,
         v,
         feature,
-        None if rope is None else rope._lower()[0],
+        rope._lower()[0] if isinstance(rope, RoPE) else rope,
         causal,
         key_lengths,
         query_offset,

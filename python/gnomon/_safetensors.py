@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,9 +60,10 @@ def write(
         }
     text = json.dumps(header, ensure_ascii=False).encode()
     text = text.ljust((len(text) + 7) // 8 * 8)
-    beside = pathlib.Path(f"{path}.part")
+    # A name that no other writer has.
+    beside = pathlib.Path(f"{path}.{secrets.token_hex(8)}.part")
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             for _, tensor in entries:

@@ -1,7 +1,7 @@
 """What similarities and positions have in common: how they are lowered to the operator.
 
 A term becomes a specification, "name:key=value", and the tensors of those of its parameters that
-are not numbers, in the order of the catalogue (include/gnomon/catalogue.h).
+are "name=tensor" there, in the order of the catalogue (include/gnomon/catalogue.h).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import SymFloat, Tensor
+from torch import Tensor
 from torch.compiler import is_compiling
 
-from gnomon._checks import is_integer, to_integer, wrong_type
+from gnomon._checks import is_flag, is_integer, is_number, to_integer, to_number, wrong_type
 
 
 def to_spec(name: str, **options: object) -> str:
@@ -21,8 +21,12 @@ def to_spec(name: str, **options: object) -> str:
     for key, value in options.items():
         if value is None:
             continue
-        if isinstance(value, bool):
+        if is_flag(value):
             value = "true" if value else "false"
+        elif is_integer(value):
+            value = to_integer(value)
+        elif is_number(value):
+            value = to_number(value)
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
             raise ValueError(f"gnomon: {name.split(':')[0]} has {key} = {value!r}")
         between = f":{key}="
@@ -43,25 +47,19 @@ def check_shape(what: str, shape: object) -> list[int]:
     return [to_integer(size) for size in shape]
 
 
-def _is_real(value: object) -> bool:
-    if isinstance(value, (bool, Tensor)):
-        return False
-    return isinstance(value, (float, SymFloat)) or hasattr(value, "__float__")
-
-
 def _fits(value: object, kinds: str) -> bool:
     """Whether a value is of one of the kinds of an annotation, "int | None"."""
     for kind in kinds.split(" | "):
         if kind == "None":
             fits = value is None
         elif kind == "bool":
-            fits = isinstance(value, bool)
+            fits = is_flag(value)
         elif kind == "str":
             fits = isinstance(value, str)
         elif kind == "int":
             fits = is_integer(value)
         elif kind == "float":
-            fits = _is_real(value) or is_integer(value)
+            fits = is_number(value)
         else:
             fits = isinstance(value, (list, tuple))
         if fits:
@@ -107,10 +105,9 @@ class Term:
         options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
-            if isinstance(value, Tensor):
-                continue
-            self._check(field, value, "float", "a number or a tensor (H,)")
-            options[field] = value
+            if not isinstance(value, Tensor):
+                self._check(field, value, "float", "a number or a tensor (H,)")
+            options[field] = "tensor" if isinstance(value, Tensor) else value
         for field in self._options:
             value = getattr(self, field)
             self._check(field, value, type(self).__annotations__[field])

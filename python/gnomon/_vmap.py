@@ -20,6 +20,7 @@ _HEADS = {
     **dict.fromkeys(("x", "y", "v", "o", "d_o", "lse", "d_lse"), 1),
     **dict.fromkeys(("bias", "key_bias", "relative_query", "head_scalars"), 1),
     **dict.fromkeys(("factor", "relative_keys", "relative_values"), 0),
+    "statistics": 2,
 }
 _ATTENTION = _HEADS | {"row_scalars": 2, "column_scalars": 2}
 _GRAPH = _HEADS | {"row_scalars": 1, "column_scalars": 1}
@@ -146,9 +147,9 @@ def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: An
 def register() -> None:
     """Registers the rules of all operators, once."""
     for operator, axes, outputs, is_backward in (
-        (ops.attention_forward, _ATTENTION, ("o", "lse"), False),
+        (ops.attention_forward, _ATTENTION, ("o", "lse", "statistics"), False),
         (ops.attention_backward, _ATTENTION, _GRADIENTS, True),
-        (ops.graph_forward, _GRAPH, ("o", "lse"), False),
+        (ops.graph_forward, _GRAPH, ("o", "lse", "statistics"), False),
         (ops.graph_backward, _GRAPH, _GRAPH_GRADIENTS, True),
         (ops.cone_map, _BATCH, ("x", "row_scalars", "y", "column_scalars"), False),
         (ops.cone_map_backward, _BATCH, ("q", "k"), True),

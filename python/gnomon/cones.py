@@ -30,7 +30,7 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
         ValueError: a shape or a value.
         TypeError: a dtype or a device.
     """
-    _check("ancestor", u, v, cone, r)
+    r = _check("ancestor", u, v, cone, r)
     ancestors: Tensor = ops.cone_ancestor(u, v, cone, r)
     return ancestors
 
@@ -43,13 +43,14 @@ def lowest_common_ancestor(
     Penumbral cones of points too far apart have none below the horosphere; the top of the geodesic
     through both then stands for it, higher than r.
     """
-    _check("lowest_common_ancestor", u, v, cone, r)
+    r = _check("lowest_common_ancestor", u, v, cone, r)
     point: Tensor = ops.cone_lowest_common_ancestor(u, v, cone, r)
     return point
 
 
-def _check(name: str, u: object, v: object, cone: object, r: object) -> None:
+def _check(name: str, u: object, v: object, cone: object, r: object) -> float | None:
+    """Of them r, as the operators take it."""
     operator = f"cones.{name}"
     check_tensors(operator, u=u, v=v)
     check_string(operator, "cone", cone)
-    check_optional_number(operator, "r", r)
+    return check_optional_number(operator, "r", r)

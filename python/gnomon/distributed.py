@@ -2,8 +2,8 @@
 
 Each process of a group has a contiguous part of the queries, and of the keys and values. The parts
 of keys and values go around in a ring (Liu et al. 2023, Ring Attention), and what a process attends
-to in each is merged by lse: exact, forward and backward, and no process ever has more of the
-sequence than two parts of it.
+to in each is merged: exact, forward and backward, and no process ever has more of the sequence than
+two parts of it.
 
     import torch.distributed
     from gnomon.distributed import context_parallel_attention
@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -25,17 +25,34 @@ from torch import Tensor
 
 from gnomon._attention import (
     Aggregation,
+    Integers,
+    Positions,
     Window,
-    as_list,
-    attention,
+    attention_and_statistics,
     check_call,
     check_chunks,
     check_window,
 )
-from gnomon._checks import check_number, check_tensors, wrong_type
+from gnomon._checks import (
+    check_flag,
+    check_number,
+    check_optional_number,
+    check_tensors,
+)
+from gnomon._derivatives import first_derivatives_only
 from gnomon._terms import Term
-from gnomon.position import AbsoluteKeys, Grid, GridBias, OffsetBias, Position, Relative2D, RoPE
-from gnomon.similarity import Dot, Similarity
+from gnomon.position import (
+    AbsoluteKeys,
+    Grid,
+    GridBias,
+    OffsetBias,
+    Position,
+    Relative2D,
+    RoPE,
+    Specified,
+    to_positions,
+)
+from gnomon.similarity import Similarity, to_similarity
 
 __all__ = ["context_parallel_attention"]
 
@@ -51,15 +68,15 @@ def context_parallel_attention(
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | None = ...,
-    position: Position | Sequence[Position] | None = ...,
+    similarity: Similarity | str | None = ...,
+    position: Positions | None = ...,
     causal: bool = ...,
-    window: Window | None = ...,
-    key_lengths: Tensor | None = ...,
-    key_starts: Tensor | None = ...,
-    query_segments: Tensor | None = ...,
-    key_segments: Tensor | None = ...,
-    query_offset: int | Tensor | None = ...,
+    window: Window | int | None = ...,
+    key_lengths: Integers | None = ...,
+    key_starts: Integers | None = ...,
+    query_segments: Integers | None = ...,
+    key_segments: Integers | None = ...,
+    query_offset: Integers | None = ...,
     scale: float | None = ...,
     chunks: tuple[int, int, int] | None = ...,
     dropout: float = ...,
@@ -73,15 +90,15 @@ def context_parallel_attention(
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | None = ...,
-    position: Position | Sequence[Position] | None = ...,
+    similarity: Similarity | str | None = ...,
+    position: Positions | None = ...,
     causal: bool = ...,
-    window: Window | None = ...,
-    key_lengths: Tensor | None = ...,
-    key_starts: Tensor | None = ...,
-    query_segments: Tensor | None = ...,
-    key_segments: Tensor | None = ...,
-    query_offset: int | Tensor | None = ...,
+    window: Window | int | None = ...,
+    key_lengths: Integers | None = ...,
+    key_starts: Integers | None = ...,
+    query_segments: Integers | None = ...,
+    key_segments: Integers | None = ...,
+    query_offset: Integers | None = ...,
     scale: float | None = ...,
     chunks: tuple[int, int, int] | None = ...,
     dropout: float = ...,
@@ -94,15 +111,15 @@ def context_parallel_attention(
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | None = None,
-    position: Position | Sequence[Position] | None = None,
+    similarity: Similarity | str | None = None,
+    position: Positions | None = None,
     causal: bool = False,
-    window: Window | None = None,
-    key_lengths: Tensor | None = None,
-    key_starts: Tensor | None = None,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
-    query_offset: int | Tensor | None = None,
+    window: Window | int | None = None,
+    key_lengths: Integers | None = None,
+    key_starts: Integers | None = None,
+    query_segments: Integers | None = None,
+    key_segments: Integers | None = None,
+    query_offset: Integers | None = None,
     scale: float | None = None,
     chunks: tuple[int, int, int] | None = None,
     dropout: float = 0.0,
@@ -154,26 +171,26 @@ def context_parallel_attention(
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
-    first_query, query_offsets = check_call(
+    call = check_call(
         _NAME,
+        q,
         causal,
+        key_lengths,
+        key_starts,
+        query_segments,
+        key_segments,
         query_offset,
-        {
-            "key_lengths": key_lengths,
-            "key_starts": key_starts,
-            "query_segments": query_segments,
-            "key_segments": key_segments,
-        },
     )
+    first_query, query_offsets = call.query_offset, call.query_offsets
     left, right = check_window(_NAME, window)
     check_chunks(_NAME, chunks)
-    check_number(_NAME, "dropout", dropout)
+    scale = check_optional_number(_NAME, "scale", scale)
+    return_lse = check_flag(_NAME, "return_lse", return_lse)
+    dropout = check_number(_NAME, "dropout", dropout)
     if dropout != 0:
         raise NotImplementedError(f"gnomon.{_NAME}: dropout is {dropout}; expected 0")
-    similarity = Dot() if similarity is None else similarity
-    if not isinstance(similarity, Similarity):
-        raise wrong_type(_NAME, "similarity", similarity, "one of gnomon.similarity")
-    positions = list(as_list(position))
+    similarity = to_similarity(_NAME, similarity)
+    positions = to_positions(_NAME, position)
     for term in positions:
         _check_position(term)
     if (query_segments is None) != (key_segments is None):
@@ -200,13 +217,15 @@ def context_parallel_attention(
         dtype=q.dtype,
         similarity=similarity,
         positions=positions,
-        causal=causal,
+        causal=call.causal,
         left=left,
-        right=0 if causal else right,
-        key_lengths=key_lengths,
-        key_starts=key_starts,
-        query_segments=query_segments,
-        key_segments=None if key_segments is None else parts.gather_segments(key_segments, k),
+        right=0 if call.causal else right,
+        key_lengths=call.key_lengths,
+        key_starts=call.key_starts,
+        query_segments=call.query_segments,
+        key_segments=(
+            None if call.key_segments is None else parts.gather_segments(call.key_segments, k)
+        ),
         query_offset=first_query if query_offsets is None else query_offsets,
         scale=scale,
         chunks=chunks,
@@ -218,12 +237,14 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
-def _check_position(term: object) -> None:
-    if not isinstance(term, Position):
-        raise wrong_type(_NAME, "position", term, "one of gnomon.position, or a list of them")
-    on_grid = isinstance(term, RoPE) and term.shape is not None
-    if on_grid or isinstance(term, (Grid, GridBias, Relative2D)):
-        what = f"{type(term).__name__} with a shape" if on_grid else type(term).__name__
+def _check_position(term: Position) -> None:
+    spec, _ = term._lower()
+    if ":shape=" in spec or isinstance(term, (Grid, GridBias, Relative2D)):
+        what = type(term).__name__
+        if isinstance(term, RoPE):
+            what += " with a shape"
+        elif isinstance(term, Specified):
+            what = spec
         raise NotImplementedError(
             f"gnomon.{_NAME}: position is {what}; expected positions in the sequence"
         )
@@ -340,6 +361,8 @@ class _Parts:
                 f"gnomon.{_NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
             )
         expected = (k.size(0), k.size(2))
+        if key_segments.shape == expected[1:]:
+            key_segments = key_segments.expand(expected)
         if key_segments.shape != expected:
             raise ValueError(
                 f"gnomon.{_NAME}: key_segments has shape {list(key_segments.shape)}; expected "
@@ -460,8 +483,8 @@ class _Sequence:
 
     def attend(
         self, source: int, q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """o and lse over the keys of one process."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """o, lse and statistics over the keys of one process."""
         parts = self.parts
         first_query = _begin(parts.queries, parts.rank)
         first_key = _begin(parts.keys, source)
@@ -484,7 +507,7 @@ class _Sequence:
         def columns(bounds: Tensor | None) -> Tensor | None:
             return None if bounds is None else (bounds - first_key).clamp(0, k.size(2))
 
-        return attention(
+        return attention_and_statistics(
             q,
             k,
             v,
@@ -500,13 +523,35 @@ class _Sequence:
             scale=self.scale,
             chunks=self.chunks,
             aggregation=self.aggregation,
-            return_lse=True,
         )
 
 
-def _weight(lse: Tensor, total: Tensor) -> Tensor:
-    """The share exp(lse - total) of a part in the sum; 0 for a part that a row sees nothing of."""
-    return torch.where(lse == -torch.inf, 0.0, (lse - total).exp()).unsqueeze(3)
+class _Sums(NamedTuple):
+    """What rows have summed up: 2^(score - largest), with scores in units of log2.
+
+    Parts are merged by these, not by lse, whose rounding would be an error in every weight: e^0.06
+    where lse is a million.
+    """
+
+    largest: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def of(statistics: Tensor) -> _Sums:
+        return _Sums(statistics[0], statistics[1])
+
+    def plus(self, other: _Sums) -> _Sums:
+        largest = torch.maximum(self.largest, other.largest)
+        return _Sums(largest, self._by(largest) + other._by(largest))
+
+    def _by(self, largest: Tensor) -> Tensor:
+        """The weight by another largest score; 0 of a row that has seen nothing."""
+        return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
+
+    def share_of(self, total: _Sums) -> Tensor:
+        """(B, H, Lq, 1): what part of the total this is; 0 of a row that has seen nothing."""
+        share = self._by(total.largest) / total.weight
+        return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -525,6 +570,7 @@ class _RingAttention(torch.autograd.Function):
         keys = torch.cat([k, v], 3)
         o = query.new_zeros(*query.shape[:3], v.size(3))
         lse = query.new_full(query.shape[:3], -torch.inf)
+        sums = _Sums(lse, torch.zeros_like(lse))
         for step in range(last + 1):
             source = parts.source(step)
             passage = None
@@ -534,31 +580,36 @@ class _RingAttention(torch.autograd.Function):
             if step == 0 or sequence.is_seen(parts.rank, source):
                 key, value = keys.to(computing).split([head_dim, v.size(3)], 3)
                 try:
-                    part_o, part_lse = sequence.attend(source, query, key, value, tensors)
+                    part_o, part_lse, statistics = sequence.attend(
+                        source, query, key, value, tensors
+                    )
                 except Exception:
                     if passage is not None:
                         passage.wait()
                     raise
-                total = torch.logaddexp(lse, part_lse)
-                o = o * _weight(lse, total) + part_o * _weight(part_lse, total)
-                lse = total
+                part = _Sums.of(statistics)
+                total = sums.plus(part)
+                o = o * sums.share_of(total) + part_o * part.share_of(total)
+                lse = torch.logaddexp(lse, part_lse)
+                sums = total
             if passage is not None:
                 keys = passage.wait()
         ctx.sequence = sequence
         ctx.last = last
-        ctx.save_for_backward(q, k, v, o, lse, *tensors)
+        ctx.save_for_backward(q, k, v, o, *sums, *tensors)
         ctx.set_materialize_grads(False)
         return o.to(q.dtype), lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only(_NAME)
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
         sequence: _Sequence = ctx.sequence
         parts = sequence.parts
         last: int = ctx.last
-        q, k, v, o, lse, *tensors = ctx.saved_tensors
+        q, k, v, o, largest, sum_of_weights, *tensors = ctx.saved_tensors
+        total = _Sums(largest, sum_of_weights)
         d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
-        d_total = torch.zeros_like(lse) if d_lse is None else d_lse
+        d_total = torch.zeros_like(largest) if d_lse is None else d_lse
         # d_lse of a part is w (d_o . part_o - d_o . o + d_lse): w (d_o . part_o + rest).
         rest = d_total - (d_out * o).sum(3)
         query = q.to(o.dtype).detach()
@@ -588,8 +639,10 @@ class _RingAttention(torch.autograd.Function):
                         for tensor, needs in zip(tensors, needs_terms, strict=True)
                     ]
                     key, value = leaf_keys.split([head_dim, v.size(3)], 3)
-                    part_o, part_lse = sequence.attend(source, leaf_q, key, value, leaves)
-                weight = _weight(part_lse.detach(), lse)
+                    part_o, part_lse, statistics = sequence.attend(
+                        source, leaf_q, key, value, leaves
+                    )
+                weight = _Sums.of(statistics).share_of(total)
                 d_part_o = weight * d_out
                 d_part_lse = (d_part_o * part_o.detach()).sum(3) + weight.squeeze(3) * rest
                 inputs = [leaf for leaf in (leaf_q, leaf_keys, *leaves) if leaf.requires_grad]

@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,16 @@ from torch import Tensor
 
 from gnomon import _safetensors
 from gnomon._checks import check_integer, check_number, check_string, check_tensors, wrong_type
-from gnomon.nn import KVCache, MultiheadAttention, TokenCache, TokenPosition
+from gnomon.nn import (
+    KVCache,
+    LearnedValue,
+    MultiheadAttention,
+    TokenCache,
+    TokenPosition,
+    attention_position,
+)
+from gnomon.position import Position, Sum, to_positions
+from gnomon.similarity import Similarity, to_similarity
 
 __all__ = [
     "Checkpoint",
@@ -57,7 +66,8 @@ _TRAINING_FIELDS = {
     "memory_tokens": "memory_tokens",
     "data": "data",
 }
-# Of models/training.h.
+# Of models/training.h; a file need not have them.
+_RUN = {"checkpoint_every": 500, "evaluation_bytes": 131072}
 _TRAINING_INTEGERS = ("length", "batch", "steps", "warmup", "seed", "memory")
 _TRAINING_NUMBERS = ("learning_rate", "final_fraction", "weight_decay", "clip")
 
@@ -66,7 +76,7 @@ class LanguageModelCache:
     """What a model remembers of the tokens so far, of a depth."""
 
     def __init__(self, depth: int) -> None:
-        check_integer("models.LanguageModelCache", "depth", depth)
+        depth = check_integer("models.LanguageModelCache", "depth", depth)
         if depth < 1:
             raise ValueError(
                 f"gnomon.models.LanguageModelCache: depth is {depth}; expected at least 1"
@@ -100,14 +110,14 @@ class LanguageModelMemory:
     """
 
     def __init__(self, max_length: int) -> None:
-        check_integer("models.LanguageModelMemory", "max_length", max_length)
+        max_length = check_integer("models.LanguageModelMemory", "max_length", max_length)
         if max_length < 0:
             raise ValueError(
                 f"gnomon.models.LanguageModelMemory: max_length is {max_length}; expected at "
                 "least 0"
             )
         self.max_length = max_length
-        #: One a layer; none before the first segment.
+        #: One per layer; none before the first segment.
         self.layers: list[Tensor] = []
         self.tokens = TokenCache()
 
@@ -164,7 +174,11 @@ class _TransformerBlock(torch.nn.Module):
         super().__init__()
         self.attention_norm = torch.nn.LayerNorm(dim)
         self.attention = MultiheadAttention(
-            dim, heads, similarity=similarity, position=position, max_length=max_length
+            dim,
+            heads,
+            similarity=similarity,
+            position=attention_position(position),
+            max_length=max_length,
         )
         self.mlp_norm = torch.nn.LayerNorm(dim)
         self.mlp_in = torch.nn.Linear(dim, mlp)
@@ -201,14 +215,15 @@ class LanguageModel(torch.nn.Module):
     the names and the starting distributions of the program's (models/language_model.h).
 
     Args:
-        vocabulary: how many tokens there are.
+        vocabulary: number of different tokens.
         dim: columns of the embeddings, a multiple of heads.
         depth: layers.
         heads: attention heads.
         mlp: columns inside the MLP.
-        similarity: a specification, as for gnomon.nn.MultiheadAttention.
-        position: a specification; components that are added to embeddings are.
-        dropout: of each residual branch, while training; [0, 1).
+        similarity: a specification, or one of gnomon.similarity, as for
+            gnomon.nn.MultiheadAttention; of numbers, which a checkpoint can hold, not tensors.
+        position: likewise; components that are added to embeddings are.
+        dropout: dropout probability on each residual branch, in training; [0, 1).
         max_length: rows of a learned table of absolute positions.
     """
 
@@ -219,12 +234,13 @@ class LanguageModel(torch.nn.Module):
         depth: int = 4,
         heads: int = 4,
         mlp: int = 512,
-        similarity: str = "dot",
-        position: str = "none",
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str = "none",
         dropout: float = 0.0,
         max_length: int = 512,
     ) -> None:
         super().__init__()
+        similarity, position = _to_specs(similarity, position)
         #: As given; see options.
         self._options = _check_options(
             {
@@ -258,6 +274,22 @@ class LanguageModel(torch.nn.Module):
     def max_length(self) -> int | None:
         """The longest text at which the encodings are defined; None if any length will do."""
         return self.token_position.max_length
+
+    def learned_values(self) -> dict[str, LearnedValue]:
+        """What the attention of all layers has learned, "blocks.0.attention.gamma" and so on.
+
+        See gnomon.nn.MultiheadAttention.learned_values.
+        """
+        return {
+            f"{name}.{learned}": value
+            for name, module in self.named_modules()
+            if isinstance(module, MultiheadAttention)
+            for learned, value in module.learned_values().items()
+        }
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"LanguageModel({given})"
 
     def layer_inputs(
         self,
@@ -399,6 +431,25 @@ class LanguageModel(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self._options.items())
 
 
+def _to_specs(similarity: object, position: object) -> tuple[str, str]:
+    """Both as the specifications that a checkpoint holds."""
+    operator = "models.LanguageModel"
+    terms: dict[str, Similarity | Position] = {
+        "similarity": to_similarity(operator, similarity),
+        "position": Sum(to_positions(operator, position)),
+    }
+    specs = []
+    for name, term in terms.items():
+        spec, tensors = term._lower()
+        if tensors:
+            raise ValueError(
+                f"gnomon.{operator}: {name} has tensors; expected numbers, or a specification, "
+                "of which the model makes its own"
+            )
+        specs.append(spec)
+    return specs[0], specs[1]
+
+
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a LanguageModel, as numbers that JSON holds."""
     operator = "models.LanguageModel"
@@ -409,8 +460,7 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"gnomon.{operator}: {name} is {size}; expected at least 1")
     for name in ("similarity", "position"):
         check_string(operator, name, options[name], "a specification, a string")
-    dropout = options["dropout"]
-    check_number(operator, "dropout", dropout)
+    dropout = check_number(operator, "dropout", options["dropout"])
     if not 0 <= dropout < 1:
         raise ValueError(f"gnomon.{operator}: dropout is {dropout}; expected [0, 1)")
     checked["dropout"] = float(dropout)
@@ -430,6 +480,10 @@ class Tokenizer:
 
     kind: str = "bytes"
     vocabulary: bytes = b""
+
+    def __repr__(self) -> str:
+        size = "" if self.kind == "bytes" else f", {len(self.vocabulary)} bytes"
+        return f"Tokenizer({self.kind!r}{size})"
 
     def __post_init__(self) -> None:
         if self.kind not in TOKEN_KINDS:
@@ -486,10 +540,12 @@ class TrainingState:
         memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
         memory_tokens: tokens that the memory has seen.
         data: "path" and "sha256" of the text.
+        run: "checkpoint_every" and "evaluation_bytes" as ``gnomon train`` was given them, its
+            defaults if they are left out.
 
     Raises:
         ValueError: a field of options or data that is missing, a negative number, one that is not
-            finite.
+            finite, a field of run that is not known or below 1.
         TypeError: a field of another class.
     """
 
@@ -499,10 +555,15 @@ class TrainingState:
     memory: dict[str, Tensor]
     memory_tokens: int
     data: dict[str, str]
+    run: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        steps = self.options.get("steps", "?")
+        return f"TrainingState(step {self.step} of {steps}, data {self.data.get('path')!r})"
 
     def __post_init__(self) -> None:
         operator = "models.TrainingState"
-        for field in ("options", "optimizer", "memory", "data"):
+        for field in ("options", "optimizer", "memory", "data", "run"):
             if not isinstance(getattr(self, field), dict):
                 raise wrong_type(operator, field, getattr(self, field), "a dict")
         for field in ("step", "memory_tokens"):
@@ -521,8 +582,8 @@ class TrainingState:
         for name in _TRAINING_INTEGERS:
             self.options[name] = check_integer(operator, f"{name} of options", self.options[name])
         for name in _TRAINING_NUMBERS:
-            value = self.options[name]
-            check_number(operator, f"{name} of options", value)
+            value = check_number(operator, f"{name} of options", self.options[name])
+            self.options[name] = value
             if not math.isfinite(value):
                 raise ValueError(
                     f"gnomon.{operator}: {name} of options is {value}; expected a finite number"
@@ -531,6 +592,18 @@ class TrainingState:
             check_string(operator, f"{name} of data", self.data[name])
         for field in ("optimizer", "memory"):
             check_tensors(operator, **getattr(self, field))
+        for name in self.run:
+            if name not in _RUN:
+                raise ValueError(
+                    f"gnomon.{operator}: run has {name!r}; expected {' and '.join(_RUN)}"
+                )
+        self.run = _RUN | self.run
+        for name in _RUN:
+            self.run[name] = check_integer(operator, f"{name} of run", self.run[name])
+            if self.run[name] < 1:
+                raise ValueError(
+                    f"gnomon.{operator}: {name} of run is {self.run[name]}; expected at least 1"
+                )
 
 
 @dataclasses.dataclass
@@ -586,6 +659,7 @@ def save_checkpoint(
         tensors |= {_OPTIMIZER + name: tensor for name, tensor in training.optimizer.items()}
         tensors |= {_MEMORY + name: tensor for name, tensor in training.memory.items()}
         config |= {name: getattr(training, field) for field, name in _TRAINING_FIELDS.items()}
+        config["run"] = training.run
     metadata = {"format": "pt", _CONFIG: json.dumps(config, allow_nan=False)}
     _safetensors.write(target, tensors, metadata)
 
@@ -674,6 +748,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     used = len(state) + (_VOCABULARY in tensors)
     if any(name in config for name in _TRAINING_FIELDS.values()):
         fields = {field: config[name] for field, name in _TRAINING_FIELDS.items()}
+        fields["run"] = _object("the field 'run'", config.get("run", {}))
         training = TrainingState(
             **fields, optimizer=_below(tensors, _OPTIMIZER), memory=_below(tensors, _MEMORY)
         )

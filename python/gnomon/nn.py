@@ -1,4 +1,4 @@
-"""Modules. Positions and similarities are named by specifications (include/gnomon/catalogue.h).
+"""Modules. Positions and similarities are terms or specifications (include/gnomon/catalogue.h).
 
 The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
 """
@@ -6,34 +6,52 @@ The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnomon._attention import Window, check_call, check_chunks, check_window
+from gnomon._attention import (
+    Call,
+    Integers,
+    Rows,
+    Window,
+    check_call,
+    check_chunks,
+    check_rows,
+    check_window,
+)
 from gnomon._checks import (
     check_flag,
     check_integer,
     check_number,
     check_optional_integer,
+    check_optional_integers,
     check_string,
     check_tensors,
     wrong_type,
 )
 from gnomon._library import ops
 from gnomon._terms import to_spec
+from gnomon.position import Position, Sum, to_positions
+from gnomon.similarity import Similarity, to_similarity
 
 __all__ = [
     "CAPE",
     "Convolutional",
     "KVCache",
     "LearnedAbsolute",
+    "LearnedValue",
     "MultiheadAttention",
     "Sinusoidal",
     "TokenCache",
     "TokenEncoding",
     "TokenPosition",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+    "attention_position",
+    "resize_grid",
+    "resize_grid_table",
 ]
 
 _SPEC = "a specification, a string"
@@ -77,6 +95,30 @@ class KVCache:
         self.k = self.v = None
 
 
+def attention_position(position: str) -> str:
+    """The components of a position that act in attention, "none" where there are none.
+
+    A model whose users name a position hands it to TokenPosition, which takes the components that
+    are added to embeddings, and this to its MultiheadAttention, which refuses those.
+
+    Raises:
+        ValueError: a mistake in the specification.
+    """
+    check_string("nn.attention_position", "position", position, _SPEC)
+    acts: str = ops.attention_position(position)
+    return acts
+
+
+class LearnedValue(NamedTuple):
+    """A value that a module has learned, as it acts, and where it started.
+
+    start is None where the module does not know it: of tables, and of tensors of terms.
+    """
+
+    value: Tensor
+    start: Tensor | None
+
+
 class MultiheadAttention(torch.nn.Module):
     """softmax(similarity + position) over heads, between projections.
 
@@ -96,13 +138,23 @@ class MultiheadAttention(torch.nn.Module):
         kv_heads: heads of keys and values, a divisor of num_heads; num_heads by default.
         qk_dim: columns of one head of q and k; embed_dim / num_heads by default, or the only number
             that the similarity takes (1 of "additive").
-        similarity: a specification, "penumbral:score=height2".
-        position: a specification, "rope+hype:mu=0.001:tau=learned"; None is "none". Components that
-            are added to embeddings do nothing here: give the same specification to TokenPosition.
-        dropout: the chance with which a weight is dropped in training.
+        similarity: a specification, "penumbral:score=height2", or one of gnomon.similarity.
+        position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or
+            several of them for their sum, "rope" + ALiBi(slopes); None is "none". A component that
+            is added to embeddings, which can do nothing here, is an error: see TokenPosition and
+            attention_position.
+        dropout: the probability of dropping a weight, in training.
         bias: whether the projections have one.
         max_length: rows of a learned table of positions ("absolute_keys"), unless the component
             has a length.
+        kdim: columns of key, embed_dim by default.
+        vdim: columns of value, embed_dim by default.
+
+    A tensor of a term is held under the name "<component>_<name>", of a similarity "<name>", and
+    read as it is: a parameter where it requires grad, the same object if it is a
+    torch.nn.Parameter, and else a buffer. The table of OffsetBias is then one of positions, for all
+    lengths up to its own, as is that of "offset_bias:length=512", "offset_bias_table"
+    (H, 2 length - 1).
     """
 
     def __init__(
@@ -111,11 +163,13 @@ class MultiheadAttention(torch.nn.Module):
         num_heads: int,
         kv_heads: int | None = None,
         qk_dim: int | None = None,
-        similarity: str = "dot",
-        position: str | None = None,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         max_length: int = 512,
+        kdim: int | None = None,
+        vdim: int | None = None,
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
@@ -124,11 +178,18 @@ class MultiheadAttention(torch.nn.Module):
         max_length = check_integer(operator, "max_length", max_length)
         kv_heads = check_optional_integer(operator, "kv_heads", kv_heads)
         qk_dim = check_optional_integer(operator, "qk_dim", qk_dim)
-        check_string(operator, "similarity", similarity, _SPEC)
-        if position is not None:
-            check_string(operator, "position", position, f"{_SPEC}, or None")
-        check_flag(operator, "bias", bias)
-        check_number(operator, "dropout", dropout)
+        similarity_spec, given = to_similarity(operator, similarity)._lower()
+        position_spec, position_tensors = Sum(to_positions(operator, position))._lower()
+        given = [*given, *position_tensors]
+        widths = {
+            name: embed_dim if width is None else check_integer(operator, name, width)
+            for name, width in (("kdim", kdim), ("vdim", vdim))
+        }
+        for name, width in widths.items():
+            if width < 1:
+                raise ValueError(f"gnomon.{operator}: {name} is {width}; expected at least 1")
+        bias = check_flag(operator, "bias", bias)
+        dropout = check_number(operator, "dropout", dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
@@ -140,13 +201,14 @@ class MultiheadAttention(torch.nn.Module):
         self.num_heads = num_heads
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         self.qk_dim = (
-            ops.module_head_columns(similarity, embed_dim // num_heads)
+            ops.module_head_columns(similarity_spec, embed_dim // num_heads)
             if qk_dim is None
             else qk_dim
         )
-        self.similarity = similarity
+        #: The specifications; "<name>=tensor" says what came as a tensor.
+        self.similarity = similarity_spec
+        self.position = position_spec
         self.dropout = dropout
-        self.position = "none" if position is None else position
         if self.kv_heads < 1 or num_heads % self.kv_heads != 0:
             raise ValueError(
                 f"gnomon.nn.MultiheadAttention: kv_heads is {kv_heads}; expected a divisor of "
@@ -157,26 +219,33 @@ class MultiheadAttention(torch.nn.Module):
                 f"gnomon.nn.MultiheadAttention: qk_dim is {qk_dim}; expected at least 1"
             )
         value_dim = embed_dim // num_heads
+        self.kdim, self.vdim = widths["kdim"], widths["vdim"]
         self.q_proj = torch.nn.Linear(embed_dim, num_heads * self.qk_dim, bias=bias)
-        self.k_proj = torch.nn.Linear(embed_dim, self.kv_heads * self.qk_dim, bias=bias)
-        self.v_proj = torch.nn.Linear(embed_dim, self.kv_heads * value_dim, bias=bias)
+        self.k_proj = torch.nn.Linear(self.kdim, self.kv_heads * self.qk_dim, bias=bias)
+        self.v_proj = torch.nn.Linear(self.vdim, self.kv_heads * value_dim, bias=bias)
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
         names, starts, learned = ops.module_tensors(
-            self.similarity, self.position, num_heads, self.qk_dim, value_dim, max_length
+            self.similarity, self.position, num_heads, self.qk_dim, value_dim, max_length, given
         )
         self._term_names = tuple(names)
         for name, start, is_learned in zip(names, starts, learned, strict=True):
-            value = start.to(torch.get_default_dtype())
+            own = next((tensor for tensor in given if tensor is start), None)
+            if isinstance(own, torch.nn.Parameter) and is_learned:
+                self.register_parameter(name, own)
+                continue
+            value = start.detach().to(torch.get_default_dtype())
+            value = value if own is None else value.clone()
             if is_learned:
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
         self.reset_parameters()
+        self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
         """Draws the projections anew."""
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            torch.nn.init.normal_(layer.weight, 0, self.embed_dim**-0.5)
+            torch.nn.init.normal_(layer.weight, 0, layer.in_features**-0.5)
             if layer.bias is not None:
                 torch.nn.init.zeros_(layer.bias)
 
@@ -187,29 +256,32 @@ class MultiheadAttention(torch.nn.Module):
         value: Tensor | None = None,
         *,
         causal: bool = False,
-        window: Window | None = None,
-        key_lengths: Tensor | None = None,
-        key_starts: Tensor | None = None,
-        query_segments: Tensor | None = None,
-        key_segments: Tensor | None = None,
-        query_offset: int | Tensor | None = None,
+        window: Window | int | None = None,
+        key_lengths: Integers | None = None,
+        key_starts: Integers | None = None,
+        query_segments: Integers | None = None,
+        key_segments: Integers | None = None,
+        query_offset: Integers | None = None,
         chunks: tuple[int, int, int] | None = None,
         cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attention of query (B, Lq, embed_dim) over key and value (B, Lk, embed_dim).
+        """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
 
         key is query by default, value is key. The keys and values of this call are appended to the
-        cache, the queries see all of it, and query_offset is its length before by default. The
-        other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
+        cache, the queries see all of it, and query_offset is its length before by default.
+        key_padding_mask (B, Lk), as in torch.nn, is True, or -inf, where a key is hidden, of the
+        cache, too; where padding lies at the ends, key_lengths and key_starts say so in fewer
+        numbers. The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, tokens, layer in (
-            ("query", query, self.q_proj),
-            ("key", key, self.k_proj),
-            ("value", value, self.v_proj),
+        for name, tokens, width, layer in (
+            ("query", query, self.embed_dim, self.q_proj),
+            ("key", key, self.kdim, self.k_proj),
+            ("value", value, self.vdim, self.v_proj),
         ):
-            _check_embeddings("MultiheadAttention", name, tokens, self.embed_dim, layer)
+            _check_embeddings("MultiheadAttention", name, tokens, width, layer)
         q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(value).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
@@ -220,16 +292,19 @@ class MultiheadAttention(torch.nn.Module):
                 query_offset = cache.length()
             # The cache takes them once nothing can be refused any more.
             k, v = cache.joined(k, v)
-        first_query, query_offsets = check_call(
+        if key_padding_mask is not None:
+            query_segments, key_segments = _segments_of_padding(
+                key_padding_mask, q, k, query_segments, key_segments
+            )
+        call = check_call(
             "nn.MultiheadAttention",
+            q,
             causal,
+            key_lengths,
+            key_starts,
+            query_segments,
+            key_segments,
             query_offset,
-            {
-                "key_lengths": key_lengths,
-                "key_starts": key_starts,
-                "query_segments": query_segments,
-                "key_segments": key_segments,
-            },
         )
         left, right = check_window("nn.MultiheadAttention", window)
         o = ops.module_attention(
@@ -239,15 +314,15 @@ class MultiheadAttention(torch.nn.Module):
             self.similarity,
             self.position,
             [getattr(self, name) for name in self._term_names],
-            causal,
+            call.causal,
             left,
             right,
-            key_starts,
-            key_lengths,
-            query_segments,
-            key_segments,
-            first_query,
-            query_offsets,
+            call.key_starts,
+            call.key_lengths,
+            call.query_segments,
+            call.key_segments,
+            call.query_offset,
+            call.query_offsets,
             check_chunks("nn.MultiheadAttention", chunks),
             self.dropout if self.training else 0.0,
             None,
@@ -257,12 +332,228 @@ class MultiheadAttention(torch.nn.Module):
             cache.k, cache.v = k, v
         return out
 
-    def extra_repr(self) -> str:
-        """The arguments, for print()."""
-        return (
-            f"{self.embed_dim}, {self.num_heads}, kv_heads={self.kv_heads}, qk_dim={self.qk_dim}, "
-            f"similarity={self.similarity!r}, position={self.position!r}, dropout={self.dropout}"
+    def attention_weights(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        rows: Rows = -1,
+        *,
+        causal: bool = False,
+        window: Window | int | None = None,
+        key_lengths: Integers | None = None,
+        key_starts: Integers | None = None,
+        query_segments: Integers | None = None,
+        key_segments: Integers | None = None,
+        query_offset: Integers | None = None,
+        chunks: tuple[int, int, int] | None = None,
+    ) -> Tensor:
+        """The weights (B, H, n, Lk) of n rows of query (B, Lq, embed_dim), the last by default.
+
+        As gnomon.attention_weights, with the projections, the similarity and the position of this
+        module; without dropout.
+        """
+        operator = "nn.MultiheadAttention.attention_weights"
+        key = query if key is None else key
+        _check_embeddings("MultiheadAttention", "query", query, self.embed_dim, self.q_proj)
+        _check_embeddings("MultiheadAttention", "key", key, self.kdim, self.k_proj)
+        q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        call: Call = check_call(
+            operator, q, causal, key_lengths, key_starts, query_segments, key_segments, query_offset
         )
+        left, right = check_window(operator, window)
+        weights: Tensor = ops.module_attention_weights(
+            q,
+            k,
+            check_rows(operator, rows, q),
+            self.similarity,
+            self.position,
+            [getattr(self, name) for name in self._term_names],
+            self.embed_dim // self.num_heads,
+            call.causal,
+            left,
+            right,
+            call.key_starts,
+            call.key_lengths,
+            call.query_segments,
+            call.key_segments,
+            call.query_offset,
+            call.query_offsets,
+            check_chunks(operator, chunks),
+        )
+        return weights
+
+    @torch.no_grad()
+    def learned_values(self) -> dict[str, LearnedValue]:
+        """What the similarity and the position have learned, as it acts, beside its start.
+
+        By the names "gamma", "alibi_slopes", "hype_tau", "t5_table": of a value for each head
+        (H,) the value itself, start * exp(5 theta), not theta. Copies, without gradients; empty
+        where nothing is learned.
+        """
+        names, values, starts = ops.module_learned(
+            self.similarity,
+            self.position,
+            self.num_heads,
+            self.qk_dim,
+            self.embed_dim // self.num_heads,
+            [getattr(self, name) for name in self._term_names],
+        )
+        return {
+            name: LearnedValue(value.clone(), start.clone() if start.numel() > 0 else None)
+            for name, value, start in zip(names, values, starts, strict=True)
+        }
+
+    @classmethod
+    def from_torch(
+        cls,
+        module: torch.nn.MultiheadAttention,
+        *,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
+    ) -> MultiheadAttention:
+        """A module with the weights of a torch.nn.MultiheadAttention, copied.
+
+        With the dot product and no position its output in evaluation is that of torch's module, up
+        to rounding; dtype, device, dropout, mode and requires_grad are kept. Tokens are (B, L, ...)
+        whatever module.batch_first. Rows that see no key give 0, not NaN. A state_dict of torch's
+        module can also be loaded into a module of the same sizes.
+
+        Raises:
+            TypeError: another module.
+            NotImplementedError: add_bias_kv or add_zero_attn.
+        """
+        name = f"nn.{cls.__name__}.from_torch"
+        if type(module) is not torch.nn.MultiheadAttention:
+            raise wrong_type(name, "module", module, "a torch.nn.MultiheadAttention")
+        for refused, is_there in (
+            ("add_bias_kv", module.bias_k is not None or module.bias_v is not None),
+            ("add_zero_attn", module.add_zero_attn),
+        ):
+            if is_there:
+                raise NotImplementedError(f"gnomon.{name}: {refused} is True; expected False")
+        own = cls(
+            module.embed_dim,
+            module.num_heads,
+            similarity=similarity,
+            position=position,
+            dropout=module.dropout,
+            bias=module.out_proj.bias is not None,
+            kdim=module.kdim,
+            vdim=module.vdim,
+        )
+        weight = module.out_proj.weight
+        own.to(device=weight.device, dtype=weight.dtype)
+        if own.qk_dim * own.num_heads != own.embed_dim:
+            raise ValueError(
+                f"gnomon.{name}: similarity is {own.similarity!r}, whose heads have {own.qk_dim} "
+                f"columns, and those of the module {module.head_dim}; expected the same"
+            )
+        own.load_state_dict(module.state_dict(), strict=False)
+        sources = {"out_proj.weight": weight, "out_proj.bias": module.out_proj.bias}
+        for part in ("q", "k", "v"):
+            sources[f"{part}_proj.bias"] = module.in_proj_bias
+            sources[f"{part}_proj.weight"] = (
+                getattr(module, f"{part}_proj_weight")
+                if module.in_proj_weight is None
+                else module.in_proj_weight
+            )
+        for key, source in sources.items():
+            if source is not None:
+                own.get_parameter(key).requires_grad_(source.requires_grad)
+        return own.train(module.training)
+
+    def __repr__(self) -> str:
+        # Projections are in the arguments, unless others have taken their place.
+        if all(type(layer) is torch.nn.Linear for layer in self.children()):
+            return f"{self._get_name()}({self.extra_repr()})"
+        return super().__repr__()
+
+    def extra_repr(self) -> str:
+        """The arguments that are not the default, for print()."""
+        defaults = {
+            "kv_heads": self.num_heads,
+            "qk_dim": self.embed_dim // self.num_heads,
+            "similarity": "dot",
+            "position": "none",
+            "dropout": 0.0,
+            "kdim": self.embed_dim,
+            "vdim": self.embed_dim,
+        }
+        given = [
+            f"{name}={getattr(self, name)!r}"
+            for name, default in defaults.items()
+            if getattr(self, name) != default
+        ]
+        if isinstance(self.q_proj, torch.nn.Linear) and self.q_proj.bias is None:
+            given.append("bias=False")
+        return ", ".join([str(self.embed_dim), str(self.num_heads), *given])
+
+
+def _split_in_proj(
+    module: MultiheadAttention, state: dict[str, Any], prefix: str, *arguments: Any
+) -> None:
+    """Renames what a state_dict of torch.nn.MultiheadAttention has to what one of ours has."""
+    for kept in ("bias_k", "bias_v"):
+        if prefix + kept in state:
+            raise NotImplementedError(
+                f"gnomon.nn.MultiheadAttention: the state has {prefix}{kept}, of add_bias_kv; "
+                "expected a module without it"
+            )
+    for kind in ("weight", "bias"):
+        joined = state.get(f"{prefix}in_proj_{kind}")
+        if joined is None:
+            continue
+        if joined.shape[0] % 3 != 0:
+            raise ValueError(
+                f"gnomon.nn.MultiheadAttention: {prefix}in_proj_{kind} has shape "
+                f"{list(joined.shape)}; expected three times embed_dim rows"
+            )
+        del state[f"{prefix}in_proj_{kind}"]
+        for part, rows in zip("qkv", joined.chunk(3), strict=True):
+            state[f"{prefix}{part}_proj.{kind}"] = rows
+    for part in "qkv":
+        if f"{prefix}{part}_proj_weight" in state:
+            state[f"{prefix}{part}_proj.weight"] = state.pop(f"{prefix}{part}_proj_weight")
+
+
+def is_hidden(operator: str, argument: str, mask: object) -> Tensor:
+    """Of a mask of torch.nn, True or -inf where hidden, the booleans."""
+    if not isinstance(mask, Tensor):
+        raise wrong_type(operator, argument, mask, "a Tensor, or None")
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        raise TypeError(
+            f"gnomon.{operator}: {argument} has dtype {mask.dtype}; expected booleans, or numbers "
+            "that are 0 or -inf"
+        )
+    hidden = mask == -torch.inf
+    if not torch.compiler.is_compiling() and not bool((hidden | (mask == 0)).all()):
+        raise NotImplementedError(
+            f"gnomon.{operator}: {argument} has numbers other than 0 and -inf, which are added to "
+            "scores; expected booleans"
+        )
+    return hidden
+
+
+def _segments_of_padding(
+    mask: Tensor, q: Tensor, k: Tensor, query_segments: object, key_segments: object
+) -> tuple[Tensor, Tensor]:
+    """Segments by which all queries see the keys that a key_padding_mask leaves."""
+    operator = "nn.MultiheadAttention"
+    hidden = is_hidden(operator, "key_padding_mask", mask)
+    if hidden.shape != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"gnomon.{operator}: key_padding_mask has shape {list(hidden.shape)}; expected (B, Lk) "
+            f"= ({k.shape[0]}, {k.shape[2]})"
+        )
+    if query_segments is not None or key_segments is not None:
+        raise ValueError(
+            f"gnomon.{operator}: key_padding_mask and segments are both given; expected keys that "
+            "are hidden to be of a segment of their own"
+        )
+    return torch.zeros(q.shape[2], dtype=torch.int64, device=hidden.device), hidden.long()
 
 
 class TokenCache:
@@ -305,7 +596,7 @@ class TokenEncoding(torch.nn.Module):
 
     def __init__(self, spec: str, dim: int, causal: bool = False) -> None:
         super().__init__()
-        _check_encoding("TokenEncoding", "spec", spec, dim, causal)
+        dim, causal = _check_encoding("TokenEncoding", "spec", spec, dim, causal)
         names, starts, max_length, history = ops.token_encoding_tensors(spec, dim, causal)
         self.spec = spec
         self.dim = dim
@@ -324,7 +615,7 @@ class TokenEncoding(torch.nn.Module):
         embeddings: Tensor,
         offset: int = 0,
         before: Tensor | None = None,
-        lengths: Tensor | None = None,
+        lengths: Integers | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """What forward adds; it broadcasts with the embeddings.
@@ -337,9 +628,9 @@ class TokenEncoding(torch.nn.Module):
             self.dim,
             self.causal,
             [getattr(self, name) for name in self._tensor_names],
-            offset,
+            check_integer("nn", "offset", offset),
             self.training,
-            lengths,
+            check_optional_integers("nn", "lengths", lengths, embeddings),
             before,
             generator,
         )
@@ -350,16 +641,16 @@ class TokenEncoding(torch.nn.Module):
         embeddings: Tensor,
         offset: int | None = None,
         *,
-        lengths: Tensor | None = None,
+        lengths: Integers | None = None,
         cache: TokenCache | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """embeddings (B, L, dim) and their encoding, their sum; the same shape.
 
         The first token is at position `offset`: by default the length of the cache before the call,
-        and 0 without one. The tokens from lengths (B,) on are padding, which no other token sees;
-        without a cache only. The tokens of a call follow those that went through the cache. What
-        training draws comes from the generator, Torch's own by default.
+        and 0 without one. The tokens from lengths on, (B,) integers or one for all, are padding,
+        which no other token sees; without a cache only. The tokens of a call follow those that went
+        through the cache. What training draws comes from the generator, Torch's own by default.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator)
 
@@ -414,7 +705,9 @@ class CAPE(TokenEncoding):
     """Continuous augmented positional embeddings (Likhomanenko et al. 2021).
 
     Adds sinusoids of positions that are shifted, jittered and scaled at random in training, anew
-    for each call and each sequence; as they are in evaluation.
+    for each call and each sequence; as they are in evaluation. On a grid, wave n of the dim / 2 is
+    [cos | sin](pi 10^(n / (dim / 2 - 1)) (x cos n + y sin n)), x the column of a token and y its
+    row, each from -1, the first, to 1, the last.
 
     Args:
         dim: columns of the embeddings, an even number.
@@ -422,8 +715,9 @@ class CAPE(TokenEncoding):
         local_shift: bound of the shift of each position, in spacings of the positions; 0.5.
         global_scale: bound, with its inverse, of the factor of all positions; 1.03.
         normalize: subtract the mean of the positions first; in a sequence only.
-        shape: (height, width) of a grid, whose coordinates lie in [-1, 1]: global_shift is then 0.5
-            and global_scale 1.4 by default. Tokens are in row-major order.
+        shape: (height, width) of a grid, the numbers of its rows and of its columns, whose
+            coordinates lie in [-1, 1]: global_shift is then 0.5 and global_scale 1.4 by default.
+            Tokens are in row-major order: row by row, x running fastest.
         prefix: tokens before the grid, which get nothing.
     """
 
@@ -456,15 +750,22 @@ class TokenPosition(torch.nn.Module):
     in, so that their order does not matter. Submodules "<name><n>", n counting those of a name.
 
     Args:
-        position: a specification.
+        position: a specification, or what else MultiheadAttention takes.
         dim: columns of the embeddings.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
         causal: whether no token may see a later one.
     """
 
-    def __init__(self, position: str, dim: int, max_length: int, causal: bool = False) -> None:
+    def __init__(
+        self,
+        position: Position | Sequence[Position | str] | str | None,
+        dim: int,
+        max_length: int,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
-        _check_encoding("TokenPosition", "position", position, dim, causal)
+        position, _ = Sum(to_positions("nn.TokenPosition", position))._lower()
+        dim, causal = _check_encoding("TokenPosition", "position", position, dim, causal)
         max_length = check_integer("nn.TokenPosition", "max_length", max_length)
         self.position = position
         self.dim = dim
@@ -486,7 +787,7 @@ class TokenPosition(torch.nn.Module):
         embeddings: Tensor,
         offset: int | None = None,
         *,
-        lengths: Tensor | None = None,
+        lengths: Integers | None = None,
         cache: TokenCache | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -499,14 +800,13 @@ def _add_encodings(
     encodings: Sequence[Any],
     embeddings: Tensor,
     offset: int | None,
-    lengths: Tensor | None,
+    lengths: Integers | None,
     cache: TokenCache | None,
     generator: torch.Generator | None,
 ) -> Tensor:
     """Adds to embeddings what each of them makes of them."""
     check_tensors("nn", embeddings=embeddings)
-    if lengths is not None:
-        check_tensors("nn", lengths=lengths)
+    lengths = check_optional_integers("nn", "lengths", lengths, embeddings)
     offset = check_optional_integer("nn", "offset", offset)
     if cache is not None and not isinstance(cache, TokenCache):
         raise wrong_type("nn", "cache", cache, "a TokenCache, or None")
@@ -528,10 +828,12 @@ def _add_encodings(
     return tokens
 
 
-def _check_encoding(module: str, argument: str, spec: object, dim: object, causal: object) -> None:
+def _check_encoding(
+    module: str, argument: str, spec: object, dim: object, causal: object
+) -> tuple[int, bool]:
+    """dim and causal, as the operators take them."""
     check_string(f"nn.{module}", argument, spec, _SPEC)
-    check_integer(f"nn.{module}", "dim", dim)
-    check_flag(f"nn.{module}", "causal", causal)
+    return check_integer(f"nn.{module}", "dim", dim), check_flag(f"nn.{module}", "causal", causal)
 
 
 def _check_embeddings(
@@ -561,3 +863,12 @@ def _check_embeddings(
             f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module "
             f"{weight.dtype}; expected the same"
         )
+
+
+# They are made of the modules above.
+from gnomon._layers import (  # noqa: E402
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    resize_grid,
+    resize_grid_table,
+)

@@ -1,8 +1,12 @@
 """Positions: what the places p_i of a query and p_j of a key do to the scores.
 
-A list of them means their sum: at most one RoPE, one content term (Relative, TransformerXL,
-Relative2D, AbsoluteKeys), which reads q as it was passed, and any number of biases. Each is learned
-iff its tensor requires grad.
+``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
+(Relative, TransformerXL, Relative2D, AbsoluteKeys), which reads q as it was passed, and any number
+of biases. Each is learned iff its tensor requires grad. What is (H,), one for each query head, may
+also be a number, or a tensor () without axes, for all heads.
+
+Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
+``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
 """
 
 from __future__ import annotations
@@ -29,12 +33,82 @@ __all__ = [
     "Relative",
     "Relative2D",
     "RoPE",
+    "Sum",
     "TransformerXL",
 ]
 
 
 class Position(Term):
     """The base of all positions."""
+
+    def __add__(self, other: Position | str) -> Sum:
+        """The sum of both."""
+        if not isinstance(other, (Position, str)):
+            return NotImplemented
+        return Sum((self, other))
+
+    def __radd__(self, other: str) -> Sum:
+        """The sum of both."""
+        if not isinstance(other, str):
+            return NotImplemented
+        return Sum((other, self))
+
+
+@dataclass(frozen=True, eq=False)
+class Specified(Position):
+    """One that is given by a specification, which may be a sum."""
+
+    spec: str
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        return self.spec, []
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Position):
+    """The sum of several positions, which may be sums and specifications; ``a + b`` makes one."""
+
+    terms: Sequence[Position | str]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
+            raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
+        # A list may change later.
+        self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        spec, tensors = "", []
+        for term in to_positions("position.Sum", self.terms):
+            its_spec, its_tensors = term._lower()
+            spec += ("+" if spec else "") + its_spec
+            tensors += its_tensors
+        return spec or "none", tensors
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            repr(term.spec) if isinstance(term, Specified) else repr(term) for term in self.terms
+        )
+
+
+def to_positions(operator: str, position: object, argument: str = "position") -> list[Position]:
+    """The positions whose sum an argument is: a position, a specification, a list of them, None."""
+    if position is None:
+        return []
+    if isinstance(position, Sum):
+        return [term for term in position.terms if isinstance(term, Position)]
+    if isinstance(position, Position):
+        return [position]
+    if isinstance(position, str):
+        return [Specified(position)]
+    expected = "one of gnomon.position, a specification, or a list of them"
+    if not isinstance(position, Sequence):
+        raise wrong_type(operator, argument, position, expected)
+    terms: list[Position] = []
+    for term in position:
+        if not isinstance(term, (Position, str)):
+            raise wrong_type(operator, argument, term, expected)
+        terms += to_positions(operator, term, argument)
+    return terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +152,17 @@ class ALiBi(Position):
 
 @dataclass(frozen=True, eq=False)
 class HyPE(Position):
-    """-tau_h sinh(mu_h (p_i - p_j)); tau and mu numbers or (H,) (Angelotti 2023).
+    """-tau_h sinh(mu_h |p_i - p_j|); tau and mu numbers or (H,) (Angelotti 2023).
 
-    mode "odd" is that; "abs" takes |p_i - p_j|; "cosh" is tau_h (1 - cosh(mu_h (p_i - p_j))). The
-    argument is clamped to +-80; beyond it mu has gradient zero.
+    mode "abs" is that; "odd" takes p_i - p_j, as the paper does; "cosh" is
+    tau_h (1 - cosh(mu_h (p_i - p_j))). With causal "abs" and "odd" are the same; without it "odd"
+    favours later keys, and the last one most of all. The argument is clamped to +-80; beyond it mu
+    has gradient zero.
     """
 
     tau: float | Tensor
     mu: float | Tensor
-    mode: str = "odd"
+    mode: str = "abs"
 
     _name: ClassVar[str] = "hype"
     _tensors: ClassVar[tuple[str, ...]] = ("tau", "mu")
@@ -137,7 +213,9 @@ class Kerple(Position):
 class OffsetBias(_TableTerm):
     """table (H, Lq + Lk - 1): entry n belongs to column - row = n - (Lq - 1).
 
-    Whatever query_offset is; -inf masks.
+    Whatever query_offset is; -inf masks. In a module the table is (H, 2 n - 1), of positions: entry
+    m belongs to p_j - p_i = m - (n - 1), and calls of up to n tokens, cached ones counted, read
+    what they need of it.
     """
 
     table: Tensor
@@ -191,7 +269,7 @@ class Relative(_TableTerm):
             return super()._to_spec()
         if not isinstance(self.values, Tensor):
             raise wrong_type("position.Relative", "values", self.values, "a tensor, or None")
-        return to_spec(super()._to_spec(), values=True)
+        return to_spec(super()._to_spec(), values="tensor")
 
     def _tensor_fields(self) -> list[str]:
         return ["table"] if self.values is None else ["table", "values"]

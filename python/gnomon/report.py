@@ -15,12 +15,13 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from gnomon._output import checked_output
 from gnomon._plots import STYLE, colour, line_style
 
 MARKERS = "osD^vPX*"
@@ -147,7 +148,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
         margin = 0.04 * (highest - lowest)
         axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xlabel("step")
-    axes.set_ylabel(f"training loss, nats a {unit(results)}")
+    axes.set_ylabel(f"training loss, nats per {unit(results)}")
     _legend(figure, axes)
     return figure
 
@@ -193,7 +194,7 @@ def draw_lengths(results: dict[str, Any]) -> Figure:
     _draw_lengths(results, "last", right)
     left.set_title(f"all {tokens(results)}", fontsize=11)
     right.set_title(f"last 32 {tokens(results)} of each window", fontsize=11)
-    left.set_ylabel(f"validation loss, nats a {unit(results)}")
+    left.set_ylabel(f"validation loss, nats per {unit(results)}")
     _legend(figure, left)
     return figure
 
@@ -261,7 +262,7 @@ def table(results: dict[str, Any]) -> str:
     read = tokens(results)
     titles = {"loss": f"loss, all {read}", "last": f"loss, last 32 {read}"}
     if read != "bytes":  # of bytes it is the loss in another unit
-        titles["bits_per_byte"] = "bits a byte"
+        titles["bits_per_byte"] = "bits per byte"
     columns = [(kind, n) for kind in titles for n in range(len(lengths))]
     best: list[float | None] = []
     for kind, n in columns:
@@ -286,9 +287,9 @@ def table(results: dict[str, Any]) -> str:
     return (
         '<div class="scroll"><table><thead>'
         f"<tr><th></th><th></th><th></th>{groups}</tr>"
-        f"<tr><th>combination</th><th>parameters</th><th>ms a step</th>{head}</tr>"
+        f"<tr><th>combination</th><th>parameters</th><th>ms per step</th>{head}</tr>"
         f"</thead><tbody>{''.join(body)}</tbody></table></div>"
-        f"<p>Nats a {unit(results)}, by evaluation length. Bold: the best of its column.</p>"
+        f"<p>Nats per {unit(results)}, by evaluation length. Bold: the best of its column.</p>"
     )
 
 
@@ -383,6 +384,16 @@ def render(results: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    with checked_output(_fail):
+        return _main(arguments)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"gnomon.report: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _main(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gnomon.report", description=__doc__)
     parser.add_argument("run", type=pathlib.Path, help="the folder of a comparison")
     parser.add_argument("--png", action="store_true", help="also write each plot as a PNG file")
@@ -396,8 +407,7 @@ def main(arguments: list[str] | None = None) -> int:
                 for name, (_, _, draw) in PLOTS.items():
                     draw(results).savefig(options.run / f"{name}.png", dpi=150)
     except (ValueError, OSError, KeyError, TypeError) as error:
-        print(f"gnomon.report: {error}", file=sys.stderr)
-        return 2
+        _fail(str(error))
     return 0
 
 

@@ -1,7 +1,11 @@
 """Similarities: the number s_ij that a query and a key give to the softmax.
 
-gamma and beta are any real number, or a tensor (H,) with one for each query head, which may require
-grad.
+gamma and beta are any real number, or a tensor, which may require grad: (H,) with one for each
+query head, or () with one for all.
+
+Whatever takes a similarity takes a specification in its place, too: "penumbral:score=height2". Of
+what it does not mention, gamma and beta are those that a module starts with, which make the spread
+of the scores of N(0, 1) tokens 1.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gnomon._checks import wrong_type
 from gnomon._terms import Term
 
 __all__ = [
@@ -28,6 +33,30 @@ __all__ = [
 
 class Similarity(Term):
     """The base of all similarities."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Specified(Similarity):
+    """One that is given by a specification, and the tensors that it says there are."""
+
+    spec: str
+    tensors: tuple[Tensor, ...] = ()
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        return self.spec, list(self.tensors)
+
+
+def to_similarity(operator: str, similarity: object) -> Similarity:
+    """What an argument that is a similarity, a specification or None stands for."""
+    if isinstance(similarity, Similarity):
+        return similarity
+    if similarity is None:
+        return _DOT
+    if isinstance(similarity, str):
+        return _Specified(similarity)
+    raise wrong_type(
+        operator, "similarity", similarity, "one of gnomon.similarity, or a specification"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,3 +181,6 @@ class Additive(Similarity):
 
     _name: ClassVar[str] = "additive"
     _options: ClassVar[tuple[str, ...]] = ("slope",)
+
+
+_DOT = Dot()

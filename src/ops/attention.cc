@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "ops/attention.h"
+#include "ops/attention_weights.h"
 #include "ops/compose.h"
+#include "ops/module_terms.h"
 
 namespace gnomon {
 namespace {
@@ -28,10 +30,11 @@ class TensorReader {
   }
 
   at::Tensor NextHeads(const std::string& component, const std::string& name) {
-    at::Tensor tensor = Next(component, name);
+    const at::Tensor tensor = Next(component, name);
+    if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
     TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
                       name, " of ", component, " has shape ", tensor.sym_sizes(),
-                      "; expected (H,) = (", q_.sym_size(1), ",)");
+                      "; expected (H,) = (", q_.sym_size(1), ",), or () for all heads");
     return tensor;
   }
 
@@ -62,6 +65,7 @@ class TermBuilder {
     if (value.is_number()) {
       term_.spec += std::string(":") + key + "=" + NumberText(value.number());
     } else {
+      term_.spec += std::string(":") + key + "=tensor";
       term_.tensors.push_back(value.tensor());
     }
     return *this;
@@ -77,6 +81,13 @@ class TermBuilder {
 };
 
 }  // namespace
+
+Position operator+(const Position& a, const Position& b) {
+  Position sum = a;
+  sum.spec += "+" + b.spec;
+  sum.tensors.insert(sum.tensors.end(), b.tensors.begin(), b.tensors.end());
+  return sum;
+}
 
 namespace similarity {
 
@@ -132,8 +143,8 @@ Similarity Additive(double slope) {
 
 namespace position {
 
-Position ALiBi(torch::Tensor slopes) {
-  return TermBuilder("alibi").Option("slopes", HeadValue(std::move(slopes))).Build<Position>();
+Position ALiBi(HeadValue slopes) {
+  return TermBuilder("alibi").Option("slopes", slopes).Build<Position>();
 }
 
 Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode) {
@@ -152,10 +163,10 @@ Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance) {
       .Build<Position>();
 }
 
-Position Kerple(torch::Tensor r1, torch::Tensor r2, const std::string& kind) {
+Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind) {
   return TermBuilder("kerple")
-      .Option("r1", HeadValue(std::move(r1)))
-      .Option("r2", HeadValue(std::move(r2)))
+      .Option("r1", r1)
+      .Option("r2", r2)
       .Option("kind", kind)
       .Build<Position>();
 }
@@ -206,7 +217,7 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
   builder.Option("max_offset", std::to_string(max_offset)).Option("far", far);
   builder.Option("table", HeadValue(std::move(table)));
   if (values) {
-    builder.Option("values", std::string("true")).Option("values", HeadValue(std::move(*values)));
+    builder.Option("values", HeadValue(std::move(*values)));
   }
   return builder.Build<Position>();
 }
@@ -237,6 +248,20 @@ Position AbsoluteKeys(torch::Tensor table) {
 
 }  // namespace position
 
+namespace {
+
+// What a specification says of a parameter that has no tensor: a number, or nullopt for its start.
+std::optional<double> FixedNumber(const char* operation, const Component& component,
+                                  const std::string& name) {
+  const std::optional<std::string> value = component.Find(name);
+  if (!value || *value == "fixed") return std::nullopt;
+  TORCH_CHECK_VALUE(*value != "learned", operation, ": ", component.name(), ":", name,
+                    "=learned; expected a tensor, for it is modules that hold parameters");
+  return component.FindNumber(name);
+}
+
+}  // namespace
+
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q) {
   ResolvedSimilarity similarity{nullptr, Component::Parse(spec), {}};
@@ -244,61 +269,86 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
   similarity.entry = &FindSimilarity(component);
   TensorReader reader(operation, tensors, q);
   if (const char* name = similarity.entry->head_parameter) {
-    const std::optional<double> number = component.FindNumber(name);
-    similarity.head_parameter =
-        number ? HeadNumber(q, *number) : reader.NextHeads(component.name(), name);
+    if (component.IsTensor(name)) {
+      similarity.head_parameter = reader.NextHeads(component.name(), name);
+    } else if (const auto number = FixedNumber(operation, component, name)) {
+      similarity.head_parameter = HeadNumber(q, *number);
+    } else {
+      const int64_t head_dim = SizeOf(q, -1);
+      similarity.entry->CheckColumns(component, head_dim, std::string(operation) + ": q has D = ");
+      similarity.head_parameter =
+          HeadNumber(q, HeadParameterStart(*similarity.entry, component, head_dim));
+    }
   }
   reader.CheckDone("similarity_tensors");
   return similarity;
 }
 
-std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
-    at::TensorList similarity_tensors, const std::vector<std::string>& positions,
-    at::TensorList position_tensors, const CallArguments& arguments) {
-  const WithoutAutocast guard;
-  CheckTokens("gnomon.attention", q, k, v);
-  const ResolvedSimilarity resolved_similarity =
-      ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);
+std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& positions,
+                                               at::TensorList tensors, const at::Tensor& q) {
   std::vector<ResolvedPosition> resolved;
-  TensorReader reader("gnomon.attention", position_tensors, q);
+  TensorReader reader("gnomon.attention", tensors, q);
   std::vector<Component> components;
   for (const std::string& spec : positions) {
     for (Component& term : ParseSum(spec)) components.push_back(std::move(term));
   }
   for (Component& term : components) {
-    ResolvedPosition position{&FindPosition(term), std::move(term), {}};
+    const PositionEntry& entry =
+        FindPositionInAttention("gnomon.attention", term, /*holds_tables=*/false);
+    ResolvedPosition position{&entry, std::move(term), {}};
     const std::string& name = position.component.name();
-    TORCH_CHECK_VALUE(position.entry->role != PositionEntry::Role::kEmbedding,
-                      "gnomon.attention: position ", name, " is added to the embeddings");
     for (const TensorParameter& parameter : position.entry->tensors) {
       if (!parameter.IsPresent(position.component)) continue;
+      const bool is_tensor = position.component.IsTensor(parameter.name);
       if (parameter.kind == TensorParameter::Kind::kTable) {
+        TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter.name, " of ", name,
+                          " is missing; expected a term with a tensor, for it is modules that ",
+                          "hold tables");
         position.tensors.push_back(reader.Next(name, parameter.name));
-      } else if (const auto number = position.component.FindNumber(parameter.name)) {
+      } else if (is_tensor) {
+        position.tensors.push_back(reader.NextHeads(name, parameter.name));
+      } else if (const auto number =
+                     FixedNumber("gnomon.attention", position.component, parameter.name)) {
         position.tensors.push_back(HeadNumber(q, *number));
       } else {
-        position.tensors.push_back(reader.NextHeads(name, parameter.name));
+        // What has one number a head depends on nothing else.
+        const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
+        position.tensors.push_back(
+            parameter.start(position.component, shape).to(q.options().dtype(ComputingType(q))));
       }
     }
     resolved.push_back(std::move(position));
   }
   reader.CheckDone("position_tensors");
+  return resolved;
+}
+
+Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const std::string& similarity, at::TensorList similarity_tensors,
+                         const std::vector<std::string>& positions, at::TensorList position_tensors,
+                         const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens("gnomon.attention", q, k, v);
+  const ResolvedSimilarity resolved_similarity =
+      ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);
+  const std::vector<ResolvedPosition> resolved = ResolvePositions(positions, position_tensors, q);
   return Compose(q, k, v, resolved_similarity, resolved, arguments);
 }
 
 namespace {
 
-std::tuple<at::Tensor, at::Tensor> AttentionOfOptions(const at::Tensor& q, const at::Tensor& k,
-                                                      const at::Tensor& v,
-                                                      const AttentionOptions& options,
-                                                      bool returns_lse) {
+std::pair<std::vector<std::string>, std::vector<at::Tensor>> Lowered(
+    const AttentionOptions::Positions& positions) {
   std::vector<std::string> specs;
   std::vector<at::Tensor> tensors;
-  for (const Position& position : options.position()) {
+  for (const Position& position : positions) {
     specs.push_back(position.spec);
     tensors.insert(tensors.end(), position.tensors.begin(), position.tensors.end());
   }
+  return {specs, tensors};
+}
+
+CallArguments ArgumentsOf(const AttentionOptions& options) {
   const AttentionOptions::Window window = options.window().value_or(AttentionOptions::Window());
   CallArguments arguments;
   arguments.causal = options.causal();
@@ -315,6 +365,13 @@ std::tuple<at::Tensor, at::Tensor> AttentionOfOptions(const at::Tensor& q, const
   arguments.dropout = options.dropout();
   if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
   arguments.aggregation = options.aggregation();
+  return arguments;
+}
+
+Outputs AttentionOfOptions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const AttentionOptions& options, bool returns_lse) {
+  const auto [specs, tensors] = Lowered(options.position());
+  CallArguments arguments = ArgumentsOf(options);
   arguments.returns_lse = returns_lse;
   return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
                           tensors, arguments);
@@ -326,7 +383,15 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options) {
-  return AttentionOfOptions(q, k, v, options, /*returns_lse=*/true);
+  const auto [o, lse, statistics] = AttentionOfOptions(q, k, v, options, /*returns_lse=*/true);
+  return {o, lse};
+}
+
+torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
+                                const std::vector<int64_t>& rows, const AttentionOptions& options) {
+  const auto [specs, tensors] = Lowered(options.position());
+  return AttentionWeights(q, k, rows, options.similarity().spec, options.similarity().tensors,
+                          specs, tensors, ArgumentsOf(options));
 }
 
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,

@@ -12,16 +12,22 @@
 namespace gnomon {
 
 // A similarity given by a component and the tensors of those of its parameters that the component
-// gives no number for, for q (B, H, ...). Messages begin with `operation`.
+// says are tensors, for q (B, H, ...); those that it says nothing of have their start in a module.
+// Messages begin with `operation`.
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q);
 
-// Attention of a similarity and a list of positions, each a component and the tensors of those of
-// its parameters that the component gives no number for, in the entry's order. Returns o and lse.
-std::tuple<at::Tensor, at::Tensor> AttentionOfSpecs(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
-    at::TensorList similarity_tensors, const std::vector<std::string>& positions,
-    at::TensorList position_tensors, const CallArguments& arguments);
+// Positions, each a sum of components, and their tensors likewise.
+std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& positions,
+                                               at::TensorList tensors, const at::Tensor& q);
+
+// Attention of a similarity and a list of positions, each a sum of components and the tensors of
+// those of their parameters that they say are tensors, in the entries' order. Returns what Compose
+// does.
+Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const std::string& similarity, at::TensorList similarity_tensors,
+                         const std::vector<std::string>& positions, at::TensorList position_tensors,
+                         const CallArguments& arguments);
 
 }  // namespace gnomon
 

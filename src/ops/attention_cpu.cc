@@ -298,8 +298,10 @@ View<T> MutableRows(at::Tensor& tensor) {
 }
 
 template <class T>
-void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse) {
-  const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse)};
+void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
+                at::Tensor& statistics) {
+  const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse),
+                                  MutableData<T>(statistics)};
   Translate([&] {
     AttentionForward(arguments.function(), arguments.Input<T>(), output, TorchExecutor());
   });
@@ -310,15 +312,20 @@ Outputs ForwardCpu(const OperatorArguments& a) {
   const AttentionShape& n = arguments.shape();
   at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, a.x.options());
   at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, a.x.options());
+  at::Tensor statistics = at::empty({3, n.batch, n.heads, n.queries}, a.x.options());
   if (arguments.empty()) {
     o.zero_();
     lse.fill_(-std::numeric_limits<double>::infinity());
+    // No score, no weight, no key.
+    statistics[0].fill_(-std::numeric_limits<double>::infinity());
+    statistics[1].zero_();
+    statistics[2].fill_(-1);
   } else if (a.x.scalar_type() == at::kDouble) {
-    RunForward<double>(arguments, o, lse);
+    RunForward<double>(arguments, o, lse, statistics);
   } else {
-    RunForward<float>(arguments, o, lse);
+    RunForward<float>(arguments, o, lse, statistics);
   }
-  return {o, lse};
+  return {o, lse, statistics};
 }
 
 // Those that are needed, made by `make`, the others empty.
@@ -342,8 +349,10 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   const at::Tensor lse = outputs.lse.contiguous();
   const at::Tensor d_o = WithRows(outputs.d_o);
   const at::Tensor d_lse = Contiguous(outputs.d_lse);
+  const at::Tensor statistics = outputs.statistics.contiguous();
   const AttentionBackwardInput<T> saved{Arguments::Rows<T>(o), lse.const_data_ptr<T>(),
-                                        Arguments::Rows<T>(d_o), Data<T>(d_lse)};
+                                        Arguments::Rows<T>(d_o), Data<T>(d_lse),
+                                        statistics.const_data_ptr<T>()};
   AttentionGradient<T> gradient;
   gradient.x = MutableRows<T>(gradients[0]);
   gradient.y = MutableRows<T>(gradients[1]);
@@ -371,6 +380,7 @@ Gradients BackwardCpu(const SavedOutputs& outputs, const OperatorArguments& a,
   Expect("o", outputs.o, {n.batch, n.heads, n.queries, n.value_dim}, dtype);
   Expect("d_lse", outputs.d_lse, {n.batch, n.heads, n.queries}, dtype);
   Expect("lse", outputs.lse, {n.batch, n.heads, n.queries}, dtype);
+  Expect("statistics", outputs.statistics, {3, n.batch, n.heads, n.queries}, dtype);
   const bool empty = arguments.empty();
   std::vector<at::Tensor> gradients = GradientsOf(a, needed, [&](const at::Tensor& of) {
     return empty ? at::zeros(of.sizes(), of.options()) : at::empty(of.sizes(), of.options());
@@ -383,7 +393,8 @@ Gradients BackwardCpu(const SavedOutputs& outputs, const OperatorArguments& a,
 Outputs ForwardMeta(const OperatorArguments& a) {
   return {at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2), a.v.sym_size(3)},
                            a.x.options()),
-          at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options())};
+          at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options()),
+          at::empty_symint({3, a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options())};
 }
 
 Gradients BackwardMeta(const SavedOutputs& /*outputs*/, const OperatorArguments& a,

@@ -1,6 +1,5 @@
 // Autograd of attention_forward. The backward pass goes through the operator attention_backward,
 // not its kernel: otherwise torch.compile would not see it.
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -12,6 +11,7 @@
 
 #include "ops/autograd.h"
 #include "ops/operators.h"
+#include "ops/second_derivatives.h"
 
 namespace gnomon {
 namespace {
@@ -64,8 +64,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   static variable_list forward(AutogradContext* context, const Outputs& outputs, Needed needed,
                                const Members&... members) {
     const OperatorArguments arguments{members...};
-    const auto& [o, lse] = outputs;
-    variable_list saved = {o, lse};
+    const auto& [o, lse, statistics] = outputs;
+    variable_list saved = {o, lse, statistics};
     ForEachTensor(arguments,
                   [&](const OptionalTensor& tensor) { saved.push_back(OrUndefined(tensor)); });
     context->save_for_backward(std::move(saved));
@@ -101,7 +101,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     arguments.relative_factor = data["relative_factor"].toDouble();
     arguments.dropout = data["dropout"].toDouble();
     arguments.bfloat16 = data["bfloat16"].toBool();
-    size_t next = 2;
+    size_t next = 3;
     ForEachTensor(arguments, [&](auto& member) {
       const at::Tensor& tensor = saved[next++];
       if (tensor.defined()) member = tensor;
@@ -111,8 +111,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     for (size_t n = 0; n < kGradients; ++n) needed[n] = flags[n];
     const at::Tensor& o = saved[0];
     const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
-    const Gradients gradients =
-        CallAttentionBackward({d_o, AsOptional(d_outputs[1]), o, saved[1]}, arguments, needed);
+    const Gradients gradients = CallAttentionBackward(
+        {d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2]}, arguments, needed);
     // One for each argument of forward(), of which the first are `outputs` and `needed`.
     constexpr size_t kMembers =
         std::tuple_size_v<decltype(OperatorArguments::Tie(std::declval<OperatorArguments&>()))>;
@@ -141,14 +141,14 @@ Outputs ForwardAutograd(const OperatorArguments& arguments) {
         return Record<AttentionFunction>(outputs, needed, members...);
       },
       OperatorArguments::Tie(arguments));
-  return {recorded[0], recorded[1]};
+  return {recorded[0], recorded[1], std::get<2>(outputs)};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   m.impl("attention_forward", &AttentionOperator::RunForward<ForwardAutograd>);
-  m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("attention_backward", WithoutSecondDerivatives());
 }
 
 }  // namespace gnomon

@@ -140,12 +140,18 @@ void Component::SetDefault(std::string_view key, std::string_view value) {
   if (!Find(key)) options_.emplace_back(key, value);
 }
 
-void Component::CheckKeys(const CatalogueEntry& entry) const {
+bool Component::IsTensor(std::string_view key) const { return Find(key) == "tensor"; }
+
+void Component::CheckKeys(const CatalogueEntry& entry,
+                          const std::vector<std::string>& tensors) const {
   std::vector<std::string> known;
   for (const CatalogueParameter& parameter : entry.parameters) known.push_back(parameter.name);
+  const auto has = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   for (const auto& [key, value] : options_) {
-    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), key) != known.end(), "gnomon: ", name_,
-                      " has no option \"", key, "\"; it has ",
+    if (value == "tensor" && has(tensors, key)) continue;
+    TORCH_CHECK_VALUE(has(known, key), "gnomon: ", name_, " has no option \"", key, "\"; it has ",
                       known.empty() ? "none" : Join(known));
   }
 }

@@ -36,8 +36,12 @@ class Component {
   // Adds key=value where the key is absent.
   void SetDefault(std::string_view key, std::string_view value);
 
-  // Throws, naming the keys of the entry, if this has another one.
-  void CheckKeys(const CatalogueEntry& entry) const;
+  // Whether the parameter of that name is one of the tensors that come with the specification.
+  bool IsTensor(std::string_view key) const;
+
+  // Throws, naming the keys of the entry, if this has another one; a parameter among `tensors` may
+  // be one that IsTensor.
+  void CheckKeys(const CatalogueEntry& entry, const std::vector<std::string>& tensors = {}) const;
 
  private:
   [[noreturn]] void Fail(std::string_view key, std::string_view value,

@@ -74,14 +74,19 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
                              const at::Tensor& q, const OptionalSymInt& length) {
   if (!tensor) return std::nullopt;
   CheckIntegerType(operation, name, *tensor, q);
-  TORCH_CHECK_VALUE(length || (tensor->dim() == 1 && tensor->sym_size(0) == q.sym_size(0)),
-                    operation, ": ", name, " has shape ", tensor->sym_sizes(),
-                    "; expected (B,) = (", q.sym_size(0), ",)");
-  TORCH_CHECK_VALUE(!length || (tensor->dim() == 2 && tensor->sym_size(0) == q.sym_size(0) &&
-                                tensor->sym_size(1) == *length),
-                    operation, ": ", name, " has shape ", tensor->sym_sizes(),
-                    "; expected (B, length) = (", q.sym_size(0), ", ", length.value_or(0), ")");
-  return tensor->to(at::kLong);
+  std::vector<c10::SymInt> sizes = {q.sym_size(0)};
+  if (length) sizes.push_back(*length);
+  // Without the axis of the batch they are for all of it.
+  const size_t absent = tensor->dim() + 1 == static_cast<int64_t>(sizes.size()) ? 1 : 0;
+  const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
+  TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",
+                    tensor->sym_sizes(), "; expected (B,) = (", q.sym_size(0),
+                    ",), or () for all batches");
+  TORCH_CHECK_VALUE(!length || tensor->sym_sizes() == expected, operation, ": ", name,
+                    " has shape ", tensor->sym_sizes(), "; expected (B, length) = (", q.sym_size(0),
+                    ", ", length.value_or(0), "), or (length,) for all batches");
+  const at::Tensor integers = tensor->to(at::kLong);
+  return absent == 0 ? integers : integers.expand_symint(sizes).contiguous();
 }
 
 void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
@@ -239,11 +244,9 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   return HeadNumber(q, entry.takes_scale ? scale.value_or(1.0 / root) : 1.0);
 }
 
-std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Tensor& k_in,
-                                           const at::Tensor& v_in,
-                                           const ResolvedSimilarity& similarity,
-                                           const std::vector<ResolvedPosition>& positions,
-                                           const CallArguments& arguments) {
+Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                const ResolvedSimilarity& similarity,
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments) {
   // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
   const at::ScalarType computing = ComputingType(q_in);
   const at::Tensor q = q_in.to(computing);
@@ -378,10 +381,10 @@ std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q_in, const at::Ten
                                : at::randint(std::numeric_limits<int64_t>::max(), {1},
                                              at::TensorOptions().dtype(at::kLong));
   }
-  auto [o, lse] = CallAttentionForward(call);
-  if (!arguments.returns_lse) return {o.to(q_in.scalar_type()), at::Tensor()};
+  auto [o, lse, statistics] = CallAttentionForward(call);
+  if (!arguments.returns_lse) return {o.to(q_in.scalar_type()), at::Tensor(), at::Tensor()};
   if (tokens.row_constant) lse = lse + tokens.row_constant();
-  return {o.to(q_in.scalar_type()), lse};
+  return {o.to(q_in.scalar_type()), lse, statistics};
 }
 
 }  // namespace gnomon

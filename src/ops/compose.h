@@ -46,7 +46,7 @@ struct CallArguments {
   OptionalTensor seed;  // () or (1,) int64; drawn by Torch's generator where it is absent
   // "mean", or "einstein_midpoint" of values in the Klein ball.
   std::string aggregation = "mean";
-  bool returns_lse = false;  // else the one returned is undefined
+  bool returns_lse = false;  // and statistics; else those returned are undefined
 };
 
 // Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what
@@ -63,7 +63,8 @@ void CheckTokenType(const char* operation, const char* name, const at::Tensor& t
 void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
                       const at::Tensor& q);
 
-// An integer tensor of q's batch, (B,) or (B, length), as int64.
+// An integer tensor of q's batch, (B,) or (B, length), as int64. Without the axis of the batch it
+// holds for all of it.
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
                              const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
 
@@ -87,12 +88,11 @@ at::Tensor HeadNumber(const at::Tensor& q, double number);
 at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
                       const at::Tensor& q, std::optional<double> scale);
 
-// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse, in the computing type.
-std::tuple<at::Tensor, at::Tensor> Compose(const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v,
-                                           const ResolvedSimilarity& similarity,
-                                           const std::vector<ResolvedPosition>& positions,
-                                           const CallArguments& arguments);
+// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in
+// the computing type and undefined unless asked for.
+Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                const ResolvedSimilarity& similarity,
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments);
 
 }  // namespace gnomon
 

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -18,6 +17,7 @@
 #include "ops/autograd.h"
 #include "ops/kernel_arguments.h"
 #include "ops/operators.h"
+#include "ops/second_derivatives.h"
 #include "ops/token_map.h"
 
 namespace gnomon {
@@ -363,7 +363,7 @@ TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   m.impl("cone_map", ForwardAutograd);
-  m.impl("cone_map_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("cone_map_backward", WithoutSecondDerivatives());
 }
 
 }  // namespace gnomon

@@ -35,7 +35,7 @@ int64_t MaxOffset(const Component& component) {
 }
 
 bool HasRelativeValues(const Component& component) {
-  return component.FindFlag("values").value_or(false);
+  return component.IsTensor("values") || component.FindFlag("values").value_or(false);
 }
 
 // Shaw et al. 2018 ("clip"), Huang et al. 2019, Music Transformer ("zero").

@@ -64,7 +64,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
       ResolveSimilarity(kOperation, similarity, similarity_tensors, query);
   const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
   const MappedTokens tokens = resolved.entry->map(resolved.component, query, key, factor);
-  auto [o, lse] = CallGraphForward(
+  auto [o, lse, statistics] = CallGraphForward(
       AsNodes(tokens.x), AsNodes(tokens.y), v.to(computing), WithoutBatch(tokens.row_scalars),
       WithoutBatch(tokens.column_scalars), AsOptional(tokens.head_scalars), tokens.factor,
       indptr.to(at::kLong), indices.to(at::kLong), tokens.function);

@@ -1,5 +1,4 @@
 // Autograd of graph_forward, in the way of attention_forward (autograd.cc).
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -8,6 +7,7 @@
 
 #include "ops/autograd.h"
 #include "ops/graph_operators.h"
+#include "ops/second_derivatives.h"
 
 namespace gnomon {
 namespace {
@@ -24,8 +24,8 @@ class GraphFunction : public torch::autograd::Function<GraphFunction> {
                                const at::Tensor& indptr, const at::Tensor& indices,
                                std::string function, std::array<bool, kGraphGradients> needed,
                                const Outputs& outputs) {
-    const auto& [o, lse] = outputs;
-    context->save_for_backward({o, lse, x, y, v, OrUndefined(row_scalars),
+    const auto& [o, lse, statistics] = outputs;
+    context->save_for_backward({o, lse, statistics, x, y, v, OrUndefined(row_scalars),
                                 OrUndefined(column_scalars), OrUndefined(head_scalars), factor,
                                 indptr, indices});
     context->saved_data["function"] = std::move(function);
@@ -43,8 +43,8 @@ class GraphFunction : public torch::autograd::Function<GraphFunction> {
     const at::Tensor& d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
     const auto [d_x, d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars, d_factor] =
         CallGraphBackward(d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2], saved[3], saved[4],
-                          AsOptional(saved[5]), AsOptional(saved[6]), AsOptional(saved[7]),
-                          saved[8], saved[9], saved[10],
+                          saved[5], AsOptional(saved[6]), AsOptional(saved[7]),
+                          AsOptional(saved[8]), saved[9], saved[10], saved[11],
                           context->saved_data["function"].toStringRef(), needed);
     variable_list gradients = {d_x,     d_y, d_v, d_row_scalars, d_column_scalars, d_head_scalars,
                                d_factor};
@@ -59,11 +59,11 @@ class GraphFunction : public torch::autograd::Function<GraphFunction> {
   static constexpr size_t kForwardArguments = 12;
 };
 
-std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-    const OptionalTensor& head_scalars, const at::Tensor& factor, const at::Tensor& indptr,
-    const at::Tensor& indices, std::string_view function) {
+Outputs ForwardAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+                        const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+                        const OptionalTensor& head_scalars, const at::Tensor& factor,
+                        const at::Tensor& indptr, const at::Tensor& indices,
+                        std::string_view function) {
   const auto needs = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   const std::array<bool, kGraphGradients> needed = {needs(x),
                                                     needs(y),
@@ -82,14 +82,14 @@ std::tuple<at::Tensor, at::Tensor> ForwardAutograd(
   const variable_list recorded =
       Record<GraphFunction>(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
                             indices, std::string(function), needed, outputs);
-  return {recorded[0], recorded[1]};
+  return {recorded[0], recorded[1], std::get<2>(outputs)};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   m.impl("graph_forward", ForwardAutograd);
-  m.impl("graph_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("graph_backward", WithoutSecondDerivatives());
 }
 
 }  // namespace gnomon

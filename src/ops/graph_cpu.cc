@@ -98,29 +98,31 @@ struct Arguments {
 };
 
 template <class T>
-void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse) {
+void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
+                at::Tensor& statistics) {
   Translate([&] {
     GraphForward(*arguments.function, arguments.Input<T>(),
-                 {MutableNodes<T>(o), MutableData<T>(lse)}, TorchExecutor());
+                 {MutableNodes<T>(o), MutableData<T>(lse), MutableData<T>(statistics)},
+                 TorchExecutor());
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> ForwardCpu(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-    const OptionalTensor& head_scalars, const at::Tensor& factor, const at::Tensor& indptr,
-    const at::Tensor& indices, std::string_view function) {
+Outputs ForwardCpu(const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+                   const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+                   const OptionalTensor& head_scalars, const at::Tensor& factor,
+                   const at::Tensor& indptr, const at::Tensor& indices, std::string_view function) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
                             indices, function);
   const GraphShape& n = arguments.shape;
   at::Tensor o = at::empty({n.queries, n.heads, n.value_dim}, x.options());
   at::Tensor lse = at::empty({n.queries, n.heads}, x.options());
+  at::Tensor statistics = at::empty({3, n.queries, n.heads}, x.options());
   if (x.scalar_type() == at::kDouble) {
-    RunForward<double>(arguments, o, lse);
+    RunForward<double>(arguments, o, lse, statistics);
   } else {
-    RunForward<float>(arguments, o, lse);
+    RunForward<float>(arguments, o, lse, statistics);
   }
-  return {o, lse};
+  return {o, lse, statistics};
 }
 
 GraphGradients AsTuple(const std::vector<at::Tensor>& g) {
@@ -129,9 +131,10 @@ GraphGradients AsTuple(const std::vector<at::Tensor>& g) {
 
 template <class T>
 void RunBackward(const Arguments& arguments, const at::Tensor& d_o, const at::Tensor& d_lse,
-                 const at::Tensor& o, const at::Tensor& lse, std::vector<at::Tensor>& gradients) {
+                 const at::Tensor& o, const at::Tensor& lse, const at::Tensor& statistics,
+                 std::vector<at::Tensor>& gradients) {
   const GraphBackwardInput<T> saved{Nodes<T>(o), lse.const_data_ptr<T>(), Nodes<T>(d_o),
-                                    Data<T>(d_lse)};
+                                    Data<T>(d_lse), statistics.const_data_ptr<T>()};
   GraphGradient<T> gradient;
   gradient.x = MutableNodes<T>(gradients[0]);
   gradient.y = MutableNodes<T>(gradients[1]);
@@ -146,12 +149,12 @@ void RunBackward(const Arguments& arguments, const at::Tensor& d_o, const at::Te
 }
 
 GraphGradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o,
-                           const at::Tensor& lse, const at::Tensor& x, const at::Tensor& y,
-                           const at::Tensor& v, const OptionalTensor& row_scalars,
-                           const OptionalTensor& column_scalars, const OptionalTensor& head_scalars,
-                           const at::Tensor& factor, const at::Tensor& indptr,
-                           const at::Tensor& indices, std::string_view function,
-                           std::array<bool, kGraphGradients> needed) {
+                           const at::Tensor& lse, const at::Tensor& statistics, const at::Tensor& x,
+                           const at::Tensor& y, const at::Tensor& v,
+                           const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
+                           const OptionalTensor& head_scalars, const at::Tensor& factor,
+                           const at::Tensor& indptr, const at::Tensor& indices,
+                           std::string_view function, std::array<bool, kGraphGradients> needed) {
   const Arguments arguments(x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr,
                             indices, function);
   const GraphShape& n = arguments.shape;
@@ -160,6 +163,7 @@ GraphGradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, c
   }
   Expect("d_lse", d_lse, {n.queries, n.heads}, x.scalar_type());
   Expect("lse", lse, {n.queries, n.heads}, x.scalar_type());
+  Expect("statistics", statistics, {3, n.queries, n.heads}, x.scalar_type());
   std::vector<at::Tensor> gradients = MakeGradients<kGraphGradients>(
       {x, y, v, row_scalars, column_scalars, head_scalars, factor}, needed,
       [](const at::Tensor& of) { return at::empty(of.sizes(), of.options()); });
@@ -167,25 +171,30 @@ GraphGradients BackwardCpu(const at::Tensor& d_o, const OptionalTensor& d_lse, c
   const at::Tensor o_rows = WithRows(o);
   const at::Tensor d_lse_rows = Contiguous(d_lse);
   const at::Tensor lse_rows = lse.contiguous();
+  const at::Tensor statistics_rows = statistics.contiguous();
   if (x.scalar_type() == at::kDouble) {
-    RunBackward<double>(arguments, d_o_rows, d_lse_rows, o_rows, lse_rows, gradients);
+    RunBackward<double>(arguments, d_o_rows, d_lse_rows, o_rows, lse_rows, statistics_rows,
+                        gradients);
   } else {
-    RunBackward<float>(arguments, d_o_rows, d_lse_rows, o_rows, lse_rows, gradients);
+    RunBackward<float>(arguments, d_o_rows, d_lse_rows, o_rows, lse_rows, statistics_rows,
+                       gradients);
   }
   return AsTuple(gradients);
 }
 
-std::tuple<at::Tensor, at::Tensor> ForwardMeta(
-    const at::Tensor& x, const at::Tensor& /*y*/, const at::Tensor& v,
-    const OptionalTensor& /*row_scalars*/, const OptionalTensor& /*column_scalars*/,
-    const OptionalTensor& /*head_scalars*/, const at::Tensor& /*factor*/,
-    const at::Tensor& /*indptr*/, const at::Tensor& /*indices*/, std::string_view /*function*/) {
+Outputs ForwardMeta(const at::Tensor& x, const at::Tensor& /*y*/, const at::Tensor& v,
+                    const OptionalTensor& /*row_scalars*/, const OptionalTensor& /*column_scalars*/,
+                    const OptionalTensor& /*head_scalars*/, const at::Tensor& /*factor*/,
+                    const at::Tensor& /*indptr*/, const at::Tensor& /*indices*/,
+                    std::string_view /*function*/) {
   return {at::empty_symint({x.sym_size(0), x.sym_size(1), v.sym_size(2)}, x.options()),
-          at::empty_symint({x.sym_size(0), x.sym_size(1)}, x.options())};
+          at::empty_symint({x.sym_size(0), x.sym_size(1)}, x.options()),
+          at::empty_symint({3, x.sym_size(0), x.sym_size(1)}, x.options())};
 }
 
 GraphGradients BackwardMeta(const at::Tensor& /*d_o*/, const OptionalTensor& /*d_lse*/,
-                            const at::Tensor& /*o*/, const at::Tensor& /*lse*/, const at::Tensor& x,
+                            const at::Tensor& /*o*/, const at::Tensor& /*lse*/,
+                            const at::Tensor& /*statistics*/, const at::Tensor& x,
                             const at::Tensor& y, const at::Tensor& v,
                             const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
                             const OptionalTensor& head_scalars, const at::Tensor& factor,

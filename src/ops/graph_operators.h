@@ -21,17 +21,19 @@ using GraphGradients =
 
 // As gnomon/graph.h has it: x (N, H, D), y (Nk, Hkv, D), v (Nk, Hkv, Dv), row_scalars (R, H, N),
 // column_scalars (C, Hkv, Nk), head_scalars (S, H), factor (H), indptr (N + 1,) and indices (E,)
-// int64; function names a pair function. Returns o (N, H, Dv) and lse (N, H).
-using GraphForwardSignature = std::tuple<at::Tensor, at::Tensor>(
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-    const OptionalTensor& head_scalars, const at::Tensor& factor, const at::Tensor& indptr,
-    const at::Tensor& indices, std::string_view function);
+// int64; function names a pair function. Returns o (N, H, Dv), lse (N, H)
+// and the rows' statistics (3, N, H).
+using GraphForwardSignature = Outputs(const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+                                      const OptionalTensor& row_scalars,
+                                      const OptionalTensor& column_scalars,
+                                      const OptionalTensor& head_scalars, const at::Tensor& factor,
+                                      const at::Tensor& indptr, const at::Tensor& indices,
+                                      std::string_view function);
 
 // The gradients that are needed; the others are empty.
 using GraphBackwardSignature = GraphGradients(
     const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o, const at::Tensor& lse,
-    const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
+    const at::Tensor& statistics, const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
     const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
     const OptionalTensor& head_scalars, const at::Tensor& factor, const at::Tensor& indptr,
     const at::Tensor& indices, std::string_view function, std::array<bool, kGraphGradients> needed);

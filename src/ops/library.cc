@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/attention.h"
+#include "ops/attention_weights.h"
 #include "ops/graph_attention.h"
 #include "ops/hype_augment.h"
 #include "ops/linear_attention.h"
@@ -22,16 +23,16 @@ namespace {
 // What operators take as the arguments of a call.
 using Chunks = std::optional<std::vector<int64_t>>;
 
-std::tuple<at::Tensor, at::Tensor> Attention(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::string& similarity,
-    at::TensorList similarity_tensors, std::vector<std::string> position,
-    at::TensorList position_tensors, bool causal, OptionalSymInt left, OptionalSymInt right,
-    const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-    const OptionalTensor& query_segments, const OptionalTensor& key_segments,
-    OptionalSymInt query_offset, const OptionalTensor& query_offsets, std::optional<double> scale,
-    at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
-    const std::string& aggregation, bool return_lse) {
-  auto [o, lse] =
+Outputs Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const std::string& similarity, at::TensorList similarity_tensors,
+                  std::vector<std::string> position, at::TensorList position_tensors, bool causal,
+                  OptionalSymInt left, OptionalSymInt right, const OptionalTensor& key_starts,
+                  const OptionalTensor& key_lengths, const OptionalTensor& query_segments,
+                  const OptionalTensor& key_segments, OptionalSymInt query_offset,
+                  const OptionalTensor& query_offsets, std::optional<double> scale,
+                  at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
+                  const std::string& aggregation, bool return_lse) {
+  Outputs outputs =
       AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
                        {.causal = causal,
                         .left = std::move(left),
@@ -48,7 +49,9 @@ std::tuple<at::Tensor, at::Tensor> Attention(
                         .seed = seed,
                         .aggregation = aggregation,
                         .returns_lse = return_lse});
-  return {o, return_lse ? lse : at::empty({0}, o.options())};
+  if (return_lse) return outputs;
+  const at::Tensor& o = std::get<0>(outputs);
+  return {o, at::empty({0}, o.options()), at::empty({0}, o.options())};
 }
 
 at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -78,12 +81,12 @@ at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at:
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads, int64_t head_dim,
-    int64_t value_dim, int64_t max_length) {
+    int64_t value_dim, int64_t max_length, at::TensorList given) {
   std::vector<std::string> names;
   std::vector<at::Tensor> starts;
   c10::List<bool> learned;
   for (ModuleTensor& tensor :
-       ModuleTensors(similarity, position, {num_heads, head_dim, value_dim, max_length})) {
+       ModuleTensors(similarity, position, {num_heads, head_dim, value_dim, max_length}, given)) {
     names.push_back(std::move(tensor.name));
     starts.push_back(std::move(tensor.start));
     learned.push_back(tensor.learned);
@@ -113,6 +116,70 @@ TensorsOfEncoding(const std::string& spec, int64_t dim, bool causal) {
     starts.push_back(std::move(tensor.start));
   }
   return {names, starts, encoder->max_length(), encoder->history()};
+}
+
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>, std::vector<at::Tensor>>
+LearnedOfModule(const std::string& similarity, const std::string& position, int64_t num_heads,
+                int64_t head_dim, int64_t value_dim, at::TensorList tensors) {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> starts;
+  for (LearnedTensor& learned : LearnedTensors(
+           similarity, position, {num_heads, head_dim, value_dim, /*max_length=*/1}, tensors)) {
+    names.push_back(std::move(learned.name));
+    starts.push_back(learned.start ? *learned.start : at::empty({0}, learned.value.options()));
+    values.push_back(std::move(learned.value));
+  }
+  return {names, values, starts};
+}
+
+at::Tensor AttentionWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
+                              const std::string& similarity, at::TensorList similarity_tensors,
+                              std::vector<std::string> position, at::TensorList position_tensors,
+                              bool causal, OptionalSymInt left, OptionalSymInt right,
+                              const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+                              const OptionalTensor& query_segments,
+                              const OptionalTensor& key_segments, OptionalSymInt query_offset,
+                              const OptionalTensor& query_offsets, std::optional<double> scale,
+                              at::OptionalIntArrayRef chunks) {
+  return AttentionWeights(q, k, rows, similarity, similarity_tensors, position, position_tensors,
+                          {.causal = causal,
+                           .left = std::move(left),
+                           .right = std::move(right),
+                           .key_starts = key_starts,
+                           .key_lengths = key_lengths,
+                           .query_segments = query_segments,
+                           .key_segments = key_segments,
+                           .query_offset = std::move(query_offset),
+                           .query_offsets = query_offsets,
+                           .scale = scale,
+                           .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
+                           .dropout = 0,
+                           .seed = std::nullopt});
+}
+
+at::Tensor ModuleWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
+                           const std::string& similarity, const std::string& position,
+                           at::TensorList tensors, int64_t value_dim, bool causal,
+                           OptionalSymInt left, OptionalSymInt right,
+                           const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+                           const OptionalTensor& query_segments, const OptionalTensor& key_segments,
+                           OptionalSymInt query_offset, const OptionalTensor& query_offsets,
+                           at::OptionalIntArrayRef chunks) {
+  return ModuleAttentionWeights(q, k, rows, similarity, position, tensors, value_dim,
+                                {.causal = causal,
+                                 .left = std::move(left),
+                                 .right = std::move(right),
+                                 .key_starts = key_starts,
+                                 .key_lengths = key_lengths,
+                                 .query_segments = query_segments,
+                                 .key_segments = key_segments,
+                                 .query_offset = std::move(query_offset),
+                                 .query_offsets = query_offsets,
+                                 .scale = std::nullopt,
+                                 .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
+                                 .dropout = 0,
+                                 .seed = std::nullopt});
 }
 
 at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
@@ -157,10 +224,11 @@ TORCH_LIBRARY(gnomon, m) {
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
       "Tensor? key_segments, Tensor? seed, str function, SymInt query_offset, SymInt? left, "
       "SymInt? right, SymInt[]? chunks, SymInt[]? grid, str relative_layout, "
-      "float relative_factor, float dropout, bool bfloat16) -> (Tensor, Tensor)");
+      "float relative_factor, float dropout, bool bfloat16) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
-      "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
+      "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor statistics, "
+      "Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? "
+      "head_scalars, Tensor factor, "
       "Tensor? bias, Tensor? key_bias, Tensor? relative_query, Tensor? relative_keys, "
       "Tensor? relative_values, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
       "Tensor? query_segments, Tensor? key_segments, Tensor? seed, str function, "
@@ -174,10 +242,11 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(
       "graph_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, "
       "Tensor? head_scalars, Tensor factor, Tensor indptr, Tensor indices, str function) -> "
-      "(Tensor, Tensor)");
+      "(Tensor, Tensor, Tensor)");
   m.def(
-      "graph_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor x, Tensor y, "
-      "Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? head_scalars, Tensor factor, "
+      "graph_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor statistics, "
+      "Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? "
+      "head_scalars, Tensor factor, "
       "Tensor indptr, Tensor indices, str function, bool[7] needed) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The tokens of cones (ops/cone_map.h): x, row_scalars, y and column_scalars.
@@ -195,13 +264,13 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 
   // Compositions of these with Torch's operators.
-  // lse is empty unless it is asked for.
+  // lse and the rows' statistics are empty unless asked for.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
       "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
       "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
       "SymInt? query_offset, Tensor? query_offsets, float? scale, int[]? chunks, float dropout, "
-      "Tensor? seed, str aggregation, bool return_lse) -> (Tensor, Tensor)",
+      "Tensor? seed, str aggregation, bool return_lse) -> (Tensor, Tensor, Tensor)",
       Attention);
   m.def(
       "module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
@@ -211,10 +280,28 @@ TORCH_LIBRARY(gnomon, m) {
       AttentionOfModule);
   m.def(
       "module_tensors(str similarity, str position, int num_heads, int head_dim, "
-      "int value_dim, int max_length) -> "
+      "int value_dim, int max_length, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
   m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
+  m.def(
+      "module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
+      "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
+      LearnedOfModule);
+  m.def(
+      "attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
+      "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, bool causal, "
+      "SymInt? left, SymInt? right, Tensor? key_starts, Tensor? key_lengths, "
+      "Tensor? query_segments, Tensor? key_segments, SymInt? query_offset, Tensor? query_offsets, "
+      "float? scale, int[]? chunks) -> Tensor",
+      AttentionWeightsOp);
+  m.def(
+      "module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
+      "Tensor[] tensors, int value_dim, bool causal, SymInt? left, SymInt? right, "
+      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
+      "SymInt? query_offset, Tensor? query_offsets, int[]? chunks) -> Tensor",
+      ModuleWeightsOp);
+  m.def("attention_position(str position) -> str", AttentionPosition);
   m.def("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   m.def(
       "token_encoding_tensors(str spec, int dim, bool causal) -> "
@@ -255,6 +342,10 @@ TORCH_LIBRARY(gnomon, m) {
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   m.impl("attention", Attention);
   m.impl("module_attention", AttentionOfModule);
+  m.impl("attention_weights", AttentionWeightsOp);
+  m.impl("module_attention_weights", ModuleWeightsOp);
+  m.impl("module_tensors", TensorsOfModule);
+  m.impl("module_learned", LearnedOfModule);
   m.impl("encode_tokens", EncodeTokensOp);
   m.impl("graph_attention", GraphAttentionOfSpecs);
   m.impl("linear_attention", LinearAttentionOp);

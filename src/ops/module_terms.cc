@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gnomon/attention.h>
 
 #include <cmath>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "ops/token_grid.h"
@@ -13,13 +16,14 @@ namespace gnomon {
 namespace {
 
 // How a specification sets a parameter that has one value a head.
-enum class Setting { kNumber, kFixed, kLearned };
+enum class Setting { kNumber, kFixed, kLearned, kTensor };
 
 Setting SettingOf(const Component& component, const std::string& name, bool learned) {
   const std::optional<std::string> value = component.Find(name);
   if (!value) return learned ? Setting::kLearned : Setting::kFixed;
   if (*value == "learned") return Setting::kLearned;
   if (*value == "fixed") return Setting::kFixed;
+  if (*value == "tensor") return Setting::kTensor;
   TORCH_CHECK_VALUE(ParseNumber(*value), "gnomon: ", component.name(), ":", name, "=", *value,
                     "; expected learned, fixed or a number");
   return Setting::kNumber;
@@ -31,6 +35,12 @@ Setting SettingOf(const Component& component, const std::string& name, bool lear
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
   constexpr int64_t kTokens = 256;
   constexpr uint64_t kSeed = 20230906;
+  // Tracing and transforms of the caller are not about these tokens.
+  const c10::impl::ExcludeDispatchKeyGuard plain(
+      c10::python_ks |
+      c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                           c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                           c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Functionalize}));
   const at::Generator generator = at::detail::createCPUGenerator(kSeed);
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor q = at::randn({1, 1, kTokens, head_dim}, generator, options);
@@ -101,14 +111,48 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
 
 }  // namespace
 
+double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
+                          int64_t head_dim) {
+  // Calls of attention() ask for it, too.
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int64_t>, double> known;
+  const std::pair<std::string, int64_t> key(component.Text(), head_dim);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+  }
+  const double start = 1.0 / LogitSpread(entry, component, head_dim);
+  const std::lock_guard<std::mutex> lock(mutex);
+  known.emplace(key, start);
+  return start;
+}
+
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
   const int64_t columns = FindSimilarity(Component::Parse(similarity)).columns;
   return columns == 0 ? otherwise : columns;
 }
 
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        const ModuleShape& shape) {
+                                        const ModuleShape& shape, at::TensorList given) {
+  constexpr const char* kName = "gnomon.nn.MultiheadAttention";
   std::vector<ModuleTensor> tensors;
+  size_t next = 0;
+  const auto take = [&](const std::string& term, const std::string& parameter,
+                        const std::string& name) {
+    TORCH_CHECK_VALUE(next < given.size(), kName, ": ", parameter, " of ", term, " is missing");
+    const at::Tensor& tensor = given[next++];
+    TORCH_CHECK_TYPE(tensor.is_floating_point(), kName, ": ", parameter, " of ", term,
+                     " has dtype ", tensor.scalar_type(), "; expected a floating-point one");
+    tensors.push_back({name, tensor, tensor.requires_grad()});
+    return tensor;
+  };
+  const auto take_heads = [&](const std::string& term, const std::string& parameter,
+                              const std::string& name) {
+    const at::Tensor tensor = take(term, parameter, name);
+    TORCH_CHECK_VALUE(tensor.dim() == 0 || (tensor.dim() == 1 && tensor.size(0) == shape.heads),
+                      kName, ": ", parameter, " of ", term, " has shape ", tensor.sizes(),
+                      "; expected (H,) = (", shape.heads, ",), or () for all heads");
+  };
   const int64_t head_dim = shape.head_dim;
   const at::Tensor theta = at::zeros({shape.heads}, at::TensorOptions().dtype(at::kDouble));
   const Component component = Component::Parse(similarity);
@@ -117,20 +161,31 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
   if (entry.head_parameter != nullptr) {
     const std::string name = entry.head_parameter;
     const Setting setting = SettingOf(component, name, /*learned=*/true);
-    if (setting != Setting::kNumber) {
-      const double spread = LogitSpread(entry, component, head_dim);
-      tensors.push_back({name + "_start", at::scalar_tensor(1.0 / spread, theta.options()),
+    if (setting == Setting::kTensor) {
+      take_heads(component.name(), name, name);
+    } else if (setting != Setting::kNumber) {
+      const double start = HeadParameterStart(entry, component, head_dim);
+      tensors.push_back({name + "_start", at::scalar_tensor(start, theta.options()),
                          /*learned=*/false});
     }
     if (setting == Setting::kLearned) tensors.push_back({name + "_theta", theta, /*learned=*/true});
   }
   Namer namer;
   for (const Component& term : ParseSum(position)) {
-    const std::vector<TensorParameter>& parameters = FindPosition(term).tensors;
+    const std::vector<TensorParameter>& parameters =
+        FindPositionInAttention(kName, term, /*holds_tables=*/true).tensors;
     TokenGrid::Find(term);  // throws for a mistake in it
     for (const TensorParameter& parameter : parameters) {
       if (!parameter.IsPresent(term)) continue;
       const std::string name = namer.Name(term.name(), parameter.name);
+      if (term.IsTensor(parameter.name)) {
+        if (parameter.kind == TensorParameter::Kind::kTable) {
+          take(term.name(), parameter.name, name);
+        } else {
+          take_heads(term.name(), parameter.name, name);
+        }
+        continue;
+      }
       const at::Tensor start = parameter.start(term, shape);
       if (parameter.kind == TensorParameter::Kind::kTable) {
         tensors.push_back({name, start, /*learned=*/true});
@@ -139,14 +194,71 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
       }
     }
   }
+  TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
   return tensors;
 }
 
-at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const std::string& similarity, const std::string& position,
-                           at::TensorList tensors, const CallArguments& arguments) {
-  const WithoutAutocast guard;
-  CheckTokens("gnomon.attention", q, k, v);
+std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
+                                          const std::string& position, const ModuleShape& shape,
+                                          at::TensorList tensors) {
+  std::vector<LearnedTensor> learned;
+  size_t next = 0;
+  const auto take = [&] {
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
+                      "\" and \"", position, "\"");
+    return tensors[next++];
+  };
+  // A tensor that was given, unless it is a buffer.
+  const auto take_given = [&](const std::string& name) {
+    const at::Tensor tensor = take();
+    if (tensor.requires_grad()) learned.push_back({name, tensor.detach(), std::nullopt});
+  };
+  const Component component = Component::Parse(similarity);
+  if (const char* name = FindSimilarity(component).head_parameter) {
+    const Setting setting = SettingOf(component, name, /*learned=*/true);
+    if (setting == Setting::kTensor) {
+      take_given(name);
+    } else if (setting != Setting::kNumber) {
+      const at::Tensor start = take().detach();
+      if (setting == Setting::kLearned) {
+        const at::Tensor theta = take().detach();
+        learned.push_back({name, LearnedValue(start, theta), start.expand({shape.heads})});
+      }
+    }
+  }
+  Namer namer;
+  for (const Component& term : ParseSum(position)) {
+    for (const TensorParameter& parameter : FindPosition(term).tensors) {
+      if (!parameter.IsPresent(term)) continue;
+      const std::string name = namer.Name(term.name(), parameter.name);
+      if (term.IsTensor(parameter.name)) {
+        take_given(name);
+      } else if (parameter.kind == TensorParameter::Kind::kTable) {
+        learned.push_back({name, take().detach(), std::nullopt});
+      } else if (SettingOf(term, parameter.name, parameter.learned) == Setting::kLearned) {
+        const at::Tensor theta = take().detach();
+        const at::Tensor start = parameter.start(term, shape).to(theta.options());
+        learned.push_back({name, LearnedValue(start, theta), start});
+      }
+    }
+  }
+  return learned;
+}
+
+std::string AttentionPosition(const std::string& position) {
+  std::string text;
+  for (const Component& term : ParseSum(position)) {
+    const PositionEntry::Role role = FindPosition(term).role;
+    if (role == PositionEntry::Role::kEmbedding || role == PositionEntry::Role::kNone) continue;
+    if (!text.empty()) text += '+';
+    text += term.Text();
+  }
+  return text.empty() ? "none" : text;
+}
+
+ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
+                            const std::string& similarity, const std::string& position,
+                            at::TensorList tensors, const CallArguments& arguments) {
   size_t next = 0;
   const auto take = [&] {
     TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
@@ -164,6 +276,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
         value = HeadNumber(q, component.Number(name, 1));
         break;
       case Setting::kFixed:
+      case Setting::kTensor:
         value = HeadNumber(q, 1) * take();
         break;
       case Setting::kLearned: {
@@ -173,14 +286,12 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
       }
     }
   }
-  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), SizeOf(v, 3),
-                          /*max_length=*/0};
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
   std::vector<ResolvedPosition> resolved;
   for (Component& term : ParseSum(position)) {
-    const PositionEntry& entry = FindPosition(term);
-    if (entry.role == PositionEntry::Role::kNone || entry.role == PositionEntry::Role::kEmbedding) {
-      continue;
-    }
+    const PositionEntry& entry =
+        FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
+    if (entry.role == PositionEntry::Role::kNone) continue;
     std::vector<at::Tensor> values;
     for (const TensorParameter& parameter : entry.tensors) {
       if (!parameter.IsPresent(term)) continue;
@@ -195,15 +306,31 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
         values.push_back(HeadNumber(q, term.Number(parameter.name, 0)));
         continue;
       }
+      if (setting == Setting::kTensor) {
+        values.push_back(take().expand({shape.heads}));
+        continue;
+      }
       const at::Tensor start = parameter.start(term, shape).to(q.options().dtype(ComputingType(q)));
       values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
     }
     // Along the axes of a grid a token looks both ways even at those before it.
     const bool both_ways = !arguments.causal || term.Find("shape");
     term.SetDefault("bidirectional", both_ways ? "true" : "false");
+    // A table of offsets is that of positions, of which a call has some.
+    if (!term.Find("shape")) term.SetDefault("centred", "true");
     resolved.push_back({&entry, std::move(term), std::move(values)});
   }
-  return std::get<0>(Compose(q, k, v, resolved_similarity, resolved, arguments));
+  return {std::move(resolved_similarity), std::move(resolved)};
+}
+
+at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const std::string& similarity, const std::string& position,
+                           at::TensorList tensors, const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens("gnomon.attention", q, k, v);
+  const ResolvedTerms terms =
+      ResolveModule(q, k, SizeOf(v, 3), similarity, position, tensors, arguments);
+  return std::get<0>(Compose(q, k, v, terms.similarity, terms.positions, arguments));
 }
 
 }  // namespace gnomon

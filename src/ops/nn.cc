@@ -23,9 +23,17 @@ int64_t KeyHeads(const MultiheadAttentionOptions& options) {
   return options.kv_heads().value_or(options.num_heads());
 }
 
+int64_t KeyDim(const MultiheadAttentionOptions& options) {
+  return options.kdim().value_or(options.embed_dim());
+}
+
+int64_t ValueDim(const MultiheadAttentionOptions& options) {
+  return options.vdim().value_or(options.embed_dim());
+}
+
 int64_t HeadDim(const MultiheadAttentionOptions& options) {
   if (options.qk_dim()) return *options.qk_dim();
-  return HeadColumns(options.similarity(), options.embed_dim() / options.num_heads());
+  return HeadColumns(options.similarity().spec, options.embed_dim() / options.num_heads());
 }
 
 void Check(const MultiheadAttentionOptions& options) {
@@ -39,6 +47,10 @@ void Check(const MultiheadAttentionOptions& options) {
                     key_heads, "; expected a divisor of num_heads = ", options.num_heads());
   TORCH_CHECK_VALUE(HeadDim(options) >= 1, kName, "qk_dim is ", HeadDim(options),
                     "; expected at least 1");
+  for (const auto& [name, columns] :
+       {std::pair("kdim", KeyDim(options)), std::pair("vdim", ValueDim(options))}) {
+    TORCH_CHECK_VALUE(columns >= 1, kName, name, " is ", columns, "; expected at least 1");
+  }
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
                     options.dropout(), "; expected 0 to 1");
 }
@@ -85,6 +97,8 @@ void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t 
 
 }  // namespace
 
+std::string attention_position(const std::string& position) { return AttentionPosition(position); }
+
 void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v) {
   k = k.defined() ? torch::cat({k, new_k}, 2) : new_k;
   v = v.defined() ? torch::cat({v, new_v}, 2) : new_v;
@@ -105,22 +119,25 @@ void MultiheadAttentionImpl::reset() {
   const int64_t embed_dim = options.embed_dim();
   const int64_t key_heads = KeyHeads(options);
   const int64_t value_dim = embed_dim / options.num_heads();
-  const auto linear = [&](const char* name, int64_t out) {
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
     torch::nn::Linear layer = register_module(
-        name, torch::nn::Linear(torch::nn::LinearOptions(embed_dim, out).bias(options.bias())));
-    torch::nn::init::normal_(layer->weight, 0, 1 / std::sqrt(static_cast<double>(embed_dim)));
+        name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias())));
+    torch::nn::init::normal_(layer->weight, 0, 1 / std::sqrt(static_cast<double>(in)));
     if (options.bias()) torch::nn::init::zeros_(layer->bias);
     return layer;
   };
-  q_proj = linear("q_proj", options.num_heads() * HeadDim(options));
-  k_proj = linear("k_proj", key_heads * HeadDim(options));
-  v_proj = linear("v_proj", key_heads * value_dim);
-  out_proj = linear("out_proj", embed_dim);
+  q_proj = linear("q_proj", embed_dim, options.num_heads() * HeadDim(options));
+  k_proj = linear("k_proj", KeyDim(options), key_heads * HeadDim(options));
+  v_proj = linear("v_proj", ValueDim(options), key_heads * value_dim);
+  out_proj = linear("out_proj", embed_dim, embed_dim);
   term_names_.clear();
   const ModuleShape shape{options.num_heads(), HeadDim(options), value_dim, options.max_length()};
+  std::vector<torch::Tensor> given = options.similarity().tensors;
+  given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
   for (const ModuleTensor& tensor :
-       ModuleTensors(options.similarity(), options.position(), shape)) {
-    const torch::Tensor start = AsDefaultDtype(tensor.start);
+       ModuleTensors(options.similarity().spec, options.position().spec, shape, given)) {
+    // A copy also where the dtype is that already: a clone has parameters of its own.
+    const torch::Tensor start = AsDefaultDtype(tensor.start).detach().clone();
     if (tensor.learned) {
       register_parameter(tensor.name, start);
     } else {
@@ -136,8 +153,8 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   const torch::Tensor& keys = key.defined() ? key : query;
   const torch::Tensor& values = value.defined() ? value : keys;
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
-  CheckEmbeddings("MultiheadAttention", keys, options.embed_dim());
-  CheckEmbeddings("MultiheadAttention", values, options.embed_dim());
+  CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
+  CheckEmbeddings("MultiheadAttention", values, ValueDim(options));
   const auto heads = [](const torch::Tensor& projected, int64_t count) {
     return projected.unflatten(2, {count, -1}).transpose(1, 2);
   };
@@ -168,16 +185,31 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   arguments.query_offsets = call.query_offsets;
   arguments.chunks = call.chunks;
   if (is_training()) arguments.dropout = options.dropout();
+  const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
+                                          options.position().spec, TermTensors(), arguments);
+  if (call.cache) *call.cache = joined;
+  return out_proj(o.transpose(1, 2).flatten(2));
+}
+
+std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {
   std::vector<torch::Tensor> tensors;
   const auto parameters = named_parameters(/*recurse=*/false);
   const auto buffers = named_buffers(/*recurse=*/false);
   for (const std::string& name : term_names_) {
     tensors.push_back(parameters.contains(name) ? parameters[name] : buffers[name]);
   }
-  const torch::Tensor o =
-      ModuleAttention(q, k, v, options.similarity(), options.position(), tensors, arguments);
-  if (call.cache) *call.cache = joined;
-  return out_proj(o.transpose(1, 2).flatten(2));
+  return tensors;
+}
+
+std::vector<LearnedValue> MultiheadAttentionImpl::learned_values() const {
+  const ModuleShape shape{options.num_heads(), HeadDim(options),
+                          options.embed_dim() / options.num_heads(), options.max_length()};
+  std::vector<LearnedValue> values;
+  for (LearnedTensor& learned :
+       LearnedTensors(options.similarity().spec, options.position().spec, shape, TermTensors())) {
+    values.push_back({std::move(learned.name), learned.value, learned.start});
+  }
+  return values;
 }
 
 void TokenCache::append(const torch::Tensor& new_embeddings, int64_t history) {

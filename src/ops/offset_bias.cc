@@ -39,15 +39,16 @@ at::Tensor HypeAngle(const at::Tensor& mu, const at::Tensor& distance) {
   return (mu * distance).clamp(-80, 80);
 }
 
-// Angelotti 2023, with the sign that penalises distance: its eq. 12 and eq. 14 disagree.
+// Angelotti 2023, with the sign that penalises distance: its eq. 12 and eq. 14 disagree. The
+// paper's form is odd, which without a mask favours the last key of all.
 at::Tensor HypeBias(const Component& component, const std::vector<at::Tensor>& tensors,
                     const OffsetRange& range) {
   const at::Tensor tau = OverEntries(tensors[0]);
   const at::Tensor mu = OverEntries(tensors[1]);
-  const std::string mode = component.Choice("mode", {"odd", "abs", "cosh"});
+  const std::string mode = component.Choice("mode", {"abs", "odd", "cosh"});
   const at::Tensor distance = DistancesAs(mu, range);
-  if (mode == "odd") return -tau * HypeAngle(mu, distance).sinh();
   if (mode == "abs") return -tau * HypeAngle(mu, distance.abs()).sinh();
+  if (mode == "odd") return -tau * HypeAngle(mu, distance).sinh();
   return tau * (1 - HypeAngle(mu, distance).cosh());
 }
 
@@ -75,9 +76,38 @@ at::Tensor KerpleBias(const Component& component, const std::vector<at::Tensor>&
   return -r1 * distance.pow(r2);
 }
 
-at::Tensor RawBias(const Component&, const std::vector<at::Tensor>& tensors,
+namespace {
+
+// The entries of a module's table, (H, 2 n - 1), whose middle is the offset 0 of positions.
+at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
+  const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
+  TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,
+                    "gnomon.nn: the table of OffsetBias has shape ", table.sym_sizes(),
+                    "; expected (H, 2 length - 1) with H = ", range.heads);
+  const c10::SymInt most = (columns - 1) / 2;
+  c10::SymInt first = range.query_offset;
+  c10::SymInt last = range.query_offset;
+  if (range.query_offsets && range.query_offsets->numel() > 0) {
+    first = range.query_offsets->min().item<int64_t>();
+    last = range.query_offsets->max().item<int64_t>();
+  }
+  const c10::SymInt back = last + range.queries - 1;
+  const c10::SymInt ahead = range.keys - 1 - first;
+  TORCH_CHECK_VALUE(range.size() == 0 || (back <= most && ahead <= most),
+                    "gnomon.nn: offset_bias:length=", most + 1, " and offsets from ", -back, " to ",
+                    ahead, "; expected them within +-", most);
+  if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
+  // (B, 1, entries) to (B, H, entries).
+  const at::Tensor entries = -range.Distances(table.options()) + most;
+  return table.t().index({entries.squeeze(1)}).transpose(1, 2);
+}
+
+}  // namespace
+
+at::Tensor RawBias(const Component& component, const std::vector<at::Tensor>& tensors,
                    const OffsetRange& range) {
   const at::Tensor& table = tensors[0];
+  if (component.FindFlag("centred").value_or(false)) return CentredEntries(table, range);
   TORCH_CHECK_VALUE(
       table.dim() == 2 && table.sym_size(0) == range.heads && table.sym_size(1) == range.size(),
       "gnomon.attention: the table of OffsetBias has shape ", table.sym_sizes(),

@@ -19,7 +19,8 @@ Gradients CallAttentionBackward(const SavedOutputs& saved, const OperatorArgumen
                              .typed<AttentionOperator::Backward>();
   return std::apply(
       [&](const auto&... flat) {
-        return op.call(saved.d_o, saved.d_lse, saved.o, saved.lse, flat..., needed);
+        return op.call(saved.d_o, saved.d_lse, saved.o, saved.lse, saved.statistics, flat...,
+                       needed);
       },
       OperatorArguments::Tie(arguments));
 }

@@ -95,7 +95,8 @@ struct OperatorArguments {
 
 inline constexpr size_t kGradients = 12;
 using Needed = std::array<bool, kGradients>;
-using Outputs = std::tuple<at::Tensor, at::Tensor>;  // o (B, H, Lq, Dv) and lse (B, H, Lq)
+// o (B, H, Lq, Dv), lse (B, H, Lq) and the rows' statistics (3, B, H, Lq), which have no gradient.
+using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Gradients =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -106,6 +107,7 @@ struct SavedOutputs {
   OptionalTensor d_lse;
   at::Tensor o;
   at::Tensor lse;
+  at::Tensor statistics;
 };
 
 // The operators' signatures, and functions of these made from functions of OperatorArguments.
@@ -113,7 +115,7 @@ template <class... Args>
 struct FlatOperator {
   using Forward = Outputs(Args...);
   using Backward = Gradients(const at::Tensor&, const OptionalTensor&, const at::Tensor&,
-                             const at::Tensor&, Args..., Needed);
+                             const at::Tensor&, const at::Tensor&, Args..., Needed);
 
   template <Outputs (*run)(const OperatorArguments&)>
   static Outputs RunForward(Args... args) {
@@ -121,9 +123,9 @@ struct FlatOperator {
   }
   template <Gradients (*run)(const SavedOutputs&, const OperatorArguments&, const Needed&)>
   static Gradients RunBackward(const at::Tensor& d_o, const OptionalTensor& d_lse,
-                               const at::Tensor& o, const at::Tensor& lse, Args... args,
-                               Needed needed) {
-    return run({d_o, d_lse, o, lse}, OperatorArguments{args...}, needed);
+                               const at::Tensor& o, const at::Tensor& lse,
+                               const at::Tensor& statistics, Args... args, Needed needed) {
+    return run({d_o, d_lse, o, lse, statistics}, OperatorArguments{args...}, needed);
   }
 };
 

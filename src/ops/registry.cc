@@ -80,9 +80,10 @@ at::Tensor GridTableStart(const Component& component, const ModuleShape& n) {
 
 at::Tensor OffsetTableStart(const Component& component, const ModuleShape& n) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
-  TORCH_CHECK_VALUE(grid, "gnomon: position ", component.name(), " is an argument of attention() ",
-                    "only, since it ends at a length, unless it lies on a grid, as in ",
-                    component.name(), ":shape=14x14");
+  if (!grid) {
+    return at::zeros({n.heads, 2 * *LengthOf(component, n.max_length) - 1},
+                     at::TensorOptions().dtype(at::kDouble));
+  }
   const std::vector<int64_t>& shape = grid->shape();
   const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
   TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
@@ -91,6 +92,10 @@ at::Tensor OffsetTableStart(const Component& component, const ModuleShape& n) {
                     "differ; expected an axis, as in axis=0");
   return at::zeros({n.heads, 2 * shape[component.Integer("axis", 0)] - 1},
                    at::TensorOptions().dtype(at::kDouble));
+}
+
+std::optional<int64_t> OffsetTableLength(const Component& component, int64_t otherwise) {
+  return component.Find("shape") ? std::nullopt : LengthOf(component, otherwise);
 }
 
 // Numbers of their own for each table of a module.
@@ -132,7 +137,9 @@ at::Tensor XlVectorStart(const Component&, const ModuleShape& n) {
   return at::zeros({n.heads, n.head_dim}, at::TensorOptions().dtype(at::kDouble));
 }
 
+// A tensor that comes with the specification is a table.
 bool HasLearnedDistances(const Component& component) {
+  if (component.IsTensor("r")) return true;
   return component.Choice("r", {"sinusoidal", "learned"}) == "learned";
 }
 
@@ -204,15 +211,29 @@ std::vector<CatalogueParameter> OnAxis(std::vector<CatalogueParameter> parameter
 
 bool Always(const Component&) { return true; }
 
+std::vector<std::string> TensorNames(const SimilarityEntry& entry) {
+  if (entry.head_parameter == nullptr) return {};
+  return {entry.head_parameter};
+}
+
+std::vector<std::string> TensorNames(const PositionEntry& entry) {
+  std::vector<std::string> names;
+  for (const TensorParameter& parameter : entry.tensors) names.push_back(parameter.name);
+  return names;
+}
+
+// `is_known` says which entries the message for an unknown name has.
 template <class Entry>
-const Entry& Find(const char* kind, const std::vector<Entry>& entries, const Component& component) {
+const Entry& Find(
+    const char* kind, const std::vector<Entry>& entries, const Component& component,
+    bool (*is_known)(const Entry&) = [](const Entry&) { return true; }) {
   std::vector<std::string> known;
   for (const Entry& entry : entries) {
     if (entry.catalogue.name == component.name()) {
-      component.CheckKeys(entry.catalogue);
+      component.CheckKeys(entry.catalogue, TensorNames(entry));
       return entry;
     }
-    known.push_back(entry.catalogue.name);
+    if (is_known(entry)) known.push_back(entry.catalogue.name);
   }
   TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known));
 }
@@ -234,7 +255,9 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      {},
                      "0 + 0",
                      kAnywhere,
-                     kNoTokens},
+                     kNoTokens,
+                     R"(\frac{q \cdot k}{\sqrt{D}})",
+                     ""},
        .map = MapDot,
        .takes_scale = true},
       {.catalogue = {"laplacian",
@@ -243,7 +266,9 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      {{"gamma", kLearnable, "learned"}},
                      "5 + 1",
                      kAnywhere,
-                     kNoTokens},
+                     kNoTokens,
+                     R"(-\gamma_h\, |q - k|)",
+                     ""},
        .map = MapLaplacian,
        .head_parameter = "gamma"},
       {.catalogue = {"gaussian",
@@ -252,34 +277,43 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      {{"gamma", kLearnable, "learned"}},
                      "5 + 0",
                      kAnywhere,
-                     kNoTokens},
+                     kNoTokens,
+                     R"(-\gamma_h\, |q - k|^2)",
+                     ""},
        .map = MapGaussian,
        .head_parameter = "gamma"},
-      {.catalogue = {"umbral",
-                     "-gamma h or -gamma log h, h the height of the lowest common ancestor of "
-                     "umbral cones of radius r",
-                     kTseng,
-                     {{"gamma", kLearnable, "learned"},
-                      {"r", "number", "0.1"},
-                      {"map", "psi | exp | none", "psi"},
-                      {"score", "height | log", "height"}},
-                     "height: 9 + 1; log: 11 + 2",
-                     kAnywhere,
-                     kNoTokens},
+      {.catalogue =
+           {"umbral",
+            "-gamma h or -gamma log h, h the height of the lowest common ancestor of "
+            "umbral cones of radius r",
+            kTseng,
+            {{"gamma", kLearnable, "learned"},
+             {"r", "number", "0.1"},
+             {"map", "psi | exp | none", "psi"},
+             {"score", "height | log", "height"}},
+            "height: 9 + 1; log: 11 + 2",
+            kAnywhere,
+            kNoTokens,
+            R"(-\gamma_h\, \text{height} \quad\text{or}\quad -\gamma_h \log \text{height})",
+            "the height is that of the lowest common ancestor of umbral cones of radius r"},
        .map = MapUmbral,
        .head_parameter = "gamma",
        .has_height = Always},
-      {.catalogue = {"penumbral",
-                     "-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common "
-                     "ancestor of penumbral cones below the horosphere of height r",
-                     kTseng,
-                     {{"gamma", kLearnable, "learned"},
-                      {"r", "number", "1"},
-                      {"map", "xi | exp | none", "xi"},
-                      {"score", "height | height2 | log", "height"}},
-                     "height: 23 + 2; height2: 20 + 1; log: 23 + 3",
-                     kAnywhere,
-                     kNoTokens},
+      {.catalogue =
+           {"penumbral",
+            "-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common "
+            "ancestor of penumbral cones below the horosphere of height r",
+            kTseng,
+            {{"gamma", kLearnable, "learned"},
+             {"r", "number", "1"},
+             {"map", "xi | exp | none", "xi"},
+             {"score", "height | height2 | log", "height"}},
+            "height: 23 + 2; height2: 20 + 1; log: 23 + 3",
+            kAnywhere,
+            kNoTokens,
+            R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
+            "the height is that of the lowest common ancestor of penumbral cones below the "
+            "horosphere of height r"},
        .map = MapPenumbral,
        .head_parameter = "gamma",
        .has_height = Always},
@@ -292,20 +326,26 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                        "pseudopolar of the hyperboloid, psi of half_space, exp of the others"}},
                      "15 + 3",
                      kAnywhere,
-                     kNoTokens},
+                     kNoTokens,
+                     R"(-\beta_h\, d(q, k))",
+                     "where d is the distance in hyperbolic space"},
        .map = MapHyperbolic,
        .head_parameter = "beta",
        .has_height = HyperbolicHasHeight},
-      {.catalogue = {"entailment",
-                     "-gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in "
-                     "the Poincare ball, psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture",
-                     "Ganea et al. 2018, Hyperbolic Entailment Cones",
-                     {{"gamma", kLearnable, "learned"},
-                      {"K", "number", "0.1"},
-                      {"map", "ball | none", "ball"}},
-                     "20 + 2",
-                     kAnywhere,
-                     kNoTokens},
+      {.catalogue =
+           {"entailment",
+            "-gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in "
+            "the Poincare ball, psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture",
+            "Ganea et al. 2018, Hyperbolic Entailment Cones",
+            {{"gamma", kLearnable, "learned"},
+             {"K", "number", "0.1"},
+             {"map", "ball | none", "ball"}},
+            "20 + 2",
+            kAnywhere,
+            kNoTokens,
+            R"(-\gamma_h \max(0, \Xi - \psi), \qquad \psi = \arcsin\left(K\, \frac{1 - |q|^2}{|q|}\right))",
+            "where Xi is the angle of k off the axis of the cone of q in the Poincare ball, and "
+            "psi is the cone's aperture"},
        .map = MapEntailment,
        .head_parameter = "gamma"},
       {.catalogue = {"additive",
@@ -314,7 +354,9 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
                      {{"slope", "number", "0.2"}},
                      "4 + 0, and no product",
                      kAnywhere,
-                     kNoTokens},
+                     kNoTokens,
+                     R"(\text{LeakyReLU}(q + k))",
+                     "where q and k have one column"},
        .map = MapAdditive,
        .columns = 1},
   };
@@ -330,7 +372,9 @@ const std::vector<PositionEntry>& PositionEntries() {
         {},
         "0 + 0",
         kAnywhere,
-        kSequence},
+        kSequence,
+        "",
+        ""},
        Role::kNone,
        {}},
       {{"sinusoidal",
@@ -338,7 +382,9 @@ const std::vector<PositionEntry>& PositionEntries() {
         "E / axes columns of each coordinate",
         "Vaswani et al. 2017, Attention Is All You Need",
         OnGrid({{"layout", "interleaved | split | split_xl", "interleaved"}}), "0 + 0", kBeside,
-        kSequenceOrGrid},
+        kSequenceOrGrid,
+        R"(\sin\left(p\, 10000^{-2i/E}\right), \quad \cos\left(p\, 10000^{-2i/E}\right))",
+        "added to the embeddings of E columns; on a grid, E / axes columns of each coordinate"},
        Role::kEmbedding,
        {},
        nullptr,
@@ -349,7 +395,9 @@ const std::vector<PositionEntry>& PositionEntries() {
         {{"length", "integer", "the model's"}},
         "0 + 0",
         kBeside,
-        kSequence},
+        kSequence,
+        "",
+        ""},
        Role::kEmbedding,
        {},
        nullptr,
@@ -360,7 +408,9 @@ const std::vector<PositionEntry>& PositionEntries() {
         {{"kernel", "integer", "128"}, {"groups", "integer, a divisor of E", "16"}},
         "0 + 0",
         kBeside,
-        kSequence},
+        kSequence,
+        R"(\text{GELU}(\text{conv}(x)))",
+        "added to the embeddings x; on the left alone in a causal model"},
        Role::kEmbedding,
        {},
        nullptr,
@@ -368,14 +418,18 @@ const std::vector<PositionEntry>& PositionEntries() {
       {{"cape",
         "sinusoids of p, added to the embeddings; in training of (p + D + e_p) exp(l), D ~ "
         "U(+-global_shift), e_p ~ U(+-local_shift) spacings, l ~ U(+-ln global_scale); normalize: "
-        "p - mean(p); on a grid waves of p in [-1, 1]^2",
+        "p - mean(p); on a grid waves of (x, y) in [-1, 1]^2, x the column, y the row",
         "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented "
         "Positional Embeddings",
         OnGrid({{"global_shift", "number", "5 (grid: 0.5)"},
                 {"local_shift", "number", "0.5"},
                 {"global_scale", "number", "1.03 (grid: 1.4)"},
                 {"normalize", "true | false", "false"}}),
-        "0 + 0", kBeside, kSequenceOrGrid},
+        "0 + 0", kBeside, kSequenceOrGrid,
+        R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
+        "added to the embeddings; in training Delta is uniform within global_shift, epsilon within "
+        "local_shift spacings and lambda within ln global_scale, in evaluation they are 0. On a "
+        "grid the waves are those of (x, y) in [-1, 1], x the column and y the row"},
        Role::kEmbedding,
        {},
        nullptr,
@@ -386,20 +440,25 @@ const std::vector<PositionEntry>& PositionEntries() {
         OnGrid({{"base", "number", "10000"},
                 {"layout", "interleaved | half", "interleaved"},
                 {"dims", "integer", "all (all but the height)"}}),
-        "0 + 0", kAnywhere, kSequenceOrGrid},
+        "0 + 0", kAnywhere, kSequenceOrGrid, R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
+        "is the angle by which pair i of the coordinates of q and k is rotated; on a grid, dims / "
+        "axes of them by each coordinate"},
        Role::kRotation,
        {}},
       {{"alibi", "-slopes_h |p_i - p_j|", "Press et al. 2022, Train Short, Test Long",
-        OnAxis({{"slopes", kLearnable, "fixed"}}), "1 + 0", kAnywhere, kSequenceOrGrid},
+        OnAxis({{"slopes", kLearnable, "fixed"}}), "1 + 0", kAnywhere, kSequenceOrGrid,
+        R"(-\text{slope}_h\, |p_i - p_j|)", ""},
        Role::kBias,
        {{"slopes", Kind::kHeads, /*learned=*/false, AlibiStart}},
        AlibiBias},
-      {{"hype", "-tau_h sinh(mu_h (p_i - p_j)); abs: of |p_i - p_j|; cosh: tau_h (1 - cosh(...))",
+      {{"hype", "-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...))",
         "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding",
         OnAxis({{"tau", kLearnable, "fixed, ALiBi's slopes / mu"},
                 {"mu", kLearnable, "0.001"},
-                {"mode", "odd | abs | cosh", "odd"}}),
-        "1 + 0", kAnywhere, kSequenceOrGrid},
+                {"mode", "abs | odd | cosh", "abs"}}),
+        "1 + 0", kAnywhere, kSequenceOrGrid,
+        R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
+        ""},
        Role::kBias,
        {{"tau", Kind::kHeads, /*learned=*/false, HypeTauStart},
         {"mu", Kind::kHeads, /*learned=*/false, HypeMuStart}},
@@ -409,7 +468,7 @@ const std::vector<PositionEntry>& PositionEntries() {
         OnAxis({{"buckets", "integer", "32"},
                 {"max_distance", "integer", "128"},
                 {"bidirectional", "true | false", "unless causal in a sequence"}}),
-        "1 + 0", kAnywhere, kSequenceOrGrid},
+        "1 + 0", kAnywhere, kSequenceOrGrid, R"(\text{table}[\text{bucket}(p_j - p_i), h])", ""},
        Role::kBias,
        {{"table", Kind::kTable, /*learned=*/true, T5TableStart}},
        T5Bias},
@@ -418,23 +477,30 @@ const std::vector<PositionEntry>& PositionEntries() {
         OnAxis({{"r1", kLearnable, "learned"},
                 {"r2", kLearnable, "learned"},
                 {"kind", "log | power", "log"}}),
-        "1 + 0", kAnywhere, kSequenceOrGrid},
+        "1 + 0", kAnywhere, kSequenceOrGrid,
+        R"(\begin{aligned}\text{log} && -r_{1h} \log(1 + r_{2h} |p_i - p_j|) \\ \text{power} && -r_{1h}\, |p_i - p_j|^{r_{2h}}\end{aligned})",
+        ""},
        Role::kBias,
        {{"r1", Kind::kHeads, /*learned=*/true, KerpleR1Start},
         {"r2", Kind::kHeads, /*learned=*/true, KerpleR2Start}},
        KerpleBias},
-      {{"offset_bias",
-        "table[h, j - i + Lq - 1]; in a sequence an argument of attention() only, since it ends at "
-        "a length",
-        "Shaw et al. 2018, Self-Attention with Relative Position Representations", OnAxis({}),
-        "1 + 0", "attention(); modules on a grid", kSequenceOrGrid},
-       Role::kBias,
-       {{"table", Kind::kTable, /*learned=*/true, OffsetTableStart}},
-       RawBias},
+      {.catalogue = {"offset_bias",
+                     "attention(): table[h, j - i + Lq - 1]; modules: "
+                     "table[h, p_j - p_i + length - 1]",
+                     "Shaw et al. 2018, Self-Attention with Relative Position Representations",
+                     OnAxis({{"length", "integer, of a module's sequence", "the module's"}}),
+                     "1 + 0", kAnywhere, kSequenceOrGrid, R"(\text{table}[h, j - i + L_q - 1])",
+                     "in attention(); in modules table[h, p_j - p_i + length - 1]"},
+       .role = Role::kBias,
+       .tensors = {{"table", Kind::kTable, /*learned=*/true, OffsetTableStart}},
+       .bias = RawBias,
+       .max_length = OffsetTableLength},
       {{"grid_bias",
         "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number "
         "of axes",
-        "Liu et al. 2021, Swin Transformer", OnGrid({}), "1 + 0", kAnywhere, "grid"},
+        "Liu et al. 2021, Swin Transformer", OnGrid({}), "1 + 0", kAnywhere, "grid",
+        R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
+        "or over any number of axes"},
        Role::kGridBias,
        {{"table", Kind::kTable, /*learned=*/true, GridTableStart}}},
       {.catalogue = {"relative",
@@ -449,7 +515,10 @@ const std::vector<PositionEntry>& PositionEntries() {
                       {"past", "true | false: rows for the past alone", "false"}},
                      "1 + 0, and q times the rows; with values: 2 + 0",
                      kAnywhere,
-                     kSequence},
+                     kSequence,
+                     R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
+                     "where m is max_offset, past first; beyond it the nearest row, or none. With "
+                     "values, W[p_j - p_i + m] is added to the value"},
        .role = Role::kContent,
        .tensors = {{"table", Kind::kTable, /*learned=*/true, RelativeTableStart},
                    {"values", Kind::kTable, /*learned=*/true, RelativeValuesStart,
@@ -462,20 +531,25 @@ const std::vector<PositionEntry>& PositionEntries() {
                       {"length", "integer, distances of a learned r", "the module's"}},
                      "2 + 0, and q times the rows",
                      "attention(), modules; dot and causal",
-                     kSequence},
+                     kSequence,
+                     R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
+                     "where r maps sinusoids of the distance, or is learned"},
        .role = Role::kContent,
        .tensors = {{"u", Kind::kTable, /*learned=*/true, XlVectorStart},
                    {"v", Kind::kTable, /*learned=*/true, XlVectorStart},
                    {"r", Kind::kTable, /*learned=*/true, XlDistancesStart, nullptr, XlDistances}},
        .content = TransformerXlContent,
        .max_length = XlLength},
-      {.catalogue = {"relative2d",
-                     "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and "
-                     "dx = x_j - x_i",
-                     "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, "
-                     "Bottleneck Transformers",
-                     OnGrid({{"per_head", "true | false", "false"}}), "2 + 0, and q times the rows",
-                     kAnywhere, "grid"},
+      {.catalogue =
+           {"relative2d",
+            "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and "
+            "dx = x_j - x_i",
+            "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, "
+            "Bottleneck Transformers",
+            OnGrid({{"per_head", "true | false", "false"}}), "2 + 0, and q times the rows",
+            kAnywhere, "grid",
+            R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
+            ""},
        .role = Role::kContent,
        .tensors = {{"rows", Kind::kTable, /*learned=*/true, RowsStart},
                    {"columns", Kind::kTable, /*learned=*/true, ColumnsStart}},
@@ -486,7 +560,9 @@ const std::vector<PositionEntry>& PositionEntries() {
                      {{"length", "integer", "the module's"}, {"per_head", "true | false", "false"}},
                      "1 + 0, and q times the rows",
                      kAnywhere,
-                     kSequence},
+                     kSequence,
+                     R"(\frac{q_i \cdot R[j]}{\sqrt{D}})",
+                     "learned absolute positions inside attention"},
        .role = Role::kContent,
        .tensors = {{"table", Kind::kTable, /*learned=*/true, AbsoluteKeysStart, nullptr,
                     FirstKeys}},
@@ -510,6 +586,24 @@ const SimilarityEntry& FindSimilarity(const Component& component) {
 
 const PositionEntry& FindPosition(const Component& component) {
   return Find("position", PositionEntries(), component);
+}
+
+const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
+                                             bool holds_tables) {
+  const auto acts = [](const PositionEntry& entry) { return entry.role != Role::kEmbedding; };
+  const auto has_no_table = [](const PositionEntry& entry) {
+    return entry.role != Role::kEmbedding &&
+           std::none_of(entry.tensors.begin(), entry.tensors.end(), [](const TensorParameter& p) {
+             return p.kind == Kind::kTable && p.present == nullptr;
+           });
+  };
+  const PositionEntry& entry =
+      holds_tables ? Find<PositionEntry>("position", PositionEntries(), component, acts)
+                   : Find<PositionEntry>("position", PositionEntries(), component, has_no_table);
+  TORCH_CHECK_VALUE(acts(entry), operation, ": position ", component.name(),
+                    " is added to the embeddings and does nothing here; expected it in ",
+                    "gnomon.nn.TokenPosition");
+  return entry;
 }
 
 std::optional<int64_t> LongestSequence(const std::vector<Component>& components,

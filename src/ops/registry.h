@@ -95,6 +95,11 @@ const std::vector<PositionEntry>& PositionEntries();
 // and all known ones.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
+// The same where positions act in attention: throws, beginning with `operation`, for a position
+// that is added to embeddings, and names only those that a specification alone says all of there,
+// with tables where the caller holds them.
+const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
+                                             bool holds_tables);
 
 // The positions at which all of a sum is defined in a module; nullopt: all.
 std::optional<int64_t> LongestSequence(const std::vector<Component>& components,

@@ -24,11 +24,14 @@ at::Tensor Positions(const TokenBatch& batch) {
                     batch.embeddings.options().dtype(at::kLong));
 }
 
-// Which tokens are none of the padding, (B, L).
+// Lengths (B,), or one for all, as (B or 1, 1).
+at::Tensor OverTokens(const at::Tensor& lengths) { return lengths.reshape({-1, 1}); }
+
+// Which tokens are none of the padding, (B or 1, L).
 at::Tensor IsToken(const TokenBatch& batch) {
   const at::Tensor columns =
       at::arange(Length(batch), batch.embeddings.options().dtype(at::kLong)).unsqueeze(0);
-  return columns < batch.lengths->unsqueeze(1);
+  return columns < OverTokens(*batch.lengths);
 }
 
 const at::Tensor& Take(const std::vector<at::Tensor>& tensors, size_t n, const char* name) {
@@ -247,8 +250,8 @@ class CapeEncoder : public TokenEncoder {
     if (normalize_) {
       TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: cape:normalize at position ", batch.offset,
                         "; the mean of the positions needs all tokens in one call");
-      const at::Tensor last = batch.lengths ? (*batch.lengths - 1).to(at::kDouble).unsqueeze(1)
-                                            : positions.slice(1, -1);
+      const at::Tensor last =
+          batch.lengths ? OverTokens(*batch.lengths - 1).to(at::kDouble) : positions.slice(1, -1);
       positions = positions - last / 2;
     }
     if (batch.training) {
@@ -361,9 +364,10 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                      "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),
                      "; expected integers");
     TORCH_CHECK_VALUE(
-        batch.lengths->dim() == 1 && batch.lengths->sym_size(0) == embeddings.sym_size(0),
+        batch.lengths->dim() == 0 ||
+            (batch.lengths->dim() == 1 && batch.lengths->sym_size(0) == embeddings.sym_size(0)),
         "gnomon.nn: ", name, ": lengths have shape ", batch.lengths->sym_sizes(),
-        "; expected (B,) = (", embeddings.sym_size(0), ",)");
+        "; expected (B,) = (", embeddings.sym_size(0), ",), or () for all");
   }
   const std::unique_ptr<TokenEncoder> encoder = MakeTokenEncoder(component, dim, causal);
   return encoder->Encode(tensors, batch).to(embeddings.options());

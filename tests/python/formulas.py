@@ -456,7 +456,7 @@ POSITIONS = {
             gnomon.position.RoPE(),
             gnomon.position.T5(p["table"], True, max_distance=30),
         ],
-        lambda p, i, j: hype_bias("odd")(p, i, j) + t5_bias(True)(p, i, j),
+        lambda p, i, j: hype_bias("abs")(p, i, j) + t5_bias(True)(p, i, j),
         lambda heads: (
             hype_parameters(heads) | {"table": torch.randn(12, heads, dtype=torch.float64)}
         ),

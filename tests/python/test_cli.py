@@ -268,8 +268,8 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
     run = tmp_path / "run"
     printed = succeed("train", "--data", "text.txt", "--out", run, "--steps", 30,
                       "--position", "alibi", *WORDS, cwd=folder)  # fmt: skip
-    assert "nats a word" in printed
-    assert "bits a byte" in printed
+    assert "nats per word" in printed
+    assert "bits per byte" in printed
     file = run / "checkpoint.safetensors"
     words = load_file(file)["tokens.vocabulary"].tobytes().decode().splitlines()
     assert words[:2] == ["<unk>", "<eos>"]
@@ -295,7 +295,7 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
     ]
     assert longer["losses"][0]["loss"] != as_trained["losses"][0]["loss"]
     table = succeed(*arguments, cwd=folder)
-    assert "| loss, nats a word | last 32 words | bits a byte |" in table
+    assert "| loss, nats per word | last 32 words | bits per byte |" in table
 
 
 def test_interrupted_training_with_memory_resumes_to_the_same_weights(folder, tmp_path):
@@ -322,7 +322,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
                  "--vocabulary", 100, "--evaluation-memory", 24, "--steps", 3, "--lengths", "8,16",
                  "--position", "rope,alibi", "--evaluation-bytes", 600, *TINY]  # fmt: skip
     table = succeed(*arguments, cwd=folder)
-    for part in ("bits a byte at 8", "Nats a word", "memory of 8", "memory of 24", "32 words"):
+    for part in ("bits per byte at 8", "Nats per word", "memory of 8", "memory of 24", "32 words"):
         assert part in table
     results = json.loads((run / "results.json").read_text())
     assert results["tokens"]["size"] == 100
@@ -333,7 +333,8 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     words = (run / "vocabulary.txt").read_text().splitlines()
     assert len(words) == 100
     html = (run / "report.html").read_text()
-    for part in ("nats a word", "bits a byte", "vocabulary of 100", "&lt;unk&gt;", "memory of 24"):
+    labels = ("nats per word", "bits per byte", "vocabulary of 100", "&lt;unk&gt;", "memory of 24")
+    for part in labels:
         assert part in html
 
     # It goes on with the vocabulary that it began with, or not at all.
@@ -355,7 +356,7 @@ def test_subwords_from_training_to_text(folder, tmp_path):
         assert done.returncode == 2
         pytest.skip("built without SentencePiece")
     assert done.returncode == 0, done.stderr
-    assert "nats a subword" in done.stdout
+    assert "nats per subword" in done.stdout
     text = succeed("generate", "--model", run, "--prompt", "line 1: the", "--tokens", 9, cwd=folder)
     assert text.startswith("line 1: the")
     result = json.loads(succeed("eval", "--model", run, "--json", "--lengths", 16, cwd=folder))
@@ -380,7 +381,7 @@ COMPARE = ["compare", "--data", "text.txt"]
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["which command"]),
+        ([], ["no command"]),
         (["trian"], ["trian"]),
         (["train"], ["--data is required"]),
         (["train", "--data", "absent.txt"], ["no such data file or folder: absent.txt"]),
@@ -395,11 +396,11 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--similarity", "laplacian:gamma=inf"], ["laplacian:gamma=inf"]),
         (["train", "--data", "/dev/zero"], ["/dev/zero is a device"]),
         ([*TRAIN, "--heads", "3"], ["dim 128 is not a multiple of heads 3"]),
-        ([*TRAIN, "--mlp", "1000000000000"], ["allocate 512000000000000 bytes"]),
+        ([*TRAIN, "--mlp", "1000000000000"], ["not enough memory", "--mlp 1000000000000"]),
         ([*TRAIN, "--steps", "0"], ["steps is 0"]),
         ([*TRAIN, "--steps", "10", "--warmup", "11"], ["warmup is 11", "steps"]),
         ([*TRAIN, "--steps", "many"], ["--steps", "many"]),
-        ([*TRAIN, "--learning-rate", "nan"], ["learning_rate"]),
+        ([*TRAIN, "--learning-rate", "nan"], ["--learning-rate is nan"]),
         ([*TRAIN, "--length", "100000"], ["too short", "100001"]),
         ([*TRAIN, "--out", "/proc/gnomon"], ["/proc/gnomon"]),
         ([*TRAIN, "--out", "text.txt"], ["text.txt is not a folder"]),
@@ -553,7 +554,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     code, errors = interrupt([*arguments, "--out", parts], folder, one_is_done)
     assert code == 130, errors
     assert errors.splitlines()[-1] == (
-        f"stopped: 1 of 3 runs are finished; go on with: gnomon compare --resume {parts}"
+        f"stopped: 1 of 3 runs are finished; resume with: gnomon compare --resume {parts}"
     )
     stopped = json.loads(record.read_text())
     assert stopped["status"] == "interrupted"
@@ -586,7 +587,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
         lambda: (parts / file).exists() and step_of(parts / file) >= 50,
     )
     assert code == 130, errors
-    assert f"go on with: gnomon train --resume {parts}" in errors
+    assert f"resume with: gnomon train --resume {parts}" in errors
     assert 50 <= step_of(parts / file) < 400
     succeed("train", "--resume", parts, cwd=folder)
     expected, got = load_file(whole / file), load_file(parts / file)

@@ -27,6 +27,7 @@ from gnomon.position import (
     Relative,
     Relative2D,
     RoPE,
+    Sum,
     TransformerXL,
 )
 from gnomon.similarity import Entailment, Gaussian, Hyperbolic, Laplacian, Penumbral, Umbral
@@ -76,6 +77,11 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "laplacian alibi": lambda draw: {
         "similarity": Laplacian(draw.heads()),
         "position": ALiBi(draw.heads()),
+    },
+    "specifications": lambda draw: {
+        "similarity": "penumbral:gamma=0.7",
+        "position": ["rope+hype:mu=0.05", ALiBi(draw.heads()) + "kerple"],
+        "causal": True,
     },
     "penumbral causal hype": lambda draw: {
         "similarity": Penumbral(draw.heads()),
@@ -135,6 +141,14 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
     "chunks": lambda draw: {"chunks": (5, 1, 0), "position": ALiBi(0.1)},
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
+    "one gamma, one length, one number for a window": lambda draw: {
+        "similarity": Gaussian(draw().detach().abs().requires_grad_()),
+        "position": ALiBi(draw(scale=0.1)),
+        "key_lengths": 11,
+        "key_starts": [1, 0],
+        "query_offset": torch.tensor(1),
+        "window": 4,
+    },
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 # Rounding of o, lse and the gradients, relative to their largest number.
@@ -151,6 +165,8 @@ RUNS = [(case, "float64") for case in CASES] + [
 def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
     terms = [arguments.get("similarity"), arguments.get("position")]
     flat = [t for term in terms for t in (term if isinstance(term, list) else [term])]
+    flat = [t for term in flat for t in (term.terms if isinstance(term, Sum) else [term])]
+    flat = [term for term in flat if not isinstance(term, str)]
     values = [value for term in flat if term is not None for value in vars(term).values()]
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -247,8 +263,9 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "other values": lambda: context_parallel_attention(q, q, q[:, :, 1:], group=group),
         "other keys": lambda: context_parallel_attention(q, q.double(), q.double(), group=group),
         "no tensor": lambda: ring(None),
-        "similarity": lambda: ring(q, similarity="dot"),
-        "position": lambda: ring(q, position=["rope"]),
+        "similarity": lambda: ring(q, similarity=1),
+        "position": lambda: ring(q, position=[1]),
+        "grid of a specification": lambda: ring(q, position=RoPE() + "alibi:shape=2x2"),
     }
 
     def ring(x: Any, **arguments: Any) -> object:
@@ -337,8 +354,9 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
         ("other values", "ValueError", ["[1, 2, 3, 4]", "(B, Hkv, Lk, Dv)"]),
         ("other keys", "TypeError", ["k is torch.float64", "q torch.float32"]),
         ("no tensor", "TypeError", ["q is a NoneType"]),
-        ("similarity", "TypeError", ["similarity is a str"]),
-        ("position", "TypeError", ["position is a str"]),
+        ("similarity", "TypeError", ["similarity is a int"]),
+        ("position", "TypeError", ["position is a int"]),
+        ("grid of a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
     ],
 )
 def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):

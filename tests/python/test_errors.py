@@ -212,7 +212,7 @@ VALUE_ERRORS = {
     ),
     "mode": (
         lambda: attend(position=position.HyPE(1.0, 0.1, mode="even")),
-        "hype:mode=even; expected one of odd, abs, cosh",
+        "hype:mode=even; expected one of abs, odd, cosh",
     ),
     "kind": (
         lambda: attend(position=position.Kerple(HEADS, HEADS, kind="exp")),
@@ -248,7 +248,10 @@ VALUE_ERRORS = {
     ),
     "left": (lambda: attend(window=(-1, 0)), "window has left = -1; expected at least 0, or None"),
     "right": (lambda: attend(window=(None, -2)), "window has right = -2"),
-    "one number for a window": (lambda: attend(window=3), r"window is 3; expected \(left, right\)"),
+    "three numbers for a window": (
+        lambda: attend(window=(1, 2, 3)),
+        r"window is \(1, 2, 3\); expected \(left, right\)",
+    ),
     "shape of key_lengths": (
         lambda: attend(key_lengths=torch.tensor([1, 2, 3])),
         r"key_lengths has shape \[3\]; expected \(B,\) = \(2,\)",
@@ -314,7 +317,7 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; nearest: rope.*; known: none, sinusoidal, learned, conv, cape',
+        'unknown position "rop"; nearest: rope.*; known: none, rope, alibi, hype, t5',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
@@ -348,9 +351,9 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, position="hype::mu=0.1"),
         "has an empty option",
     ),
-    "a table in a module": (
-        lambda: nn.MultiheadAttention(8, 4, position="offset_bias"),
-        r"offset_bias is an argument of attention\(\) only",
+    "a table of no length": (
+        lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
+        "offset_bias:length=0; expected a positive number",
     ),
 }
 
@@ -376,9 +379,9 @@ TYPE_ERRORS = {
         lambda: attend(query_segments=torch.zeros(2, 6), key_segments=torch.zeros(2, 6)),
         "query_segments has dtype Float; expected integers",
     ),
-    "segments in a list": (
-        lambda: attend(query_segments=[0] * 6, key_segments=torch.zeros(2, 6)),
-        "query_segments is a list; expected a Tensor",
+    "segments in words": (
+        lambda: attend(query_segments=["a"] * 6, key_segments=torch.zeros(2, 6)),
+        r"query_segments\[0\] is a str; expected an integer",
     ),
     "offsets that are no integers": (
         lambda: attend(query_offset=torch.zeros(2)),
@@ -400,7 +403,7 @@ TYPE_ERRORS = {
         lambda: attend(key_lengths=torch.ones(2)),
         "key_lengths has dtype Float; expected integers",
     ),
-    "lengths that are no tensor": (lambda: attend(key_lengths=[6, 3]), "key_lengths is a list"),
+    "lengths in a set": (lambda: attend(key_lengths={6, 3}), "key_lengths is a set; expected a Te"),
     "an offset between rows": (lambda: attend(query_offset=1.5), "query_offset is a float"),
     "a window between columns": (lambda: attend(window=(1.5, 2)), "left is a float; expected"),
     "a worded scale": (lambda: attend(scale="1"), "scale is a str; expected a number"),
@@ -410,11 +413,14 @@ TYPE_ERRORS = {
         lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
         "r of penumbral is a Tensor; expected a number",
     ),
-    "a similarity's name": (
-        lambda: attend(similarity="umbral"),
-        "similarity is a str; expected one of gnomon.similarity",
+    "a similarity's class": (
+        lambda: attend(similarity=similarity.Umbral),
+        "similarity is a type; expected one of gnomon.similarity, or a specification",
     ),
-    "a position's name": (lambda: attend(position="rope"), "position is a str; expected one of"),
+    "a position's class": (
+        lambda: attend(position=position.RoPE),
+        "position is a type; expected one of gnomon.position, a specification, or a list of them",
+    ),
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
     "cones of integers": (
         lambda: gnomon.cones.ancestor(HEADS.long(), HEADS.long()),
@@ -522,15 +528,15 @@ TYPE_ERRORS |= {
         lambda: graph(indptr=torch.zeros(4, dtype=torch.int64, device="meta")),
         "indptr is on meta and q on cpu; expected the same",
     ),
-    "a list of nodes": (lambda: graph(indptr=[0, 1, 2, 3]), "indptr is a list; expected a Tensor"),
-    "a similarity's name in a graph": (
-        lambda: graph(similarity="dot"),
-        "similarity is a str; expected one of gnomon.similarity",
+    "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
+    "a similarity's class in a graph": (
+        lambda: graph(similarity=similarity.Dot),
+        "similarity is a type; expected one of gnomon.similarity",
     ),
     "a feature that is no word": (lambda: linear(feature=3), "feature is a int; expected"),
-    "a rope's name": (
-        lambda: linear(rope="rope"),
-        "rope is a str; expected a gnomon.position.RoPE",
+    "a rope's class": (
+        lambda: linear(rope=position.RoPE),
+        "rope is a type; expected a gnomon.position.RoPE, a specification, or None",
     ),
     "a projection of integers": (
         lambda: linear(feature="favor", projection=torch.ones(3, 8).long()),
@@ -544,7 +550,10 @@ TYPE_ERRORS |= {
         lambda: gnomon.grid_sinusoid((2, 2), 4, layout=None),
         "layout is a NoneType; expected a string",
     ),
-    "a list of positions": (lambda: gnomon.sinusoid([1], 4), "positions is a list; expected a Ten"),
+    "a list of half positions": (
+        lambda: gnomon.sinusoid([1, 1.5], 4),
+        r"positions\[1\] is a float; expected an integer",
+    ),
     "no gamma": (
         lambda: attend(similarity=similarity.Laplacian(None)),
         r"gamma of laplacian is a NoneType; expected a number or a tensor \(H,\)",
@@ -565,9 +574,9 @@ TYPE_ERRORS |= {
         lambda: gnomon.sinusoid(torch.arange(3), 4.0),
         "dim is a float; expected an int",
     ),
-    "a list of distances": (
-        lambda: gnomon.t5_bucket([1], True),
-        "relative_position is a list; expected a Tensor",
+    "a list of half distances": (
+        lambda: gnomon.t5_bucket([0.5], True),
+        r"relative_position\[0\] is a float; expected an integer",
     ),
     "half a bucket": (
         lambda: gnomon.t5_bucket(torch.arange(3), True, 8.5),
@@ -599,12 +608,12 @@ TYPE_ERRORS |= {
     "num_heads": (lambda: nn.MultiheadAttention(8, 2.0), "num_heads is a float; expected an int"),
     "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
     "a module's similarity": (
-        lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot()),
-        "similarity is a Dot; expected a specification, a string",
+        lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot),
+        "similarity is a type; expected one of gnomon.similarity, or a specification",
     ),
     "a module's position": (
         lambda: nn.MultiheadAttention(8, 2, position=0),
-        "position is a int; expected a specification, a string, or None",
+        "position is a int; expected one of gnomon.position, a specification, or a list of them",
     ),
     "a module's dtype": (
         lambda: module(X.double()),
@@ -623,8 +632,8 @@ TYPE_ERRORS |= {
     ),
     "a module's flag": (lambda: module(X, causal=1), "causal is a int; expected True or False"),
     "a position's spec": (
-        lambda: nn.TokenPosition(None, 8, 16),
-        "position is a NoneType; expected",
+        lambda: nn.TokenPosition(1, 8, 16),
+        "position is a int; expected",
     ),
     "a position's dim": (lambda: nn.TokenPosition("none", 8.0, 16), "dim is a float; expected an"),
     "a position's rows": (
@@ -648,8 +657,8 @@ TYPE_ERRORS |= {
     ),
     "an encoding's offset": (lambda: positioned(X, "1"), "offset is a str; expected an integer"),
     "an encoding's lengths": (
-        lambda: positioned(X, lengths=[1]),
-        "lengths is a list; expected a T",
+        lambda: positioned(X, lengths="1"),
+        "lengths is a str; expected a T",
     ),
     "an encoding's cache": (
         lambda: positioned(X, cache=1),

@@ -38,6 +38,11 @@ AXES = {
     "hype": (
         lambda n: {"tau": rand(HEADS), "mu": rand(HEADS)},
         lambda p: HyPE(p["tau"], p["mu"]),
+        lambda p, d, n: -p["tau"] * torch.sinh(p["mu"] * abs(d)),
+    ),
+    "hype odd": (
+        lambda n: {"tau": rand(HEADS), "mu": rand(HEADS)},
+        lambda p: HyPE(p["tau"], p["mu"], mode="odd"),
         lambda p, d, n: -p["tau"] * torch.sinh(p["mu"] * -d),
     ),
     "hype cosh": (
@@ -368,7 +373,7 @@ def test_sdpa_on_augmented_tokens_is_the_sum_over_axes(shape, per_head, copies):
         return sdpa, (q @ k.transpose(2, 3) / 8**0.5).logsumexp(-1)
 
     check(augmented, lambda p: dense(p, bias(p)), inputs)
-    hype = [HyPE(inputs.get("tau", tau), inputs.get("mu", mu))] * len(shape)
+    hype = [HyPE(inputs.get("tau", tau), inputs.get("mu", mu), mode="odd")] * len(shape)
     grid, lse = ours(inputs, Grid(shape, hype))
     torch.testing.assert_close((grid, lse), augmented(inputs))
 
@@ -576,8 +581,8 @@ ERRORS = {
         "offset_bias:shape=3x4 without an axis is one table for all axes, whose lengths differ",
     ),
     "a table of a sequence": (
-        lambda: MultiheadAttention(8, 2, position="offset_bias"),
-        r"offset_bias is an argument of attention\(\) only",
+        lambda: MultiheadAttention(8, 2, position="offset_bias:axis=0"),
+        "offset_bias:axis=0 without a shape; expected one, as in shape=14x14",
     ),
     "too many tokens": (
         lambda: attend(RoPE(shape=(2**20, 2**20))),

@@ -330,7 +330,7 @@ WRONG = {
     "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds nothing to scores'),
     "no encoding": (["encoding", "--position", "alibi"], '"alibi" adds nothing to embeddings'),
     "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
-    "length": (["encoding", "--length", "0"], "--length is 0"),
+    "length": (["encoding", "--length", "0"], "--length: 0; expected an integer from 1 to 4096"),
     "distance": (["decay", "--distance", "0"], "--distance: 0"),
     "layout": (["rotation", "--layout", "splitt"], "splitt"),
     "model": (["attention", "--model", "absent"], "no such checkpoint file or run folder: absent"),
@@ -343,8 +343,8 @@ WRONG = {
     "radius": (["cones", "--r", "0"], "--r is 0"),
     "text": (["terms", "--text", "a"], "2 to 256"),
     "similarity": (["rank", "--similarity", "dott"], 'unknown similarity "dott"; nearest: dot'),
-    "dims": (["rank", "--dims", "2,x"], "'2,x'; expected integers"),
-    "one dimension": (["rank", "--dims", "1"], "a cone needs two dimensions"),
+    "dims": (["rank", "--dims", "2,x"], "--dims: '2,x'; expected integers from 2"),
+    "one dimension": (["rank", "--dims", "1"], "--dims: '1'; expected integers from 2"),
     "depth": (["rank", "--depth", "30"], "a tree that is small"),
 }  # fmt: skip
 

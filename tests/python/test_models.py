@@ -288,7 +288,7 @@ def test_beyond_the_longest_text_or_another_dtype():
         (lambda m: LanguageModel(depth=0), ValueError, "depth is 0; expected at least 1"),
         (lambda m: LanguageModel(depth=1.0), TypeError, "depth is a float; expected an integer"),
         (lambda m: LanguageModel(dropout=1), ValueError, r"dropout is 1; expected \[0, 1\)"),
-        (lambda m: LanguageModel(position=None), TypeError, "position is a NoneType; expected a"),
+        (lambda m: LanguageModel(position=3), TypeError, "position is a int; expected"),
         (lambda m: LanguageModel(similarity="dott"), ValueError, 'unknown similarity "dott"'),
         (lambda m: m([[1]]), TypeError, "tokens is a list; expected a Tensor"),
         (lambda m: m(torch.tensor([[256]])), ValueError, "tokens reach .*expected 0 to 255"),
@@ -416,6 +416,9 @@ def training(**fields):
         ({"data": None}, TypeError, "data is a NoneType; expected a dict"),
         ({"optimizer": {"x": 1}}, TypeError, "x is a int; expected a Tensor"),
         ({"memory": 1}, TypeError, "memory is a int; expected a dict"),
+        ({"run": {"bytes": 1}}, ValueError, "run has 'bytes'; expected checkpoint_every and"),
+        ({"run": {"evaluation_bytes": 0}}, ValueError, "evaluation_bytes of run is 0; expected at"),
+        ({"run": {"checkpoint_every": 1.5}}, TypeError, "checkpoint_every of run is a float; exp"),
     ],
 )
 def test_wrong_training_states(fields, kind, message, tmp_path):
@@ -441,6 +444,34 @@ def test_wrong_training_states(fields, kind, message, tmp_path):
         _safetensors.write(path, tensors, {"gnomon": json.dumps(config)})
         with pytest.raises(ValueError, match=f"is not a checkpoint.*{message}"):
             load_checkpoint(path)
+
+
+def test_what_a_run_does_beside_training_is_kept(tmp_path):
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
+    path = tmp_path / "file"
+    save_checkpoint(path, model, training=TrainingState(**training(run={"evaluation_bytes": 9})))
+    loaded = load_checkpoint(path).training
+    assert loaded.run == {"evaluation_bytes": 9, "checkpoint_every": 500}
+    save_checkpoint(path, model, training=loaded)
+    assert load_checkpoint(path).training.run == loaded.run
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
+    opened = []
+
+    def fsync(number: int) -> None:
+        # The other writer is as far: both have all of their file beside the path.
+        opened.append(sorted(p.name for p in tmp_path.iterdir()))
+        if len(opened) == 1:
+            save_checkpoint(path, model)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    save_checkpoint(path, model)
+    assert len(opened[1]) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    load_checkpoint(path)
 
 
 def test_loaded_under_other_modes(tmp_path):

@@ -44,8 +44,8 @@ def test_opcheck_of_the_pair(dtype):
     leaves = [None if t is None else t.requires_grad_() for t in tensors]
     torch.library.opcheck(ops.attention_forward, (*leaves, *rest), test_utils=CHECKS)
     detached = [None if t is None else t.detach() for t in tensors]
-    o, lse = ops.attention_forward(*detached, *rest)
-    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse)
+    o, lse, statistics = ops.attention_forward(*detached, *rest)
+    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
     for needed in ([t is not None for t in tensors], [True] + [False] * 11):
         torch.library.opcheck(
             ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
@@ -136,7 +136,7 @@ COMPOSITE_CHECKS = {
     "attention": lambda q: (
         ops.attention,
         (
-            *(q, q, q, "penumbral", [torch.ones(2, requires_grad=True)]),
+            *(q, q, q, "penumbral:gamma=tensor", [torch.ones(2, requires_grad=True)]),
             *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None),
             *(torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 4 + [1] * 5])),
             *(None, torch.tensor([2]), None, [3, 1, 1], 0.5, torch.tensor([1]), "mean", True),
@@ -145,7 +145,7 @@ COMPOSITE_CHECKS = {
     "attention with relative keys and values": lambda q: (
         ops.attention,
         (
-            *(q, q, q, "dot", [], ["relative:max_offset=2:values=true"]),
+            *(q, q, q, "dot", [], ["relative:max_offset=2:table=tensor:values=tensor"]),
             [torch.randn(5, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)],
             *(True, *[None] * 8, 0.5, None, 0.0, None, "einstein_midpoint", False),
         ),
@@ -211,14 +211,39 @@ COMPOSITE_CHECKS = {
     "attention with hyperbolic distances": lambda q: (
         ops.attention,
         (
-            *(q, q, q, "hyperbolic:model=half_space", [torch.ones(2, requires_grad=True)]),
+            *(
+                q,
+                q,
+                q,
+                "hyperbolic:model=half_space:beta=tensor",
+                [torch.ones(2, requires_grad=True)],
+            ),
             *([], [], False, *[None] * 10, 0.0, None, "mean", False),
         ),
     ),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
     # The start of a similarity's gamma is measured, which tensors without data cannot be.
-    "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16)),
+    "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, [])),
+    "module_learned": lambda q: (
+        ops.module_learned,
+        ("laplacian", "alibi:slopes=learned", 2, 4, 4, [torch.ones(2)] * 3),
+    ),
+    "attention_weights": lambda q: (
+        ops.attention_weights,
+        (
+            *(q.detach(), q.detach(), [0, 8], "penumbral:gamma=tensor", [torch.ones(2)]),
+            *(["rope"], [], True, 3, None, None, None, None, None, None, None, None, None),
+        ),
+    ),
+    "module_attention_weights": lambda q: (
+        ops.module_attention_weights,
+        (
+            *(q.detach(), q.detach(), [-1], "dot", "alibi:slopes=learned", [torch.ones(2)], 4),
+            *(True, None, None, None, None, None, None, None, None, None),
+        ),
+    ),
+    "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
     "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),
     "token_encoding_tensors": lambda q: (
         ops.token_encoding_tensors,
@@ -355,7 +380,7 @@ def test_second_derivatives_are_refused():
     q = torch.randn(1, 1, 3, 2, requires_grad=True)
     o = gnomon.attention(q, q, q)
     (gradient,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="attention_backward"):
+    with pytest.raises(NotImplementedError, match=r"gnomon\.attention: second derivatives"):
         gradient.sum().backward()
 
 

@@ -520,7 +520,7 @@ def test_errors(call, message):
             lambda: Sinusoidal(8)(torch.zeros(1, 3, 8), lengths=torch.tensor([2.0])),
             "sinusoidal: lengths have dtype Float; expected integers",
         ),
-        (lambda: Sinusoidal(8)(torch.zeros(1, 3, 8), lengths=[2]), "lengths is a list"),
+        (lambda: Sinusoidal(8)(torch.zeros(1, 3, 8), lengths=[0.5]), r"lengths\[0\] is a float"),
         (lambda: CAPE(8)([0.0]), "embeddings is a list; expected a Tensor"),
         (lambda: TokenPosition("cape", 8, 16)([0.0]), "embeddings is a list; expected a Tensor"),
         (lambda: gnomon.grid_sinusoid((2.5, 2), 8), r"shape is \(2.5, 2\); expected a sequence of"),

@@ -202,6 +202,37 @@ TEST_F(AttentionTest, EveryPositionIsReachable) {
   }
 }
 
+TEST_F(AttentionTest, TermsSpecificationsAndSumsOfThem) {
+  const auto with = [&](const AttentionOptions::Positions& positions) {
+    return attention(q, k, v, AttentionOptions().position(positions));
+  };
+  const torch::Tensor slopes = gamma.detach();
+  const torch::Tensor sum =
+      with({position::RoPE(), position::ALiBi(slopes), position::HyPE(2, 0.1)});
+  ExpectNear(with(position::RoPE() + position::ALiBi(slopes) + "hype:tau=2:mu=0.1"), sum);
+  ExpectNear(with("rope" + position::ALiBi(slopes) + position::HyPE(2, 0.1)), sum);
+  ExpectNear(with({"rope+hype:tau=2:mu=0.1", position::ALiBi(slopes)}), sum);
+  ExpectNear(with("rope+alibi"), with(position::RoPE() + position::ALiBi(alibi_slopes(4))));
+  ExpectNear(attention(q, k, v, AttentionOptions().similarity("laplacian:gamma=0.5")),
+             attention(q, k, v, AttentionOptions().similarity(similarity::Laplacian(0.5))));
+  EXPECT_THROW(with("sinusoidal"), c10::ValueError);
+  EXPECT_THROW(with("t5"), c10::ValueError);
+  EXPECT_THROW(with("alibi:slopes=learned"), c10::ValueError);
+}
+
+TEST_F(AttentionTest, WeightsOfRows) {
+  const AttentionOptions options = AttentionOptions()
+                                       .similarity(similarity::Penumbral(gamma))
+                                       .position(position::ALiBi(0.3))
+                                       .causal(true);
+  const torch::Tensor weights = attention_weights(q, k, {0, 1, 2, 3, 4, 5, 6, 7, 8}, options);
+  ExpectNear(torch::matmul(weights, v), attention(q, k, v, options));
+  ExpectNear(attention_weights(q, k, {7, -7}, options),
+             weights.index_select(2, torch::tensor({7, 2})));
+  ExpectNear(attention_weights(q, k, {-1}, options), weights.narrow(2, 8, 1));
+  EXPECT_THROW(attention_weights(q, k, {9}, options), c10::ValueError);
+}
+
 // Two prefix tokens, then a grid of 2 x 3 as tokens 2, ..., 7.
 class GridTest : public AttentionTest {
  protected:
@@ -258,7 +289,7 @@ TEST_F(GridTest, AugmentedTokensCarryTheSumOverAxes) {
   const auto cells = [](const torch::Tensor& tokens) { return tokens.slice(2, 0, 6); };
   const auto [augmented_q, augmented_k] = hype_augment(cells(q), cells(k), 2.0, 0.1, 1, {2, 3});
   EXPECT_EQ(augmented_q.size(3), 6 + 4);
-  const Position hype = position::HyPE(2.0, 0.1);
+  const Position hype = position::HyPE(2.0, 0.1, "odd");
   ExpectNear(at::scaled_dot_product_attention(augmented_q, augmented_k, cells(v), {}, 0, false,
                                               1 / std::sqrt(6.0)),
              attention(cells(q), cells(k), cells(v),
@@ -314,7 +345,7 @@ TEST_F(AttentionTest, MasksAndEmptyRows) {
 TEST_F(AttentionTest, AugmentedTokensCarryTheBias) {
   const torch::Tensor mu = gamma.detach() * 0.1;
   const auto [augmented_q, augmented_k] = hype_augment(q, k, 2.0, mu, 2);
-  ExpectNear(attention(q, k, v, AttentionOptions().position({position::HyPE(2.0, mu)})),
+  ExpectNear(attention(q, k, v, AttentionOptions().position({position::HyPE(2.0, mu, "odd")})),
              at::scaled_dot_product_attention(augmented_q, augmented_k, v, {}, 0, false,
                                               1 / std::sqrt(6.0)));
 }

@@ -248,6 +248,31 @@ TEST(MemoryTest, OfEverythingIsTheWholeText) {
   }
 }
 
+TEST(MemoryTest, ReadingFillsItAsTheForwardPassDoes) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::randint(256, {2, 24}, torch::kLong);
+  for (const char* position : {"rope+hype:tau=learned", "sinusoidal", "conv:kernel=5:groups=4"}) {
+    LanguageModel model = WithTables(Small("umbral", position));
+    LanguageModelMemory read;
+    LanguageModelMemory forward;
+    read.max_length = forward.max_length = 11;
+    for (const int64_t begin : {0, 8, 16}) {
+      const torch::Tensor segment = tokens.narrow(1, begin, 8);
+      model->read(segment, &read);
+      model->forward(segment, nullptr, &forward);
+      ASSERT_EQ(read.layers.size(), forward.layers.size());
+      for (size_t layer = 0; layer < read.layers.size(); ++layer) {
+        EXPECT_TRUE(torch::equal(read.layers[layer], forward.layers[layer])) << position;
+      }
+      EXPECT_EQ(read.tokens.tokens, forward.tokens.tokens);
+      ASSERT_EQ(read.tokens.embeddings.defined(), forward.tokens.embeddings.defined());
+      if (read.tokens.embeddings.defined()) {
+        EXPECT_TRUE(torch::equal(read.tokens.embeddings, forward.tokens.embeddings));
+      }
+    }
+  }
+}
+
 TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -115,6 +116,59 @@ TEST(MultiheadAttentionTest, ClonesAreApart) {
   EXPECT_FALSE(torch::equal(twin->forward(x), module(x)));
 }
 
+TEST(MultiheadAttentionTest, TakesTerms) {
+  torch::manual_seed(0);
+  const torch::Tensor slopes = torch::rand({2}).requires_grad_();
+  const torch::Tensor table = torch::randn({2, 19});
+  MultiheadAttention module(
+      MultiheadAttentionOptions(16, 2)
+          .similarity(similarity::Laplacian(0.5))
+          .position("rope" + position::ALiBi(slopes) + position::OffsetBias(table)));
+  EXPECT_THAT(Names(module->named_parameters(/*recurse=*/false)), ElementsAre("alibi_slopes"));
+  EXPECT_THAT(Names(module->named_buffers()), ElementsAre("offset_bias_table"));
+  const torch::Tensor x = torch::randn({1, 7, 16});
+  const auto heads = [](const torch::Tensor& tokens) {
+    return tokens.unflatten(2, {2, -1}).transpose(1, 2);
+  };
+  const torch::Tensor o =
+      attention(heads(module->q_proj(x)), heads(module->k_proj(x)), heads(module->v_proj(x)),
+                AttentionOptions()
+                    .similarity("laplacian:gamma=0.5")
+                    .position({"rope", position::ALiBi(slopes),
+                               position::OffsetBias(table.narrow(1, 3, 13))}));
+  EXPECT_TRUE(
+      torch::allclose(module(x), module->out_proj(o.transpose(1, 2).flatten(2)), 1e-5, 1e-5));
+  const auto twin = std::dynamic_pointer_cast<MultiheadAttentionImpl>(module->clone());
+  EXPECT_TRUE(torch::equal(twin->forward(x), module(x)));
+  torch::NoGradGuard no_grad;
+  twin->named_parameters()["alibi_slopes"].zero_();
+  EXPECT_FALSE(torch::equal(twin->forward(x), module(x)));
+}
+
+TEST(MultiheadAttentionTest, LearnedValuesAct) {
+  MultiheadAttention module(MultiheadAttentionOptions(16, 2)
+                                .similarity("gaussian")
+                                .position("alibi:slopes=learned+t5+hype"));
+  torch::NoGradGuard no_grad;
+  module->named_parameters()["alibi_slopes_theta"].fill_(0.2);
+  const std::vector<LearnedValue> values = module->learned_values();
+  ASSERT_EQ(values.size(), 3);
+  EXPECT_EQ(values[0].name, "gamma");
+  EXPECT_TRUE(torch::allclose(values[0].value, *values[0].start));
+  EXPECT_EQ(values[1].name, "alibi_slopes");
+  EXPECT_TRUE(torch::allclose(*values[1].start, alibi_slopes(2).to(torch::kFloat)));
+  EXPECT_TRUE(torch::allclose(values[1].value, *values[1].start * std::exp(1.0)));
+  EXPECT_EQ(values[2].name, "t5_table");
+  EXPECT_FALSE(values[2].start.has_value());
+}
+
+TEST(MultiheadAttentionTest, KeysAndValuesOfOtherWidths) {
+  MultiheadAttention module(MultiheadAttentionOptions(16, 2).kdim(5).vdim(7));
+  const torch::Tensor query = torch::randn({1, 3, 16});
+  EXPECT_EQ(module(query, torch::randn({1, 4, 5}), torch::randn({1, 4, 7})).sizes(), query.sizes());
+  EXPECT_THROW(module(query), c10::ValueError);
+}
+
 TEST(MultiheadAttentionTest, RefusesWhatItCannotBe) {
   const auto make = [](const MultiheadAttentionOptions& options) { MultiheadAttention{options}; };
   EXPECT_THROW(make(MultiheadAttentionOptions(10, 4)), c10::ValueError);
@@ -125,6 +179,10 @@ TEST(MultiheadAttentionTest, RefusesWhatItCannotBe) {
                c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).position("rop")), c10::ValueError);
   EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).similarity("dot:gamma=1")), c10::ValueError);
+  EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).position("rope+sinusoidal")), c10::ValueError);
+  EXPECT_EQ(attention_position("rope+sinusoidal"), "rope");
+  EXPECT_EQ(attention_position("sinusoidal"), "none");
+  EXPECT_THROW(make(MultiheadAttentionOptions(8, 4).kdim(0)), c10::ValueError);
 }
 
 TEST(TokenPositionTest, AddsWhatBelongsToTokens) {

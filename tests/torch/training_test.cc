@@ -405,6 +405,74 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   }
 }
 
+// The mean loss where the memory of each stretch is read anew, one window after the other.
+double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length, int64_t longest,
+                     int64_t budget, int64_t memory) {
+  const torch::NoGradGuard no_grad;
+  double sum = 0;
+  int64_t count = 0;
+  for (const int64_t stretch : EvaluationStarts(text.size(), longest, longest, budget)) {
+    const int64_t windows = std::min((memory + length - 1) / length, stretch / length);
+    LanguageModelMemory remembered;
+    remembered.max_length = memory;
+    for (int64_t begin = stretch - windows * length; begin < stretch + longest; begin += length) {
+      std::vector<int64_t> bytes;
+      for (int64_t n = begin; n <= begin + length; ++n) bytes.push_back(text[n]);
+      const torch::Tensor tokens = torch::tensor(bytes).unsqueeze(0);
+      const torch::Tensor logs = torch::log_softmax(
+          model->forward(tokens.narrow(1, 0, length), nullptr, &remembered).to(torch::kDouble), 2);
+      if (begin < stretch) continue;
+      sum -= logs.gather(2, tokens.narrow(1, 1, length).unsqueeze(2)).sum().item<double>();
+      count += length;
+    }
+  }
+  return sum / static_cast<double>(count);
+}
+
+TEST(EvaluateTest, MemoryIsThatOfReadingOneWindowAfterTheOther) {
+  const std::string text = Text().substr(0, 1203);
+  for (const char* position :
+       {"none", "rope+alibi", "t5", "kerple", "sinusoidal", "cape", "conv:kernel=5:groups=4",
+        "relative:max_offset=9:values=true", "transformer_xl"}) {
+    LanguageModelOptions options = Small("dot", position);
+    options.depth = 2;
+    LanguageModel model = NewModel(options, 1);
+    model->eval();
+    for (const int64_t memory : {7, 24, 100, 600, 5000}) {
+      const std::vector<LengthLoss> losses = Evaluate(model, text, {8, 32}, 320, memory);
+      for (const LengthLoss& at : losses) {
+        EXPECT_NEAR(*at.loss, LossByWindows(model, text, at.length, 32, 320, memory), 2e-5)
+            << position << " " << memory << " " << at.length;
+      }
+    }
+  }
+}
+
+TEST(EvaluateTest, MemoryEndsWithTheText) {
+  const std::string text = Text().substr(0, 900);
+  LanguageModel model = NewModel(Small("umbral", "rope"), 1);
+  const LengthLoss whole = Evaluate(model, text, {16}, 200, 900)[0];
+  const LengthLoss more = Evaluate(model, text, {16}, 200, int64_t{1} << 40)[0];
+  EXPECT_EQ(*whole.loss, *more.loss);
+  EXPECT_EQ(*whole.last, *more.last);
+}
+
+TEST(EvaluateTest, MemoryIsReadInFewPasses) {
+  // 16 stretches of a window, up to 1000 windows into the text.
+  const std::string text = Text().substr(0, 8010);
+  LanguageModel model = NewModel(Small(), 1);
+  int passes = 0;
+  const auto count = [&] {
+    ++passes;
+    return true;
+  };
+  for (const int64_t memory : {2000, 100000}) {
+    passes = 0;
+    Evaluate(model, text, {8}, 128, memory, count);
+    EXPECT_LE(passes, 2 * 16) << memory;
+  }
+}
+
 TEST(TrainerTest, MemoryIsOfTheSegmentsBeforeInEachRow) {
   const std::string text = Text().substr(0, 300);
   TrainingOptions options = Short();
@@ -530,10 +598,28 @@ TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
   EXPECT_EQ(training.data_sha256, "00");
   EXPECT_EQ(ToJson(training.options), ToJson(half.options()));
   EXPECT_EQ(ToJson(checkpoint.model->options()), ToJson(model));
+  EXPECT_EQ(training.run.checkpoint_every, RunOptions().checkpoint_every);
+  EXPECT_EQ(training.run.evaluation_bytes, RunOptions().evaluation_bytes);
   Trainer resumed(checkpoint.model, data.train, training.options);
   resumed.Restore(training.optimizer, training.step);
   for (int step = 7; step < 12; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
+}
+
+TEST_F(CheckpointTest, HoldsWhatTheRunDoesBesideTraining) {
+  const TextData data = Data();
+  Trainer trainer(NewModel(Small(), 3), data.train, Short());
+  SaveCheckpoint(path_, trainer, data, Bytes(), {.checkpoint_every = 7, .evaluation_bytes = 99});
+  const RunOptions run = LoadCheckpoint(path_).training->run;
+  EXPECT_EQ(run.checkpoint_every, 7);
+  EXPECT_EQ(run.evaluation_bytes, 99);
+  // Files that were written before it had them.
+  SafeTensors file = ReadSafeTensors(path_);
+  nlohmann::json config = nlohmann::json::parse(file.metadata.at("gnomon"));
+  config.erase("run");
+  file.metadata["gnomon"] = config.dump();
+  WriteSafeTensors(path_, file);
+  EXPECT_EQ(LoadCheckpoint(path_).training->run.evaluation_bytes, 131072);
 }
 
 TEST_F(CheckpointTest, ResumedTrainingRemembers) {
@@ -662,6 +748,8 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   expect(with("/model/position", "learned"), "is missing");
   expect(with("/training/steps", 0), "steps is 0");
   expect(with("/training/batch", 1.5), "'batch' has the wrong type");
+  expect(with("/run", 1), "'checkpoint_every' is missing");
+  expect(with("/run/evaluation_bytes", 0), "'evaluation_bytes' is below 1");
 
   file = sound;
   file.tensors.erase("model.norm.weight");

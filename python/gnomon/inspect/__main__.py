@@ -13,9 +13,10 @@ try:
 except ImportError as error:
     sys.exit(f"gnomon: inspect draws with matplotlib: {error}")
 
+from gnomon._output import checked_output
 from gnomon._plots import STYLE
 from gnomon.inspect import cones, decay, encodings, model_pictures, rank
-from gnomon.inspect._pictures import Picture, unknown
+from gnomon.inspect._pictures import Picture, path, unknown
 
 PICTURES: dict[
     str,
@@ -74,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
     """Answers wrong input with one line, as the other commands do."""
 
     def error(self, message: str) -> NoReturn:
-        _fail(f"{self.prog.removeprefix('gnomon ')}: {message} (--help lists what there is)")
+        _fail(f"{self.prog.removeprefix('gnomon ')}: {message} (see --help)")
 
 
 def _fail(message: str) -> NoReturn:
@@ -92,14 +93,19 @@ def _parser() -> argparse.ArgumentParser:
         command = pictures.add_parser(name, help=text, description=f"Draws {text}.")
         add_arguments(command)
         command.add_argument(
-            "--out", type=pathlib.Path, default=pathlib.Path(f"{name}.png"),
+            "--out", type=path, default=pathlib.Path(f"{name}.png"),
             help="the picture, a file NAME.png; its numbers go to NAME.json (default %(default)s)",
         )  # fmt: skip
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
+    """Draws the picture that the words ask for; SystemExit with 2 where it cannot."""
+    with checked_output(_fail):
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(words: list[str]) -> int:
     try:
         if words and not words[0].startswith("-") and words[0] not in PICTURES:
             raise unknown("picture", words[0], PICTURES)
@@ -110,6 +116,13 @@ def main(arguments: list[str] | None = None) -> int:
             PICTURES[options.picture][2](options).save(options.out)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         _fail(str(error).removeprefix("gnomon: "))
+    except MemoryError:
+        _fail(f"inspect {options.picture}: not enough memory")
+    except RuntimeError as error:
+        # PyTorch's allocator has no class of its own.
+        if "allocate" not in str(error):
+            raise
+        _fail(f"inspect {options.picture}: not enough memory: {error}")
     print(options.out)
     return 0
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
 import math
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,12 +89,49 @@ def symbol(character: str) -> str:
     return "␣" if character == " " else character
 
 
-def integers(option: str, text: str) -> list[int]:
-    """Positive integers joined by commas."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{option}: '{text}'; expected integers joined by commas") from error
-    if min(values) < 1:
-        raise ValueError(f"{option}: {min(values)}; expected 1 or more")
-    return values
+def integer(lowest: int, highest: int) -> Callable[[str], int]:
+    """The type of an option: an integer within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(
+                f"{text}; expected an integer from {lowest} to {highest}"
+            )
+        return value
+
+    return parse
+
+
+def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
+    """The type of an option: integers within bounds, joined by commas."""
+    one = integer(lowest, highest)
+
+    def parse(text: str) -> list[int]:
+        try:
+            return [one(part) for part in text.split(",")]
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(
+                f"'{text}'; expected integers from {lowest} to {highest}, joined by commas"
+            ) from error
+
+    return parse
+
+
+def named(text: str) -> str:
+    """The type of an option whose value must say something."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty word")
+    return text
+
+
+def path(text: str) -> pathlib.Path:
+    """The type of an option that names a file or a folder."""
+    return pathlib.Path(named(text))
+
+
+#: The type of an option --seed.
+seed = integer(0, 2**53)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gnomon
 from gnomon._plots import colour
-from gnomon.inspect._pictures import Picture, new_figure, unknown
+from gnomon.inspect._pictures import Picture, named, new_figure, unknown
 
 #: Light from a horosphere of height 1; balls wide enough to be seen.
 RADII = {"penumbral": 1.0, "umbral": 0.5}
@@ -25,11 +25,18 @@ LIGHT = {
     "umbral": "light from above on balls of radius",
 }
 PIXELS = 1600
+#: Beyond these a cone is a line, or its numbers leave those of a float.
+LARGEST_R = 100
+LARGEST_NUMBER = 1e6
+LOWEST_HEIGHT = 1e-6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cone", default="penumbral,umbral", help="joined by commas (default %(default)s)"
+        "--cone",
+        type=named,
+        default="penumbral,umbral",
+        help="joined by commas (default %(default)s)",
     )
     parser.add_argument(
         "--r",
@@ -52,8 +59,12 @@ def points_of(pair: str) -> Tensor:
         points = torch.tensor([float(part) for part in pair.split(",")], dtype=torch.float64)
     except ValueError:
         points = torch.empty(0)
-    if points.numel() != 4 or not bool(points.isfinite().all()) or min(points[1::2].tolist()) <= 0:
-        raise ValueError(f"--pair: '{pair}'; expected four numbers X,H,X,H with heights above 0")
+    right = points.numel() == 4 and bool((points.abs() <= LARGEST_NUMBER).all())
+    if not right or not bool((points[1::2] >= LOWEST_HEIGHT).all()):
+        raise ValueError(
+            f"--pair: '{pair}'; expected four numbers X,H,X,H with heights above 0, from "
+            f"{LOWEST_HEIGHT:g} to {LARGEST_NUMBER:g}"
+        )
     return points.reshape(2, 2)
 
 
@@ -67,8 +78,8 @@ def draw(options: argparse.Namespace) -> Picture:
     for cone in cones:
         if cone not in RADII:
             raise unknown("cone", cone, RADII)
-    if options.r is not None and not 0 < options.r < math.inf:
-        raise ValueError(f"--r is {options.r}; expected a positive number")
+    if options.r is not None and not 0 < options.r <= LARGEST_R:
+        raise ValueError(f"--r is {options.r}; expected a number above 0, up to {LARGEST_R}")
     figure = new_figure(9.6, 3.4 * len(cones))
     panels = figure.subplots(len(cones), 1, squeeze=False)[:, 0]
     results = [
@@ -90,7 +101,8 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
     low, high = everything[:, 0].min() - 0.9, everything[:, 0].max() + 0.9
     ceiling = 1.12 * max(float(everything[:, 1].max()), r if cone == "penumbral" else 0)
     width = torch.linspace(float(low), float(high), PIXELS, dtype=torch.float64)
-    rows = max(2, math.ceil(PIXELS * ceiling / float(high - low)))
+    # Points that stand high above each other make no more rows than a picture shows.
+    rows = min(max(2, math.ceil(PIXELS * ceiling / float(high - low))), PIXELS)
     height = torch.linspace(1e-6, ceiling, rows, dtype=torch.float64)
     field = torch.stack(torch.meshgrid(width, height, indexing="xy"), -1)
     axes.grid(visible=False)

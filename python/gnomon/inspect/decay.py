@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import re
 from typing import Any
 
@@ -13,20 +12,12 @@ from torch import Tensor
 
 import gnomon
 from gnomon.inspect._model import load_model
-from gnomon.inspect._pictures import Picture, new_figure
+from gnomon.inspect._pictures import Picture, integer, named, new_figure, path
 from gnomon.inspect._probe import biases
-from gnomon.nn import MultiheadAttention
-from gnomon.position import Position
+from gnomon.nn import MultiheadAttention, attention_position
 
-
-class _Spec(Position):
-    """A position that is given by its specification."""
-
-    def __init__(self, spec: str) -> None:
-        self.spec = spec
-
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, []
+#: Each is a number of every curve in the file beside the picture, and a point in it.
+LONGEST_DISTANCE = 100_000
 
 
 def components(spec: str) -> list[str]:
@@ -44,7 +35,6 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     The bound of a score with rotated tokens, relative to distance (Su et al. 2021, section 3.4.3).
     """
     units = torch.eye(dim, dtype=torch.float64)
-    position = _Spec(spec)
 
     def turned(queries: Tensor, keys: Tensor) -> Tensor:
         # One head for each unit vector; with one key, lse is the score.
@@ -53,7 +43,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
             q,
             keys[None, :, None],
             keys.new_zeros(1, dim, 1, 1),
-            position=position,
+            position=spec,
             query_offset=0,
             scale=1.0,
             return_lse=True,
@@ -81,15 +71,23 @@ def turned_columns(module: MultiheadAttention) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--position",
+        type=named,
         default="rope,alibi,hype,t5,kerple",
         help="specifications joined by commas (default %(default)s)",
     )
     parser.add_argument(
-        "--model", type=pathlib.Path, help="draw what each layer of this checkpoint has learned"
+        "--model", type=path, help="draw what each layer of this checkpoint has learned"
     )
-    parser.add_argument("--distance", type=int, default=256, help="tokens back (%(default)s)")
-    parser.add_argument("--heads", type=int, default=8, help="(%(default)s)")
-    parser.add_argument("--head-dim", type=int, default=64, help="columns of a head (%(default)s)")
+    parser.add_argument(
+        "--distance",
+        type=integer(1, LONGEST_DISTANCE),
+        default=256,
+        help=f"tokens back, up to {LONGEST_DISTANCE} (%(default)s)",
+    )
+    parser.add_argument("--heads", type=integer(1, 256), default=8, help="(%(default)s)")
+    parser.add_argument(
+        "--head-dim", type=integer(1, 1024), default=64, help="columns of a head (%(default)s)"
+    )
 
 
 def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -103,7 +101,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
                 panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
                 continue
             module = MultiheadAttention(
-                options.heads * options.head_dim, options.heads, position=spec
+                options.heads * options.head_dim, options.heads, position=attention_position(spec)
             ).double()
             title = spec
             if name_of(spec) == "t5":
@@ -139,10 +137,6 @@ def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) 
 
 
 def draw(options: argparse.Namespace) -> Picture:
-    for name in ("distance", "heads", "head_dim"):
-        if getattr(options, name) < 1:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: {getattr(options, name)}; expected 1 or more")
     panels = _curves(options)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)

@@ -12,10 +12,25 @@ from torch import Tensor
 
 import gnomon
 from gnomon._plots import colour
-from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, shades, signed, symbol
+from gnomon.inspect._pictures import (
+    SIGNED,
+    Picture,
+    heat_map,
+    integer,
+    named,
+    new_figure,
+    seed,
+    shades,
+    signed,
+    symbol,
+)
 from gnomon.nn import TokenPosition
 
 LAYOUTS = "interleaved, split or split_xl"
+
+#: A picture has a point, and the file beside it a number, for each pair of positions.
+MOST_POSITIONS = 4096
+MOST_COLUMNS = 65536
 
 
 def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
@@ -44,18 +59,19 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
 def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--position",
+        type=named,
         default="sinusoidal,sinusoidal:layout=split,sinusoidal:shape=16x16",
         help="specifications joined by commas (default %(default)s)",
     )
-    parser.add_argument("--length", type=int, default=128, help="positions (%(default)s)")
-    parser.add_argument("--dim", type=int, default=128, help="columns (%(default)s)")
+    parser.add_argument(
+        "--length", type=integer(1, MOST_POSITIONS), default=128, help="positions (%(default)s)"
+    )
+    parser.add_argument(
+        "--dim", type=integer(2, MOST_COLUMNS), default=128, help="columns (%(default)s)"
+    )
 
 
 def draw_encoding(options: argparse.Namespace) -> Picture:
-    if options.length < 1 or options.dim < 2:
-        raise ValueError(
-            f"--length is {options.length} and --dim {options.dim}; expected at least 1 and 2"
-        )
     specs = options.position.split(",")
     figure = new_figure(8.4, 3.5 * len(specs))
     panels = figure.subplots(len(specs), 2, squeeze=False)
@@ -99,14 +115,18 @@ def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
 
 
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shift", type=int, default=3, help="k, in tokens (%(default)s)")
-    parser.add_argument("--dim", type=int, default=16, help="columns, an even number (%(default)s)")
-    parser.add_argument("--layout", default="interleaved", help=f"{LAYOUTS} (default %(default)s)")
+    parser.add_argument(
+        "--shift", type=integer(-(10**9), 10**9), default=3, help="k, in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--dim", type=integer(2, 128), default=16, help="columns, an even number (%(default)s)"
+    )
+    parser.add_argument(
+        "--layout", type=named, default="interleaved", help=f"{LAYOUTS} (default %(default)s)"
+    )
 
 
 def draw_rotation(options: argparse.Namespace) -> Picture:
-    if options.dim < 2 or options.dim > 128:
-        raise ValueError(f"--dim is {options.dim}; expected 2 to 128")
     matrix, error = shift_matrix(options.shift, options.dim, options.layout)
     figure = new_figure(9.4, 4.3)
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
@@ -160,13 +180,18 @@ def sinusoid_pairs(table: Tensor) -> list[tuple[int, int]]:
 
 def add_terms_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--text", default="to be or not to be", help="a token a character (default %(default)r)"
+        "--text", default="to be or not to be", help="one token per character (default %(default)r)"
     )
     parser.add_argument(
-        "--position", default="sinusoidal", help="added to the tokens (default %(default)s)"
+        "--position",
+        type=named,
+        default="sinusoidal",
+        help="added to the tokens (default %(default)s)",
     )
-    parser.add_argument("--dim", type=int, default=128, help="columns (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the characters (%(default)s)")
+    parser.add_argument(
+        "--dim", type=integer(2, MOST_COLUMNS), default=128, help="columns (%(default)s)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the characters (%(default)s)")
 
 
 def draw_terms(options: argparse.Namespace) -> Picture:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from matplotlib.colors import PowerNorm
 from torch import Tensor
 
 from gnomon.inspect._model import load_model
-from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, signed, symbol
+from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, path, signed, symbol
 from gnomon.inspect._probe import weights
 from gnomon.models import LanguageModel
 
@@ -39,7 +38,7 @@ def attention_of(model: LanguageModel, text: str) -> Tensor:
 
 def add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", type=pathlib.Path, required=True, help="a checkpoint file, or a run's folder"
+        "--model", type=path, required=True, help="a checkpoint file, or a run's folder"
     )
     parser.add_argument(
         "--text",
@@ -126,7 +125,7 @@ def _name(byte: int) -> str:
 
 def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", type=pathlib.Path, required=True, help="a checkpoint file, or a run's folder"
+        "--model", type=path, required=True, help="a checkpoint file, or a run's folder"
     )
 
 

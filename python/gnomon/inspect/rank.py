@@ -20,7 +20,15 @@ from torch import Tensor
 
 import gnomon
 from gnomon._plots import line_style
-from gnomon.inspect._pictures import Picture, integers, new_figure, unknown
+from gnomon.inspect._pictures import (
+    Picture,
+    integer,
+    integers,
+    named,
+    new_figure,
+    seed,
+    unknown,
+)
 from gnomon.similarity import Dot, Penumbral, Similarity, Umbral
 
 SIMILARITIES: dict[str, Similarity] = {
@@ -109,17 +117,32 @@ def train(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--similarity",
+        type=named,
         default="dot,penumbral,umbral",
         help="of dot, penumbral and umbral, joined by commas (default %(default)s)",
     )
-    parser.add_argument("--dims", default="2,3,4,8", help="joined by commas (default %(default)s)")
-    parser.add_argument("--branching", type=int, default=2, help="children of a node (%(default)s)")
-    parser.add_argument("--depth", type=int, default=3, help="levels below the root (%(default)s)")
-    parser.add_argument("--steps", type=int, default=500, help="of Adam (%(default)s)")
     parser.add_argument(
-        "--restarts", type=int, default=8, help="random beginnings; the best counts (%(default)s)"
+        "--dims",
+        type=integers(2, 1024),
+        default="2,3,4,8",
+        help="joined by commas, each 2 or more, as a cone needs (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the beginnings (%(default)s)")
+    parser.add_argument(
+        "--branching", type=integer(1, 1000), default=2, help="children of a node (%(default)s)"
+    )
+    parser.add_argument(
+        "--depth", type=integer(2, 1000), default=3, help="levels below the root (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=integer(1, 10**9), default=500, help="of Adam (%(default)s)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=integer(1, 10_000),
+        default=8,
+        help="random beginnings; the best counts (%(default)s)",
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the beginnings (%(default)s)")
 
 
 @contextlib.contextmanager
@@ -139,16 +162,11 @@ def draw(options: argparse.Namespace) -> Picture:
     for name in names:
         if name not in SIMILARITIES:
             raise unknown("similarity", name, SIMILARITIES)
-    dims = integers("--dims", options.dims)
-    if min(dims) < 2:
-        raise ValueError(f"--dims: {min(dims)}; a cone needs two dimensions or more")
-    for name in ("branching", "steps", "restarts"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name}: {getattr(options, name)}; expected 1 or more")
-    if options.depth < 2 or (options.depth + 1) * options.branching**options.depth > 2000:
+    dims = options.dims
+    if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
-            f"--depth: {options.depth} with --branching {options.branching}; expected 2 levels or "
-            "more, and a tree that is small"
+            f"--depth: {options.depth} with --branching {options.branching}; expected "
+            "a tree that is small"
         )
     below = descendants(options.branching, options.depth)
     results: list[dict[str, Any]] = []

@@ -174,10 +174,14 @@ class _LearnedSimilarity(torch.nn.Module):
 
     def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        names, starts, learned = ops.module_tensors(spec, "none", num_heads, head_dim, head_dim, 1)
+        names, starts, learned = ops.module_tensors(
+            spec, "none", num_heads, head_dim, head_dim, 1, []
+        )
         self._factor = next((name.removesuffix("_theta") for name in names if "_theta" in name), "")
         # To the operator, what is learned is a tensor and no option.
-        self.spec = spec.replace(f":{self._factor}=learned", "")
+        self.spec = spec
+        if self._factor:
+            self.spec = spec.replace(f":{self._factor}=learned", "") + f":{self._factor}=tensor"
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             value = start.to(torch.get_default_dtype())
             if is_learned:

@@ -1,0 +1,47 @@
+"""Backward passes that have no derivative of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class _Refusal(torch.autograd.Function):
+    """The gradients as they are, whose own gradient is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: str, gradients: tuple[Any, ...], *inputs: Any) -> Any:
+        ctx.operator = operator
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *d_gradients: Any) -> Any:
+        raise NotImplementedError(
+            f"gnomon.{ctx.operator}: second derivatives (the gradient of a gradient, as by "
+            "create_graph=True) are not there; expected first ones. Detach the gradient where it "
+            "counts as a constant"
+        )
+
+
+def first_derivatives_only(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Of the backward of an autograd.Function.
+
+    As torch.autograd.function.once_differentiable, but it names the operator, and also refuses
+    where the saved tensors alone require grad.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def wrapper(ctx: Any, *d_outputs: Any) -> Any:
+            with torch.no_grad():
+                gradients = backward(ctx, *d_outputs)
+            if not torch.is_grad_enabled():
+                return gradients
+            return _Refusal.apply(operator, gradients, *d_outputs, *ctx.saved_tensors)
+
+        return wrapper
+
+    return decorate

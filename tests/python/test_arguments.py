@@ -1,0 +1,536 @@
+"""What users write without a second thought: one value for all, NumPy's numbers, lists."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+
+import gnomon
+from gnomon import nn, position, similarity
+from gnomon.models import LanguageModel
+
+B, H, L, D = 2, 4, 6, 8
+
+SIMILARITIES = {
+    "laplacian": (similarity.Laplacian, 0.5),
+    "gaussian": (similarity.Gaussian, 0.5),
+    "umbral": (similarity.Umbral, 0.5),
+    "umbral log": (functools.partial(similarity.Umbral, score="log"), 0.5),
+    "umbral exp": (functools.partial(similarity.Umbral, map="exp"), 0.5),
+    "penumbral": (similarity.Penumbral, 0.5),
+    "penumbral height2": (functools.partial(similarity.Penumbral, score="height2"), 0.5),
+    "penumbral log": (functools.partial(similarity.Penumbral, score="log"), 0.5),
+    "hyperbolic": (similarity.Hyperbolic, 0.5),
+    "half-space": (functools.partial(similarity.Hyperbolic, model="half_space"), 0.5),
+    "ball": (functools.partial(similarity.Hyperbolic, model="ball"), 0.5),
+    "klein": (functools.partial(similarity.Hyperbolic, model="klein"), 0.5),
+    "entailment": (similarity.Entailment, 0.5),
+}
+
+
+def on_grid(bias, **arguments):
+    return position.Grid((2, 3), [bias, position.ALiBi(0.5)], **arguments)
+
+
+# Of values for heads: one at a time, the others numbers.
+POSITIONS = {
+    "alibi": (position.ALiBi, 0.5),
+    "hype's tau": (lambda tau: position.HyPE(tau, 0.1), 0.5),
+    "hype's mu": (lambda mu: position.HyPE(0.5, mu), 0.1),
+    "hype's mu, abs": (lambda mu: position.HyPE(0.5, mu, "abs"), 0.1),
+    "hype's mu, cosh": (lambda mu: position.HyPE(0.5, mu, "cosh"), 0.1),
+    "kerple's r1": (lambda r1: position.Kerple(r1, 0.7), 0.5),
+    "kerple's r2": (lambda r2: position.Kerple(0.5, r2), 0.7),
+    "kerple's r2, power": (lambda r2: position.Kerple(0.5, r2, "power"), 0.7),
+    "alibi on a grid": (lambda slopes: on_grid(position.ALiBi(slopes)), 0.5),
+    "hype on a grid": (lambda tau: on_grid(position.HyPE(tau, 0.1)), 0.5),
+    "kerple on a grid": (lambda r1: on_grid(position.Kerple(r1, 0.7)), 0.5),
+}
+
+
+def draw(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+# Drawn once: within vmap nothing can be.
+TOKENS = draw((B, H, L, D), (B, 2, L, D), (B, 2, L, D))
+NODES = draw((L, H, D), (L, 2, D), (L, 2, D))
+INDICES = torch.randint(L, (3 * L,), generator=torch.Generator().manual_seed(0))
+
+
+def make_tokens(dtype=torch.float64):
+    return [x.to(dtype, copy=True) for x in TOKENS]
+
+
+def make_graph():
+    return *(x.clone() for x in NODES), torch.arange(0, 3 * L + 1, 3), INDICES
+
+
+def of_similarity(make, value):
+    return gnomon.attention(*make_tokens(), similarity=make(value), causal=True, return_lse=True)
+
+
+def of_graph(make, value):
+    return gnomon.graph_attention(*make_graph(), make(value), return_lse=True)
+
+
+def of_position(make, value):
+    return gnomon.attention(*make_tokens(), position=make(value), return_lse=True)
+
+
+HEAD_VALUES = {
+    **{f"{name}": (of_similarity, *case) for name, case in SIMILARITIES.items()},
+    **{f"{name} in a graph": (of_graph, *case) for name, case in SIMILARITIES.items()},
+    **{name: (of_position, *case) for name, case in POSITIONS.items()},
+}
+
+
+def gradient_of(call, make, value):
+    o, lse = call(make, value)
+    (o.square().sum() + lse.sin().sum()).backward()
+    return o.detach(), lse.detach(), value.grad
+
+
+@pytest.mark.parametrize("kind", [Parameter, torch.Tensor.requires_grad_])
+@pytest.mark.parametrize("name", HEAD_VALUES)
+def test_one_value_for_all_heads(name, kind):
+    call, make, number = HEAD_VALUES[name]
+    o, lse, gradient = gradient_of(call, make, kind(torch.tensor(number, dtype=torch.float64)))
+    each = torch.full((H,), number, dtype=torch.float64, requires_grad=True)
+    expected_o, expected_lse, of_each = gradient_of(call, make, each)
+    assert torch.equal(o, expected_o)
+    assert torch.equal(lse, expected_lse)
+    assert gradient.shape == ()
+    torch.testing.assert_close(gradient, of_each.sum(), rtol=1e-12, atol=1e-12)
+    assert gradient != 0
+
+
+@pytest.mark.parametrize("name", HEAD_VALUES)
+def test_one_value_for_all_heads_compiled(name):
+    call, make, number = HEAD_VALUES[name]
+
+    def step(value):
+        o, lse = call(make, value)
+        return o.square().sum() + lse.sin().sum()
+
+    value = Parameter(torch.tensor(number, dtype=torch.float64))
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=False)
+    (gradient,) = torch.autograd.grad(compiled(value), value)
+    (expected,) = torch.autograd.grad(step(value), value)
+    assert gradient.shape == ()
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "penumbral in a graph", "hype's tau"])
+def test_one_value_for_all_heads_of_each_sample(name):
+    call, make, number = HEAD_VALUES[name]
+    values = number * torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
+    results = torch.func.vmap(lambda value: call(make, value)[0])(values)
+    gradients = torch.func.vmap(torch.func.grad(lambda value: call(make, value)[0].square().sum()))(
+        values
+    )
+    assert gradients.shape == values.shape
+    for value, result, gradient in zip(values, results, gradients, strict=True):
+        torch.testing.assert_close(result, call(make, value)[0])
+        expected = torch.func.grad(lambda value: call(make, value)[0].square().sum())(value)
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_one_value_for_all_heads_of_low_precision():
+    """float32 beside bfloat16, and bfloat16 itself."""
+    q, k, v = make_tokens(torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16):
+        gamma = Parameter(torch.tensor(0.5, dtype=dtype))
+        o = gnomon.attention(q, k, v, similarity=similarity.Laplacian(gamma))
+        assert torch.equal(o, gnomon.attention(q, k, v, similarity=similarity.Laplacian(0.5)))
+        o.float().square().sum().backward()
+        assert (gamma.grad.shape, gamma.grad.dtype) == ((), dtype)
+
+
+def test_one_value_for_all_heads_of_hype_augment():
+    q, k, _ = make_tokens()
+    for grid in (None, (2, 3)):
+        values = [Parameter(torch.tensor(x, dtype=torch.float64)) for x in (0.5, 0.1)]
+        ours = gnomon.hype_augment(q, k, *values, axes=grid)
+        for tensor, expected in zip(
+            ours, gnomon.hype_augment(q, k, 0.5, 0.1, axes=grid), strict=True
+        ):
+            assert torch.equal(tensor, expected)
+        (ours[0].sum() + ours[1].square().sum()).backward()
+        assert all(value.grad.shape == () for value in values)
+
+
+def test_two_values_for_four_heads_stay_an_error():
+    for value in (torch.ones(2), torch.ones(1), torch.ones(1, 1)):
+        with pytest.raises(ValueError, match=r"expected \(H,\) = \(4,\), or \(\) for all heads"):
+            of_similarity(similarity.Laplacian, value.double())
+
+
+def module(**arguments):
+    torch.manual_seed(1)
+    attention = nn.MultiheadAttention(16, H, position="alibi").double()
+    torch.manual_seed(0)
+    return attention(torch.randn(B, L, 16, dtype=torch.float64), **arguments)
+
+
+def encoding(spec, **arguments):
+    torch.manual_seed(1)
+    encode = nn.TokenPosition(spec, 16, 32).double().eval()
+    torch.manual_seed(0)
+    return encode(torch.randn(B, L, 16, dtype=torch.float64), **arguments)
+
+
+def attend(**arguments):
+    return gnomon.attention(*make_tokens(), position=position.ALiBi(0.5), **arguments)
+
+
+def linear(**arguments):
+    return gnomon.linear_attention(*make_tokens(), **arguments)
+
+
+# Calls with integers for each batch.
+BATCH_CALLS = {
+    "key_lengths": (attend, "key_lengths", 4),
+    "key_starts": (attend, "key_starts", 2),
+    "query_offset": (attend, "query_offset", 3),
+    "key_lengths of a module": (module, "key_lengths", 4),
+    "key_starts of a module": (module, "key_starts", 2),
+    "query_offset of a module": (module, "query_offset", 3),
+    "key_lengths of linear attention": (linear, "key_lengths", 4),
+    "favor": (functools.partial(linear, feature="favor"), "key_lengths", 4),
+    "causal": (functools.partial(linear, causal=True), "key_lengths", 4),
+    "lengths of a convolution": (
+        functools.partial(encoding, "conv:kernel=5:groups=4"),
+        "lengths",
+        4,
+    ),
+    "lengths of cape": (functools.partial(encoding, "cape:normalize"), "lengths", 4),
+}
+# Ways to write that number, and the tensor for each batch.
+NUMBERS = {
+    "an int": int,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "an array without axes": np.array,
+    "a tensor without axes": torch.tensor,
+    "an int32 tensor": functools.partial(torch.tensor, dtype=torch.int32),
+}
+LISTS = {
+    "a list": list,
+    "a tuple": tuple,
+    "an array": np.array,
+    "NumPy's numbers": lambda numbers: [np.int32(number) for number in numbers],
+    "tensors": lambda numbers: [torch.tensor(number) for number in numbers],
+    "int16": lambda numbers: np.array(numbers, np.int16),
+    "an int32 tensor": functools.partial(torch.tensor, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize("way", NUMBERS)
+@pytest.mark.parametrize("name", BATCH_CALLS)
+def test_one_integer_for_all_batches(name, way):
+    call, argument, number = BATCH_CALLS[name]
+    expected = call(**{argument: torch.full((B,), number)})
+    assert torch.equal(call(**{argument: NUMBERS[way](number)}), expected)
+    other = call(**{argument: torch.full((B,), number - 1)})
+    # A shift of all positions does nothing to ALiBi.
+    assert argument == "query_offset" or not torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("way", LISTS)
+@pytest.mark.parametrize("name", BATCH_CALLS)
+def test_integers_in_a_list(name, way):
+    call, argument, number = BATCH_CALLS[name]
+    numbers = [number, number - 1]
+    ours = call(**{argument: LISTS[way](numbers)})
+    assert torch.equal(ours, call(**{argument: torch.tensor(numbers)}))
+
+
+@pytest.mark.parametrize("zero", [0, np.int64(0), np.array(0)])
+def test_no_offset_on_a_grid(zero):
+    """A grid has no offsets for each batch; one number is none of them."""
+    grid = on_grid(position.ALiBi(0.5))
+    ours = gnomon.attention(*make_tokens(), position=grid, query_offset=zero)
+    assert torch.equal(ours, gnomon.attention(*make_tokens(), position=grid))
+
+
+def test_a_range_of_integers():
+    ours = attend(key_lengths=range(3, 5))
+    assert torch.equal(ours, attend(key_lengths=torch.tensor([3, 4])))
+
+
+@pytest.mark.parametrize("call", [attend, module])
+@pytest.mark.parametrize("way", LISTS)
+def test_segments_in_lists(call, way):
+    queries, keys = [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]], [[0, 0, 1, 1, 1, 1], [0] * 4 + [1, 2]]
+    make = LISTS[way]
+    expected = call(query_segments=torch.tensor(queries), key_segments=torch.tensor(keys))
+    if way != "an int32 tensor":
+        nested = call(
+            query_segments=[make(row) for row in queries]
+            if way == "tensors"
+            else make(queries)
+            if way in ("an array", "int16")
+            else list(map(make, queries)),
+            key_segments=list(map(list, keys)),
+        )
+        assert torch.equal(nested, expected)
+    # The same for all batches.
+    for row in (0, 1):
+        ours = call(query_segments=make(queries[row]), key_segments=make(keys[row]))
+        repeated = call(
+            query_segments=torch.tensor([queries[row]] * B),
+            key_segments=torch.tensor([keys[row]] * B),
+        )
+        assert torch.equal(ours, repeated)
+        assert torch.equal(ours[row], expected[row])
+
+
+def test_a_graph_in_lists():
+    q, k, v, indptr, indices = make_graph()
+    expected = gnomon.graph_attention(q, k, v, indptr, indices)
+    for make in (list, tuple, np.array, functools.partial(np.array, dtype=np.int32)):
+        ours = gnomon.graph_attention(q, k, v, make(indptr.tolist()), make(indices.tolist()))
+        assert torch.equal(ours, expected)
+
+
+def test_positions_in_lists():
+    distances = [[-3, 0], [2, 200]]
+    assert torch.equal(
+        gnomon.t5_bucket(distances, True), gnomon.t5_bucket(torch.tensor(distances), True)
+    )
+    assert torch.equal(gnomon.sinusoid(range(5), 8), gnomon.sinusoid(torch.arange(5), 8))
+
+
+def test_integers_of_one_number_elsewhere():
+    """Tensors without axes for what is one integer."""
+    two = torch.tensor(2)
+    q, k, v = make_tokens()
+    rope = position.RoPE()
+    assert torch.equal(linear(rope=rope, query_offset=two), linear(rope=rope, query_offset=2))
+    for augmented, expected in zip(
+        gnomon.hype_augment(q, k, 0.5, 0.1, copies=two, query_offset=two),
+        gnomon.hype_augment(q, k, 0.5, 0.1, copies=2, query_offset=2),
+        strict=True,
+    ):
+        assert torch.equal(augmented, expected)
+    assert torch.equal(encoding("sinusoidal", offset=two), encoding("sinusoidal", offset=2))
+    table = torch.randn(5, D, dtype=torch.float64)
+    assert torch.equal(
+        gnomon.attention(q, k, v, position=position.Relative(table, two)),
+        gnomon.attention(q, k, v, position=position.Relative(table, 2)),
+    )
+    assert torch.equal(
+        gnomon.attention(q, k, v, dropout=0.5, seed=two),
+        gnomon.attention(q, k, v, dropout=0.5, seed=2),
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [np.float16, np.float32, np.float64, np.array, functools.partial(np.array, dtype=np.float32)],
+)
+def test_numpy_numbers(make):
+    """Numbers that are the same in all types."""
+    q, k, v = make_tokens()
+    number = make(0.5)
+    for arguments in (
+        lambda x: {"scale": x},
+        lambda x: {"dropout": x, "seed": 3},
+        *(lambda x, make=make: {"similarity": make(x)} for make, _ in SIMILARITIES.values()),
+        *(lambda x, make=make: {"position": make(x)} for make, _ in POSITIONS.values()),
+        lambda x: {"similarity": similarity.Umbral(1.0, r=x)},
+        lambda x: {"similarity": similarity.Penumbral(1.0, r=x)},
+        lambda x: {"similarity": similarity.Entailment(1.0, K=x)},
+        lambda x: {"position": position.RoPE(base=x)},
+    ):
+        ours = gnomon.attention(q, k, v, **arguments(number))
+        assert torch.equal(ours, gnomon.attention(q, k, v, **arguments(0.5)))
+    scores = q[..., :1], k[..., :1], v
+    assert torch.equal(
+        gnomon.attention(*scores, similarity=similarity.Additive(number)),
+        gnomon.attention(*scores, similarity=similarity.Additive(0.5)),
+    )
+    graph = make_graph()
+    assert torch.equal(
+        gnomon.graph_attention(*graph, scale=number), gnomon.graph_attention(*graph, scale=0.5)
+    )
+    for ours, expected in zip(
+        gnomon.hype_augment(q, k, number, number),
+        gnomon.hype_augment(q, k, 0.5, 0.5),
+        strict=True,
+    ):
+        assert torch.equal(ours, expected)
+    points = torch.rand(2, 5, 3)
+    for of in (gnomon.cones.ancestor, gnomon.cones.lowest_common_ancestor):
+        assert torch.equal(of(*points, r=number), of(*points, r=0.5))
+    assert nn.MultiheadAttention(16, 4, dropout=number).dropout == 0.5
+    cape = nn.CAPE(8, global_shift=number, local_shift=number, global_scale=make(1.5))
+    assert cape.spec == nn.CAPE(8, 0.5, 0.5, 1.5).spec
+    assert LanguageModel(11, 8, 1, 2, 16, dropout=number).options["dropout"] == 0.5
+
+
+def test_numpy_numbers_are_not_rounded():
+    """0.1 in float32 is another number than 0.1."""
+    q, k, v = make_tokens()
+    for make in (lambda x: {"scale": x}, lambda x: {"similarity": similarity.Gaussian(x)}):
+        ours = gnomon.attention(q, k, v, **make(np.float32(0.1)))
+        assert torch.equal(ours, gnomon.attention(q, k, v, **make(float(np.float32(0.1)))))
+        assert not torch.equal(ours, gnomon.attention(q, k, v, **make(0.1)))
+
+
+@pytest.mark.parametrize("make", [np.bool_, np.array])
+def test_numpy_flags(make):
+    q, k, v = make_tokens()
+    graph = make_graph()
+    for flag in (True, False):
+        ours = make(flag)
+        assert torch.equal(attend(causal=ours), attend(causal=flag))
+        assert torch.equal(module(causal=ours), module(causal=flag))
+        assert torch.equal(linear(causal=ours), linear(causal=flag))
+        assert isinstance(gnomon.attention(q, k, v, return_lse=ours), tuple) is flag
+        assert isinstance(gnomon.graph_attention(*graph, return_lse=ours), tuple) is flag
+        buckets = torch.arange(-40, 40)
+        assert torch.equal(gnomon.t5_bucket(buckets, ours), gnomon.t5_bucket(buckets, flag))
+        table = torch.randn(32, H, dtype=torch.float64)
+        assert torch.equal(
+            gnomon.attention(q, k, v, position=position.T5(table, ours)),
+            gnomon.attention(q, k, v, position=position.T5(table, flag)),
+        )
+        assert (nn.MultiheadAttention(8, 2, bias=ours).q_proj.bias is not None) is flag
+        assert nn.Convolutional(8, 3, 2, causal=ours).causal is flag
+        assert nn.CAPE(8, normalize=ours).spec == nn.CAPE(8, normalize=flag).spec
+
+
+@pytest.mark.parametrize("number", [np.bool_(True), np.complex64(1), np.str_("1"), np.ones(4)])
+def test_what_is_no_number(number):
+    q, k, v = make_tokens()
+    for argument in ("scale", "dropout", "seed"):
+        with pytest.raises(TypeError, match=rf"gnomon.attention: {argument} is a "):
+            gnomon.attention(q, k, v, **{argument: number})
+    with pytest.raises(TypeError, match=r"gamma of gaussian is a .*; expected a number or a tens"):
+        gnomon.attention(q, k, v, similarity=similarity.Gaussian(number))
+    with pytest.raises(TypeError, match="prefix is a "):
+        position.Grid((2, 3), [position.ALiBi(0.5)] * 2, prefix=number)
+
+
+@pytest.mark.parametrize("flag", [1, 0.0, np.int64(1), np.array([True]), "True", None])
+def test_what_is_no_flag(flag):
+    with pytest.raises(TypeError, match=r"causal is a .*; expected True or False"):
+        attend(causal=flag)
+
+
+WRONG_INTEGERS = {
+    "a float": ([4.0, 3], TypeError, r"key_lengths\[0\] is a float; expected an integer"),
+    "a flag": ([4, True], TypeError, r"key_lengths\[1\] is a bool; expected an integer"),
+    "a word": ("44", TypeError, "key_lengths is a str; expected a Tensor, a sequence of integers"),
+    "a number": (4.5, TypeError, "key_lengths is a float; expected a Tensor, a sequence of"),
+    "floats": (np.ones(2), TypeError, r"key_lengths\[0\] is a float; expected an integer"),
+    "a large one": ([4, 2**63], ValueError, r"key_lengths\[1\] is 9223.*; expected an int64"),
+    "rows": ([[1, 2], [3]], ValueError, "key_lengths has rows of several lengths"),
+    "too many": ([1, 2, 3], ValueError, r"has shape \[3\]; expected \(B,\) = \(2,\), or \(\)"),
+    "a tensor of floats": (torch.tensor(4.0), TypeError, "key_lengths has dtype Float"),
+    "beyond the keys": (7, ValueError, r"key_lengths\[0\] is 7; expected 0 to Lk = 6"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_INTEGERS)
+def test_wrong_integers(name):
+    value, error, message = WRONG_INTEGERS[name]
+    with pytest.raises(error, match=message):
+        attend(key_lengths=value)
+
+
+@pytest.mark.parametrize("call", [attend, module])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("both", [0, 2, np.int64(2), torch.tensor(2)])
+def test_one_number_for_a_window(call, causal, both):
+    ours = call(window=both, causal=causal)
+    assert torch.equal(ours, call(window=(int(both), int(both)), causal=causal))
+    assert not torch.equal(ours, call(window=(int(both), 3), causal=False))
+
+
+def test_a_wrong_window():
+    with pytest.raises(ValueError, match="window has left = -1; expected at least 0"):
+        attend(window=-1)
+    with pytest.raises(TypeError, match=r"window is a float; expected \(left, right\), one number"):
+        attend(window=1.5)
+    for window in ((), (1,), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"window is .*; expected \(left, right\)"):
+            attend(window=window)
+
+
+WAYS_COMPILED = {
+    "a list": [4, 3],
+    "a range": range(4, 2, -1),
+    "an array": np.array([4, 3]),
+    "a tensor": torch.tensor([4, 3]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_COMPILED)
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_integers_compiled(way, is_argument):
+    """Known while it is compiled, and not."""
+    lengths = WAYS_COMPILED[way]
+    tokens = make_tokens()
+
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    def compiled(q, k, v, given=None):
+        return gnomon.attention(q, k, v, key_lengths=lengths if given is None else given)
+
+    ours = compiled(*tokens, *([lengths] if is_argument else []))
+    torch.testing.assert_close(ours, gnomon.attention(*tokens, key_lengths=torch.tensor([4, 3])))
+
+
+def test_numpy_numbers_compiled():
+    """They are data to torch.compile, so that the graph breaks."""
+    tokens = make_tokens()
+    arguments = {
+        "scale": np.float32(0.5),
+        "causal": np.bool_(True),
+        "window": np.int64(2),
+        "dropout": np.float64(0.5),
+        "seed": np.int32(3),
+    }
+    plain = {"scale": 0.5, "causal": True, "window": 2, "dropout": 0.5, "seed": 3}
+
+    @functools.partial(torch.compile, backend="aot_eager")
+    def compiled(*tokens, **arguments):
+        return gnomon.attention(*tokens, **arguments)
+
+    expected = gnomon.attention(*tokens, **plain)
+    torch.testing.assert_close(compiled(*tokens, **arguments), expected)
+
+
+def test_all_of_it_compiled():
+    """In one graph, for lengths that change."""
+
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=True)
+    def compiled(q, k, v, gamma, slopes, length):
+        return call(q, k, v, gamma, slopes, length)
+
+    def call(q, k, v, gamma, slopes, length):
+        return gnomon.attention(
+            q,
+            k,
+            v,
+            similarity=similarity.Gaussian(gamma),
+            position=position.ALiBi(slopes),
+            window=3,
+            key_lengths=length,
+            key_starts=[0, 1],
+            query_offset=torch.tensor(0),
+        )
+
+    gamma, slopes = (Parameter(torch.tensor(x)) for x in (0.5, 0.1))
+    for tokens in (5, 7, 9):
+        q, k, v = torch.randn(3, 2, H, tokens, D)
+        arguments = q, k, v, gamma, slopes, torch.tensor(tokens - 1)
+        torch.testing.assert_close(compiled(*arguments), call(*arguments))
+        ours = torch.autograd.grad(compiled(*arguments).square().sum(), (gamma, slopes))
+        expected = torch.autograd.grad(call(*arguments).square().sum(), (gamma, slopes))
+        torch.testing.assert_close(ours, expected)

@@ -1,0 +1,494 @@
+"""From torch.nn: weights, layers in the place of torch's, grids of another resolution."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import gnomon
+from gnomon import nn
+from gnomon.position import ALiBi, Grid, GridBias, OffsetBias, RoPE
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def theirs(dtype=torch.float64, seed=0, **arguments):
+    torch.manual_seed(seed)
+    module = torch.nn.MultiheadAttention(32, 4, **{"batch_first": True} | arguments)
+    with torch.no_grad():
+        for parameter in module.parameters():  # biases start at 0
+            parameter.normal_(0, 0.3)
+    return module.to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "widths", [{}, {"kdim": 20}, {"vdim": 12}, {"kdim": 20, "vdim": 12}], ids=str
+)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+def test_from_torch(dtype, bias, widths, batch_first, padded):
+    module = theirs(dtype, bias=bias, batch_first=batch_first, **widths)
+    own = nn.MultiheadAttention.from_torch(module)
+    query = torch.randn(3, 7, 32).to(dtype)
+    key = torch.randn(3, 9, module.kdim).to(dtype)
+    value = torch.randn(3, 9, module.vdim).to(dtype)
+    mask = torch.rand(3, 9) < 0.4 if padded else None
+    if padded:
+        mask[:, 4] = False  # torch gives NaN where no key is left
+    side = (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
+    expected, weights = module(side(query), side(key), side(value), key_padding_mask=mask)
+    got = own(query, key, value, key_padding_mask=mask)
+    assert got.dtype == dtype
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+    torch.testing.assert_close(got, side(expected), atol=tolerance, rtol=tolerance)
+    if not padded:
+        mine = own.attention_weights(query, key, slice(None)).mean(1)
+        torch.testing.assert_close(mine, weights, atol=tolerance, rtol=tolerance)
+
+
+def test_gradients_from_torch():
+    module = theirs()
+    own = nn.MultiheadAttention.from_torch(module)
+    x = torch.randn(2, 6, 32, dtype=torch.float64)
+    future = torch.nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
+    module(x, x, x, attn_mask=future, is_causal=True)[0].square().sum().backward()
+    own(x, causal=True).square().sum().backward()
+    parts = [own.q_proj, own.k_proj, own.v_proj]
+    torch.testing.assert_close(
+        torch.cat([part.weight.grad for part in parts]), module.in_proj_weight.grad
+    )
+    torch.testing.assert_close(
+        torch.cat([part.bias.grad for part in parts]), module.in_proj_bias.grad
+    )
+    torch.testing.assert_close(own.out_proj.weight.grad, module.out_proj.weight.grad)
+
+
+def test_what_from_torch_keeps():
+    module = theirs(torch.float32, dropout=0.3).train()
+    module.in_proj_weight.requires_grad_(False)
+    own = nn.MultiheadAttention.from_torch(module, similarity="penumbral", position="rope+t5")
+    assert own.dropout == 0.3
+    assert own.training
+    assert {n: p.requires_grad for n, p in own.named_parameters()} == {
+        "gamma_theta": True,
+        "t5_table": True,
+        **{f"{part}_proj.weight": False for part in "qkv"},
+        **{f"{part}_proj.bias": True for part in "qkv"},
+        "out_proj.weight": True,
+        "out_proj.bias": True,
+    }
+    with torch.no_grad():
+        own.q_proj.weight.zero_()
+    assert module.in_proj_weight[:32].any()
+    assert own.similarity == "penumbral"
+    assert not nn.MultiheadAttention.from_torch(module.eval()).training
+
+
+@pytest.mark.parametrize("widths", [{}, {"kdim": 20, "vdim": 12}], ids=str)
+def test_a_state_of_torch_loads(widths):
+    module = theirs(torch.float32, **widths)
+    model = torch.nn.ModuleDict({"layer": module})
+    own = torch.nn.ModuleDict({"layer": nn.MultiheadAttention(32, 4, **widths)})
+    own.load_state_dict(model.state_dict())
+    x, key, value = (torch.randn(2, 5, n) for n in (32, module.kdim, module.vdim))
+    torch.testing.assert_close(own["layer"](x, key, value), module(x, key, value)[0])
+    # And its own, as ever.
+    copy.deepcopy(own).load_state_dict(own.state_dict())
+
+
+REFUSED = {
+    "add_bias_kv": (
+        lambda: nn.MultiheadAttention.from_torch(theirs(add_bias_kv=True)),
+        NotImplementedError,
+        "add_bias_kv is True; expected False",
+    ),
+    "add_zero_attn": (
+        lambda: nn.MultiheadAttention.from_torch(theirs(add_zero_attn=True)),
+        NotImplementedError,
+        "add_zero_attn is True; expected False",
+    ),
+    "a state with bias_k": (
+        lambda: nn.MultiheadAttention(32, 4).load_state_dict(theirs(add_bias_kv=True).state_dict()),
+        NotImplementedError,
+        "the state has bias_k, of add_bias_kv",
+    ),
+    "a layer with add_zero_attn": (
+        lambda: nn.TransformerEncoderLayer.from_torch(with_zero_attn()),
+        NotImplementedError,
+        "add_zero_attn is True",
+    ),
+    "another module": (
+        lambda: nn.MultiheadAttention.from_torch(torch.nn.Linear(3, 3)),
+        TypeError,
+        "module is a Linear; expected a torch.nn.MultiheadAttention",
+    ),
+    "another layer": (
+        lambda: nn.TransformerDecoderLayer.from_torch(torch.nn.TransformerEncoderLayer(8, 2)),
+        TypeError,
+        "layer is a TransformerEncoderLayer; expected a torch.nn.TransformerDecoderLayer",
+    ),
+    "heads of one column": (
+        lambda: nn.MultiheadAttention.from_torch(theirs(), similarity="additive"),
+        ValueError,
+        "similarity is 'additive', whose heads have 1 columns, and those of the module 8",
+    ),
+    "a mask of another shape": (
+        lambda: nn.MultiheadAttention(8, 2)(
+            torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 4, dtype=torch.bool)
+        ),
+        ValueError,
+        r"key_padding_mask has shape \[2, 4\]; expected \(B, Lk\) = \(2, 3\)",
+    ),
+    "a mask of integers": (
+        lambda: nn.MultiheadAttention(8, 2)(
+            torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 3, dtype=torch.int64)
+        ),
+        TypeError,
+        "key_padding_mask has dtype torch.int64; expected booleans",
+    ),
+    "a mask of other numbers": (
+        lambda: nn.MultiheadAttention(8, 2)(torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 3)),
+        NotImplementedError,
+        "key_padding_mask has numbers other than 0 and -inf",
+    ),
+    "a mask and segments": (
+        lambda: nn.MultiheadAttention(8, 2)(
+            torch.ones(2, 3, 8),
+            query_segments=[0, 0, 1],
+            key_segments=[0, 0, 1],
+            key_padding_mask=torch.zeros(2, 3, dtype=torch.bool),
+        ),
+        ValueError,
+        "key_padding_mask and segments are both given",
+    ),
+    "kdim": (lambda: nn.MultiheadAttention(8, 2, kdim=0), ValueError, "kdim is 0; expected at"),
+    "key": (
+        lambda: nn.MultiheadAttention(8, 2, kdim=5)(torch.ones(1, 3, 8)),
+        ValueError,
+        r"key has shape \(1, 3, 8\); expected \(B, L, 5\)",
+    ),
+    "any mask": (
+        lambda: nn.TransformerEncoderLayer(8, 2)(
+            torch.ones(3, 2, 8), torch.tensor([[0, 1, 0]] * 3).bool()
+        ),
+        NotImplementedError,
+        "nn.TransformerEncoderLayer: src_mask is neither causal nor empty",
+    ),
+    "activation": (
+        lambda: nn.TransformerEncoderLayer(8, 2, activation="tanh"),
+        ValueError,
+        "activation is 'tanh'; expected relu, gelu or a function",
+    ),
+    "an even table": (
+        lambda: nn.resize_grid_table(torch.ones(2, 4, 5), (3, 3)),
+        ValueError,
+        r"table has shape \[2, 4, 5\]; expected \(H, 2 h - 1, 2 w - 1\)",
+    ),
+    "axes": (
+        lambda: nn.resize_grid_table(torch.ones(2, 3, 5), (3,)),
+        ValueError,
+        r"shape is \(3,\); expected 2 axes",
+    ),
+    "a length of 0": (
+        lambda: nn.resize_grid_table(torch.ones(2, 3, 5), (3, 0)),
+        ValueError,
+        r"shape is \(3, 0\); expected positive lengths",
+    ),
+    "no table": (
+        lambda: nn.resize_grid_table([1.0], (3,)),
+        TypeError,
+        "table is a list; expected a Tensor",
+    ),
+    "a table of integers": (
+        lambda: nn.resize_grid_table(torch.ones(2, 3, dtype=torch.int64), (3,)),
+        TypeError,
+        "table has dtype torch.int64",
+    ),
+    "no grid": (
+        lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="rope"), (3, 3)),
+        ValueError,
+        "module has no position on a grid",
+    ),
+    "another number of axes": (
+        lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="alibi:shape=3x4"), (3,)),
+        ValueError,
+        r"shape is \(3,\) and that of alibi:shape=3x4 3x4; expected as many axes",
+    ),
+}
+
+
+def with_zero_attn():
+    layer = torch.nn.TransformerEncoderLayer(8, 2)
+    layer.self_attn.add_zero_attn = True
+    return layer
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+VARIANTS = [
+    dict(zip(("batch_first", "norm_first", "bias"), choice, strict=True))
+    for choice in itertools.product([True, False], repeat=3)
+] + [{"activation": "gelu"}, {"activation": torch.nn.functional.silu}, {"layer_norm_eps": 0.1}]
+
+
+def name_of(variant):
+    """The same in every process, unlike a function's repr."""
+    return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
+
+
+def randomized(layer):
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.3)
+    return layer.eval()
+
+
+def float_mask(mask):
+    return torch.zeros(mask.shape).masked_fill(mask, -torch.inf).double()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@pytest.mark.parametrize("masked", ["no", "causal", "padding", "both", "floats"])
+def test_encoder_layers(variant, masked):
+    torch.manual_seed(0)
+    layer = randomized(torch.nn.TransformerEncoderLayer(16, 2, 24, **variant)).double()
+    own = nn.TransformerEncoderLayer.from_torch(layer)
+    x = torch.randn(3, 5, 16, dtype=torch.float64)
+    if not variant.get("batch_first", False):
+        x = x.transpose(0, 1)
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]]).bool()
+    if masked == "floats":
+        future, padding = float_mask(future), float_mask(padding)
+    arguments = {}
+    if masked in ("causal", "both", "floats"):
+        arguments["src_mask"] = future
+    if masked in ("padding", "both", "floats"):
+        arguments["src_key_padding_mask"] = padding
+    expected = layer(x, **arguments)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(own(x, **arguments), expected)
+    if masked == "causal":
+        torch.testing.assert_close(own(x, is_causal=True), expected)
+        assert not torch.allclose(own(x), expected)
+    # The state of torch's layer is that of ours.
+    fresh = nn.TransformerEncoderLayer(16, 2, 24, **variant).double().eval()
+    fresh.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(fresh(x, **arguments), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@pytest.mark.parametrize("masked", ["no", "causal", "padding", "memory"])
+def test_decoder_layers(variant, masked):
+    torch.manual_seed(0)
+    layer = randomized(torch.nn.TransformerDecoderLayer(16, 2, 24, **variant)).double()
+    own = nn.TransformerDecoderLayer.from_torch(layer)
+    x, memory = (torch.randn(2, n, 16, dtype=torch.float64) for n in (5, 7))
+    if not variant.get("batch_first", False):
+        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
+    arguments = {
+        "no": {},
+        "causal": {"tgt_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+        "padding": {
+            "tgt_key_padding_mask": torch.tensor([[0, 0, 1, 0, 1], [0] * 5]).bool(),
+            "memory_key_padding_mask": torch.tensor([[0] * 7, [1, 0, 0, 0, 1, 1, 0]]).bool(),
+        },
+        "memory": {"memory_mask": torch.ones(5, 7, dtype=torch.bool).triu(1)},
+    }[masked]
+    expected = layer(x, memory, **arguments)
+    torch.testing.assert_close(own(x, memory, **arguments), expected)
+    if masked == "causal":
+        torch.testing.assert_close(own(x, memory, tgt_is_causal=True), expected)
+    fresh = nn.TransformerDecoderLayer(16, 2, 24, **variant).double().eval()
+    fresh.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(fresh(x, memory, **arguments), expected)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_stacks_of_torch_take_our_layers(batch_first):
+    torch.manual_seed(0)
+    encoder = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=batch_first),
+        2,
+        enable_nested_tensor=False,
+    )
+    decoder = torch.nn.TransformerDecoder(
+        torch.nn.TransformerDecoderLayer(16, 2, 24, batch_first=batch_first), 2
+    )
+    own_encoder = torch.nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 24, batch_first=batch_first),
+        2,
+        enable_nested_tensor=False,
+    )
+    own_decoder = torch.nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(16, 2, 24, batch_first=batch_first), 2
+    )
+    for own, original in ((own_encoder, encoder), (own_decoder, decoder)):
+        own.load_state_dict(randomized(original).state_dict())
+        own.eval()
+    x, y = torch.randn(6, 6, 16), torch.randn(6, 6, 16)
+    future = torch.nn.Transformer.generate_square_subsequent_mask(6)
+    padding = torch.zeros(6, 6, dtype=torch.bool)
+    padding[2, 4:] = True
+    for arguments in ({}, {"mask": future}, {"src_key_padding_mask": padding}):
+        torch.testing.assert_close(
+            own_encoder(x, **arguments), encoder(x, **arguments), atol=1e-4, rtol=1e-4
+        )
+    arguments = {"tgt_mask": future, "memory_key_padding_mask": padding}
+    torch.testing.assert_close(
+        own_decoder(y, x, **arguments), decoder(y, x, **arguments), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_layers_without_a_batch():
+    torch.manual_seed(0)
+    layer = randomized(torch.nn.TransformerDecoderLayer(16, 2, 24)).double()
+    own = nn.TransformerDecoderLayer.from_torch(layer)
+    x, memory = torch.randn(5, 16).double(), torch.randn(7, 16).double()
+    hidden = torch.tensor([0, 0, 0, 1, 0]).bool()
+    torch.testing.assert_close(
+        own(x, memory, tgt_key_padding_mask=hidden), layer(x, memory, tgt_key_padding_mask=hidden)
+    )
+
+
+@pytest.mark.parametrize("kind", ["Encoder", "Decoder"])
+def test_layers_with_another_similarity_and_position_train(kind):
+    torch.manual_seed(0)
+    slopes = torch.nn.Parameter(gnomon.alibi_slopes(2))
+    layer = getattr(nn, f"Transformer{kind}Layer")(
+        16,
+        2,
+        24,
+        dropout=0.1,
+        batch_first=True,
+        similarity="penumbral",
+        position=RoPE() + ALiBi(slopes),
+    )
+    assert layer.self_attn.alibi_slopes is slopes
+    assert layer.self_attn.similarity == "penumbral"
+    assert layer.self_attn.dropout == 0.1
+    if kind == "Decoder":
+        assert layer.multihead_attn.similarity == "penumbral"
+        assert layer.multihead_attn.position == "none"
+    x, target = torch.randn(4, 9, 16), torch.randn(4, 9, 16)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=3e-3)
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    losses = []
+    for _ in range(12):
+        inputs = (x, target) if kind == "Decoder" else (x,)
+        loss = (layer(*inputs) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-3:]) < sum(losses[:3])
+    assert all(not torch.equal(p, before[name]) for name, p in layer.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((3, 4), (6, 5)), ((4, 4), (2, 7)), ((5,), (9,)), ((2, 3, 4), (4, 3, 2)), ((1, 3), (3, 1))],
+    ids=str,
+)
+def test_resized_tables(old, new, dtype):
+    torch.manual_seed(0)
+    sizes = [2 * n - 1 for n in old]
+    table = torch.randn(2, *sizes).to(dtype)
+    resized = nn.resize_grid_table(table, new)
+    assert resized.dtype == dtype
+    assert resized.shape == (2, *[2 * n - 1 for n in new])
+    # Offset 0 is as it was, and so are the farthest.
+    middle, its = [tuple(n - 1 for n in shape) for shape in (old, new)]
+    torch.testing.assert_close(resized[(slice(None), *its)], table[(slice(None), *middle)])
+    if all(n > 1 for n in new):
+        corner = (slice(None), *[-1] * len(old))
+        torch.testing.assert_close(resized[corner], table[corner])
+    assert torch.equal(nn.resize_grid_table(table, old), table)
+
+
+def test_a_linear_table_stays_linear():
+    # What is linear in the offset, relative to the farthest, is at every resolution.
+    old = torch.linspace(-1, 1, 7).double()[None, :, None] + 2 * torch.linspace(-1, 1, 7).double()
+    new = torch.linspace(-1, 1, 13).double()[None, :, None] + 2 * torch.linspace(-1, 1, 13).double()
+    inner = (slice(None), slice(2, -2), slice(2, -2))  # cubics bend at the edge
+    torch.testing.assert_close(nn.resize_grid_table(old, (7, 7))[inner], new[inner])
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        "grid_bias:shape=3x4",
+        "grid_bias:shape=3x4:prefix=2",
+        "relative2d:shape=3x4",
+        "relative2d:shape=3x4:per_head",
+        "offset_bias:shape=3x4:axis=0+offset_bias:shape=3x4:axis=1",
+        "alibi:shape=3x4+hype:shape=3x4:tau=learned+rope:shape=3x4",
+        "t5:shape=3x4:axis=1+grid_bias:shape=3x4",
+    ],
+)
+def test_modules_move_to_another_grid(position):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(32, 2, position=position).double()
+    with torch.no_grad():
+        for name in module._term_names:
+            getattr(module, name).normal_(0, 0.2)
+    before = copy.deepcopy(module)
+    assert nn.resize_grid(module, (6, 8)) is module
+    prefix = 2 if "prefix" in position else 0
+    assert module(torch.randn(1, 48 + prefix, 32).double()).isfinite().all()
+    with pytest.raises(ValueError, match="6x8"):
+        module(torch.randn(1, 12 + prefix, 32).double())
+    fresh = nn.MultiheadAttention(32, 2, position=position.replace("3x4", "6x8")).double()
+    fresh.load_state_dict(module.state_dict())  # the same names and shapes
+    # Back again, what was linear between the places would be as it was; names and kinds are.
+    nn.resize_grid(module, (3, 4))
+    assert module.position == before.position
+    assert [(n, p.shape, p.requires_grad) for n, p in module.named_parameters()] == [
+        (n, p.shape, p.requires_grad) for n, p in before.named_parameters()
+    ]
+
+
+def test_terms_move_to_another_grid():
+    torch.manual_seed(0)
+    table = torch.nn.Parameter(torch.randn(2, 5, 7))
+    module = nn.MultiheadAttention(8, 2, position=GridBias(table) + RoPE(shape=(3, 4)))
+    nn.resize_grid(module, (6, 8))
+    assert torch.equal(module.grid_bias_table, nn.resize_grid_table(table, (6, 8)))
+    assert module(torch.randn(1, 48, 8)).isfinite().all()
+    axes = [ALiBi(torch.rand(2)), OffsetBias(torch.randn(2, 7))]
+    module = nn.MultiheadAttention(8, 2, position=Grid((3, 4), axes))
+    nn.resize_grid(module, [2, 9])
+    assert module.offset_bias_table.shape == (2, 17)
+    assert module(torch.randn(1, 18, 8)).isfinite().all()
+
+
+def test_a_model_moves_to_another_grid():
+    class Model(torch.nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.position = nn.TokenPosition(f"sinusoidal:shape={shape}+learned:length=99", 8, 12)
+            self.blocks = torch.nn.ModuleList(
+                nn.MultiheadAttention(8, 2, position=f"grid_bias:shape={shape}") for _ in range(2)
+            )
+
+        def forward(self, x):
+            x = self.position(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    model = nn.resize_grid(Model("3x4"), (5, 6))
+    assert model.position.max_length == 30
+    other = Model("5x6")
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(1, 30, 8)
+    torch.testing.assert_close(model(x), other(x))
+    assert model.blocks[1].grid_bias_table.requires_grad

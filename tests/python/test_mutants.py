@@ -1,0 +1,57 @@
+"""The list of planted errors (tests/mutants): each can be planted in the tree as it is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    monkeypatch.syspath_prepend(str(MUTANTS))
+    monkeypatch.delitem(sys.modules, "plant", raising=False)
+    import plant
+
+    return plant
+
+
+def test_errors_fit_the_tree():
+    command = [sys.executable, MUTANTS / "plant.py", "--list"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) >= 40
+
+
+def test_an_error_replaces_whole_lines(plant):
+    error = plant.Planted("name", "file", "*", old=["  a;", "  b;"], new=["  a;"])
+    assert error.plant("x\n  a;\n  b;\ny\n") == "x\n  a;\ny\n"
+    for text in ("x\n", "  a;\n  b;\n  a;\n  b;\n", "  a;\n  b; // c\n", "  a;\n    b;\n"):
+        with pytest.raises(plant.PlantError, match=r"name: its text is there \d times, not once"):
+            error.plant(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[a] file Test.*\n-x\n?y\n", "errors.txt:3: neither an error's first line nor part"),
+        ("[a] file\n", "errors.txt:1: neither"),
+        ("-x\n", "errors.txt:1: neither"),
+        ("[a] file *\n-x\n\n[a] file *\n-y\n", "errors.txt: a is there 2 times"),
+    ],
+)
+def test_the_list_says_what_is_wrong_with_it(plant, tmp_path, text, message):
+    path = tmp_path / "errors.txt"
+    path.write_text(text)
+    with pytest.raises(plant.PlantError, match=message):
+        plant.read_errors(path)
+
+
+def test_the_list_is_read(plant, tmp_path):
+    path = tmp_path / "errors.txt"
+    path.write_text("# comment\n\n[a-1] dir/file A.*:B.*\n x\n-y\n+z\n+\n")
+    assert plant.read_errors(path) == [
+        plant.Planted("a-1", "dir/file", "A.*:B.*", ["x", "y"], ["x", "z", ""])
+    ]

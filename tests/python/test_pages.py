@@ -1,0 +1,128 @@
+"""The code in README.md and in docs: each page's blocks run as they stand, one after the other.
+
+Blocks of `python` share one namespace per page. Blocks of `sh` hold commands of gnomon and nothing
+else, and run on small models; other commands are in blocks of `console`, which are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
+
+# What the commands of a page are given instead of its own numbers, so that they end in seconds.
+TRAINING = {
+    "--steps": "4",
+    "--dim": "16",
+    "--depth": "2",
+    "--heads": "2",
+    "--mlp": "32",
+    "--batch": "4",
+    "--evaluation-bytes": "4096",
+}
+SMALL = {
+    "train": TRAINING,
+    "compare": TRAINING,
+    "eval": {"--bytes": "4096"},
+    "generate": {"--tokens": "8"},
+    "bench": {"--length": "64", "--repeats": "1"},
+    "rank": {"--steps": "10", "--restarts": "1"},
+}
+
+
+def blocks_of(page: pathlib.Path) -> list[tuple[str, str, int]]:
+    """Language, text and first line of each block that runs."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (match[1], match[2], text.count("\n", 0, match.start(2)) + 1)
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each line, those of continued lines together."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def made_small(words: list[str]) -> list[str]:
+    """The command with the numbers of SMALL for its own."""
+    small: dict[str, str] = {}
+    for command in words[1:3]:
+        small = small | SMALL.get(command, {})
+    if "--resume" in words:
+        small = {}  # which excludes them
+    kept = list(words)
+    for flag in small:
+        if flag in kept:
+            place = kept.index(flag)
+            del kept[place : place + 2]
+    return kept + [word for flag, value in small.items() for word in (flag, value)]
+
+
+PYTHON_PAGES = [page for page in PAGES if blocks_of(page)]
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page, tmp_path):
+    if "transformers" in "".join(text for _, text, _ in blocks_of(page)):
+        pytest.importorskip("transformers", minversion="5.23")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    # What torchrun sets, for a page that asks for torch.distributed.
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    (tmp_path / "text").mkdir()
+    for name in ("ast", "argparse"):
+        source = pathlib.Path(sys.modules["os"].__file__).with_name(f"{name}.py")
+        (tmp_path / "text" / f"{name}.txt").write_bytes(source.read_bytes())
+    done = subprocess.run(
+        [sys.executable, __file__, page],
+        capture_output=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+        timeout=600,
+        cwd=tmp_path,
+        env=os.environ | group | {"OMP_NUM_THREADS": "1", "GNOMON_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sh_blocks_hold_commands_of_gnomon_alone(page):
+    for language, block, line in blocks_of(page):
+        if language == "sh":
+            assert {words[0] for words in commands(block)} == {"gnomon"}, f"{page.name}:{line}"
+
+
+def test_every_recipe_is_tested():
+    for page in (ROOT / "docs" / "recipes").glob("*.md"):
+        assert page.name in {"index.md", "cpp.md"} or page in PYTHON_PAGES, page.name
+
+
+def run(page: pathlib.Path) -> None:
+    from test_cli import PROGRAM
+
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for language, block, line in blocks_of(page):
+        if language == "python":
+            # Tracebacks name the line of the page.
+            code = compile("\n" * (line - 1) + block, str(page), "exec")
+            exec(code, namespace)
+            continue
+        for words in commands(block):
+            subprocess.run([PROGRAM, *made_small(words)[1:]], check=True)
+
+
+if __name__ == "__main__":
+    run(pathlib.Path(sys.argv[1]))

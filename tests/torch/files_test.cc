@@ -1,0 +1,93 @@
+#include "models/files.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gnomon/attention.h"
+
+namespace gnomon::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FilesTest : public testing::Test {
+ protected:
+  FilesTest()
+      : folder_(fs::path(testing::TempDir()) /
+                (std::string("gnomon_files_") +
+                 testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    fs::remove_all(folder_);
+    fs::create_directory(folder_);
+  }
+  ~FilesTest() override { fs::remove_all(folder_); }
+
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void Touch(const std::string& name) const { std::ofstream(folder_ / name) << "x"; }
+
+  fs::path folder_;
+};
+
+TEST_F(FilesTest, WritersOfOneFileDoNotMeet) {
+  const std::vector<std::string> texts = {std::string(1 << 20, 'a'), std::string(1 << 20, 'b')};
+  const fs::path file = folder_ / "file";
+  // What another writer had begun is left alone.
+  Touch("file.part");
+  std::vector<std::thread> writers;
+  for (const std::string& text : texts) {
+    writers.emplace_back([&] {
+      for (int n = 0; n < 20; ++n) WriteFileAtomically(file, {text, "."});
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  std::ifstream in(file, std::ios::binary);
+  const std::string read{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_TRUE(read == texts[0] + "." || read == texts[1] + ".");
+  EXPECT_EQ(Names(), (std::vector<std::string>{"file", "file.part"}));
+}
+
+TEST_F(FilesTest, WhatAKilledWriterLeftIsRemovedAndNothingElse) {
+  const std::vector<std::string> others = {"file", "file.0123456789abcdef", "file.part",
+                                           "file.x123456789abcdef.part",
+                                           "other.0123456789abcdef.part"};
+  for (const std::string& name : others) Touch(name);
+  Touch("file.0123456789abcdef.part");
+  RemoveUnfinished(folder_ / "file");
+  EXPECT_EQ(Names(), others);
+}
+
+TEST_F(FilesTest, AFolderIsLockedOnce) {
+  std::optional<FolderLock> lock(folder_);
+  try {
+    const FolderLock second(folder_);
+    FAIL() << "locked twice";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("another process is at work in the folder"),
+              std::string::npos);
+  }
+  FolderLock moved = std::move(*lock);
+  lock.reset();
+  EXPECT_THROW(FolderLock{folder_}, Error);
+  moved = FolderLock();
+  EXPECT_NO_THROW(FolderLock{folder_});
+  EXPECT_TRUE(Names().empty());
+  EXPECT_THROW(FolderLock{folder_ / "absent"}, Error);
+}
+
+}  // namespace
+}  // namespace gnomon::models
