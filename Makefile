@@ -11,12 +11,14 @@ JOBS ?= $(shell nproc)
 # PYTHON=/path/to/python: the interpreter that .venv is made from, and its PyTorch if it has one.
 PYTHON ?=
 export PYTHON
+# The planted errors of make mutants; all of them by default.
+ONLY ?=
 # What the demo compares on; the source of Python's standard library by default.
 DATA ?=
 # Where make install puts things.
 PREFIX ?= /usr/local
 
-configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA)
+configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 
 cc_files = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.cc' '*.h' '*.cu' '*.cuh')
@@ -26,7 +28,7 @@ core_files = $(filter-out %_template.cc,$(filter src/core/% src/reference/% src/
 
 # Another interpreter than the one that .venv was made from sets it up again.
 ifneq ($(PYTHON),)
-ifneq ($(shell command -v $(PYTHON)),$(shell cat .venv/.python 2>/dev/null))
+ifneq ($(shell command -v "$(PYTHON)"),$(shell cat .venv/.python 2>/dev/null))
 .venv/.setup: FORCE
 endif
 endif
@@ -62,11 +64,11 @@ build: build/build.ninja ## build the library, the Python package and the comman
 
 .PHONY: install
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local)
-	$(CMAKE) --install build --prefix $(PREFIX)
+	$(CMAKE) --install build --prefix "$(PREFIX)"
 
 .PHONY: demo
 demo: build ## compare positions and similarities on text (DATA=file or folder); see runs/
-	@scripts/demo $(DATA)
+	@scripts/demo $${DATA:+"$$DATA"}
 
 .PHONY: test
 test: .venv/.setup-test build ## build and run all tests
@@ -79,6 +81,10 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 	@test -e build-core/build.ninja || $(configure) -B build-core -DGNOMON_TORCH=OFF
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
+
+.PHONY: mutants
+mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
+	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)
 
 .PHONY: bench
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew

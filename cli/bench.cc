@@ -16,6 +16,7 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/measure.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
 #include "models/strings.h"
@@ -375,7 +376,11 @@ int Run(const BenchFlags& flags) {
     Set(flags.heads, &shape.heads);
     Set(flags.length, &shape.length);
     Set(flags.dim, &shape.dim);
-    return BenchOperator(shape, flags);
+    int code = 0;
+    NamingOptions(StrCat("--batch ", shape.batch, ", --heads ", shape.heads, ", --length ",
+                         shape.length, " and --dim ", shape.dim),
+                  [&] { code = BenchOperator(shape, flags); });
+    return code;
   }
   ModelBench bench;
   Set(flags.batch, &bench.training.batch);
@@ -400,17 +405,17 @@ void AddBench(CLI::App& app, Action* action) {
       "memory of a call in MiB, less inputs, output and gradients. With --model, time training "
       "steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
   const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {
-    return command->add_option(name, *value, help)->check(positive);
+    return AddNumber(command, name, value, 1, kMany, help);
   };
-  add("--batch", &flags->batch, "Batches; default 1, with --model 16");
+  add("--batch", &flags->batch, "Batch size; default 1, with --model 16");
   add("--heads", &flags->heads, "Heads; default 8, with --model 4");
-  add("--length", &flags->length, "Queries and keys, tokens; default 2048, with --model 256");
+  add("--length", &flags->length, "Number of queries and of keys; default 2048, with --model 256");
   add("--dim", &flags->dim,
-      "Columns of a head, up to 512; default 64. With --model the width of the model; default 128");
-  command->add_option("--repeats", flags->repeats, "Rounds that the medians are of")
-      ->check(positive)
+      "Columns of each head, any number; default 64. With --model the width of the model; default "
+      "128");
+  AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
+            "Rounds that the medians are taken over")
       ->capture_default_str();
   AddThreadsFlag(command, &flags->threads);
   CLI::Option* cases =

@@ -12,6 +12,7 @@
 #include "cli/flags.h"
 #include "cli/measure.h"
 #include "cli/results.h"
+#include "cli/shortage.h"
 #include "models/strings.h"
 
 namespace gnomon::cli {
@@ -62,6 +63,8 @@ int BenchModels(const ModelBench& bench) {
   models::TrainingOptions training = bench.training;
   training.steps = bench.repeats + 1;
   training.warmup = training.steps;
+  CheckTrainingFits(bench.model, training);
+  const std::string batch = StrCat("--batch ", training.batch, " and --length ", training.length);
   const std::string text = RandomText(std::max(kTextBytes, training.length + 1));
   std::vector<Combination> combinations;
   std::vector<std::unique_ptr<models::Trainer>> trainers;
@@ -80,7 +83,8 @@ int BenchModels(const ModelBench& bench) {
   for (int64_t round = 0; round <= bench.repeats; ++round) {
     for (size_t m = 0; m < trainers.size(); ++m) {
       if (Interrupted()) return kInterrupted;
-      const double taken = TimeStep(trainers[m].get());
+      double taken = 0;
+      NamingOptions(batch, [&] { taken = TimeStep(trainers[m].get()); });
       if (round > 0) seconds[m].push_back(taken);
     }
     progress.Update(StrCat("round ", round, " of ", bench.repeats));

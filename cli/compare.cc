@@ -14,6 +14,7 @@
 #include "cli/flags.h"
 #include "cli/measure.h"
 #include "cli/results.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "models/files.h"
 #include "models/sha256.h"
@@ -32,6 +33,7 @@ constexpr const char* kResultsName = "results.json";
 constexpr const char* kTableName = "table.md";
 // Points of a training curve.
 constexpr int64_t kCurvePoints = 100;
+constexpr int64_t kMostSeeds = 1000;
 
 struct CompareFlags {
   std::string data;
@@ -58,6 +60,7 @@ struct Comparison {
   models::TextData data;
   models::TokenData tokens;
   fs::path folder;
+  models::FolderLock lock;  // of the folder
   std::vector<RunResult> runs;
   json record;  // all but the runs and their summary, which Save() adds
 };
@@ -116,6 +119,7 @@ void CheckData(const Comparison& work) {
   const std::vector<int64_t>& lengths = work.settings.lengths;
   CheckTextHolds(work.data, work.tokens, models::NeededTokens(work.settings.training),
                  *std::max_element(lengths.begin(), lengths.end()) + 1);
+  CheckTrainingFits(work.settings.model, work.settings.training);
 }
 
 // The file of the vocabulary in the run's folder; none for bytes.
@@ -171,7 +175,9 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
   work.data = models::ReadText(flags.data);
   SetTokens(models::BuildTokenizer(settings.tokens, work.data.train), &work);
   CheckData(work);
-  work.folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+  RunFolder folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+  work.folder = std::move(folder.path);
+  work.lock = std::move(folder.lock);
   if (const std::optional<fs::path> file = VocabularyFile(work)) {
     models::WriteFileAtomically(*file, {work.tokens.tokenizer->vocabulary()});
   }
@@ -202,7 +208,11 @@ Comparison ResumedComparison(const std::string& folder) {
   Comparison work;
   work.folder = folder;
   const fs::path file = work.folder / kResultsName;
+  if (fs::is_directory(work.folder)) work.lock = models::FolderLock(work.folder);
   work.record = ReadRecord(file);
+  for (const char* name : {kResultsName, kTableName}) {
+    models::RemoveUnfinished(work.folder / name);
+  }
   try {
     work.settings = CompareFromJson(work.record["settings"]);
     for (const json& run : work.record["runs"]) {
@@ -262,7 +272,9 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   while (trainer.step() < training.steps) {
     if (Interrupted()) return std::nullopt;
     const Stopwatch step_clock;
-    const double loss = trainer.Step();
+    double loss = 0;
+    NamingOptions(StrCat("--batch ", training.batch, " and --lengths ", training.length),
+                  [&] { loss = trainer.Step(); });
     milliseconds.push_back(step_clock.seconds() * 1e3);
     if (!std::isfinite(loss)) {
       result.diverged = true;
@@ -287,10 +299,12 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
     schedule->Done(training.steps - trainer.step());
   } else {
     progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
-    result.losses =
-        models::Evaluate(trainer.model(), work.tokens.valid, settings.lengths,
-                         models::TokensOfBytes(work.tokens.valid, settings.evaluation_bytes),
-                         settings.evaluation_memory, [] { return !Interrupted(); });
+    NamingOptions("--lengths and --evaluation-memory", [&] {
+      result.losses =
+          models::Evaluate(trainer.model(), work.tokens.valid, settings.lengths,
+                           models::TokensOfBytes(work.tokens.valid, settings.evaluation_bytes),
+                           settings.evaluation_memory, [] { return !Interrupted(); });
+    });
     if (result.losses.empty()) return std::nullopt;
   }
   result.seconds = clock.seconds();
@@ -330,7 +344,7 @@ int RunAll(Comparison* work) {
     if (!result) {
       Save(work, "interrupted");
       progress.Note(StrCat("stopped: ", runs.size(), " of ", total,
-                           " runs are finished; go on with: gnomon compare --resume ",
+                           " runs are finished; resume with: gnomon compare --resume ",
                            work->folder.string()));
       return kInterrupted;
     }
@@ -384,35 +398,32 @@ void AddCompare(CLI::App& app, Action* action) {
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--run", flags->runs,
-                      "SIMILARITY/POSITION: one combination more, repeatable; without --position "
-                      "and --similarity these are all");
+                      "SIMILARITY/POSITION: one more combination, repeatable; without --position "
+                      "and --similarity, these alone are run");
   command
-      ->add_option("--lengths", flags->lengths,
-                   "Tokens a window, joined by commas: the first to train at, all to evaluate "
-                   "at")
+      ->add_option(
+          "--lengths", flags->lengths,
+          "Tokens per window, joined by commas: the first is trained at, all are evaluated "
+          "at")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--seeds", flags->seeds, "How many seeds; several give mean and spread")
-      ->check(CLI::Range(1, 1000))
+  AddNumber(command, "--seeds", &flags->seeds, 1, kMostSeeds,
+            "Number of seeds; several give mean and spread")
       ->capture_default_str();
-  command->add_option("--seed", flags->first_seed, "The first seed")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+  AddNumber(command, "--seed", &flags->first_seed, 0, kLargestSeed - kMostSeeds, "The first seed")
       ->capture_default_str();
-  command
-      ->add_option("--evaluation-bytes", flags->evaluation_bytes,
-                   "Bytes of validation text that each length is measured on")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+  AddNumber(command, "--evaluation-bytes", &flags->evaluation_bytes, 1, kMany,
+            "Bytes of validation text to measure at each length")
       ->capture_default_str();
-  command
-      ->add_option("--evaluation-memory", flags->evaluation_memory,
-                   "Tokens of the windows before that each layer sees in the evaluation; default "
-                   "as in training")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  AddNumber(command, "--evaluation-memory", &flags->evaluation_memory, 0, kMany,
+            "Tokens of earlier windows that each layer sees in the evaluation; default: as in "
+            "training");
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
-  command->add_option("--resume", flags->resume,
-                      "Go on with the comparison in this folder: finished runs are kept, an "
-                      "unfinished one starts again; excludes the options that began it");
+  command->add_option(
+      "--resume", flags->resume,
+      "Resume the comparison in this folder with its own settings: finished runs are "
+      "kept, an unfinished one starts again");
   AddThreadsFlag(command, &flags->threads);
   AddTokenFlags(command, &flags->tokens);
   AddMemoryFlag(command, &flags->training);

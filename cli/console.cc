@@ -226,29 +226,33 @@ std::string FormatNumber(const json& value, const char* format) {
   return text.data();
 }
 
-fs::path CreateRunFolder(const std::string& out, const std::string& name) {
-  fs::path folder = out;
+RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
+  RunFolder run = {out, {}};
+  const fs::path& folder = run.path;
+  std::error_code error;
   if (out.empty()) {
     const std::string stem = "runs/" + FormatTime("%Y%m%d-%H%M%S", /*local=*/true) + "-" + name;
-    folder = stem;
-    for (int n = 2; fs::exists(folder); ++n) folder = StrCat(stem, "-", n);
-  }
-  std::error_code error;
-  if (fs::exists(folder, error)) {
-    if (!fs::is_directory(folder, error)) {
-      throw Error(StrCat("the output folder ", folder.string(), " is not a folder"));
+    run.path = stem;
+    fs::create_directories("runs", error);
+    // Of processes that begin in the same second each makes its own.
+    for (int n = 2; !error && !fs::create_directory(folder, error); ++n) {
+      run.path = StrCat(stem, "-", n);
     }
-    const bool empty = fs::is_empty(folder, error);
-    if (!error && !empty) {
-      throw Error(StrCat("the output folder ", folder.string(), " is not empty"));
-    }
+  } else if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
+    throw Error(StrCat("the output folder ", folder.string(), " is not a folder"));
   } else {
     fs::create_directories(folder, error);
   }
-  if (error || ::access(folder.c_str(), W_OK | X_OK) != 0) {
+  const auto check = [&] {
+    if (!error && ::access(folder.c_str(), W_OK | X_OK) == 0) return;
     throw Error(StrCat("cannot write to the output folder ", folder.string()));
-  }
-  return folder;
+  };
+  check();
+  run.lock = models::FolderLock(folder);
+  const bool empty = fs::is_empty(folder, error);
+  check();
+  if (!empty) throw Error(StrCat("the output folder ", folder.string(), " is not empty"));
+  return run;
 }
 
 std::string NameOfData(const std::string& path) {

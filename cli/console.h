@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "models/files.h"
 #include "models/text_data.h"
 #include "models/tokens.h"
 
@@ -71,9 +72,15 @@ std::string TimeLeft(double seconds, double done, double total);
 // A number as printf does it, or a dash for null.
 std::string FormatNumber(const nlohmann::json& value, const char* format);
 
+// The folder of a run that is under way: no other process goes on with it or begins one there.
+struct RunFolder {
+  std::filesystem::path path;
+  models::FolderLock lock;
+};
+
 // Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>; throws Error if
-// it cannot be written or holds something already.
-std::filesystem::path CreateRunFolder(const std::string& out, const std::string& name);
+// it cannot be written, holds something already, or is that of a run under way.
+RunFolder CreateRunFolder(const std::string& out, const std::string& name);
 
 // The name of a run on this data: the last part of its path.
 std::string NameOfData(const std::string& path);

@@ -8,6 +8,7 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/results.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 #include "models/training.h"
@@ -45,17 +46,32 @@ int Run(const EvalFlags& flags) {
       models::ReadText(flags.data.empty() ? training->data_path : flags.data);
   const models::TokenData tokens = models::Tokenize(checkpoint.tokenizer, data);
   CheckTextHolds(data, tokens, 0, *std::max_element(lengths.begin(), lengths.end()) + 1);
+  // Unknown of a model alone.
+  nlohmann::json same_text;
+  if (training) same_text = data.sha256 == training->data_sha256;
   const int64_t memory = flags.memory.value_or(training ? training->options.memory : 0);
   CatchInterrupts();
-  const std::vector<models::LengthLoss> losses = models::Evaluate(
-      checkpoint.model, tokens.valid, lengths, models::TokensOfBytes(tokens.valid, flags.bytes),
-      memory, [] { return !Interrupted(); });
+  std::vector<models::LengthLoss> losses;
+  NamingOptions("--lengths and --memory", [&] {
+    losses = models::Evaluate(checkpoint.model, tokens.valid, lengths,
+                              models::TokensOfBytes(tokens.valid, flags.bytes), memory,
+                              [] { return !Interrupted(); });
+  });
   if (losses.empty()) return kInterrupted;
+  if (same_text == false) {
+    std::cerr << "gnomon: "
+              << OneLine(
+                     StrCat("note: the text at ", data.path,
+                            " is not the one that the model was trained on, ",
+                            flags.data.empty() ? "which has changed since" : training->data_path))
+              << std::endl;
+  }
   if (flags.as_json) {
     nlohmann::json list = nlohmann::json::array();
     for (const models::LengthLoss& at : losses) list.push_back(ToJson(at));
     std::cout << nlohmann::json{{"data", DescribeData(data)},
                                 {"tokens", DescribeTokens(tokens)},
+                                {"trained_on_this_text", same_text},
                                 {"step", training ? nlohmann::json(training->step) : nullptr},
                                 {"memory", memory},
                                 {"losses", list}}
@@ -64,9 +80,9 @@ int Run(const EvalFlags& flags) {
     return 0;
   }
   const std::string kind = tokens.tokenizer->kind();
-  std::cout << "| length | loss, nats a " << models::TokenUnit(kind) << " | last "
+  std::cout << "| length | loss, nats per " << models::TokenUnit(kind) << " | last "
             << models::kLastTokens << " " << kind
-            << " | bits a byte | windows |\n|--:|--:|--:|--:|--:|\n";
+            << " | bits per byte | windows |\n|--:|--:|--:|--:|--:|\n";
   for (const models::LengthLoss& at : losses) {
     std::cout << "| " << at.length << " | " << FormatLoss(at.loss) << " | " << FormatLoss(at.last)
               << " | " << FormatLoss(at.bits_per_byte) << " | " << at.windows << " |\n";
@@ -87,16 +103,14 @@ void AddEval(CLI::App& app, Action* action) {
                       "on, where the checkpoint holds its training");
   command
       ->add_option("--lengths", flags->lengths,
-                   "Tokens a window, joined by commas; default 1, 2 and 4 times the training "
+                   "Tokens per window, joined by commas; default 1, 2 and 4 times the training "
                    "length, or the max_length of a model alone")
       ->delimiter(',');
-  command->add_option("--bytes", flags->bytes, "Bytes of text to measure each length on")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+  AddNumber(command, "--bytes", &flags->bytes, 1, kMany, "Bytes of text to measure at each length")
       ->capture_default_str();
-  command
-      ->add_option("--memory", flags->memory,
-                   "Tokens of the windows before that each layer sees too; default as in training")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  AddNumber(command, "--memory", &flags->memory, 0, kMany,
+            "Tokens of earlier windows that each layer also sees, as far as the text goes back; "
+            "default: as in training");
   command->add_flag("--json", flags->as_json, "Print JSON");
   AddThreadsFlag(command, &flags->threads);
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });

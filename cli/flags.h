@@ -12,8 +12,26 @@
 
 namespace gnomon::cli {
 
+// Takes decimal integers from `lowest` to `highest` alone; throws Error naming the option.
+CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
+
 // Tokens a window of a training step, unless another number is asked for.
 inline constexpr int64_t kTrainingLength = 256;
+
+// More than any count that a run can have, and less than what could overflow beside another.
+inline constexpr int64_t kMany = 1'000'000'000'000;
+// The largest seed: what JSON keeps exactly.
+inline constexpr int64_t kLargestSeed = int64_t{1} << 53;
+
+// Adds an option that takes a number, or several joined by commas, from `lowest` to `highest`; any
+// other word, NaN too, is refused with an Error that names the option.
+template <class Value>
+CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value, int64_t lowest,
+                       int64_t highest, const std::string& help) {
+  return command->add_option(name, *value, help)->transform(WholeNumber(name, lowest, highest));
+}
+CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
+                     double highest, const std::string& help);
 
 // --dim, --depth, --heads, --mlp, --dropout.
 void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options);
@@ -47,7 +65,7 @@ models::LanguageModel BuildModel(const models::LanguageModelOptions& options, in
 std::filesystem::path CheckpointFile(const std::string& path);
 inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
 
-// Throws Error unless every length is at least 1 and none comes twice.
+// Throws Error unless every length is one that a text can have and none comes twice.
 void CheckLengths(const std::vector<int64_t>& lengths);
 
 // "1.234", or a dash for no number.

@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "models/language_model.h"
 #include "models/strings.h"
@@ -19,6 +20,7 @@ struct GenerateFlags {
   std::string model;
   std::string prompt = "\n";
   models::GenerationOptions options;
+  int64_t seed = 0;
   bool no_cache = false;
   int64_t threads = 0;
 };
@@ -47,14 +49,17 @@ int Run(GenerateFlags flags) {
                        needed));
   }
   flags.options.use_cache = !flags.no_cache;
+  flags.options.seed = static_cast<uint64_t>(flags.seed);
   CatchInterrupts();
   std::cout << flags.prompt << std::flush;
   int64_t before = prompt[prompt.size() - 1];
-  models::Generate(checkpoint.model, prompt, flags.options, [&](int64_t token) {
+  const auto print = [&](int64_t token) {
     std::cout << tokenizer.Text(token, before) << std::flush;
     before = token;
     return !Interrupted();
-  });
+  };
+  NamingOptions("--prompt and --tokens",
+                [&] { models::Generate(checkpoint.model, prompt, flags.options, print); });
   std::cout << std::endl;
   return Interrupted() ? kInterrupted : 0;
 }
@@ -69,22 +74,17 @@ void AddGenerate(CLI::App& app, Action* action) {
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
   command->add_option("--prompt", flags->prompt, "Text to continue; default: a line break");
-  command
-      ->add_option("--tokens", flags->options.tokens,
-                   "Bytes, words or subwords to add, as the model reads")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+  AddNumber(command, "--tokens", &flags->options.tokens, 1, kMany,
+            "Bytes, words or subwords to add, whichever the model reads")
       ->capture_default_str();
-  command
-      ->add_option("--temperature", flags->options.temperature,
-                   "Of the softmax that tokens are drawn from; 0: the likeliest each time")
-      ->check(CLI::Range(0.0, 1e6))
+  AddReal(command, "--temperature", &flags->options.temperature, 0, 1e6,
+          "Temperature of the softmax that tokens are drawn from; 0: always the likeliest")
       ->capture_default_str();
-  command
-      ->add_option("--top-k", flags->options.top_k,
-                   "Draw from this many likeliest tokens; 0: from all")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+  AddNumber(command, "--top-k", &flags->options.top_k, 0, kMany,
+            "Draw from this many of the likeliest tokens; 0: from all")
       ->capture_default_str();
-  command->add_option("--seed", flags->options.seed, "Of the draws")->capture_default_str();
+  AddNumber(command, "--seed", &flags->seed, 0, kLargestSeed, "Seed of the draws")
+      ->capture_default_str();
   command->add_flag("--no-cache", flags->no_cache,
                     "Read the whole text again for each token instead of keeping keys and values");
   AddThreadsFlag(command, &flags->threads);

@@ -55,8 +55,11 @@ void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries
     std::cout << "\n";
   }
   for (const CatalogueEntry& entry : entries) {
-    std::cout << "\n### " << entry.name << "\n\n    " << entry.formula << "\n\n"
-              << entry.citation << ".\n";
+    std::cout << "\n### " << entry.name << "\n\n";
+    if (!entry.latex.empty()) std::cout << "$$\n" << entry.latex << "\n$$\n\n";
+    const std::string& words = entry.latex.empty() ? entry.formula : entry.note;
+    if (!words.empty()) std::cout << words << ".\n\n";
+    std::cout << entry.citation << ".\n";
     if (entry.parameters.empty()) continue;
     std::cout << "\n| parameter | values | default |\n|---|---|---|\n";
     for (const CatalogueParameter& parameter : entry.parameters) {
@@ -77,6 +80,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
     }
     list.push_back({{"name", entry.name},
                     {"formula", entry.formula},
+                    {"latex", entry.latex},
                     {"citation", entry.citation},
                     {"parameters", parameters},
                     {"cost", entry.cost},
@@ -97,7 +101,8 @@ int Run(Format format) {
                 << "\n";
       break;
     case Format::kMarkdown:
-      std::cout << "# Catalogue\n\nWritten by `make docs-catalogue`; `gnomon list` prints the same."
+      std::cout << "# Catalogue\n\nWritten by `make docs-catalogue`; `gnomon list` prints the "
+                   "same, with the formulas as text."
                 << "\n\n"
                 << kSupport << "\n\n"
                 << kCost << "\n";

@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -12,6 +14,7 @@
 #include "build_info.h"
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 
@@ -33,15 +36,54 @@ Failure DescribeFailure() {
   try {
     throw;
   } catch (const CLI::ParseError& error) {
-    return {kWrongInput, std::string(error.what()) + " (--help lists what there is)"};
+    return {kWrongInput, std::string(error.what()) + " (see --help)"};
   } catch (const Error& error) {
     return {kWrongInput, error.what()};
+  } catch (const std::ios_base::failure&) {
+    // Of the standard output alone: no other stream throws.
+    return {kWrongInput, StrCat("cannot write to the standard output: ", std::strerror(errno))};
+  } catch (const std::exception& error) {
+    if (const auto what = DescribeShortage(error)) {
+      return {kWrongInput, StrCat("not enough memory", *what)};
+    }
+  }
+  try {
+    throw;
   } catch (const c10::Error& error) {
     return internal(error.what_without_backtrace());
   } catch (const std::exception& error) {
     return internal(error.what());
   }
 }
+
+// What is given to an option must say something: an empty word is a variable that was not set.
+void RefuseEmptyWords(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& word : option->results()) {
+        if (!word.empty()) continue;
+        throw Error(StrCat(command->get_name(), ": ", option->get_name(), " is empty"));
+      }
+    }
+  }
+}
+
+// While it lives, a standard output that cannot be written to throws std::ios_base::failure.
+class ThrowingOutput {
+ public:
+  ThrowingOutput() {
+    std::cout.clear();
+    std::cout.exceptions(std::ios::badbit | std::ios::failbit);
+    // The standard error would flush it, and throw in the middle of a message.
+    std::cerr.tie(nullptr);
+  }
+  ~ThrowingOutput() {
+    std::cerr.tie(&std::cout);
+    std::cout.exceptions(std::ios::goodbit);
+  }
+  ThrowingOutput(const ThrowingOutput&) = delete;
+  ThrowingOutput& operator=(const ThrowingOutput&) = delete;
+};
 
 int Fail(const Failure& failure) {
   std::cerr << "gnomon: " << OneLine(failure.message) << std::endl;
@@ -73,13 +115,13 @@ void Together(const models::Processes& processes, const std::function<void()>& p
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   // Memory that there is not is an error like others, no reason to abort.
   FLAGS_caffe2_use_fatal_for_enforce = false;
-  CLI::App app("gnomon: exact attention with any similarity, any position and any mask.");
+  CLI::App app("gnomon: exact attention with a free choice of similarity and position.");
   app.name("gnomon");
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(GNOMON_VERSION));
   app.footer(
-      "Exit codes: 0 done, 1 internal failure, 2 wrong input, 130 stopped by Ctrl-C (what is done "
-      "is kept).");
+      "Exit codes: 0 done, 1 internal failure, 2 wrong input, or a disk or memory that is too "
+      "small for it, 130 stopped by Ctrl-C (what is done is kept).");
   Action action;
   AddTrain(app, processes, &action);
   AddEval(app, &action);
@@ -89,6 +131,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   AddInspect(app, &action);
   AddBench(app, &action);
   int code = 0;
+  const ThrowingOutput throwing;
   try {
     RememberCommand(argc, argv);
     Together(*processes, [&] {
@@ -98,13 +141,15 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
         action = [&app, &processes, asked] { return processes->rank() == 0 ? app.exit(asked) : 0; };
         return;
       }
-      if (action == nullptr) throw Error("which command? (--help lists what there is)");
+      RefuseEmptyWords(app);
+      if (action == nullptr) throw Error("no command given (--help lists them)");
       if (processes->size() > 1 && !app.got_subcommand("train")) {
         throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, and ",
                            processes->size(), " were started; train runs in several"));
       }
     });
     code = action();
+    std::cout.flush();
   } catch (const Stopped& stopped) {
     code = stopped.code;
   } catch (...) {
@@ -114,7 +159,6 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
     }
     code = Fail(failure);
   }
-  std::cout.flush();
   return code;
 }
 

@@ -182,13 +182,13 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
 }
 
 std::string FormatTable(const CompareSettings& settings, const json& summary) {
-  std::string table = "| similarity/position | parameters | ms a step |";
+  std::string table = "| similarity/position | parameters | ms per step |";
   std::string rule = "|:--|--:|--:|";
   // Of bytes it is the loss in another unit.
   const bool shows_bits = settings.tokens.kind != "bytes";
   std::vector<std::pair<const char*, const char*>> columns = {{"loss", "loss at "},
                                                               {"last", "last 32 at "}};
-  if (shows_bits) columns.emplace_back("bits_per_byte", "bits a byte at ");
+  if (shows_bits) columns.emplace_back("bits_per_byte", "bits per byte at ");
   for (const auto& [kind, title] : columns) {
     for (const int64_t length : settings.lengths) {
       table += StrCat(" ", title, length, " |");
@@ -212,7 +212,7 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
   const auto memory = [](int64_t length) {
     return length > 0 ? StrCat(" with a memory of ", length) : "";
   };
-  table += StrCat("\nNats a ", models::TokenUnit(tokens), ", mean",
+  table += StrCat("\nNats per ", models::TokenUnit(tokens), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
                   ", trained at length ", settings.lengths[0], memory(settings.training.memory),

@@ -7,6 +7,7 @@
 #include "cli/console.h"
 #include "cli/flags.h"
 #include "cli/program.h"
+#include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "models/strings.h"
 #include "models/training.h"
@@ -23,8 +24,7 @@ struct TrainFlags {
   models::LanguageModelOptions model;
   models::TrainingOptions training;
   models::TokenOptions tokens;
-  int64_t checkpoint_every = 500;
-  int64_t evaluation_bytes = 131072;
+  models::RunOptions run;
   int64_t threads = 0;
 };
 
@@ -33,6 +33,8 @@ struct Work {
   models::TextData data;
   models::TokenData tokens;
   std::filesystem::path checkpoint;
+  models::FolderLock lock;  // of its folder; process 0 has it
+  models::RunOptions run;
 };
 
 void CheckText(const Work& work, const models::TrainingOptions& training) {
@@ -82,21 +84,30 @@ Work NewWork(const CLI::App& command, TrainFlags flags, const models::ProcessesP
     work.tokens = models::Tokenize(tokenizer, work.data);
     CheckText(work, flags.training);
     flags.model.vocabulary = tokenizer->size();
+    CheckTrainingFits(flags.model, flags.training, processes->size());
     if (processes->rank() == 0) {
-      work.checkpoint = CreateRunFolder(flags.out, NameOfData(flags.data)) / kCheckpointName;
+      RunFolder folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+      work.checkpoint = folder.path / kCheckpointName;
+      work.lock = std::move(folder.lock);
     }
   });
+  work.run = flags.run;
   work.trainer =
       std::make_unique<models::Trainer>(models::NewModel(flags.model, flags.training.seed),
                                         work.tokens.train, flags.training, processes);
   return work;
 }
 
-Work ResumedWork(const TrainFlags& flags, const models::ProcessesPtr& processes) {
+Work ResumedWork(const CLI::App& command, const TrainFlags& flags,
+                 const models::ProcessesPtr& processes) {
   Work work;
   models::Checkpoint checkpoint;
   Together(*processes, [&] {
     work.checkpoint = CheckpointFile(flags.resume);
+    if (processes->rank() == 0) {
+      work.lock = models::FolderLock(models::FolderOf(work.checkpoint));
+      models::RemoveUnfinished(work.checkpoint);
+    }
     checkpoint = models::LoadCheckpoint(work.checkpoint);
     if (!checkpoint.training) {
       throw Error(StrCat(work.checkpoint.string(),
@@ -105,12 +116,20 @@ Work ResumedWork(const TrainFlags& flags, const models::ProcessesPtr& processes)
     }
     const models::TrainingState& training = *checkpoint.training;
     models::CheckTrainingOptions(training.options, processes->size());
+    CheckTrainingFits(checkpoint.model->options(), training.options, processes->size());
     work.data = models::ReadText(training.data_path);
     if (work.data.sha256 != training.data_sha256) {
       throw Error(StrCat("the text at ", training.data_path, " is not what the run began with"));
     }
     work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
     CheckText(work, training.options);
+    work.run = training.run;
+    if (command.count("--checkpoint-every") > 0) {
+      work.run.checkpoint_every = flags.run.checkpoint_every;
+    }
+    if (command.count("--evaluation-bytes") > 0) {
+      work.run.evaluation_bytes = flags.run.evaluation_bytes;
+    }
   });
   const models::TrainingState& training = *checkpoint.training;
   work.trainer = std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train,
@@ -126,14 +145,15 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
                      {"--threads", "--checkpoint-every", "--evaluation-bytes"});
   });
   SetThreads(flags.threads);
-  Work work =
-      flags.resume.empty() ? NewWork(command, flags, processes) : ResumedWork(flags, processes);
+  Work work = flags.resume.empty() ? NewWork(command, flags, processes)
+                                   : ResumedWork(command, flags, processes);
   models::Trainer& trainer = *work.trainer;
   const models::Tokenizer& tokenizer = *work.tokens.tokenizer;
   const std::string unit = models::TokenUnit(tokenizer.kind());
   const auto save = [&] {
-    Together(*processes,
-             [&] { models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer); });
+    Together(*processes, [&] {
+      models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer, work.run);
+    });
   };
   save();
   CatchInterrupts();
@@ -143,10 +163,13 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
   progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
                        work.tokens.train.size(), " ", tokenizer.kind(), " to train on, steps ",
                        first, " to ", steps));
+  const std::string batch =
+      StrCat("--batch ", trainer.options().batch, " and --length ", trainer.options().length);
   const Stopwatch clock;
   double smooth = 0;
   while (trainer.step() < steps && !processes->Any(Interrupted())) {
-    const double loss = trainer.Step();
+    double loss = 0;
+    NamingOptions(batch, [&] { loss = trainer.Step(); });
     if (!std::isfinite(loss)) {
       Together(*processes, [&] {
         throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
@@ -157,28 +180,28 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
     const int64_t done = trainer.step() - first;
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
     progress.Update(StrCat(
-        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats a ", unit,
+        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats per ", unit,
         ", ",
         TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(steps - first))));
-    if (trainer.step() % flags.checkpoint_every == 0) save();
+    if (trainer.step() % work.run.checkpoint_every == 0) save();
   }
   save();
   if (trainer.step() < steps) {
     progress.Note(StrCat("stopped after step ", trainer.step(), " of ", steps,
-                         "; go on with: gnomon train --resume ",
+                         "; resume with: gnomon train --resume ",
                          work.checkpoint.parent_path().string()));
     return kInterrupted;
   }
   if (processes->rank() != 0) return 0;
   const std::vector<models::LengthLoss> losses =
       models::Evaluate(trainer.model(), work.tokens.valid, {trainer.options().length},
-                       models::TokensOfBytes(work.tokens.valid, flags.evaluation_bytes),
+                       models::TokensOfBytes(work.tokens.valid, work.run.evaluation_bytes),
                        trainer.options().memory, [] { return !Interrupted(); });
   if (losses.empty()) return kInterrupted;
   progress.Note(StrCat("saved ", work.checkpoint.string()));
   std::cout << "validation loss at length " << losses[0].length << ": "
-            << FormatLoss(losses[0].loss) << " nats a " << unit << ", "
-            << FormatLoss(losses[0].bits_per_byte) << " bits a byte\n";
+            << FormatLoss(losses[0].loss) << " nats per " << unit << ", "
+            << FormatLoss(losses[0].bits_per_byte) << " bits per byte\n";
   return 0;
 }
 
@@ -188,10 +211,11 @@ void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* acti
   CLI::App* command = app.add_subcommand(
       "train", "Train a language model over bytes, words or subwords and save it");
   command->footer(
-      "Over several processes: torchrun --nproc-per-node N -m gnomon train ... They share out the "
-      "windows of each step, and do what one process does. Each reads the data, and the checkpoint "
-      "to go on from; one of them writes checkpoints, from which any number of processes can go "
-      "on.");
+      "On several processes: torchrun --nproc-per-node N -m gnomon train ... They share the "
+      "windows "
+      "of each step and give the result of one process. Each of them reads the data, and the "
+      "checkpoint to resume; one of them writes checkpoints. Checkpoints are interchangeable: any "
+      "number of processes can resume the run.");
   auto flags = std::make_shared<TrainFlags>();
   flags->training.length = kTrainingLength;
   command->add_option("--data", flags->data,
@@ -204,23 +228,22 @@ void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* acti
       ->add_option("--similarity", flags->model.similarity,
                    "Similarity specification, see `gnomon list`")
       ->capture_default_str();
-  command->add_option("--length", flags->training.length, "Tokens a window")->capture_default_str();
-  command
-      ->add_option("--seed", flags->training.seed,
-                   "Of the weights, the order of the data and dropout")
+  AddNumber(command, "--length", &flags->training.length, 1, kMany, "Tokens per window")
+      ->capture_default_str();
+  AddNumber(command, "--seed", &flags->training.seed, 0, kLargestSeed,
+            "Seed of the weights, the order of the data and dropout")
       ->capture_default_str();
   command->add_option("--out", flags->out,
                       "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
-  command->add_option("--resume", flags->resume,
-                      "Go on with the run in this folder; excludes the options that began it");
-  command
-      ->add_option("--checkpoint-every", flags->checkpoint_every, "Steps between two checkpoints")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+  command->add_option(
+      "--resume", flags->resume,
+      "Resume the run in this folder with its own settings; only --checkpoint-every and "
+      "--evaluation-bytes may be changed");
+  AddNumber(command, "--checkpoint-every", &flags->run.checkpoint_every, 1, kMany,
+            "Steps between two checkpoints")
       ->capture_default_str();
-  command
-      ->add_option("--evaluation-bytes", flags->evaluation_bytes,
-                   "Bytes of validation text that the final loss is measured on")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+  AddNumber(command, "--evaluation-bytes", &flags->run.evaluation_bytes, 1, kMany,
+            "Bytes of validation text that the final loss is measured on")
       ->capture_default_str();
   AddThreadsFlag(command, &flags->threads);
   AddTokenFlags(command, &flags->tokens);

@@ -1,11 +1,18 @@
 #include "models/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <random>
 #include <string>
+#include <system_error>
 
 #include "gnomon/attention.h"
 #include "models/strings.h"
@@ -23,12 +30,27 @@ bool WriteAll(int file, std::string_view bytes) {
   return true;
 }
 
+constexpr const char* kUnfinished = ".part";
+constexpr size_t kDigits = 16;
+
+// "PATH.<16 hexadecimal digits>.part", of a new file that is open for writing.
+int OpenBeside(const std::filesystem::path& path, std::string* name) {
+  std::random_device random;
+  while (true) {
+    std::array<char, kDigits + 1> digits;
+    std::snprintf(digits.data(), digits.size(), "%08x%08x", random(), random());
+    *name = path.string() + "." + digits.data() + kUnfinished;
+    const int file = ::open(name->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file >= 0 || errno != EEXIST) return file;
+  }
+}
+
 }  // namespace
 
 void WriteFileAtomically(const std::filesystem::path& path,
                          const std::vector<std::string_view>& parts) {
-  const std::string beside = path.string() + ".part";
-  const int file = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  std::string beside;
+  const int file = OpenBeside(path, &beside);
   bool good = file >= 0;
   for (const std::string_view part : parts) good = good && WriteAll(file, part);
   good = good && ::fsync(file) == 0;
@@ -45,6 +67,42 @@ void WriteFileAtomically(const std::filesystem::path& path,
     if (file >= 0) ::unlink(beside.c_str());
     throw Error(StrCat("cannot write ", path.string(), ": ", std::strerror(fault)));
   }
+}
+
+std::filesystem::path FolderOf(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+void RemoveUnfinished(const std::filesystem::path& path) {
+  const std::string before = path.filename().string() + ".";
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(FolderOf(path), error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(before) || !name.ends_with(kUnfinished)) continue;
+    const std::string digits =
+        name.substr(before.size(), name.size() - before.size() - std::strlen(kUnfinished));
+    const bool ours = digits.size() == kDigits &&
+                      digits.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (ours) std::filesystem::remove(entry.path(), error);
+  }
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) {
+    throw Error(StrCat("cannot open the folder ", folder.string(), ": ", std::strerror(errno)));
+  }
+  // Not in the place of a standard stream that is closed.
+  file_ = ::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  ::close(file);
+  if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(file_);
+  throw Error(StrCat("another process is at work in the folder ", folder.string(),
+                     "; wait until it has ended, or choose another folder"));
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) ::close(file_);
 }
 
 }  // namespace gnomon::models

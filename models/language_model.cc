@@ -92,7 +92,7 @@ TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
   const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(options.depth));
   nn::MultiheadAttentionOptions attention(options.dim, options.heads);
   attention.similarity(options.similarity)
-      .position(options.position)
+      .position(nn::attention_position(options.position))
       .max_length(options.max_length);
   attention_norm_ = register_module(
       "attention_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
@@ -150,9 +150,9 @@ void LanguageModelMemory::reset() {
   tokens.reset();
 }
 
-torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
-                                         LanguageModelMemory* memory,
-                                         const std::optional<BatchRows>& rows) {
+torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
+                                       LanguageModelMemory* memory,
+                                       const std::optional<BatchRows>& rows) {
   if (cache != nullptr && memory != nullptr) {
     throw Error("language model: a cache and a memory are both given, expected at most one");
   }
@@ -170,13 +170,35 @@ torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageMo
     if (embeddings.defined()) embeddings = embeddings.detach();
     memory->layers.resize(options_.depth);
   }
+  return x;
+}
+
+torch::Tensor LanguageModelImpl::TakeBefore(int64_t layer, const torch::Tensor& x,
+                                            LanguageModelMemory* memory) {
+  if (memory == nullptr) return {};
+  const torch::Tensor before = memory->layers[layer];
+  memory->layers[layer] = Remember(before, x, memory->max_length);
+  return before;
+}
+
+void LanguageModelImpl::read(const torch::Tensor& tokens, LanguageModelMemory* memory) {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor x = Embed(tokens, nullptr, memory, std::nullopt);
+  const int64_t last = options_.depth - 1;
+  for (int64_t layer = 0; layer < last; ++layer) {
+    const torch::Tensor before = TakeBefore(layer, x, memory);
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, nullptr, before);
+  }
+  TakeBefore(last, x, memory);
+}
+
+torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
+                                         LanguageModelMemory* memory,
+                                         const std::optional<BatchRows>& rows) {
+  torch::Tensor x = Embed(tokens, cache, memory, rows);
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::KVCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[layer];
-    torch::Tensor before;
-    if (memory != nullptr) {
-      before = memory->layers[layer];
-      memory->layers[layer] = Remember(before, x, memory->max_length);
-    }
+    const torch::Tensor before = TakeBefore(layer, x, memory);
     x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache, before, rows);
   }
   return torch::matmul(norm_->forward(x), embedding_->weight.t());

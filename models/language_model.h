@@ -83,12 +83,22 @@ class LanguageModelImpl : public torch::nn::Module {
                         LanguageModelMemory* memory = nullptr,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
+  // Brings `memory` to where forward() would, without the work that only logits need. No gradient.
+  void read(const torch::Tensor& tokens, LanguageModelMemory* memory);
+
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.
   std::optional<int64_t> max_length() const;
   int64_t CountParameters() const;
 
  private:
+  // What the layer at hand reads of the segments before, while `x`, what it reads of this one, goes
+  // into the memory. Undefined where there is none.
+  torch::Tensor TakeBefore(int64_t layer, const torch::Tensor& x, LanguageModelMemory* memory);
+  // What the first layer reads.
+  torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
+                      LanguageModelMemory* memory, const std::optional<BatchRows>& rows);
+
   LanguageModelOptions options_;
   torch::nn::Embedding embedding_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};

@@ -37,6 +37,8 @@ constexpr const char* kVocabulary = "tokens.vocabulary";
 // logits.
 constexpr int64_t kEvaluationBatch = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
+// And what they remember, in numbers, is at most this much, unless one row alone has more.
+constexpr int64_t kEvaluationMemory = int64_t{1} << 28;
 
 // Rows `starts` of `length` + 1 tokens, as int64.
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length) {
@@ -110,12 +112,10 @@ class WindowSums {
 
   int64_t length() const { return length_; }
 
-  // Reads `count` windows, which are counted unless they only fill the memory.
-  void Read(LanguageModel& model, const int64_t* starts, int64_t count, LanguageModelMemory* memory,
-            bool counted) {
+  void Read(LanguageModel& model, const int64_t* starts, int64_t count,
+            LanguageModelMemory* memory) {
     const torch::Tensor losses =
         Losses(model, Windows(text_, starts, count, length_), memory).to(torch::kDouble);
-    if (!counted) return;
     loss_ += losses.sum().item<double>();
     last_ += losses.narrow(1, length_ - tail_, tail_).sum().item<double>();
     windows_ += count;
@@ -150,17 +150,68 @@ bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_
   const auto windows = static_cast<int64_t>(starts.size());
   for (int64_t at = 0; at < windows; at += batch) {
     if (proceed != nullptr && !proceed()) return false;
-    sums->Read(model, &starts[at], std::min(batch, windows - at), nullptr, /*counted=*/true);
+    sums->Read(model, &starts[at], std::min(batch, windows - at), nullptr);
   }
   return true;
 }
 
+// The memory of rows one after the other.
+LanguageModelMemory Join(std::vector<LanguageModelMemory> parts) {
+  LanguageModelMemory whole = parts[0];
+  if (parts.size() == 1) return whole;
+  const auto join = [&](const auto& of) {
+    std::vector<torch::Tensor> tensors;
+    for (const LanguageModelMemory& part : parts) tensors.push_back(of(part));
+    return torch::cat(tensors);
+  };
+  for (size_t layer = 0; layer < whole.layers.size(); ++layer) {
+    whole.layers[layer] = join([&](const LanguageModelMemory& part) { return part.layers[layer]; });
+    // There is no room for all layers twice.
+    for (LanguageModelMemory& part : parts) part.layers[layer].reset();
+  }
+  if (whole.tokens.embeddings.defined()) {
+    whole.tokens.embeddings =
+        join([](const LanguageModelMemory& part) { return part.tokens.embeddings; });
+  }
+  return whole;
+}
+
+// The memory that `windows` windows before each of `stretches` leave, read one after the other from
+// an empty one. All but the last of them fit into it, so that each token sees all before it, and
+// many windows can be read at once. None: `proceed` said no.
+std::optional<LanguageModelMemory> FillMemory(LanguageModel& model, const TokenText& text,
+                                              const std::vector<int64_t>& stretches,
+                                              int64_t windows, int64_t length, int64_t memory,
+                                              const std::function<bool()>& proceed) {
+  const int64_t batch = std::max<int64_t>(kEvaluationBatch / length, 1);
+  const auto total = static_cast<int64_t>(stretches.size());
+  const int64_t rows = std::clamp<int64_t>(batch / std::max<int64_t>(windows, 1), 1, total);
+  std::vector<LanguageModelMemory> parts;
+  for (int64_t at = 0; at < total; at += rows) {
+    const int64_t count = std::min(rows, total - at);
+    LanguageModelMemory& part = parts.emplace_back();
+    part.max_length = memory;
+    for (int64_t window = 0; window < windows;) {
+      if (proceed != nullptr && !proceed()) return std::nullopt;
+      const int64_t at_once = std::clamp<int64_t>(batch / count, 1, windows - window);
+      std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
+      for (int64_t& start : starts) start -= (windows - window) * length;
+      const int64_t read = at_once * length;
+      model->read(Windows(text, starts.data(), count, read).narrow(1, 0, read), &part);
+      window += at_once;
+    }
+  }
+  return Join(std::move(parts));
+}
+
 // Windows one after the other in each stretch, with a memory of those before. False: `proceed` said
 // no.
-bool AddStretches(LanguageModel& model, const std::vector<int64_t>& stretches, int64_t stretch,
-                  int64_t batch, int64_t memory, const std::function<bool()>& proceed,
-                  WindowSums* sums) {
+bool AddStretches(LanguageModel& model, const TokenText& text,
+                  const std::vector<int64_t>& stretches, int64_t stretch, int64_t batch,
+                  int64_t memory, const std::function<bool()>& proceed, WindowSums* sums) {
   const int64_t length = sums->length();
+  const LanguageModelOptions& options = model->options();
+  batch = std::clamp<int64_t>(kEvaluationMemory / options.dim / options.depth / memory, 1, batch);
   // Windows before a stretch that fill the memory, as far as the text goes back.
   const auto before = [&](int64_t start) {
     return std::min((memory + length - 1) / length, start / length);
@@ -170,13 +221,14 @@ bool AddStretches(LanguageModel& model, const std::vector<int64_t>& stretches, i
     const int64_t filling = before(stretches[at]);
     count = 1;
     while (count < batch && at + count < total && before(stretches[at + count]) == filling) ++count;
-    LanguageModelMemory remembered;
-    remembered.max_length = memory;
-    for (int64_t window = -filling; window < stretch / length; ++window) {
+    std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
+    std::optional<LanguageModelMemory> remembered =
+        FillMemory(model, text, starts, filling, length, memory, proceed);
+    if (!remembered) return false;
+    for (int64_t window = 0; window < stretch / length; ++window) {
       if (proceed != nullptr && !proceed()) return false;
-      std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
-      for (int64_t& start : starts) start += window * length;
-      sums->Read(model, starts.data(), count, &remembered, /*counted=*/window >= 0);
+      sums->Read(model, starts.data(), count, &*remembered);
+      for (int64_t& start : starts) start += length;
     }
   }
   return true;
@@ -223,6 +275,18 @@ bool HoldsTraining(const json& object) {
                      [&](const char* field) { return object.contains(field); });
 }
 
+// Of a file that does not have them, the defaults.
+RunOptions TakeRun(const json& object) {
+  RunOptions run;
+  const auto found = object.find("run");
+  if (found == object.end()) return run;
+  run.checkpoint_every = Field<int64_t>(*found, "checkpoint_every");
+  run.evaluation_bytes = Field<int64_t>(*found, "evaluation_bytes");
+  if (run.checkpoint_every < 1) throw Error("the field 'checkpoint_every' is below 1");
+  if (run.evaluation_bytes < 1) throw Error("the field 'evaluation_bytes' is below 1");
+  return run;
+}
+
 // All of a training run but its moments, which the parameters name.
 TrainingState TakeTraining(const SafeTensors& file, const json& object,
                            const LanguageModelOptions& model) {
@@ -230,6 +294,7 @@ TrainingState TakeTraining(const SafeTensors& file, const json& object,
   training.step = Field<int64_t>(object, "step");
   if (training.step < 0) throw Error("the field 'step' is negative");
   training.options = TrainingFromJson(object.value("training", json()));
+  training.run = TakeRun(object);
   const json data = object.value("data", json());
   training.data_path = Field<std::string>(data, "path");
   training.data_sha256 = Field<std::string>(data, "sha256");
@@ -537,6 +602,8 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
     throw Error(StrCat("evaluation: the text has ", tokens, " tokens, windows of ", longest,
                        " need ", longest + 1));
   }
+  // There is no more to remember than the text.
+  memory = std::min(memory, tokens);
   const int64_t batch_tokens =
       std::min(kEvaluationBatch, kEvaluationLogits / model->options().vocabulary);
   std::vector<LengthLoss> results;
@@ -547,11 +614,11 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
     if (model->max_length() && *model->max_length() < length) continue;
     WindowSums sums(text, length);
     const int64_t batch = std::max<int64_t>(batch_tokens / length, 1);
-    const bool whole = memory == 0
-                           ? AddWindows(model, EvaluationStarts(tokens, length, longest, budget),
-                                        batch, proceed, &sums)
-                           : AddStretches(model, EvaluationStarts(tokens, longest, longest, budget),
-                                          longest, batch, memory, proceed, &sums);
+    const bool whole =
+        memory == 0 ? AddWindows(model, EvaluationStarts(tokens, length, longest, budget), batch,
+                                 proceed, &sums)
+                    : AddStretches(model, text, EvaluationStarts(tokens, longest, longest, budget),
+                                   longest, batch, memory, proceed, &sums);
     if (!whole) return {};
     results.back() = sums.Means();
   }
@@ -614,7 +681,7 @@ TrainingOptions TrainingFromJson(const json& object) {
 }
 
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
-                    const Tokenizer& tokenizer) {
+                    const Tokenizer& tokenizer, const RunOptions& run) {
   const LanguageModelMemory memory = trainer.GatherMemory();
   if (trainer.processes().rank() != 0) return;
   SafeTensors file;
@@ -646,6 +713,8 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const T
       {"memory_tokens", memory.tokens.tokens},
       {"model", ToJson(trainer.model()->options())},
       {"training", ToJson(trainer.options())},
+      {"run",
+       {{"checkpoint_every", run.checkpoint_every}, {"evaluation_bytes", run.evaluation_bytes}}},
       {"data",
        {{"path", std::filesystem::absolute(data.path).string()},
         {"sha256", data.sha256}}}}.dump();

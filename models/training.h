@@ -130,9 +130,16 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  int64_t memory = 0,
                                  const std::function<bool()>& proceed = nullptr);
 
+// What a run does beside training.
+struct RunOptions {
+  int64_t checkpoint_every = 500;     // steps between two checkpoints
+  int64_t evaluation_bytes = 131072;  // of validation text that the final loss is measured on
+};
+
 // What a training run needs to go on, beside its model.
 struct TrainingState {
   TrainingOptions options;
+  RunOptions run;
   int64_t step = 0;
   std::map<std::string, torch::Tensor> optimizer;
   LanguageModelMemory memory;
@@ -158,7 +165,7 @@ TrainingOptions TrainingFromJson(const nlohmann::json& object);
 // vocabulary, and in its configuration `format`, `model` and `tokens`. A collective; process 0
 // writes.
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, const TextData& data,
-                    const Tokenizer& tokenizer);
+                    const Tokenizer& tokenizer, const RunOptions& run = {});
 
 // Throws Error where the file is not a sound checkpoint.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path);
