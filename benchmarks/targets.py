@@ -397,7 +397,7 @@ def measure_row(row: Row, rounds: int) -> Line:
 
 
 def targets_table(lines: Sequence[Line]) -> str:
-    return "\n".join(["| case | ratio | asked for | |", "|:--|--:|--:|:--|", *map(str, lines)])
+    return "\n".join(["| case | ratio | goal | |", "|:--|--:|--:|:--|", *map(str, lines)])
 
 
 def length_curve(rounds: int) -> list[tuple[int, float, float]]:

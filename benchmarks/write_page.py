@@ -21,7 +21,7 @@ INTRODUCTION = """\
 
 `make bench` measures all of this and writes this page. Ratios carry over to other machines better
 than milliseconds do. In every comparison the sides run in turn in one process, so that a change of
-the machine's clock meets all of them; nothing else should run meanwhile.
+the machine's clock affects all of them alike; nothing else should run meanwhile.
 
 | to repeat | |
 |:--|:--|
@@ -35,12 +35,12 @@ kernels' own matrix product runs with all operands in cache.
 """
 
 TARGETS = f"""\
-## What is aimed at
+## Goals
 
 Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; medians of
 the ratio of times in each round. "Our dot" is gnomon's own dot product of the same shape. A row
-that ends in "/ ours" has the other side above. [profile.md](profile.md) has where the time goes in
-rows that are missed.
+that ends in "/ ours" is the other way round. [profile.md](profile.md) has where the time goes in
+rows that miss their goal.
 """
 
 CURVE = f"""\
@@ -111,7 +111,9 @@ def page(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=pathlib.Path, help="the file to write")
-    parser.add_argument("--rounds", type=int, default=9, help="that medians are of (default 9)")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="that medians are taken over (default 9)"
+    )
     flags = parser.parse_args()
     measured_on = conditions(targets.operator_record("", flags.rounds))
     lines, curve = targets.measure_all("", flags.rounds)

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Plants errors in a copy of the tree, one at a time, and says which of the core's tests sees each.
+
+Errors are in errors.txt beside this file. Exits with 0 if at least 90% of those planted are seen,
+and with 1 if fewer are, or if one can no longer be planted as it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_SHARE = 0.9
+# Optimised only as far as compiles fast, for one instruction set: this machine's.
+FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
+TARGET = "gnomon_core_tests"
+# What is compiled once for each definition is most of the work. An error in all of these objects is
+# planted in those of three first: a definition that reads no tokens (whose object comes first, so
+# that functions which objects share are linked from it), one of products and one of distances.
+KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
+# The tests take less than a minute. An error may have them wait for ever.
+LIMIT_S = 1200
+
+
+class PlantError(Exception):
+    """What keeps an error from being planted or judged, in one line."""
+
+
+@dataclass
+class Planted:
+    """An error: lines of one file, and what stands there instead."""
+
+    name: str
+    file: str
+    tests: str  # a filter of GoogleTest: where to look first
+    old: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+
+    def plant(self, text: str) -> str:
+        """The file's text with the error in it."""
+        # Whole lines, wherever they stand.
+        lines = f"\n{text}"
+        old, new = ("".join(f"\n{line}" for line in part) for part in (self.old, self.new))
+        count = len(re.findall(re.escape(old) + r"(?=\n)", lines)) if self.old else 0
+        if count != 1 or old == new:
+            found = "changes nothing" if old == new else f"is there {count} times, not once"
+            raise PlantError(f"{self.name}: its text {found} in {self.file}")
+        return re.sub(re.escape(old) + r"(?=\n)", lambda _: new, lines)[1:]
+
+
+def read_errors(path: Path) -> list[Planted]:
+    """The errors of a file whose first lines say how it is written."""
+    errors: list[Planted] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if match := re.fullmatch(r"\[([a-z0-9-]+)\] (\S+) (\S+)", line):
+            errors.append(Planted(match[1], match[2], match[3]))
+        elif errors and line[:1] in (" ", "-", "+"):
+            if line[0] != "+":
+                errors[-1].old.append(line[1:])
+            if line[0] != "-":
+                errors[-1].new.append(line[1:])
+        elif line and not line.startswith("#"):
+            raise PlantError(
+                f"{path.name}:{number}: neither an error's first line nor part of its text"
+            )
+    names = [error.name for error in errors]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlantError(f"{path.name}: {name} is there {names.count(name)} times")
+    return errors
+
+
+def copy_tree(to: Path) -> None:
+    """Makes a folder hold the tree's files; those that are there already keep their times."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    for path in list(to.rglob("*")):
+        if path.is_file() and str(path.relative_to(to)) not in files:
+            path.unlink()
+    for name in files:
+        data = (ROOT / name).read_bytes()
+        copy = to / name
+        if copy.is_file() and copy.read_bytes() == data:
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(data)
+
+
+class Workshop:
+    """The copy of the tree and what is built from it."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.tree = folder / "tree"
+        self.build_folder = folder / "build"
+        self.jobs = jobs
+        copy_tree(self.tree)
+        # Those of the project where they are: what runs this may stand beside them.
+        tools = Path(sys.executable).parent
+        cmake, ninja = (str(tools / t) if (tools / t).exists() else t for t in ("cmake", "ninja"))
+        self.cmake, self.ninja = cmake, ninja
+        command = [cmake, "-S", str(self.tree), "-B", str(self.build_folder), "-G", "Ninja"]
+        command += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DCMAKE_CXX_FLAGS={FLAGS}"]
+        command += ["-DCMAKE_BUILD_TYPE=None", "-DGNOMON_TORCH=OFF"]
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
+            raise PlantError("the copy of the tree cannot be configured")
+
+    def build(self) -> bool:
+        command = [self.cmake, "--build", str(self.build_folder), "--target", TARGET]
+        command += ["--parallel", str(self.jobs)]
+        with (self.build_folder / "build.log").open("w") as log:
+            return subprocess.run(command, stdout=log, stderr=log).returncode == 0
+
+    def failed_test(self, tests: str) -> str | None:
+        """The first test that fails, or None."""
+        command = [str(self.build_folder / "bin" / TARGET), f"--gtest_filter={tests}"]
+        command += ["--gtest_fail_fast", "--gtest_color=no"]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+            output, code, end = run.stdout, run.returncode, " (crash)"
+        except subprocess.TimeoutExpired as expired:
+            output, code, end = (expired.stdout or b"").decode(errors="replace"), 1, " (hangs)"
+        if "[==========] Running 0 tests" in output:
+            raise PlantError(f"no test is {tests}")
+        if code == 0:
+            return None
+        if failed := re.findall(r"^\[  FAILED  \] (\w\S*?),? ", output, re.MULTILINE):
+            return failed[0]
+        begun = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
+        return (begun[-1] if begun else "the program's start") + end
+
+    def objects(self, file: Path) -> list[Path]:
+        """The objects that a file goes into; of those of definitions, few stand for many."""
+        command = [self.ninja, "-C", str(self.build_folder), "-t", "deps"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        objects = []
+        for block in listed.split("\n\n"):
+            name, *files = block.splitlines() or [""]
+            if str(file) in (os.path.normpath(self.build_folder / f.strip()) for f in files):
+                objects.append(self.build_folder / name.split(": #deps")[0])
+        kernels = [path for path in objects if path.name.startswith("kernel_")]
+        if len(kernels) > len(KERNELS):
+            return [o for o in objects if o not in kernels or o.name in KERNELS]
+        return objects
+
+    def judge(self, error: Planted) -> str | None:
+        """Plants an error and takes it out again; the test that sees it, or None."""
+        path = self.tree / error.file
+        text = path.read_text()
+        before = path.stat()
+        objects = self.objects(path)
+
+        def write(content: str) -> None:
+            # Ninja goes by times, and builds what is not there.
+            path.write_text(content)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            for built in objects:
+                built.unlink(missing_ok=True)
+
+        try:
+            write(error.plant(text))
+            if failed := self.failed_after_build(error.tests):
+                return failed
+            os.utime(path)  # in all objects, and for all tests
+            failed = self.failed_after_build("*")
+        finally:
+            if path.stat().st_mtime_ns == before.st_mtime_ns:
+                write(text)
+            else:
+                path.write_text(text)
+                self.build()
+        if failed and self.failed_test(failed.split()[0]):
+            raise PlantError(f"{failed} fails without it as well")
+        return failed
+
+    def failed_after_build(self, tests: str) -> str | None:
+        if not self.build():
+            raise PlantError(f"does not compile; see {self.build_folder}/build.log")
+        return self.failed_test(tests)
+
+
+def check(errors: list[Planted]) -> list[str]:
+    """What is wrong with errors before any is planted."""
+    wrong = []
+    for error in errors:
+        path = ROOT / error.file
+        try:
+            if not path.is_file():
+                raise PlantError(f"{error.name}: no file {error.file}")
+            error.plant(path.read_text())
+        except PlantError as problem:
+            wrong.append(str(problem))
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("pattern", nargs="*", help="errors to plant, by name; * for any part of it")
+    parser.add_argument("--list", action="store_true", help="names of the errors, and no more")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the compiler")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build-mutants", help="for the copy")
+    args = parser.parse_args()
+
+    errors = read_errors(Path(__file__).with_name("errors.txt"))
+    for pattern in args.pattern:
+        if not fnmatch.filter([error.name for error in errors], pattern):
+            parser.error(f"no error is named {pattern}; --list lists them")
+    if args.pattern:
+        errors = [e for e in errors if any(fnmatch.fnmatch(e.name, p) for p in args.pattern)]
+    if wrong := check(errors):
+        raise PlantError("\n".join(wrong))
+    width = max(len(error.name) for error in errors)
+    if args.list:
+        for error in errors:
+            print(f"{error.name:{width}}  {error.file}")
+        return 0
+
+    workshop = Workshop(args.folder.resolve(), args.jobs)
+    if not workshop.build():
+        raise PlantError(f"the tree itself does not compile; see {workshop.build_folder}/build.log")
+    if failed := workshop.failed_test(":".join({error.tests for error in errors})):
+        raise PlantError(f"the tree itself fails {failed}")
+    seen = 0
+    broken = 0
+    for error in errors:
+        start = time.monotonic()
+        try:
+            test = workshop.judge(error)
+            seen += test is not None
+            verdict = f"seen by {test}" if test else "NOT SEEN"
+        except PlantError as problem:
+            broken += 1
+            verdict = str(problem)
+        print(f"{error.name:{width}}  {time.monotonic() - start:4.0f} s  {verdict}", flush=True)
+    print(f"{seen} of {len(errors)} planted errors seen ({seen / len(errors):.0%})")
+    return 0 if seen >= LEAST_SHARE * len(errors) and broken == 0 else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PlantError as problem:
+        sys.exit(f"plant.py: {problem}")
