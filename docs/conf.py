@@ -2,17 +2,26 @@
 
 import re
 
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from sphinx.pycode import ModuleAnalyzer
+
 import gnomon
 
 project = "gnomon"
 author = "the gnomon developers"
 release = gnomon.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 # Quoted words are values.
 smartquotes = False
 html_theme = "furo"
 html_title = f"gnomon {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_math_renderer = "mathml"
+exclude_patterns = ["figures/*.py"]
 
 autodoc_default_options = {
     "members": True,
@@ -22,6 +31,8 @@ autodoc_default_options = {
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+# One parameter per line where they do not fit into one.
+maximum_signature_line_length = 76
 napoleon_use_ivar = True
 # Other projects' objects: their pages are not looked up.
 nitpicky = True
@@ -47,6 +58,38 @@ def hide_private_bases(app, name, obj, options, bases):
         bases[:] = [base for group in public for base in group]
 
 
+def write_mathml(translator, node):
+    """Formulas as MathML, which browsers render themselves: no script, no network."""
+    block = isinstance(node, nodes.math_block)
+    mathml = latex2mathml.tex2mathml(node.astext(), as_block=block)
+    mathml = mathml.replace("<mtable", '<mtable displaystyle="true"')
+    translator.body.append(f'<div class="math">{mathml}</div>' if block else mathml)
+    raise nodes.SkipNode
+
+
+def break_long_names(app, doctree, docname):
+    """Long names in tables may break behind a mark between their parts, so that tables fit."""
+    for entry in doctree.findall(nodes.entry):
+        for literal in list(entry.findall(nodes.literal)):
+            parts = re.split(r"(?<=[_:/.+=,\[])(?=\w)", literal.astext())
+            if len(literal.astext()) < 20 or len(parts) == 1:
+                continue
+            del literal[:]
+            for part in parts:
+                literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
+
+
+def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
+    """One signature stands for all overloads."""
+    analyze(self)
+    self.overloads = {}
+
+
+ModuleAnalyzer.analyze = analyze_without_overloads
+
+
 def setup(app):
+    app.connect("doctree-resolved", break_long_names)
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("autodoc-process-docstring", escape_formulas, priority=400)
     app.connect("autodoc-process-bases", hide_private_bases)
