@@ -45,11 +45,12 @@ HWY_INLINE size_t Vectors(int64_t columns) {
   return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
 }
 
-// term(0) + ... + term(count - 1), in sixteen sums of their own so that the loop runs in vectors.
+// term(0) + ... + term(count - 1) in the type of a term, in sixteen sums of their own so that the
+// loop runs in vectors.
 template <class Term>
-HWY_INLINE float Sum(int64_t count, const Term& term) {
+HWY_INLINE auto Sum(int64_t count, const Term& term) {
   constexpr int64_t kParts = 16;
-  float part[kParts] = {};
+  decltype(term(count)) part[kParts] = {};
   int64_t e = 0;
   for (; e + kParts <= count; e += kParts) {
     for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
@@ -79,20 +80,8 @@ inline float InnerProduct(const float* x, const float* y, int64_t columns) {
 
 // Rounded once: squared distances are differences of these, and lose what they lack.
 inline float SquaredNorm(const float* row, int64_t columns) {
-  constexpr int64_t kParts = 8;
-  double part[kParts] = {};
-  int64_t e = 0;
-  for (; e + kParts <= columns; e += kParts) {
-    for (int64_t n = 0; n < kParts; ++n) {
-      const auto number = static_cast<double>(row[e + n]);
-      part[n] += number * number;
-    }
-  }
-  for (; e < columns; ++e) part[0] += static_cast<double>(row[e]) * row[e];
-  for (int64_t half = kParts / 2; half > 0; half /= 2) {
-    for (int64_t n = 0; n < half; ++n) part[n] += part[n + half];
-  }
-  return static_cast<float>(part[0]);
+  return static_cast<float>(
+      Sum(columns, [row](int64_t e) { return static_cast<double>(row[e]) * row[e]; }));
 }
 
 // The rows of a matrix as a right operand of the product: whole vectors may be read from each.

@@ -53,12 +53,6 @@ HWY_INLINE VF Rsqrt(VF a) {
 #endif
 }
 
-// sqrt(a), and 1/sqrt(max(a, 1e-30)) beside it, which costs less than a division.
-HWY_INLINE VF SqrtAndInverse(VF a, VF& inverse) {
-  inverse = Rsqrt(Max(Splat(a, 1e-30f), a));
-  return hn::Sqrt(a);
-}
-
 // The natural logarithm of normal a > 0, relative error 2e-7; infinity and NaN give themselves.
 HWY_INLINE VF Log(VF a) {
   const DF d;

@@ -18,9 +18,7 @@ struct Entailment {
     const V q = b[0] - a[0] - g;
     const V xs = (a[0] + a[0]) * g;
     const V area = Max(zero, (xs + xs) - q * q);
-    V inverse_root = g;
-    const V root = SqrtAndInverse(area, inverse_root);
-    const V xi = Angle(narrow * q - xs, Max(zero, narrow) * root);
+    const V xi = Angle(narrow * q - xs, Max(zero, narrow) * Sqrt(area));
     return Max(zero, xi - a[1]);
   }
 
@@ -35,10 +33,9 @@ struct Entailment {
     const V q = b[0] - a[0] - g;
     const V xs = (a[0] + a[0]) * g;
     const V area = Max(zero, (xs + xs) - q * q);
+    const V root = Sqrt(area);
     // On the axis the angle has a kink, and 0 stands for its derivative by the area.
-    V inverse_root = g;
-    const V root = SqrtAndInverse(area, inverse_root);
-    inverse_root = Select(area > tiny, inverse_root, zero);
+    const V inverse_root = Select(area > tiny, Rsqrt(Max(tiny, area)), zero);
     const V cosine = narrow * q - xs;
     const V sine = Max(zero, narrow) * root;
     const V energy = Angle(cosine, sine) - a[1];

@@ -7,15 +7,13 @@ struct Laplacian {
 
   template <class V>
   static V Value(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/) {
-    V inverse = g;
-    return SqrtAndInverse(g, inverse);
+    return Sqrt(g);
   }
 
   template <class V, class D>
   static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
-    V inverse = g;
-    SqrtAndInverse(g, inverse);
+    const V inverse = Rsqrt(Max(Splat(g, 1e-30f), g));
     d.g = Select(g > zero, Splat(g, 0.5f) * inverse, zero);
   }
 };

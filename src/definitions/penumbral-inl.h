@@ -20,8 +20,7 @@ struct Penumbral {
     const V sum = a[1] + b[1];
     const V inside = reach * (Splat(g, 4.0f) - reach);
     const V outside = square + (sum + sum) + e * e;
-    V inverse_value = g;
-    return SqrtAndInverse(Select(reach <= Splat(g, 2.0f), inside, outside), inverse_value);
+    return Sqrt(Select(reach <= Splat(g, 2.0f), inside, outside));
   }
 
   template <class V, class D>
@@ -40,9 +39,7 @@ struct Penumbral {
     const V sum = a[1] + b[1];
     const auto common = reach <= two;
     const V value2 = Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
-    V inverse_value = g;
-    SqrtAndInverse(value2, inverse_value);
-    inverse_value = Select(value2 > tiny, inverse_value, zero);
+    const V inverse_value = Select(value2 > tiny, Rsqrt(Max(tiny, value2)), zero);
     // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
     const V share = Select(g > tie, one, Select(g < tie, zero, half));
     const V by_distance = Select(g > tiny, share * inverse, zero);

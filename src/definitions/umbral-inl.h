@@ -10,14 +10,12 @@ V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
   const V one = Splat(g, 1.0f);
   const V square = difference * difference;
   const V larger = Max(square, g);
-  V inverse = g;
-  const V maximum = SqrtAndInverse(larger, inverse);
-  inverse = Select(larger > zero, inverse, zero);
+  const V inverse = Select(larger > zero, Rsqrt(Max(Splat(g, 1e-30f), larger)), zero);
   // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
   by_difference = (one - share) * difference * inverse;
-  return maximum;
+  return Sqrt(larger);
 }
 
 // Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, row constant -2u dropped.
@@ -31,8 +29,7 @@ struct Umbral {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    V inverse = g;
-    return difference - SqrtAndInverse(Max(difference * difference, g), inverse);
+    return difference - Sqrt(Max(difference * difference, g));
   }
 
   template <class V, class D>
@@ -60,8 +57,7 @@ struct UmbralLog {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    V inverse = g;
-    const V maximum = SqrtAndInverse(Max(difference * difference, g), inverse);
+    const V maximum = Sqrt(Max(difference * difference, g));
     return Log(Max(Splat(g, 1e-15f), a[0] + b[0] + maximum));
   }
 

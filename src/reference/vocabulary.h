@@ -13,10 +13,6 @@ inline double Min(double a, double b) { return a < b || a != a ? a : b; }
 inline double Abs(double a) { return std::fabs(a); }
 inline double Sqrt(double a) { return std::sqrt(a); }
 inline double Rsqrt(double a) { return 1.0 / std::sqrt(a); }
-inline double SqrtAndInverse(double a, double& inverse) {
-  inverse = Rsqrt(Max(1e-30, a));
-  return Sqrt(a);
-}
 inline double Log(double a) { return std::log(a); }
 inline double Log1p(double a) { return std::log1p(a); }
 // x + 0 is not -0: the angle of the origin is 0.

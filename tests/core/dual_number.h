@@ -89,12 +89,6 @@ Dual<T> Rsqrt(Dual<T> a) {
   return {inverse, -a.tangent * inverse / (2 * a.value)};
 }
 template <class T>
-Dual<T> SqrtAndInverse(Dual<T> a, Dual<T>& inverse) {
-  inverse = Rsqrt(Max(Splat(a, 1e-30f), a));
-  return Sqrt(a);
-}
-
-template <class T>
 Dual<T> Log(Dual<T> a) {
   return {std::log(a.value), a.tangent / a.value};
 }

@@ -52,8 +52,6 @@ Number Abs(Number a) { return Simple(a.value); }
 Number Select(Mask, Number yes, Number) { return Simple(yes.value); }
 Number Sqrt(Number a) { return Special(a.value); }
 Number Rsqrt(Number a) { return Special(a.value); }
-// Of a value, whose inverse nobody reads.
-Number SqrtAndInverse(Number a, Number& /*inverse*/) { return Special(a.value); }
 Number Log(Number a) { return Special(a.value); }
 Number Log1p(Number a) { return Special(a.value); }
 Number Angle(Number a, Number) { return Special(a.value); }
