@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/targets.h"
+#include "core/with_statistics.h"
 #include "gnomon/attention.h"
 
 namespace gnomon {
@@ -105,35 +105,18 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
           "a gradient of relative values that are not there");
 }
 
-// What the backward pass reads, with the rows' statistics: the caller's, or those of another
-// forward pass.
-template <class T>
-class WithStatistics {
- public:
-  template <class Forward>
-  WithStatistics(const Forward& forward, const AttentionInput<T>& in,
-                 const AttentionBackwardInput<T>& saved, const Executor& executor)
-      : saved_(saved) {
-    if (saved.statistics != nullptr) return;
-    const AttentionShape& n = in.shape;
-    const int64_t rows = n.batch * n.heads * n.queries;
-    // After the statistics, lse and o, which nobody reads.
-    memory_.resize(static_cast<size_t>(rows * (4 + n.value_dim)));
-    T* const o = memory_.data() + 4 * rows;
-    const AttentionOutput<T> out{
-        .o = {o, {n.heads * n.queries * n.value_dim, n.queries * n.value_dim, n.value_dim}},
-        .lse = memory_.data() + 3 * rows,
-        .statistics = memory_.data()};
-    forward(in, out, executor);
-    saved_.statistics = memory_.data();
-  }
-
-  const AttentionBackwardInput<T>& saved() const { return saved_; }
-
- private:
-  AttentionBackwardInput<T> saved_;
-  std::vector<T> memory_;
-};
+template <class T, class Forward>
+WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
+                                                   const AttentionInput<T>& in,
+                                                   const AttentionBackwardInput<T>& saved,
+                                                   const Executor& executor) {
+  const AttentionShape& n = in.shape;
+  return {saved, n.batch * n.heads * n.queries, n.value_dim, [&](T* o, T* lse, T* statistics) {
+            const int64_t of_head = n.queries * n.value_dim;
+            forward(in, {{o, {n.heads * of_head, of_head, n.value_dim}}, lse, statistics},
+                    executor);
+          }};
+}
 
 }  // namespace
 
@@ -155,7 +138,7 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<float>
                        const AttentionGradient<float>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
   ChooseTargetOnce();
-  const WithStatistics<float> complete(function.forward, input, saved, executor);
+  const auto complete = Complete(function.forward, input, saved, executor);
   function.backward(input, complete.saved(), gradient, executor);
 }
 
@@ -163,7 +146,7 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionBackwardInput<double>& saved,
                        const AttentionGradient<double>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
-  const WithStatistics<double> complete(function.reference_forward, input, saved, executor);
+  const auto complete = Complete(function.reference_forward, input, saved, executor);
   function.reference_backward(input, complete.saved(), gradient, executor);
 }
 

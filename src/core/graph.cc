@@ -3,9 +3,9 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/targets.h"
+#include "core/with_statistics.h"
 
 namespace gnomon {
 namespace {
@@ -92,34 +92,15 @@ void CheckBackward(const PairFunction& f, const GraphInput<T>& in,
   RequireGiven(saved.lse != nullptr || rows == 0, "lse");
 }
 
-// What the backward pass reads, with the rows' statistics: the caller's, or those of another
-// forward pass.
-template <class T>
-class WithStatistics {
- public:
-  template <class Forward>
-  WithStatistics(const Forward& forward, const GraphInput<T>& in,
-                 const GraphBackwardInput<T>& saved, const Executor& executor)
-      : saved_(saved) {
-    if (saved.statistics != nullptr) return;
-    const GraphShape& n = in.shape;
-    const int64_t rows = n.queries * n.heads;
-    // After the statistics, lse and o, which nobody reads.
-    memory_.resize(static_cast<size_t>(rows * (4 + n.value_dim)));
-    const GraphOutput<T> out{
-        .o = {memory_.data() + 4 * rows, {0, n.value_dim, n.heads * n.value_dim}},
-        .lse = memory_.data() + 3 * rows,
-        .statistics = memory_.data()};
-    forward(in, out, executor);
-    saved_.statistics = memory_.data();
-  }
-
-  const GraphBackwardInput<T>& saved() const { return saved_; }
-
- private:
-  GraphBackwardInput<T> saved_;
-  std::vector<T> memory_;
-};
+template <class T, class Forward>
+WithStatistics<GraphBackwardInput<T>> Complete(const Forward& forward, const GraphInput<T>& in,
+                                               const GraphBackwardInput<T>& saved,
+                                               const Executor& executor) {
+  const GraphShape& n = in.shape;
+  return {saved, n.queries * n.heads, n.value_dim, [&](T* o, T* lse, T* statistics) {
+            forward(in, {{o, {0, n.value_dim, n.heads * n.value_dim}}, lse, statistics}, executor);
+          }};
+}
 
 }  // namespace
 
@@ -141,7 +122,7 @@ void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
                    const Executor& executor) {
   CheckBackward(function, input, saved);
   ChooseTargetOnce();
-  const WithStatistics<float> complete(function.graph_forward, input, saved, executor);
+  const auto complete = Complete(function.graph_forward, input, saved, executor);
   function.graph_backward(input, complete.saved(), gradient, executor);
 }
 
@@ -149,7 +130,7 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
                    const GraphBackwardInput<double>& saved, const GraphGradient<double>& gradient,
                    const Executor& executor) {
   CheckBackward(function, input, saved);
-  const WithStatistics<double> complete(function.reference_graph_forward, input, saved, executor);
+  const auto complete = Complete(function.reference_graph_forward, input, saved, executor);
   function.reference_graph_backward(input, complete.saved(), gradient, executor);
 }
 

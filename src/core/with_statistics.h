@@ -1,0 +1,42 @@
+// What a backward pass reads, completed by what its caller has not kept.
+#ifndef GNOMON_SRC_CORE_WITH_STATISTICS_H_
+#define GNOMON_SRC_CORE_WITH_STATISTICS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace gnomon {
+
+// Saved: AttentionBackwardInput or GraphBackwardInput.
+template <class Saved>
+class WithStatistics {
+  using T = std::remove_cvref_t<decltype(*Saved::statistics)>;
+
+ public:
+  // Statistics that are null are those of another forward pass: forward(o, lse, statistics) writes
+  // all three, contiguous in the order of `rows`.
+  template <class Forward>
+  WithStatistics(const Saved& saved, int64_t rows, int64_t value_dim, const Forward& forward)
+      : saved_(saved) {
+    if (saved.statistics != nullptr) return;
+    memory_.resize(static_cast<size_t>(rows * (4 + value_dim)));
+    T* const statistics = memory_.data();
+    // Nobody reads these two.
+    T* const lse = statistics + 3 * rows;
+    T* const o = lse + rows;
+    forward(o, lse, statistics);
+    saved_.statistics = statistics;
+  }
+
+  const Saved& saved() const { return saved_; }
+
+ private:
+  Saved saved_;
+  std::vector<T> memory_;
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CORE_WITH_STATISTICS_H_
