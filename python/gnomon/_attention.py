@@ -218,22 +218,12 @@ def attention_and_statistics(
     dropout = check_number("attention", "dropout", dropout)
     seed = check_optional_integer("attention", "seed", seed)
     check_string("attention", "aggregation", aggregation)
-    similarity_spec, similarity_tensors = to_similarity("attention", similarity)._lower()
-    position_specs: list[str] = []
-    position_tensors: list[Tensor] = []
-    for term in to_positions("attention", position):
-        spec, tensors = term._lower()
-        position_specs.append(spec)
-        position_tensors += tensors
     left, right = check_window("attention", window)
     return ops.attention(
         q,
         k,
         v,
-        similarity_spec,
-        similarity_tensors,
-        position_specs,
-        position_tensors,
+        *lower("attention", similarity, position),
         call.causal,
         left,
         right,
@@ -298,17 +288,12 @@ def attention_weights(
     call = check_call(
         operator, q, causal, key_lengths, key_starts, query_segments, key_segments, query_offset
     )
-    similarity_spec, similarity_tensors = to_similarity(operator, similarity)._lower()
-    terms = [term._lower() for term in to_positions(operator, position)]
     left, right = check_window(operator, window)
     weights: Tensor = ops.attention_weights(
         q,
         k,
         check_rows(operator, rows, q),
-        similarity_spec,
-        similarity_tensors,
-        [spec for spec, _ in terms],
-        [tensor for _, tensors in terms for tensor in tensors],
+        *lower(operator, similarity, position),
         call.causal,
         left,
         right,
@@ -322,6 +307,20 @@ def attention_weights(
         check_chunks(operator, chunks),
     )
     return weights
+
+
+def lower(
+    operator: str, similarity: Similarity | str | None, position: Positions | None
+) -> tuple[str, list[Tensor], list[str], list[Tensor]]:
+    """A similarity and a sum of positions as the operators take them: specifications, tensors."""
+    spec, tensors = to_similarity(operator, similarity)._lower()
+    terms = [term._lower() for term in to_positions(operator, position)]
+    return (
+        spec,
+        tensors,
+        [spec for spec, _ in terms],
+        [tensor for _, tensors in terms for tensor in tensors],
+    )
 
 
 def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:

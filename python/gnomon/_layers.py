@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from gnomon.position import Position
 from gnomon.similarity import Similarity
 
 Activation = Callable[[Tensor], Tensor]
+_Layer = TypeVar("_Layer", bound="_TransformerLayer")
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
@@ -25,22 +27,27 @@ _ACTIVATIONS: dict[str, Activation] = {
 class _TransformerLayer(torch.nn.Module):
     """What encoder and decoder layers have in common; submodules have the names of torch.nn's."""
 
+    #: torch.nn's own layer.
+    _torch: ClassVar[type[torch.nn.Module]]
+    #: Whether a second attention looks at the memory of an encoder.
+    _has_memory: ClassVar[bool]
+
     def __init__(
         self,
         d_model: int,
         nhead: int,
-        dim_feedforward: int,
-        dropout: float,
-        activation: str | Activation,
-        layer_norm_eps: float,
-        batch_first: bool,
-        norm_first: bool,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        similarity: Similarity | str,
-        position: Position | Sequence[Position | str] | str | None,
-        norms: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = torch.nn.functional.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
     ) -> None:
         super().__init__()
         name = f"nn.{type(self).__name__}"
@@ -54,38 +61,48 @@ class _TransformerLayer(torch.nn.Module):
         self.batch_first = check_flag(name, "batch_first", batch_first)
         self.norm_first = check_flag(name, "norm_first", norm_first)
         self.activation = activation
-        self._similarity = similarity
-        self.self_attn = self._attention(d_model, nhead, dropout, bias, position)
+
+        def attention(
+            position: Position | Sequence[Position | str] | str | None,
+        ) -> MultiheadAttention:
+            return MultiheadAttention(
+                d_model,
+                nhead,
+                similarity=similarity,
+                position=position,
+                dropout=dropout,
+                bias=bias,
+            )
+
+        self.self_attn = attention(position)
+        # torch.nn.TransformerEncoder and -Decoder ask it which axis is the length.
+        self.self_attn.batch_first = self.batch_first
+        if self._has_memory:
+            self.multihead_attn = attention(None)
         self.linear1 = torch.nn.Linear(d_model, dim_feedforward, bias=bias)
         self.dropout = torch.nn.Dropout(dropout)
         self.linear2 = torch.nn.Linear(dim_feedforward, d_model, bias=bias)
-        for n in range(1, norms + 1):
+        for n in range(1, 4 if self._has_memory else 3):
             norm = torch.nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias)
             self.add_module(f"norm{n}", norm)
             self.add_module(f"dropout{n}", torch.nn.Dropout(dropout))
-
-    def _attention(
-        self,
-        d_model: int,
-        nhead: int,
-        dropout: float,
-        bias: bool,
-        position: Position | Sequence[Position | str] | str | None,
-    ) -> MultiheadAttention:
-        return MultiheadAttention(
-            d_model,
-            nhead,
-            similarity=self._similarity,
-            position=position,
-            dropout=dropout,
-            bias=bias,
-        )
-
-    def _finish(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        del self._similarity
-        # torch.nn.TransformerEncoder and -Decoder ask the attention which axis is the length.
-        self.self_attn.batch_first = self.batch_first
         self.to(device=device, dtype=dtype)
+
+    @classmethod
+    def from_torch(
+        cls: type[_Layer],
+        layer: torch.nn.Module,
+        *,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
+    ) -> _Layer:
+        """A layer with the weights of torch's, copied; see MultiheadAttention.from_torch."""
+        if not isinstance(layer, cls._torch):
+            expected = f"a torch.nn.{cls._torch.__name__}"
+            raise wrong_type(f"nn.{cls.__name__}.from_torch", "layer", layer, expected)
+        own = cls(**_arguments_of(layer), similarity=similarity, position=position)  # type: ignore[arg-type]
+        own._copy(layer)
+        return own
 
     def _batched(self, x: Tensor) -> Tensor:
         """(B, L, d_model), of which (L, d_model) is one."""
@@ -193,40 +210,8 @@ class TransformerEncoderLayer(_TransformerLayer):
     The others are torch's.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = torch.nn.functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        similarity: Similarity | str = "dot",
-        position: Position | Sequence[Position | str] | str | None = None,
-    ) -> None:
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-            similarity,
-            position,
-            norms=2,
-        )
-        self._finish(device, dtype)
+    _torch = torch.nn.TransformerEncoderLayer
+    _has_memory = False
 
     def forward(
         self,
@@ -248,26 +233,6 @@ class TransformerEncoderLayer(_TransformerLayer):
         )
         return self._as_given(self._branch(2, x, self._feed_forward), src)
 
-    @classmethod
-    def from_torch(
-        cls,
-        layer: torch.nn.TransformerEncoderLayer,
-        *,
-        similarity: Similarity | str = "dot",
-        position: Position | Sequence[Position | str] | str | None = None,
-    ) -> TransformerEncoderLayer:
-        """A layer with the weights of torch's, copied; see MultiheadAttention.from_torch."""
-        if not isinstance(layer, torch.nn.TransformerEncoderLayer):
-            raise wrong_type(
-                f"nn.{cls.__name__}.from_torch",
-                "layer",
-                layer,
-                "a torch.nn.TransformerEncoderLayer",
-            )
-        own = cls(**_arguments_of(layer), similarity=similarity, position=position)  # type: ignore[arg-type]
-        own._copy(layer)
-        return own
-
 
 class TransformerDecoderLayer(_TransformerLayer):
     """torch.nn.TransformerDecoderLayer with any similarity and any position in its attention.
@@ -281,41 +246,8 @@ class TransformerDecoderLayer(_TransformerLayer):
     The others are torch's.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Activation = torch.nn.functional.relu,
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        similarity: Similarity | str = "dot",
-        position: Position | Sequence[Position | str] | str | None = None,
-    ) -> None:
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-            similarity,
-            position,
-            norms=3,
-        )
-        self.multihead_attn = self._attention(d_model, nhead, dropout, bias, None)
-        self._finish(device, dtype)
+    _torch = torch.nn.TransformerDecoderLayer
+    _has_memory = True
 
     def forward(
         self,
@@ -344,26 +276,6 @@ class TransformerDecoderLayer(_TransformerLayer):
             2, x, lambda x: self._attend(self.multihead_attn, x, seen, cross, memory_is_causal)
         )
         return self._as_given(self._branch(3, x, self._feed_forward), tgt)
-
-    @classmethod
-    def from_torch(
-        cls,
-        layer: torch.nn.TransformerDecoderLayer,
-        *,
-        similarity: Similarity | str = "dot",
-        position: Position | Sequence[Position | str] | str | None = None,
-    ) -> TransformerDecoderLayer:
-        """A layer with the weights of torch's, copied; see MultiheadAttention.from_torch."""
-        if not isinstance(layer, torch.nn.TransformerDecoderLayer):
-            raise wrong_type(
-                f"nn.{cls.__name__}.from_torch",
-                "layer",
-                layer,
-                "a torch.nn.TransformerDecoderLayer",
-            )
-        own = cls(**_arguments_of(layer), similarity=similarity, position=position)  # type: ignore[arg-type]
-        own._copy(layer)
-        return own
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:

@@ -20,8 +20,25 @@
 namespace gnomon {
 namespace {
 
-// What operators take as the arguments of a call.
-using Chunks = std::optional<std::vector<int64_t>>;
+// The arguments that every operator of attention takes: which keys a query sees.
+CallArguments Visible(bool causal, OptionalSymInt left, OptionalSymInt right,
+                      const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
+                      const OptionalTensor& query_segments, const OptionalTensor& key_segments,
+                      OptionalSymInt query_offset, const OptionalTensor& query_offsets,
+                      at::OptionalIntArrayRef chunks) {
+  CallArguments call;
+  call.causal = causal;
+  call.left = std::move(left);
+  call.right = std::move(right);
+  call.key_starts = key_starts;
+  call.key_lengths = key_lengths;
+  call.query_segments = query_segments;
+  call.key_segments = key_segments;
+  call.query_offset = std::move(query_offset);
+  call.query_offsets = query_offsets;
+  if (chunks) call.chunks = chunks->vec();
+  return call;
+}
 
 Outputs Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const std::string& similarity, at::TensorList similarity_tensors,
@@ -32,23 +49,16 @@ Outputs Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const OptionalTensor& query_offsets, std::optional<double> scale,
                   at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
                   const std::string& aggregation, bool return_lse) {
+  CallArguments call =
+      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
+              key_segments, std::move(query_offset), query_offsets, chunks);
+  call.scale = scale;
+  call.dropout = dropout;
+  call.seed = seed;
+  call.aggregation = aggregation;
+  call.returns_lse = return_lse;
   Outputs outputs =
-      AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors,
-                       {.causal = causal,
-                        .left = std::move(left),
-                        .right = std::move(right),
-                        .key_starts = key_starts,
-                        .key_lengths = key_lengths,
-                        .query_segments = query_segments,
-                        .key_segments = key_segments,
-                        .query_offset = std::move(query_offset),
-                        .query_offsets = query_offsets,
-                        .scale = scale,
-                        .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
-                        .dropout = dropout,
-                        .seed = seed,
-                        .aggregation = aggregation,
-                        .returns_lse = return_lse});
+      AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors, call);
   if (return_lse) return outputs;
   const at::Tensor& o = std::get<0>(outputs);
   return {o, at::empty({0}, o.options()), at::empty({0}, o.options())};
@@ -63,20 +73,12 @@ at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at:
                              const OptionalTensor& key_segments, OptionalSymInt query_offset,
                              const OptionalTensor& query_offsets, at::OptionalIntArrayRef chunks,
                              double dropout, const OptionalTensor& seed) {
-  return ModuleAttention(q, k, v, similarity, position, tensors,
-                         {.causal = causal,
-                          .left = std::move(left),
-                          .right = std::move(right),
-                          .key_starts = key_starts,
-                          .key_lengths = key_lengths,
-                          .query_segments = query_segments,
-                          .key_segments = key_segments,
-                          .query_offset = std::move(query_offset),
-                          .query_offsets = query_offsets,
-                          .scale = std::nullopt,
-                          .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
-                          .dropout = dropout,
-                          .seed = seed});
+  CallArguments call =
+      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
+              key_segments, std::move(query_offset), query_offsets, chunks);
+  call.dropout = dropout;
+  call.seed = seed;
+  return ModuleAttention(q, k, v, similarity, position, tensors, call);
 }
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
@@ -142,20 +144,12 @@ at::Tensor AttentionWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vec
                               const OptionalTensor& key_segments, OptionalSymInt query_offset,
                               const OptionalTensor& query_offsets, std::optional<double> scale,
                               at::OptionalIntArrayRef chunks) {
+  CallArguments call =
+      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
+              key_segments, std::move(query_offset), query_offsets, chunks);
+  call.scale = scale;
   return AttentionWeights(q, k, rows, similarity, similarity_tensors, position, position_tensors,
-                          {.causal = causal,
-                           .left = std::move(left),
-                           .right = std::move(right),
-                           .key_starts = key_starts,
-                           .key_lengths = key_lengths,
-                           .query_segments = query_segments,
-                           .key_segments = key_segments,
-                           .query_offset = std::move(query_offset),
-                           .query_offsets = query_offsets,
-                           .scale = scale,
-                           .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
-                           .dropout = 0,
-                           .seed = std::nullopt});
+                          call);
 }
 
 at::Tensor ModuleWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
@@ -166,20 +160,10 @@ at::Tensor ModuleWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector
                            const OptionalTensor& query_segments, const OptionalTensor& key_segments,
                            OptionalSymInt query_offset, const OptionalTensor& query_offsets,
                            at::OptionalIntArrayRef chunks) {
-  return ModuleAttentionWeights(q, k, rows, similarity, position, tensors, value_dim,
-                                {.causal = causal,
-                                 .left = std::move(left),
-                                 .right = std::move(right),
-                                 .key_starts = key_starts,
-                                 .key_lengths = key_lengths,
-                                 .query_segments = query_segments,
-                                 .key_segments = key_segments,
-                                 .query_offset = std::move(query_offset),
-                                 .query_offsets = query_offsets,
-                                 .scale = std::nullopt,
-                                 .chunks = chunks ? Chunks(chunks->vec()) : std::nullopt,
-                                 .dropout = 0,
-                                 .seed = std::nullopt});
+  return ModuleAttentionWeights(
+      q, k, rows, similarity, position, tensors, value_dim,
+      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
+              key_segments, std::move(query_offset), query_offsets, chunks));
 }
 
 at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
