@@ -88,6 +88,9 @@ if(TARGET gnomon_program)
     PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib"
   )
   install(TARGETS gnomon_torch gnomon_program LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  if(TARGET gnomon_sentencepiece)
+    install(TARGETS gnomon_sentencepiece LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  endif()
   get_target_property(highway hwy::hwy TYPE)
   if(highway STREQUAL SHARED_LIBRARY)
     install(IMPORTED_RUNTIME_ARTIFACTS hwy::hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
@@ -99,4 +102,10 @@ if(TARGET gnomon)
   file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
   set_target_properties(gnomon PROPERTIES INSTALL_RPATH "$ORIGIN/${library_dir}")
   install(TARGETS gnomon DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  if(TARGET gnomon_sentencepiece)
+    install(
+      TARGETS gnomon_sentencepiece
+      LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT program
+    )
+  endif()
 endif()

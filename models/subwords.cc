@@ -1,34 +1,46 @@
-// SentencePiece's C++ library is used where CMake finds one: it trains and encodes in this process
-// and is a package of Debian and Ubuntu, so that the program reads subwords without Python. Nothing
-// else needs it.
 #include "models/subwords.h"
 
-#include "gnomon/attention.h"
-
-#ifdef GNOMON_HAS_SENTENCEPIECE
-
-#include <sentencepiece_processor.h>
-#include <sentencepiece_trainer.h>
+#include <dlfcn.h>
 
 #include <algorithm>
+#include <memory>
+#include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "gnomon/attention.h"
+#include "models/sentencepiece/module.h"
 #include "models/strings.h"
 
 namespace gnomon::models {
 namespace {
 
-namespace sp = sentencepiece;
-
 constexpr int64_t kDefaultVocabulary = 8000;
 // What SentencePiece writes a space as, U+2581.
 constexpr std::string_view kSpace = "\xe2\x96\x81";
+constexpr const char* kLineFeed = "<0x0A>";
 
-void Check(const sp::util::Status& status, const char* what) {
-  if (!status.ok()) throw Error(StrCat("subwords: ", what, ": ", status.ToString()));
+const SentencePieceModule* LoadModule() {
+  int mode = RTLD_NOW | RTLD_LOCAL;
+#if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__)
+  mode |= RTLD_DEEPBIND;  // see the module's header; the address sanitizer has no such mode
+#endif
+  // Found by the run path of the program, or of the library, that this is in.
+  void* const library = dlopen("libgnomon_sentencepiece.so", mode);
+  if (library == nullptr) {
+    throw Error(
+        StrCat("subwords need SentencePiece: install libsentencepiece-dev, then, where this "
+               "program was built without it, touch CMakeLists.txt and make build (",
+               dlerror(), ")"));
+  }
+  return static_cast<const SentencePieceModule*>(dlsym(library, kSentencePieceSymbol));
+}
+
+// It stays loaded. Throws Error where there is none.
+const SentencePieceModule& Module() {
+  static const SentencePieceModule* const module = LoadModule();
+  return *module;
 }
 
 // Calls visit(line, ends) for each line, without its line feed; `ends`: it has one.
@@ -42,38 +54,31 @@ void ForEachLine(std::string_view text, Visit visit) {
   }
 }
 
-// The lines of a text, as SentencePiece asks for them.
-class Lines : public sp::SentenceIterator {
- public:
-  explicit Lines(std::string_view text) : rest_(text) { Next(); }
-  bool done() const override { return done_; }
-  void Next() override {
-    done_ = rest_.empty();
-    const size_t end = rest_.find('\n');
-    line_ = rest_.substr(0, end);
-    rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
+std::string TextOf(const Piece& piece) {
+  const std::string& name = piece.name;
+  if (piece.kind == Piece::Kind::kOther) return "";
+  if (piece.kind == Piece::Kind::kByte) {
+    return {static_cast<char>(std::stoi(name.substr(3, 2), nullptr, 16))};
   }
-  const std::string& value() const override { return line_; }
-  sp::util::Status status() const override { return {}; }
-
- private:
-  std::string_view rest_;
-  std::string line_;
-  bool done_ = false;
-};
+  std::string text;
+  for (size_t at = 0; at < name.size();) {
+    const bool is_space = name.compare(at, kSpace.size(), kSpace) == 0;
+    text += is_space ? ' ' : name[at];
+    at += is_space ? kSpace.size() : 1;
+  }
+  return text;
+}
 
 // Lines are encoded one by one, and the line feed between them is its byte's token.
 class SubwordTokenizer : public Tokenizer {
  public:
-  explicit SubwordTokenizer(std::string_view file) : file_(file) {
-    const sp::util::Status status = processor_.LoadFromSerializedProto(file_);
-    if (!status.ok()) throw Error("its vocabulary is not a model of SentencePiece");
+  explicit SubwordTokenizer(std::string_view file) : file_(file), model_(Load(file_)) {
     int64_t bytes = 0;
-    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
-      texts_.push_back(TextOf(id));
-      bytes += processor_.IsByte(id) ? 1 : 0;
+    for (const Piece& piece : model_->Pieces()) {
+      if (piece.name == kLineFeed) line_end_ = static_cast<int32_t>(texts_.size());
+      texts_.push_back(TextOf(piece));
+      bytes += piece.kind == Piece::Kind::kByte ? 1 : 0;
     }
-    line_end_ = processor_.PieceToId("<0x0A>");
     // A model of other settings may drop spaces or characters.
     constexpr std::string_view kProbe = " a  b\n";
     std::string back;
@@ -97,8 +102,7 @@ class SubwordTokenizer : public Tokenizer {
     std::vector<int64_t> ends;
     int64_t begin = 0;
     ForEachLine(text, [&](std::string_view line, bool ends_here) {
-      std::vector<int> pieces;
-      Check(processor_.Encode(line, &pieces), "cannot encode a line");
+      const std::vector<int> pieces = Pieces(line);
       const int64_t end = begin + static_cast<int64_t>(line.size());
       int64_t at = begin;
       for (const int id : pieces) {
@@ -120,23 +124,26 @@ class SubwordTokenizer : public Tokenizer {
   std::string Text(int64_t token, std::optional<int64_t>) const override { return texts_[token]; }
 
  private:
-  std::string TextOf(int id) const {
-    if (processor_.IsControl(id) || processor_.IsUnknown(id)) return "";
-    const std::string& piece = processor_.IdToPiece(id);
-    if (processor_.IsByte(id)) {  // <0x41>
-      return {static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16))};
+  static std::unique_ptr<PieceModel> Load(const std::string& file) {
+    try {
+      return Module().load(file);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::runtime_error&) {
+      throw Error("its vocabulary is not a model of SentencePiece");
     }
-    std::string text;
-    for (size_t at = 0; at < piece.size();) {
-      const bool is_space = piece.compare(at, kSpace.size(), kSpace) == 0;
-      text += is_space ? ' ' : piece[at];
-      at += is_space ? kSpace.size() : 1;
+  }
+
+  std::vector<int> Pieces(std::string_view line) const {
+    try {
+      return model_->Encode(line);
+    } catch (const std::runtime_error& error) {
+      throw Error(StrCat("subwords: cannot encode a line: ", error.what()));
     }
-    return text;
   }
 
   std::string file_;
-  sp::SentencePieceProcessor processor_;
+  std::unique_ptr<PieceModel> model_;
   std::vector<std::string> texts_;
   int32_t line_end_ = 0;
 };
@@ -144,24 +151,13 @@ class SubwordTokenizer : public Tokenizer {
 }  // namespace
 
 TokenizerPtr BuildSubwords(int64_t vocabulary, std::string_view text) {
-  const int64_t size = vocabulary == 0 ? kDefaultVocabulary : vocabulary;
-  // Every byte of a text is kept: no normalisation, no spaces added or removed, and characters
-  // that are not in the vocabulary are spelled in bytes.
-  const std::unordered_map<std::string, std::string> options = {
-      {"model_type", "bpe"},
-      {"vocab_size", std::to_string(size)},
-      {"byte_fallback", "true"},
-      {"normalization_rule_name", "identity"},
-      {"add_dummy_prefix", "false"},
-      {"remove_extra_whitespaces", "false"},
-      {"bos_id", "-1"},
-      {"eos_id", "-1"},
-      {"max_sentence_length", "1048576"},
-      {"minloglevel", "2"},
-  };
-  Lines lines(text);
+  const SentencePieceModule& module = Module();
   std::string file;
-  Check(sp::SentencePieceTrainer::Train(options, &lines, &file), "SentencePiece cannot learn them");
+  try {
+    file = module.train(vocabulary == 0 ? kDefaultVocabulary : vocabulary, text);
+  } catch (const std::runtime_error& error) {
+    throw Error(StrCat("subwords: SentencePiece cannot learn them: ", error.what()));
+  }
   return std::make_shared<SubwordTokenizer>(file);
 }
 
@@ -170,23 +166,3 @@ TokenizerPtr ReadSubwords(std::string_view file) {
 }
 
 }  // namespace gnomon::models
-
-#else
-
-namespace gnomon::models {
-namespace {
-
-[[noreturn]] void ThrowMissing() {
-  throw Error(
-      "subwords need SentencePiece, and this program was built without it: install "
-      "libsentencepiece-dev, then touch CMakeLists.txt and make build");
-}
-
-}  // namespace
-
-TokenizerPtr BuildSubwords(int64_t, std::string_view) { ThrowMissing(); }
-TokenizerPtr ReadSubwords(std::string_view) { ThrowMissing(); }
-
-}  // namespace gnomon::models
-
-#endif

@@ -13,7 +13,7 @@ namespace gnomon::models {
 // The 256 bytes, SentencePiece's sign of the unknown, and one character.
 inline constexpr int64_t kFewestSubwords = 258;
 
-// Both throw Error where this program was built without SentencePiece, naming what to install.
+// Both throw Error where there is no libgnomon_sentencepiece.so, naming what to install.
 
 // Learns `vocabulary` subwords (0: 8000) from a text; throws Error with SentencePiece's own words
 // where it cannot.

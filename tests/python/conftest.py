@@ -9,9 +9,6 @@ import os
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 # Programs that tests start have more threads than one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# geoopt, which some tests compare with, is TorchScript: after certain other tests its first call
-# waited for ever on a lock in libc10 (seen with torch 2.15). As plain Python it computes the same.
-os.environ["PYTORCH_JIT"] = "0"
 
 import torch
 
