@@ -8,10 +8,11 @@
 # makes no target and sets `error` to a sentence; else to "".
 function(gnomon_find_torch python version error)
   set(${error} "" PARENT_SCOPE)
+  # Without the current folder, where something else may be called torch.
   execute_process(
     COMMAND
       ${python} -c
-      "import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep='\\n')"
+      "import sys; sys.path[:] = filter(None, sys.path); import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep='\\n')"
     OUTPUT_VARIABLE facts
     ERROR_VARIABLE errors
     RESULT_VARIABLE result
