@@ -266,6 +266,7 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   result.seed = seed;
   result.parameters = trainer.model()->CountParameters();
   std::vector<double> milliseconds;
+  const OtherPrograms others;
   const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
   double sum = 0;
   int64_t summed = 0;
@@ -295,6 +296,8 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
                             FormatLoss(shown), ", ", schedule->Left()));
   }
   result.ms_per_step = Median(milliseconds);
+  result.ms_quartiles = {Quantile(milliseconds, 0.25), Quantile(milliseconds, 0.75)};
+  result.others = others.Share();
   if (result.diverged) {
     schedule->Done(training.steps - trainer.step());
   } else {

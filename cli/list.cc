@@ -79,6 +79,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
                             {"default", parameter.default_value}});
     }
     list.push_back({{"name", entry.name},
+                    {"title", entry.title},
                     {"formula", entry.formula},
                     {"latex", entry.latex},
                     {"citation", entry.citation},

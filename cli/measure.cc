@@ -1,9 +1,15 @@
 #include "cli/measure.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
+#include <iterator>
+#include <numeric>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -32,11 +38,43 @@ bool ResetHighWater() {
 
 }  // namespace
 
-double Median(std::vector<double> values) {
+double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
+
+double Quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  const auto rank = static_cast<int64_t>(share * static_cast<double>(values.size()));
+  const auto at = values.begin() + std::min(rank, static_cast<int64_t>(values.size()) - 1);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+std::optional<OtherPrograms::Times> OtherPrograms::Now() {
+  // "cpu user nice system idle iowait irq softirq steal ...", in ticks (proc(5)); guests are
+  // counted as users already.
+  std::ifstream in("/proc/stat");
+  std::string name;
+  double ticks[8] = {};
+  in >> name;
+  for (double& count : ticks) in >> count;
+  const auto per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
+  rusage usage = {};
+  if (!in || name != "cpu" || per_second <= 0 || getrusage(RUSAGE_SELF, &usage) != 0) return {};
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return Times{.all = std::accumulate(std::begin(ticks), std::end(ticks), 0.0) / per_second,
+               .idle = (ticks[3] + ticks[4]) / per_second,
+               .own = seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+}
+
+OtherPrograms::OtherPrograms() : start_(Now()) {}
+
+std::optional<double> OtherPrograms::Share() const {
+  const std::optional<Times> now = Now();
+  if (!start_ || !now || now->all <= start_->all) return {};
+  const double all = now->all - start_->all;
+  const double others = all - (now->idle - start_->idle) - (now->own - start_->own);
+  return std::clamp(others / all, 0.0, 1.0);
 }
 
 void GiveBackFreedMemory() {

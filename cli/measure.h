@@ -12,6 +12,28 @@ namespace gnomon::cli {
 // The upper one of two; 0 of no values.
 double Median(std::vector<double> values);
 
+// The value that `share` of the others lie below, 0 to 1; 0 of none.
+double Quantile(std::vector<double> values, double share);
+
+// How much of the machine other programs take, from its making on.
+class OtherPrograms {
+ public:
+  OtherPrograms();
+  // The share of all processors' time that other programs, or the machine's host, took since then:
+  // 0 to 1; none where the system does not tell.
+  std::optional<double> Share() const;
+
+ private:
+  // In seconds.
+  struct Times {
+    double all;   // of all processors together
+    double idle;  // nobody's
+    double own;   // this process's
+  };
+  static std::optional<Times> Now();
+  std::optional<Times> start_;
+};
+
 // From now on every large block that is freed goes back to the system, as far as the C library can
 // be told to: PeakBytes then sees the blocks that are in use. Later allocations are slower.
 void GiveBackFreedMemory();

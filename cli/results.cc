@@ -4,6 +4,7 @@
 
 #include "cli/console.h"
 #include "gnomon/attention.h"
+#include "gnomon/catalogue.h"
 #include "models/strings.h"
 
 namespace gnomon::cli {
@@ -54,7 +55,9 @@ json ToJson(const CompareSettings& settings) {
   for (const Combination& combination : settings.combinations) {
     combinations.push_back({{"similarity", combination.similarity},
                             {"position", combination.position},
-                            {"label", combination.label()}});
+                            {"label", combination.label()},
+                            {"similarity_title", SimilarityTitle(combination.similarity)},
+                            {"position_title", PositionTitle(combination.position)}});
   }
   return {{"combinations", combinations},
           {"lengths", settings.lengths},
@@ -101,6 +104,9 @@ json ToJson(const RunResult& run) {
           {"status", run.diverged ? "diverged" : "done"},
           {"parameters", run.parameters},
           {"ms_per_step", run.ms_per_step},
+          {"ms_quartiles",
+           run.ms_quartiles ? json{run.ms_quartiles->first, run.ms_quartiles->second} : json()},
+          {"others", OrNull(run.others)},
           {"seconds", run.seconds},
           {"curve", {{"step", run.curve_steps}, {"loss", run.curve_losses}}},
           {"losses", losses}};
@@ -119,6 +125,12 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
     run.diverged = at("status").get<std::string>() == "diverged";
     run.parameters = at("parameters").get<int64_t>();
     run.ms_per_step = at("ms_per_step").get<double>();
+    // Records may lack these two.
+    field = "ms_quartiles";
+    const json quartiles = object.value(field, json());
+    if (!quartiles.is_null()) run.ms_quartiles = quartiles.get<std::pair<double, double>>();
+    field = "others";
+    run.others = number(object.value(field, json()));
     run.seconds = at("seconds").get<double>();
     const json curve = at("curve");
     run.curve_steps = curve.at("step").get<std::vector<int64_t>>();

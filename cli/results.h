@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/training.h"
@@ -47,7 +48,11 @@ struct RunResult {
   bool diverged = false;  // the loss became infinite or NaN; there are no losses then
   int64_t parameters = 0;
   double ms_per_step = 0;  // median
-  double seconds = 0;      // training and evaluation together
+  // What a quarter of the steps lie below and above, and the share of the machine that other
+  // programs took meanwhile, where that is known.
+  std::optional<std::pair<double, double>> ms_quartiles;
+  std::optional<double> others;
+  double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;  // mean training loss since the step before
   std::vector<models::LengthLoss> losses;

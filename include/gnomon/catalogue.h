@@ -23,6 +23,7 @@ struct CatalogueParameter {
 
 struct CatalogueEntry {
   std::string name;
+  std::string title;  // as a person says it, "RoPE"
   std::string formula;
   std::string citation;
   std::vector<CatalogueParameter> parameters;
@@ -43,6 +44,11 @@ struct CatalogueEntry {
 // Both in the order in which they are listed. Positions include "none".
 const std::vector<CatalogueEntry>& SimilarityCatalogue();
 const std::vector<CatalogueEntry>& PositionCatalogue();
+
+// A specification as a person says it: "RoPE + learned HyPE" of "rope+hype:tau=learned". Mistakes
+// throw c10::ValueError.
+std::string SimilarityTitle(const std::string& specification);
+std::string PositionTitle(const std::string& specification);
 
 }  // namespace gnomon
 

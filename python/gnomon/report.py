@@ -37,6 +37,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
   max-width: 1040px; margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.6rem; margin-bottom: 0; }}
 h2 {{ font-size: 1.2rem; margin-top: 2.2rem; }}
+h3 {{ font-size: 1rem; margin: 1.2rem 0 .4rem; }}
 p.lead {{ color: #555; margin-top: .3rem; }}
 figure {{ margin: 1rem 0; }}
 figure svg {{ width: 100%; height: auto; }}
@@ -48,6 +49,7 @@ th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right
 th:first-child, td:first-child {{ text-align: left; }}
 thead th {{ border-bottom: 2px solid #888; }}
 td.best {{ font-weight: 700; }}
+p.warning {{ border-left: 4px solid #E69F00; padding-left: .8rem; }}
 td .spread {{ color: #777; font-weight: 400; }}
 .key {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem;
@@ -85,11 +87,46 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """One name for each combination; the similarity is left out where all have the same."""
+    """One name for each combination; the similarity is left out where all have the same.
+
+    Titles, "RoPE + learned HyPE", or specifications where the record has no titles or two of them
+    are the same.
+    """
     combinations = results["settings"]["combinations"]
-    if len({c["similarity"] for c in combinations}) == 1:
-        return [c["position"] for c in combinations]
-    return [f"{c['similarity']} · {c['position']}" for c in combinations]
+    parts = ["position"]
+    if len({c["similarity"] for c in combinations}) > 1:
+        parts.insert(0, "similarity")
+    for suffix in ("_title", ""):
+        names = [" · ".join(c.get(part + suffix, "") for part in parts) for c in combinations]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def p_value(differences: list[float]) -> float:
+    """Student's t test of paired samples: how probable a mean as far from 0 would be by chance.
+
+    1 of fewer than two differences.
+    """
+    n = len(differences)
+    if n < 2:
+        return 1.0
+    mean = sum(differences) / n
+    variance = sum((d - mean) ** 2 for d in differences) / (n - 1)
+    if variance == 0:
+        return 0.0 if mean else 1.0
+    # The distribution function for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4).
+    freedom = n - 1
+    theta = math.atan(abs(mean) / math.sqrt(variance / n) / math.sqrt(freedom))
+    term = math.cos(theta) if freedom % 2 else 1.0
+    total = 0.0
+    for k in range(1 + freedom % 2, freedom, 2):
+        total += term
+        term *= math.cos(theta) ** 2 * k / (k + 1)
+    inside = math.sin(theta) * total
+    if freedom % 2:
+        inside = 2 / math.pi * (theta + inside)
+    return max(0.0, 1 - inside)
 
 
 def tokens(results: dict[str, Any]) -> str:
@@ -106,14 +143,11 @@ def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def smooth(values: list[float], width: int) -> list[float]:
-    """Means over a centred window, shorter at both ends."""
-    means = []
-    for i in range(len(values)):
-        half = min(width // 2, i, len(values) - 1 - i)
-        part = values[i - half : i + half + 1]
-        means.append(sum(part) / len(part))
-    return means
+def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
+    """Means of five neighbours, and the step in the middle of each; of few values themselves."""
+    width = 5 if len(values) >= 15 else 1
+    means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
+    return steps[width // 2 : len(steps) - width // 2], means
 
 
 def _legend(figure: Figure, axes: Any) -> None:
@@ -139,7 +173,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
             continue
         steps = runs[0]["curve"]["step"][:shortest]
         mean = [sum(r["curve"]["loss"][i] for r in runs) / len(runs) for i in range(shortest)]
-        losses = smooth(mean, 5)
+        steps, losses = smooth(steps, mean)
         axes.plot(steps, losses, label=name, linewidth=1.6, **line_style(index))
         # The first tenth falls from chance level and would flatten the rest.
         settled = losses[len(losses) // 10 :]
@@ -199,26 +233,60 @@ def draw_lengths(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
+    """The lowest and the highest of the runs' quartiles, or medians where there are none."""
+    runs = [r for r in results["runs"] if r["combination"] == combination]
+    each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
+    return min(low for low, _ in each), max(high for _, high in each)
+
+
 def draw_cost(results: dict[str, Any]) -> Figure:
-    """Time of one training step, as bars."""
+    """Time of one training step, as bars with their spread."""
     names = labels(results)
     rows = [r for r in results["summary"] if r["ms_per_step"]["mean"] is not None]
     figure = _figure(0.9 + 0.34 * max(len(rows), 1))
     axes = figure.add_subplot()
     values = [r["ms_per_step"]["mean"] for r in rows]
-    bars = axes.barh(
+    ends = [_quartiles(results, r["combination"]) for r in rows]
+    axes.barh(
         range(len(rows)),
         values,
+        xerr=[
+            [max(v - low, 0) for v, (low, _) in zip(values, ends, strict=True)],
+            [max(high - v, 0) for v, (_, high) in zip(values, ends, strict=True)],
+        ],
+        error_kw={"ecolor": "#555555", "elinewidth": 1.2, "capsize": 3},
         color=[colour(r["combination"]) for r in rows],
         height=0.65,
     )
-    axes.bar_label(bars, labels=[f"{v:.0f}" if v >= 10 else f"{v:.1f}" for v in values], padding=4)
+    for row, (value, (_, high)) in enumerate(zip(values, ends, strict=True)):
+        text = f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+        axes.annotate(
+            text, (max(value, high), row), xytext=(5, 0), textcoords="offset points", va="center"
+        )
     axes.set_yticks(range(len(rows)), [names[r["combination"]] for r in rows])
     axes.invert_yaxis()
     axes.margins(x=0.08)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("milliseconds a training step (median)")
+    axes.set_xlabel("milliseconds per training step (median)")
     return figure
+
+
+#: Where other programs take more than this share of the machine, times tell little.
+BUSY = 0.1
+
+
+def busy(results: dict[str, Any]) -> str:
+    """A warning where other programs took a part of the machine, or nothing."""
+    shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
+    if not shares or max(shares) <= BUSY:
+        return ""
+    count = sum(share > BUSY for share in shares)
+    return (
+        f'<p class="warning">The machine was busy: in {count} of {len(results["runs"])} runs other '
+        f"programs took more than {BUSY:.0%} of the processors' time, up to {max(shares):.0%}. "
+        "Compare times only between runs on a quiet machine.</p>"
+    )
 
 
 PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
@@ -229,10 +297,15 @@ PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     ),
     "training": (
         "Training",
-        "Mean over the seeds, smoothed over five points.",
+        "Mean over the seeds and over five neighbouring points.",
         draw_training,
     ),
-    "cost": ("Cost", "Forward, backward and optimizer, of one step.", draw_cost),
+    "cost": (
+        "Cost",
+        "Forward, backward and optimizer, of one step; the whiskers hold the middle half of the "
+        "steps of every seed.",
+        draw_cost,
+    ),
 }
 
 
@@ -243,54 +316,89 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _cell(at: dict[str, Any], best: float | None) -> str:
+def _cell(at: dict[str, Any], is_best: bool) -> str:
     if at["mean"] is None:
         return "<td>–</td>"
     text = f"{at['mean']:.3f}"
     if at["spread"] is not None:
         text += f' <span class="spread">± {at["spread"]:.3f}</span>'
-    # Equal to three decimals is equally good.
-    mark = best is not None and round(at["mean"], 3) == round(best, 3)
-    return f'<td class="best">{text}</td>' if mark else f"<td>{text}</td>"
+    return f'<td class="best">{text}</td>' if is_best else f"<td>{text}</td>"
 
 
-def table(results: dict[str, Any]) -> str:
-    """The summary as an HTML table, the best of each column in bold."""
+#: What the lead of the best may be by chance, at most.
+SIGNIFICANT = 0.05
+
+
+def best(results: dict[str, Any], kind: str, length: int) -> int | None:
+    """The combination whose loss is lower than that of every other, by more than chance.
+
+    `length` is an index of settings.lengths. Seeds are paired: runs with the same one began alike
+    and saw the same text in the same order.
+    """
+    by_seed: dict[int, dict[int, float]] = {}
+    for run in results["runs"]:
+        if run["losses"] and run["losses"][length][kind] is not None:
+            by_seed.setdefault(run["combination"], {})[run["seed"]] = run["losses"][length][kind]
+    if len(by_seed) < 2:
+        return None
+    first = min(by_seed, key=lambda c: sum(by_seed[c].values()) / len(by_seed[c]))
+    for other in by_seed.keys() - {first}:
+        seeds = by_seed[first].keys() & by_seed[other].keys()
+        leads = [by_seed[other][seed] - by_seed[first][seed] for seed in seeds]
+        if p_value(leads) >= SIGNIFICANT or sum(leads) <= 0:
+            return None
+    return first
+
+
+def _table(results: dict[str, Any], title: str, kind: str, *, shows_cost: bool) -> str:
     names = labels(results)
     lengths = results["settings"]["lengths"]
-    summary = results["summary"]
-    read = tokens(results)
-    titles = {"loss": f"loss, all {read}", "last": f"loss, last 32 {read}"}
-    if read != "bytes":  # of bytes it is the loss in another unit
-        titles["bits_per_byte"] = "bits per byte"
-    columns = [(kind, n) for kind in titles for n in range(len(lengths))]
-    best: list[float | None] = []
-    for kind, n in columns:
-        means = [row["losses"][n][kind]["mean"] for row in summary]
-        best.append(min((m for m in means if m is not None), default=None))
-    head = "".join(f"<th>{length}</th>" for _ in titles for length in lengths)
+    winners = [best(results, kind, n) for n in range(len(lengths))]
     body = []
-    for row in summary:
+    for row in results["summary"]:
         index = row["combination"]
         cells = "".join(
-            _cell(row["losses"][n][kind], b) for (kind, n), b in zip(columns, best, strict=True)
+            _cell(at[kind], index == winner)
+            for at, winner in zip(row["losses"], winners, strict=True)
         )
-        parameters = "–" if row["parameters"] is None else f"{row['parameters']:,}"
-        milliseconds = row["ms_per_step"]["mean"]
-        cost = "–" if milliseconds is None else f"{milliseconds:.1f}"
+        if shows_cost:
+            parameters = "–" if row["parameters"] is None else f"{row['parameters']:,}"
+            milliseconds = row["ms_per_step"]["mean"]
+            cost = "–" if milliseconds is None else f"{milliseconds:.1f}"
+            cells += f"<td>{parameters}</td><td>{cost}</td>"
         note = f" (diverged: {row['diverged']})" if row["diverged"] else ""
         body.append(
             f'<tr><td><span class="key" style="background:{colour(index)}"></span>'
-            f"{html.escape(names[index])}{note}</td><td>{parameters}</td><td>{cost}</td>{cells}</tr>"
+            f'<span title="{html.escape(row["label"])}">{html.escape(names[index])}</span>{note}'
+            f"</td>{cells}</tr>"
         )
-    groups = "".join(f'<th colspan="{len(lengths)}">{title}</th>' for title in titles.values())
+    head = "".join(f"<th>{length}</th>" for length in lengths)
+    costs = "<th>parameters</th><th>ms per step</th>" if shows_cost else ""
     return (
-        '<div class="scroll"><table><thead>'
-        f"<tr><th></th><th></th><th></th>{groups}</tr>"
-        f"<tr><th>combination</th><th>parameters</th><th>ms per step</th>{head}</tr>"
+        f'<h3>{title}</h3><div class="scroll"><table><thead>'
+        f"<tr><th>combination</th>{head}{costs}</tr>"
         f"</thead><tbody>{''.join(body)}</tbody></table></div>"
-        f"<p>Nats per {unit(results)}, by evaluation length. Bold: the best of its column.</p>"
     )
+
+
+def table(results: dict[str, Any]) -> str:
+    """The summary as HTML: a table for all tokens, one for the last ones of each window."""
+    read = tokens(results)
+    of = f"nats per {unit(results)}, by evaluation length"
+    parts = [
+        _table(results, f"All {read}: {of}", "loss", shows_cost=True),
+        _table(results, f"Last 32 {read} of each window: {of}", "last", shows_cost=False),
+    ]
+    if read != "bytes":  # of bytes it is the loss in another unit
+        parts.append(_table(results, "Bits per byte", "bits_per_byte", shows_cost=False))
+    if len(results["settings"]["seeds"]) > 1:
+        note = (
+            "Bold: lower than every other of its column in a paired t test over the seeds, "
+            f"p &lt; {SIGNIFICANT:g}. Columns without bold have no winner that these seeds can tell."
+        )
+    else:
+        note = "One seed cannot tell a difference from chance: --seeds 3 can, and marks the best."
+    return "".join(parts) + f"<p>{note}</p>"
 
 
 def _describe_memory(length: int) -> str:
@@ -378,6 +486,7 @@ def render(results: dict[str, Any]) -> str:
                 f"<figcaption>{caption}</figcaption></figure>"
             )
     body.insert(1, f"<h2>Table</h2>{table(results)}")
+    body.append(busy(results))
     body.append(f"<h2>Settings</h2>{settings(results)}")
     title = html.escape(f"gnomon compare: {results.get('name', '')}")
     return PAGE.format(title=title, lead=html.escape(lead), body="\n".join(body))

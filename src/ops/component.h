@@ -20,6 +20,7 @@ class Component {
   static Component Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
+  const std::vector<std::pair<std::string, std::string>>& options() const { return options_; }
   // What Parse would read it from.
   std::string Text() const;
   std::optional<std::string> Find(std::string_view key) const;

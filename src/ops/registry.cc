@@ -250,6 +250,7 @@ std::vector<CatalogueEntry> Catalogue(const std::vector<Entry>& entries) {
 const std::vector<SimilarityEntry>& SimilarityEntries() {
   static const std::vector<SimilarityEntry> entries = {
       {.catalogue = {"dot",
+                     "dot product",
                      "q.k / sqrt(D)",
                      "Vaswani et al. 2017, Attention Is All You Need",
                      {},
@@ -261,6 +262,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .map = MapDot,
        .takes_scale = true},
       {.catalogue = {"laplacian",
+                     "Laplacian",
                      "-gamma |q - k|",
                      kTseng,
                      {{"gamma", kLearnable, "learned"}},
@@ -272,6 +274,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .map = MapLaplacian,
        .head_parameter = "gamma"},
       {.catalogue = {"gaussian",
+                     "Gaussian",
                      "-gamma |q - k|^2",
                      "Chen et al. 2021, Skyformer",
                      {{"gamma", kLearnable, "learned"}},
@@ -284,6 +287,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .head_parameter = "gamma"},
       {.catalogue =
            {"umbral",
+            "umbral cones",
             "-gamma h or -gamma log h, h the height of the lowest common ancestor of "
             "umbral cones of radius r",
             kTseng,
@@ -301,6 +305,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .has_height = Always},
       {.catalogue =
            {"penumbral",
+            "penumbral cones",
             "-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common "
             "ancestor of penumbral cones below the horosphere of height r",
             kTseng,
@@ -318,6 +323,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .head_parameter = "gamma",
        .has_height = Always},
       {.catalogue = {"hyperbolic",
+                     "hyperbolic distance",
                      "-beta d, d the distance in hyperbolic space",
                      "Gulcehre et al. 2019, Hyperbolic Attention Networks",
                      {{"beta", kLearnable, "learned"},
@@ -334,6 +340,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .has_height = HyperbolicHasHeight},
       {.catalogue =
            {"entailment",
+            "entailment cones",
             "-gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in "
             "the Poincare ball, psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture",
             "Ganea et al. 2018, Hyperbolic Entailment Cones",
@@ -349,6 +356,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
        .map = MapEntailment,
        .head_parameter = "gamma"},
       {.catalogue = {"additive",
+                     "additive",
                      "LeakyReLU(q + k), of one column",
                      "Velickovic et al. 2018, Graph Attention Networks",
                      {{"slope", "number", "0.2"}},
@@ -366,6 +374,7 @@ const std::vector<SimilarityEntry>& SimilarityEntries() {
 const std::vector<PositionEntry>& PositionEntries() {
   static const std::vector<PositionEntry> entries = {
       {{"none",
+        "no position",
         "nothing: a causal mask or a convolution tells positions apart (NoPE)",
         "Haviv et al. 2022, Transformer Language Models without Positional Encodings Still Learn "
         "Positional Information",
@@ -377,7 +386,7 @@ const std::vector<PositionEntry>& PositionEntries() {
         ""},
        Role::kNone,
        {}},
-      {{"sinusoidal",
+      {{"sinusoidal", "sinusoids",
         "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a grid, "
         "E / axes columns of each coordinate",
         "Vaswani et al. 2017, Attention Is All You Need",
@@ -390,6 +399,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        nullptr,
        MakeSinusoidal},
       {{"learned",
+        "learned positions",
         "a learned table, added to the embeddings",
         "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
         {{"length", "integer", "the model's"}},
@@ -403,6 +413,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        nullptr,
        MakeLearned},
       {{"conv",
+        "convolution",
         "GELU(conv(x)), added to the embeddings x; on the left alone in a causal model",
         "Baevski et al. 2020, wav2vec 2.0",
         {{"kernel", "integer", "128"}, {"groups", "integer, a divisor of E", "16"}},
@@ -415,7 +426,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        {},
        nullptr,
        MakeConvolutional},
-      {{"cape",
+      {{"cape", "CAPE",
         "sinusoids of p, added to the embeddings; in training of (p + D + e_p) exp(l), D ~ "
         "U(+-global_shift), e_p ~ U(+-local_shift) spacings, l ~ U(+-ln global_scale); normalize: "
         "p - mean(p); on a grid waves of (x, y) in [-1, 1]^2, x the column, y the row",
@@ -434,7 +445,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        {},
        nullptr,
        MakeCape},
-      {{"rope",
+      {{"rope", "RoPE",
         "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by each coordinate",
         "Su et al. 2021, RoFormer",
         OnGrid({{"base", "number", "10000"},
@@ -445,13 +456,14 @@ const std::vector<PositionEntry>& PositionEntries() {
         "axes of them by each coordinate"},
        Role::kRotation,
        {}},
-      {{"alibi", "-slopes_h |p_i - p_j|", "Press et al. 2022, Train Short, Test Long",
+      {{"alibi", "ALiBi", "-slopes_h |p_i - p_j|", "Press et al. 2022, Train Short, Test Long",
         OnAxis({{"slopes", kLearnable, "fixed"}}), "1 + 0", kAnywhere, kSequenceOrGrid,
         R"(-\text{slope}_h\, |p_i - p_j|)", ""},
        Role::kBias,
        {{"slopes", Kind::kHeads, /*learned=*/false, AlibiStart}},
        AlibiBias},
-      {{"hype", "-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...))",
+      {{"hype", "HyPE",
+        "-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...))",
         "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding",
         OnAxis({{"tau", kLearnable, "fixed, ALiBi's slopes / mu"},
                 {"mu", kLearnable, "0.001"},
@@ -463,7 +475,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        {{"tau", Kind::kHeads, /*learned=*/false, HypeTauStart},
         {"mu", Kind::kHeads, /*learned=*/false, HypeMuStart}},
        HypeBias},
-      {{"t5", "table[bucket(p_j - p_i), h]",
+      {{"t5", "T5", "table[bucket(p_j - p_i), h]",
         "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
         OnAxis({{"buckets", "integer", "32"},
                 {"max_distance", "integer", "128"},
@@ -472,7 +484,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        Role::kBias,
        {{"table", Kind::kTable, /*learned=*/true, T5TableStart}},
        T5Bias},
-      {{"kerple", "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
+      {{"kerple", "KERPLE", "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
         "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
         OnAxis({{"r1", kLearnable, "learned"},
                 {"r2", kLearnable, "learned"},
@@ -484,7 +496,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        {{"r1", Kind::kHeads, /*learned=*/true, KerpleR1Start},
         {"r2", Kind::kHeads, /*learned=*/true, KerpleR2Start}},
        KerpleBias},
-      {.catalogue = {"offset_bias",
+      {.catalogue = {"offset_bias", "offset bias",
                      "attention(): table[h, j - i + Lq - 1]; modules: "
                      "table[h, p_j - p_i + length - 1]",
                      "Shaw et al. 2018, Self-Attention with Relative Position Representations",
@@ -495,7 +507,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        .tensors = {{"table", Kind::kTable, /*learned=*/true, OffsetTableStart}},
        .bias = RawBias,
        .max_length = OffsetTableLength},
-      {{"grid_bias",
+      {{"grid_bias", "grid bias",
         "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number "
         "of axes",
         "Liu et al. 2021, Swin Transformer", OnGrid({}), "1 + 0", kAnywhere, "grid",
@@ -504,6 +516,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        Role::kGridBias,
        {{"table", Kind::kTable, /*learned=*/true, GridTableStart}}},
       {.catalogue = {"relative",
+                     "relative keys",
                      "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
                      "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none",
                      "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
@@ -525,6 +538,7 @@ const std::vector<PositionEntry>& PositionEntries() {
                     HasRelativeValues}},
        .content = RelativeContent},
       {.catalogue = {"transformer_xl",
+                     "Transformer-XL",
                      "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned",
                      "Dai et al. 2019, Transformer-XL",
                      {{"r", "sinusoidal | learned", "sinusoidal"},
@@ -541,7 +555,7 @@ const std::vector<PositionEntry>& PositionEntries() {
        .content = TransformerXlContent,
        .max_length = XlLength},
       {.catalogue =
-           {"relative2d",
+           {"relative2d", "2-D relative keys",
             "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and "
             "dx = x_j - x_i",
             "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, "
@@ -555,6 +569,7 @@ const std::vector<PositionEntry>& PositionEntries() {
                    {"columns", Kind::kTable, /*learned=*/true, ColumnsStart}},
        .content = Relative2dContent},
       {.catalogue = {"absolute_keys",
+                     "absolute keys",
                      "q_i.R[j] scale: learned absolute positions inside attention",
                      "Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training",
                      {{"length", "integer", "the module's"}, {"per_head", "true | false", "false"}},
@@ -617,6 +632,32 @@ std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
     }
   }
   return longest;
+}
+
+static std::string TitleOf(const CatalogueEntry& entry, const Component& component) {
+  std::string title = entry.title;
+  std::string details;
+  for (const auto& [key, value] : component.options()) {
+    if (value == "learned" || value == "fixed") {
+      if (title == entry.title) title = value + " " + entry.title;
+    } else {
+      details += (details.empty() ? "" : ", ") + key + (value == "true" ? "" : " " + value);
+    }
+  }
+  return details.empty() ? title : title + " (" + details + ")";
+}
+
+std::string SimilarityTitle(const std::string& specification) {
+  const Component component = Component::Parse(specification);
+  return TitleOf(FindSimilarity(component).catalogue, component);
+}
+
+std::string PositionTitle(const std::string& specification) {
+  std::string title;
+  for (const Component& component : ParseSum(specification)) {
+    title += (title.empty() ? "" : " + ") + TitleOf(FindPosition(component).catalogue, component);
+  }
+  return title;
 }
 
 const std::vector<CatalogueEntry>& SimilarityCatalogue() {

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from safetensors.torch import load_file, save_file
 from test_cli import gnomon as gnomon_program
 from test_cli import refused, succeed
 
 import gnomon
-from gnomon.inspect import rank
+from gnomon.inspect import model_pictures, rank
 from gnomon.inspect.__main__ import PICTURES, main
 from gnomon.inspect._model import load_model
 from gnomon.inspect._probe import weights
@@ -215,6 +216,16 @@ def test_tables(draw, absolute, buckets):
         close(entry["values"], tensors[f"model.blocks.{layer}.attention.t5_table"])
 
 
+def test_buckets_are_drawn_over_distance(buckets):
+    table = torch.randn(8, 2, dtype=torch.float64)
+    axes = Figure().add_subplot()
+    model_pictures._draw_buckets(axes, "rope+t5:buckets=8:max_distance=20", table)
+    distances = torch.arange(model_pictures.FARTHEST + 1)
+    bucket = gnomon.t5_bucket(-distances, False, num_buckets=8, max_distance=20)
+    for head, line in enumerate(axes.get_lines()):
+        close(line.get_ydata().tolist(), table[bucket, head] - table[0, head])
+
+
 def test_decay_that_a_model_has_learned(draw, absolute, buckets):
     numbers = draw("decay", "--model", absolute, "--distance", 20)
     tensors = load_file(absolute / "checkpoint.safetensors")
@@ -224,6 +235,7 @@ def test_decay_that_a_model_has_learned(draw, absolute, buckets):
         assert theta.abs().max() > 1e-4
         slopes = gnomon.alibi_slopes(2).double() * (5 * theta).exp()
         close(panel["curves"], -slopes[:, None] * t, 1e-5)
+        close(panel["starts"], -gnomon.alibi_slopes(2).double()[:, None] * t, 1e-5)
     kinds = [panel["kind"] for panel in draw("decay", "--model", buckets)["panels"]]
     assert kinds == ["bound", "bias", "bias"]
 
@@ -320,6 +332,11 @@ def test_rank(draw):
     for name in ("dot", "penumbral", "umbral"):
         assert best[name, 6] > max(1.0, best[name, 2])
     assert draw(*arguments) == numbers
+    for entry in numbers["results"]:
+        before = entry["margins_before_last_quarter"]
+        assert all(a <= b for a, b in zip(before, entry["margins"], strict=True))
+    assert any(entry["margins"] != entry["margins_before_last_quarter"]
+               for entry in numbers["results"])  # fmt: skip
 
 
 WRONG = {

@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 import torch
-from matplotlib.patches import Circle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, Patch
 from torch import Tensor
 
 import gnomon
@@ -80,13 +81,48 @@ def draw(options: argparse.Namespace) -> Picture:
             raise unknown("cone", cone, RADII)
     if options.r is not None and not 0 < options.r <= LARGEST_R:
         raise ValueError(f"--r is {options.r}; expected a number above 0, up to {LARGEST_R}")
-    figure = new_figure(9.6, 3.4 * len(cones))
+    figure = new_figure(9.6, 3.4 * len(cones) + 0.9)
     panels = figure.subplots(len(cones), 1, squeeze=False)[:, 0]
     results = [
         _draw_cone(axes, cone, options.r or RADII[cone], options.pair or PAIRS[cone])
         for axes, cone in zip(panels, cones, strict=True)
     ]
+    figure.legend(handles=_legend(cones, results), loc="outside lower center", ncols=3, fontsize=9)
     return Picture(figure, {"cones": results})
+
+
+def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
+    """What the signs mean, of those that are drawn."""
+    shared = [pair["has_common_ancestor"] for cone in results for pair in cone["pairs"]]
+    line = {"color": "#444444", "linewidth": 1.2}
+    handles: list[Any] = [
+        Line2D([], [], color="#444444", marker="o", linestyle="", label="a point of a pair"),
+        Patch(color="#444444", alpha=0.28, label="its cone: the points below it in the order"),
+        Line2D([], [], color="#cccccc", marker="*", markeredgecolor="black", markersize=12,
+               linestyle="", label="the pair's lowest common ancestor"),
+    ]  # fmt: skip
+    if any(shared):
+        handles.append(Line2D([], [], linestyle="--", label="its cone", **line))
+    if not all(shared):
+        handles.append(
+            Line2D([], [], linestyle=":", label="no common ancestor: the geodesic, its top", **line)
+        )
+    if "umbral" in cones:
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color="#444444",
+                marker="o",
+                markerfacecolor="none",
+                markersize=11,
+                linestyle="",
+                label="the ball that casts the shadow",
+            )  # fmt: skip
+        )
+    if "penumbral" in cones:
+        handles.append(Line2D([], [], color="#E69F00", linewidth=1.6, label="the light"))
+    return handles
 
 
 def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, Any]:

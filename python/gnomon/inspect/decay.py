@@ -120,10 +120,21 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             columns = turned_columns(model.blocks[0].attention)
             bound = rope_bound(component, options.distance, columns)
             panels.append({"title": component, "kind": "bound", "curves": bound[None]})
+    # Where training began, which is drawn dashed.
+    trained = model.blocks[0].attention
+    start = MultiheadAttention(
+        trained.embed_dim,
+        trained.num_heads,
+        similarity=trained.similarity,
+        position=trained.position,
+    ).double()
     for layer, block in enumerate(model.blocks):
         curves = biases(block.attention, options.distance)
         if curves.abs().max() > 0:
-            panels.append({"title": f"layer {layer}", "kind": "bias", "curves": curves})
+            starts = biases(start, options.distance)
+            panels.append(
+                {"title": f"layer {layer}", "kind": "bias", "curves": curves, "starts": starts}
+            )
     if not panels:
         raise ValueError(f'the position of {options.model}, "{spec}", adds nothing by distance')
     return panels
@@ -136,6 +147,10 @@ def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) 
     return curves
 
 
+def _shade(head: int, heads: int) -> Any:
+    return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
+
+
 def draw(options: argparse.Namespace) -> Picture:
     panels = _curves(options)
     columns = min(3, len(panels))
@@ -144,16 +159,30 @@ def draw(options: argparse.Namespace) -> Picture:
     grid: Any = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    colours = matplotlib.colormaps["viridis"]
     distances = torch.arange(options.distance + 1)
     for axes, panel in zip(grid.flat, panels, strict=False):
         curves = panel["curves"]
+        starts = panel.get("starts", [])
+        for head, curve in enumerate(starts):
+            axes.plot(
+                distances,
+                curve,
+                color=_shade(head, len(starts)),
+                linewidth=1,
+                linestyle="--",
+                label="at the start" if head == 0 else None,
+            )
         if bool((curves == curves[0]).all()):
             axes.plot(distances, curves[0], color="black", linewidth=1.6)
             curves = []
         for head, curve in enumerate(curves):
-            shade = head / max(len(curves) - 1, 1) * 0.9
-            axes.plot(distances, curve, color=colours(shade), linewidth=1.6, label=f"head {head}")
+            axes.plot(
+                distances,
+                curve,
+                color=_shade(head, len(curves)),
+                linewidth=1.6,
+                label=f"head {head}",
+            )
         axes.set_title(panel["title"], fontsize=11)
         axes.set_xlabel("distance, tokens back")
         axes.set_ylabel("bound" if panel["kind"] == "bound" else "bias")

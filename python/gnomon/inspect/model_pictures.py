@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
+import matplotlib
 import torch
 from matplotlib.colors import PowerNorm
+from matplotlib.ticker import FixedLocator, FuncFormatter
 from torch import Tensor
 
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, path, signed, symbol
-from gnomon.inspect._probe import weights
+from gnomon.inspect._probe import biases, weights
+from gnomon.inspect.decay import components, name_of
 from gnomon.models import LanguageModel
+from gnomon.nn import MultiheadAttention
 
 # Tables end in one of these.
 TABLES = ("table", "values", "rows", "columns")
 # Tables of scores, by bucket or offset; the rows of other tables are vectors.
-SCORE_TABLES = ("t5_table", "offset_bias_table", "grid_bias_table")
+T5_TABLE = "t5_table"
+SCORE_TABLES = (T5_TABLE, "offset_bias_table", "grid_bias_table")
 # Tokens whose names fit beside a map.
 NAMED_TOKENS = 64
 LONGEST_TEXT = 1024
+# Tokens back that a table of T5 is drawn for.
+FARTHEST = 256
 
 
 def attention_of(model: LanguageModel, text: str) -> Tensor:
@@ -62,37 +70,42 @@ def draw_attention(options: argparse.Namespace) -> Picture:
     layers = _chosen("layer", options.layer, model.options["depth"])
     heads = _chosen("head", options.head, model.options["heads"])
     maps = [attention_of(model, text)[layers][:, heads] for text in texts]
+    groups = [
+        (f'"{_shortened(text)}"', text, values) for text, values in zip(texts, maps, strict=True)
+    ]
+    if len(maps) == 2 and maps[0].shape == maps[1].shape:
+        groups.append(("the second minus the first", texts[1], maps[1] - maps[0]))
+    longest = max(len(text.encode()) for text in texts)
+    named = longest <= NAMED_TOKENS
     single = len(layers) == 1 and len(heads) == 1
-    size = 5.2 if single else 1.5
-    width = len(heads) * size + 0.4
-    figure = new_figure(len(texts) * width + 0.8, len(layers) * size + 1)
-    image: Any = None
-    *parts, margin = figure.subfigures(
-        1, len(texts) + 1, squeeze=False, width_ratios=[*(width for _ in texts), 0.8]
-    )[0]
-    for part, text, values in zip(parts, texts, maps, strict=True):
-        part.suptitle(f'"{_shortened(text, int(10 * len(heads) * size))}"', fontsize=11)
+    size = 5.2 if single else max(1.5, 0.085 * longest) if named else 1.5
+    width = len(heads) * size + 0.5
+    figure = new_figure(len(groups) * (width + 0.8), len(layers) * size + 1)
+    parts = figure.subfigures(1, len(groups), squeeze=False)[0]
+    for number, (part, (title, text, values)) in enumerate(zip(parts, groups, strict=True)):
+        part.suptitle(title, fontsize=11)
         panels = part.subplots(len(layers), len(heads), squeeze=False)
+        colours: dict[str, Any] = {"cmap": "Blues", "norm": PowerNorm(0.5, 0, 1)}
+        if number == len(maps):
+            colours = signed(values)
+        names = [_name(byte) for byte in text.encode()] if named else []
         for row, layer in enumerate(layers):
             for column, head in enumerate(heads):
                 axes = panels[row, column]
-                image = heat_map(axes, values[row, column], cmap="Blues", norm=PowerNorm(0.5, 0, 1))
-                axes.set_xticks([])
-                axes.set_yticks([])
+                image = heat_map(axes, values[row, column], **colours)
+                _name_tokens(axes.set_yticks, names if column == 0 else [], single)
+                _name_tokens(axes.set_xticks, names if row + 1 == len(layers) else [], single)
                 if row == 0 or single:
                     axes.set_title(f"layer {layer}, head {head}" if single else f"head {head}",
                                    fontsize=10)  # fmt: skip
-                if column == 0 and not single:
-                    axes.set_ylabel(f"layer {layer}", fontsize=10)
-        if single and len(text.encode()) <= NAMED_TOKENS:
-            names = [_name(byte) for byte in text.encode()]
-            for ticks in (panels[0, 0].set_xticks, panels[0, 0].set_yticks):
-                ticks(range(len(names)), names, fontsize=9)
-            panels[0, 0].set_xlabel("key")
-            panels[0, 0].set_ylabel("query")
-    bar = margin.colorbar(image, cax=margin.add_axes((0.05, 0.15, 0.2, 0.6)))
-    bar.set_ticks([0, 0.01, 0.1, 0.25, 0.5, 1])
-    margin.suptitle("weight", fontsize=10)
+                if column == 0:
+                    axes.set_ylabel("query" if single else f"layer {layer}", fontsize=10)
+                if single:
+                    axes.set_xlabel("key")
+        bar = part.colorbar(image, ax=panels, shrink=min(0.8, 3.2 / (len(layers) * size)))
+        if number < len(maps):
+            bar.set_ticks([0, 0.01, 0.1, 0.25, 0.5, 1])
+        bar.set_label("difference of the weights" if number == len(maps) else "weight", fontsize=10)
     numbers = {
         "model": str(options.model),
         "position": model.options["position"],
@@ -114,9 +127,13 @@ def _chosen(name: str, index: int | None, count: int) -> list[int]:
     return [index]
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= NAMED_TOKENS else line[: NAMED_TOKENS - 1] + "…"
+
+
+def _name_tokens(ticks: Callable[..., Any], names: list[str], large: bool) -> None:
+    ticks(range(len(names)), names, fontsize=9 if large else 6)
 
 
 def _name(byte: int) -> str:
@@ -146,7 +163,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     for name, table in tables.items():
         scores = name.endswith(SCORE_TABLES)
         if scores and table.dim() == 2:
-            panels.append((name, table if name.endswith("t5_table") else table.T, True))
+            panels.append((name, table if name.endswith(T5_TABLE) else table.T, True))
         else:
             # One for each head.
             each = [table] if table.dim() == 2 else list(table)
@@ -162,14 +179,14 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (title, values, scores) in zip(grid.flat, panels, strict=False):
+        axes.set_title(title, fontsize=10)
+        if title.endswith(T5_TABLE):
+            _draw_buckets(axes, model.options["position"], values)
+            continue
         limits = signed(values) if scores else {"cmap": SIGNED, "vmin": -1, "vmax": 1}
         image = heat_map(axes, values, aspect="auto" if scores else "equal", **limits)
         figure.colorbar(image, ax=axes, shrink=0.85)
-        axes.set_title(title, fontsize=10)
-        if title.endswith("t5_table"):
-            axes.set_xlabel("head")
-            axes.set_ylabel("bucket")
-        elif not scores:
+        if not scores:
             axes.set_xlabel("row j")
             axes.set_ylabel("row i")
     kinds = {scores for _, _, scores in panels}
@@ -186,6 +203,31 @@ def draw_tables(options: argparse.Namespace) -> Picture:
         ],
     }
     return Picture(figure, numbers)
+
+
+def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
+    """The table of T5, (buckets, H), as the biases that it gives to distances."""
+    heads = table.shape[1]
+    (component,) = (part for part in components(position) if name_of(part) == "t5")
+    module = MultiheadAttention(heads, heads, position=component).to(table.dtype)
+    with torch.no_grad():
+        module.t5_table.copy_(table)
+    bias = biases(module, FARTHEST)
+    for head, curve in enumerate(bias):
+        axes.plot(
+            range(FARTHEST + 1),
+            curve,
+            color=matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9),
+            label=f"head {head}",
+            drawstyle="steps-mid",
+        )
+    # The first distances have a bucket each, the others share them.
+    axes.set_xscale("symlog", base=2, linthresh=8, linscale=2)
+    axes.xaxis.set_major_locator(FixedLocator([0, 2, 4, 8, 16, 32, 64, 128, 256]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.set_xlabel("distance, tokens back")
+    axes.set_ylabel("bias, less that of distance 0")
+    axes.legend(fontsize=8)
 
 
 def cosines(rows: Tensor) -> Tensor:
