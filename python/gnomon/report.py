@@ -394,7 +394,7 @@ def table(results: dict[str, Any]) -> str:
     if len(results["settings"]["seeds"]) > 1:
         note = (
             "Bold: lower than every other of its column in a paired t test over the seeds, "
-            f"p &lt; {SIGNIFICANT:g}. Columns without bold have no winner that these seeds can tell."
+            f"p &lt; {SIGNIFICANT:g}. Without bold, these seeds cannot tell a column's winner."
         )
     else:
         note = "One seed cannot tell a difference from chance: --seeds 3 can, and marks the best."

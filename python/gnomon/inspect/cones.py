@@ -118,7 +118,7 @@ def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
                 markersize=11,
                 linestyle="",
                 label="the ball that casts the shadow",
-            )  # fmt: skip
+            )
         )
     if "penumbral" in cones:
         handles.append(Line2D([], [], color="#E69F00", linewidth=1.6, label="the light"))
