@@ -94,7 +94,7 @@ def draw(options: argparse.Namespace) -> Picture:
 def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
     """What the signs mean, of those that are drawn."""
     shared = [pair["has_common_ancestor"] for cone in results for pair in cone["pairs"]]
-    line = {"color": "#444444", "linewidth": 1.2}
+    line: dict[str, Any] = {"color": "#444444", "linewidth": 1.2}
     handles: list[Any] = [
         Line2D([], [], color="#444444", marker="o", linestyle="", label="a point of a pair"),
         Patch(color="#444444", alpha=0.28, label="its cone: the points below it in the order"),
