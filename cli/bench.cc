@@ -20,9 +20,9 @@
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
 #include "models/strings.h"
-#include "ops/executor.h"
-#include "ops/operators.h"
-#include "ops/registry.h"
+#include "ops/attention/executor.h"
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
 
 namespace gnomon::cli {
 namespace {

@@ -2,6 +2,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "gnomon/catalogue.h"
@@ -20,17 +21,32 @@ constexpr const char* kCost =
     "+ "
     "special ones (roots, logarithms, angles, divisions).";
 
+// The parameters that a text can set.
+std::vector<CatalogueParameter> Options(const CatalogueEntry& entry) {
+  std::vector<CatalogueParameter> options;
+  for (const CatalogueParameter& parameter : entry.parameters) {
+    if (parameter.kind != CatalogueParameter::Kind::kTable) options.push_back(parameter);
+  }
+  return options;
+}
+
+std::string Default(const CatalogueParameter& parameter) {
+  if (parameter.default_value.empty()) return parameter.otherwise;
+  if (parameter.otherwise.empty()) return parameter.default_value;
+  return parameter.default_value + ", " + parameter.otherwise;
+}
+
 void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
   std::cout << title << "\n";
   for (const CatalogueEntry& entry : entries) {
     std::cout << "\n  " << entry.name << "\n      " << entry.formula << "\n";
-    for (const CatalogueParameter& parameter : entry.parameters) {
-      std::cout << "      :" << parameter.name << "=" << parameter.values << "  (default "
-                << parameter.default_value << ")\n";
+    for (const CatalogueParameter& parameter : Options(entry)) {
+      std::cout << "      :" << parameter.name << "=" << parameter.values() << "  (default "
+                << Default(parameter) << ")\n";
     }
-    std::cout << "      cost: " << entry.cost << "\n      taken by: " << entry.use;
-    if (!entry.tokens.empty()) std::cout << "; tokens: " << entry.tokens;
-    std::cout << "\n      " << entry.citation << "\n";
+    std::cout << "      cost: " << entry.cost << "\n      taken by: " << entry.use();
+    if (!entry.tokens().empty()) std::cout << "; tokens: " << entry.tokens();
+    std::cout << "\n      " << entry.source << "\n";
   }
   std::cout << "\n";
 }
@@ -50,8 +66,8 @@ void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries
             << (positions ? " tokens |\n|---|---|---|---|\n" : "\n|---|---|---|\n");
   for (const CatalogueEntry& entry : entries) {
     std::cout << "| [" << entry.name << "](#" << entry.name << ") | " << Cell(entry.cost) << " | "
-              << Cell(entry.use) << " |";
-    if (positions) std::cout << " " << entry.tokens << " |";
+              << Cell(entry.use()) << " |";
+    if (positions) std::cout << " " << entry.tokens() << " |";
     std::cout << "\n";
   }
   for (const CatalogueEntry& entry : entries) {
@@ -59,36 +75,15 @@ void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries
     if (!entry.latex.empty()) std::cout << "$$\n" << entry.latex << "\n$$\n\n";
     const std::string& words = entry.latex.empty() ? entry.formula : entry.note;
     if (!words.empty()) std::cout << words << ".\n\n";
-    std::cout << entry.citation << ".\n";
-    if (entry.parameters.empty()) continue;
+    std::cout << entry.source << ".\n";
+    const std::vector<CatalogueParameter> options = Options(entry);
+    if (options.empty()) continue;
     std::cout << "\n| parameter | values | default |\n|---|---|---|\n";
-    for (const CatalogueParameter& parameter : entry.parameters) {
-      std::cout << "| " << parameter.name << " | " << Cell(parameter.values) << " | "
-                << Cell(parameter.default_value) << " |\n";
+    for (const CatalogueParameter& parameter : options) {
+      std::cout << "| " << parameter.name << " | " << Cell(parameter.values()) << " | "
+                << Cell(Default(parameter)) << " |\n";
     }
   }
-}
-
-nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const CatalogueEntry& entry : entries) {
-    nlohmann::json parameters = nlohmann::json::array();
-    for (const CatalogueParameter& parameter : entry.parameters) {
-      parameters.push_back({{"name", parameter.name},
-                            {"values", parameter.values},
-                            {"default", parameter.default_value}});
-    }
-    list.push_back({{"name", entry.name},
-                    {"title", entry.title},
-                    {"formula", entry.formula},
-                    {"latex", entry.latex},
-                    {"citation", entry.citation},
-                    {"parameters", parameters},
-                    {"cost", entry.cost},
-                    {"use", entry.use},
-                    {"tokens", entry.tokens}});
-  }
-  return list;
 }
 
 enum class Format { kText, kJson, kMarkdown };
@@ -96,10 +91,7 @@ enum class Format { kText, kJson, kMarkdown };
 int Run(Format format) {
   switch (format) {
     case Format::kJson:
-      std::cout << nlohmann::json{{"similarities", ToJson(SimilarityCatalogue())},
-                                  {"positions", ToJson(PositionCatalogue())}}
-                       .dump(2)
-                << "\n";
+      std::cout << nlohmann::json::parse(CatalogueJson()).dump(2) << "\n";
       break;
     case Format::kMarkdown:
       std::cout << "# Catalogue\n\nWritten by `make docs-catalogue`; `gnomon list` prints the "

@@ -14,6 +14,19 @@ function(gnomon_definition_structs file result)
   set(${result} ${structs} PARENT_SCOPE)
 endfunction()
 
+# Makes the definitions in `files`, which the library does not list, known to FindPairFunction of a
+# program that `target` is linked into.
+function(gnomon_register_definitions target)
+  foreach(file IN LISTS ARGN)
+    gnomon_definition_structs(${file} structs)
+    foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
+      set(source ${PROJECT_BINARY_DIR}/generated/${target}/added_${GNOMON_DEFINITION_STRUCT}.cc)
+      configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/added_definition.cc.in ${source} @ONLY)
+      target_sources(${target} PRIVATE ${source})
+    endforeach()
+  endforeach()
+endfunction()
+
 # Compiles each definition in `files` on the kernel template, into `target`, and sets `entries` to
 # their list, " X(PenumbralSquare, penumbral_square)", by which they are known.
 function(gnomon_add_definitions target entries)

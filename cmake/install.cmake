@@ -45,6 +45,7 @@ install(
   FILES
     ${PROJECT_BINARY_DIR}/generated/gnomonConfig.cmake
     ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
+    cmake/added_definition.cc.in
     cmake/definition_kernel.cc.in
     cmake/definitions.cmake
     cmake/similarity.cmake

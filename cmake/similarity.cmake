@@ -6,7 +6,7 @@
 #
 #   namespace gnomon { const PairFunction& PairFunctionOfMatern(); }
 #
-# gives it to AttentionForward and AttentionBackward. gnomon/kernel/definitions/README.md among the
+# gives it to AttentionForward and AttentionBackward, as FindPairFunction("matern") does. gnomon/kernel/definitions/README.md among the
 # headers says what a definition is; no struct may have the name of one of the library's. Instruction
 # sets are chosen at run time: no -march.
 function(gnomon_add_similarity target file)
@@ -17,5 +17,6 @@ function(gnomon_add_similarity target file)
   set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(${objects} PRIVATE gnomon::kernel)
   gnomon_add_definitions(${objects} entries ${path})
+  gnomon_register_definitions(${objects} ${path})
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
 endfunction()

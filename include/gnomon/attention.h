@@ -244,6 +244,14 @@ struct GraphBackwardInput;
 template <class T>
 struct GraphGradient;
 
+// What a pair costs in the forward pass besides the inner product, the scale and the exponential:
+// simple operations (arithmetic, comparisons, choices) and special ones (roots, logarithms, angles,
+// divisions).
+struct OperationCount {
+  int simple = 0;
+  int special = 0;
+};
+
 // A pair function and its kernels. Those of the library come from FindPairFunction; another
 // definition compiled with src/cpu/kernel_template.cc has one of its own.
 struct PairFunction {
@@ -271,10 +279,14 @@ struct PairFunction {
                                   const Executor&);
   void (*reference_graph_backward)(const GraphInput<double>&, const GraphBackwardInput<double>&,
                                    const GraphGradient<double>&, const Executor&);
+  OperationCount operations;
 };
 
-// The library's pair functions, in the order of the catalogue.
+// The library's own pair functions, by name.
 const std::vector<const PairFunction*>& PairFunctions();
+
+// Makes one from outside the library known to FindPairFunction. It must stay where it is.
+void AddPairFunction(const PairFunction& function);
 
 // Throws Error naming the known ones if there is none of that name.
 const PairFunction& FindPairFunction(std::string_view name);

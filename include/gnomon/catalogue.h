@@ -1,5 +1,6 @@
-// The similarities and positions of the library, by name: what `gnomon list` prints and what the
-// specifications of modules and of the command line may say. No Torch.
+// The similarities and positions of the library, as data: what `gnomon list` prints, what the
+// specifications of calls, modules and the command line may say, and what a program may ask about
+// a term that it does not know. No Torch.
 //
 //   similarity = component
 //   position   = component ("+" component)*          their sum
@@ -9,41 +10,99 @@
 #ifndef GNOMON_CATALOGUE_H_
 #define GNOMON_CATALOGUE_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace gnomon {
 
 struct CatalogueParameter {
+  // What a specification may give: a number, an integer, "true" or "false", one of the choices, the
+  // lengths of a grid's axes ("14x14"), a number for all heads or "learned" or "fixed", or nothing,
+  // since there are only tensors for it.
+  enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kHeads, kTable };
+  // What the entries or rows of a table are for: nothing that a place has to do with, buckets of
+  // offsets, the offsets from a row of the call to a column, offsets that end somewhere, distances
+  // to the past, the columns, the offsets on a grid, or those along the first or the second of its
+  // axes. Of a vector over offsets the last axis is meant, of rows the last but one.
+  enum class Index {
+    kNone,
+    kBuckets,
+    kOffsets,
+    kNearOffsets,
+    kDistances,
+    kKeys,
+    kGrid,
+    kFirstAxis,
+    kSecondAxis
+  };
+
   std::string name;
-  // The values a specification may give, as text: "number", "abs | odd | cosh".
-  std::string values;
-  std::string default_value;
+  Kind kind = Kind::kNumber;
+  // What a specification that does not mention it stands for, in the same words; where that depends
+  // on something else it is empty, and `otherwise` says what it is.
+  std::string default_value = "";
+  std::string otherwise = "";
+  std::string meaning = "";  // where the name does not say it
+  std::vector<std::string> choices = {};
+  // Of a number or an integer; without the lowest itself where it is `above`.
+  std::optional<double> lowest = std::nullopt;
+  std::optional<double> highest = std::nullopt;
+  bool above = false;
+  // Whether it may be a tensor, "name=tensor" with the tensor beside the specification.
+  bool takes_tensor = false;
+  Index index = Index::kNone;  // of a table
+
+  // "number", "abs | odd | cosh".
+  std::string values() const;
 };
 
 struct CatalogueEntry {
+  // What it acts on: the scores of pairs (a similarity); nothing; the embeddings; the coordinates
+  // of q and k; the scores, by offset in the sequence or along the axes of a grid (a bias), by a
+  // table over a grid, or by the product of the query and the rows of tables (content).
+  enum class Role { kSimilarity, kNone, kEmbedding, kRotation, kBias, kGridBias, kContent };
+
   std::string name;
   std::string title;  // as a person says it, "RoPE"
   std::string formula;
-  std::string citation;
-  std::vector<CatalogueParameter> parameters;
+  // For pages: the formula in LaTeX, and what it leaves unsaid. Where both are empty, `formula` is
+  // words.
+  std::string latex = "";
+  std::string note = "";
+  std::string source;
+  Role role = Role::kSimilarity;
+  std::vector<CatalogueParameter> parameters = {};
   // Operations for each pair of a query and a key in the forward pass, besides the inner product,
   // the scale and the exponential: "5 + 1", simple ones (arithmetic, comparisons, choices) and
   // special ones (roots, logarithms, angles, divisions).
-  std::string cost;
-  // What takes it: "attention(), modules".
-  std::string use;
+  std::string cost = "";
+  // What it needs of a call.
+  bool needs_grid = false;
+  bool needs_causal = false;
+  bool needs_dot = false;
+  bool takes_scale = false;  // of a similarity: whether the argument `scale` multiplies its scores
+
+  const CatalogueParameter* Find(const std::string& parameter) const;
+  // Whether it has a table that is indexed so.
+  bool HasTable(CatalogueParameter::Index index) const;
+  // "attention(), modules; dot and causal".
+  std::string use() const;
   // Of a position: what its tokens lie on, "sequence, grid".
-  std::string tokens;
-  // For pages: the formula in LaTeX, and what it leaves unsaid. Where both are empty, `formula` is
-  // words.
-  std::string latex;
-  std::string note;
+  std::string tokens() const;
 };
 
-// Both in the order in which they are listed. Positions include "none".
-const std::vector<CatalogueEntry>& SimilarityCatalogue();
-const std::vector<CatalogueEntry>& PositionCatalogue();
+// As a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias", "content".
+const char* RoleName(CatalogueEntry::Role role);
+
+// Both in the order in which they are listed: dot first, then by name; "none" first, then by role
+// and by name.
+std::vector<CatalogueEntry> SimilarityCatalogue();
+std::vector<CatalogueEntry> PositionCatalogue();
+
+// All of that as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
+std::string CatalogueJson();
 
 // A specification as a person says it: "RoPE + learned HyPE" of "rope+hype:tau=learned". Mistakes
 // throw c10::ValueError.

@@ -2,6 +2,7 @@
 
 from gnomon import _library, _vmap, cones, distributed, models, nn, position, similarity
 from gnomon._attention import attention, attention_weights
+from gnomon._catalogue import catalogue
 from gnomon._encodings import (
     alibi_slopes,
     grid_sinusoid,
@@ -20,6 +21,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "attention_weights",
+    "catalogue",
     "cones",
     "distributed",
     "favor_projection",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from gnomon._catalogue import components_of
 from gnomon._checks import check_flag, wrong_type
 from gnomon._library import ops
-from gnomon._terms import check_shape
+from gnomon._terms import check_shape, to_spec
 from gnomon.nn import MultiheadAttention, TokenEncoding, TokenPosition, is_hidden
 from gnomon.position import Position
 from gnomon.similarity import Similarity
@@ -328,10 +329,6 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     return resized[0].to(table.dtype)
 
 
-#: Tables of a module on a grid, and the axis of the grid that each row of them is along.
-_ROWS = {"relative2d": {"rows": 0, "columns": 1}}
-
-
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
     """Moves a model whose positions lie on a grid to a grid of another shape; returns it.
 
@@ -359,13 +356,14 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
         part
         for part in module.modules()
         if isinstance(part, (MultiheadAttention, TokenPosition, TokenEncoding))
-        and ("shape=" in _spec_of(part) or "grid_bias" in _spec_of(part))
+        and any(component.lies_on_a_grid for component in components_of(_spec_of(part)))
     ]
     if not parts:
         raise ValueError(f"gnomon.{name}: module has no position on a grid; expected one")
     for part in parts:
-        for old in re.findall(r"shape=([0-9x]+)", _spec_of(part)):
-            if old.count("x") + 1 != len(sizes):
+        for component in components_of(_spec_of(part)):
+            old = component.options.get("shape")
+            if old is not None and old.count("x") + 1 != len(sizes):
                 raise ValueError(
                     f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} {old}; "
                     "expected as many axes"
@@ -373,8 +371,16 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     for part in parts:
         if isinstance(part, MultiheadAttention):
             _resize_tables(part, sizes)
-        text = "x".join(map(str, sizes))
-        spec = re.sub(r"shape=[0-9x]+", f"shape={text}", _spec_of(part))
+        spec = "+".join(
+            to_spec(
+                component.name,
+                **{
+                    key: sizes if key == "shape" else value
+                    for key, value in component.options.items()
+                },
+            )
+            for component in components_of(_spec_of(part))
+        )
         setattr(part, "spec" if isinstance(part, TokenEncoding) else "position", spec)
         if isinstance(part, TokenEncoding):
             part.max_length = TokenEncoding(spec, part.dim, part.causal).max_length
@@ -392,35 +398,34 @@ def _spec_of(part: MultiheadAttention | TokenPosition | TokenEncoding) -> str:
 
 def _resize_tables(module: MultiheadAttention, shape: list[int]) -> None:
     count: dict[str, int] = {}
-    for component in re.split(r"\+(?!\d)", module.position):
-        name = component.split(":")[0]
+    for component in components_of(module.position):
+        name = component.name
         count[name] = count.get(name, 0) + 1
         prefix = name if count[name] == 1 else f"{name}{count[name]}"
-        if name == "grid_bias":
-            _replace(module, f"{prefix}_table", lambda table: resize_grid_table(table, shape))
-        elif name == "offset_bias" and ":shape=" in component:
-            axis = re.search(r":axis=(\d+)", component)
-            size = shape[int(axis.group(1)) if axis else 0]
-            if not axis and len(set(shape)) > 1:
+
+        def resize(table: str, change: Callable[[Tensor], Tensor], prefix: str = prefix) -> None:
+            _replace(module, f"{prefix}_{table}", change)
+
+        for table in component.tables("grid"):
+            resize(table, lambda old: resize_grid_table(old, shape))
+        for axis, index in enumerate(("first_axis", "second_axis")):
+            for table in component.tables(index):
+                resize(table, functools.partial(_resize_rows, size=shape[axis]))
+        for table in component.tables("offsets") if component.lies_on_a_grid else ():
+            along = component.options.get("axis")
+            if along is None and len(set(shape)) > 1:
                 raise ValueError(
-                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component} has one table "
-                    "for all axes; expected one length"
+                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has one "
+                    "table for all axes; expected one length"
                 )
-            _replace(
-                module,
-                f"{prefix}_table",
-                lambda table, size=size: resize_grid_table(table, [size]),  # type: ignore[misc]
-            )
-        elif name in _ROWS:
-            for rows, axis_of_rows in _ROWS[name].items():
+            resize(table, functools.partial(resize_grid_table, shape=[shape[int(along or 0)]]))
 
-                def along(table: Tensor, size: int = shape[axis_of_rows]) -> Tensor:
-                    # (n, D) or (H, n, D): the columns stand for heads.
-                    each = table.unsqueeze(0) if table.dim() == 2 else table
-                    moved = [resize_grid_table(one.T, [size]).T for one in each]
-                    return moved[0] if table.dim() == 2 else torch.stack(moved)
 
-                _replace(module, f"{prefix}_{rows}", along)
+def _resize_rows(table: Tensor, size: int) -> Tensor:
+    """Of (n, D) or (H, n, D), the rows; the columns stand for heads."""
+    each = table.unsqueeze(0) if table.dim() == 2 else table
+    moved = [resize_grid_table(one.T, [size]).T for one in each]
+    return moved[0] if table.dim() == 2 else torch.stack(moved)
 
 
 def _replace(module: MultiheadAttention, name: str, change: Callable[[Tensor], Tensor]) -> None:

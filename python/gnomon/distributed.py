@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnomon import position as position_terms
+from gnomon import similarity as similarity_terms
 from gnomon._attention import (
     Aggregation,
     Integers,
@@ -33,6 +35,7 @@ from gnomon._attention import (
     check_chunks,
     check_window,
 )
+from gnomon._catalogue import components_of
 from gnomon._checks import (
     check_flag,
     check_number,
@@ -41,17 +44,7 @@ from gnomon._checks import (
 )
 from gnomon._derivatives import first_derivatives_only
 from gnomon._terms import Term
-from gnomon.position import (
-    AbsoluteKeys,
-    Grid,
-    GridBias,
-    OffsetBias,
-    Position,
-    Relative2D,
-    RoPE,
-    Specified,
-    to_positions,
-)
+from gnomon.position import to_components, to_positions
 from gnomon.similarity import Similarity, to_similarity
 
 __all__ = ["context_parallel_attention"]
@@ -189,8 +182,9 @@ def context_parallel_attention(
     dropout = check_number(_NAME, "dropout", dropout)
     if dropout != 0:
         raise NotImplementedError(f"gnomon.{_NAME}: dropout is {dropout}; expected 0")
-    similarity = to_similarity(_NAME, similarity)
-    positions = to_positions(_NAME, position)
+    similarity_spec, similarity_tensors = to_similarity(_NAME, similarity)._lower()
+    similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
+    positions = to_components(to_positions(_NAME, position))
     for term in positions:
         _check_position(term)
     if (query_segments is None) != (key_segments is None):
@@ -237,17 +231,19 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
-def _check_position(term: Position) -> None:
-    spec, _ = term._lower()
-    if ":shape=" in spec or isinstance(term, (Grid, GridBias, Relative2D)):
-        what = type(term).__name__
-        if isinstance(term, RoPE):
-            what += " with a shape"
-        elif isinstance(term, Specified):
-            what = spec
+def _check_position(term: position_terms.Specified) -> None:
+    if any(component.lies_on_a_grid for component in components_of(term.spec)):
         raise NotImplementedError(
-            f"gnomon.{_NAME}: position is {what}; expected positions in the sequence"
+            f"gnomon.{_NAME}: position is {term.spec}, on a grid; expected positions in the "
+            "sequence"
         )
+
+
+def _name_and_index(term: position_terms.Specified) -> tuple[str, str | None]:
+    """Its name, and what its table is indexed by, "offsets" or "keys", if by one of these."""
+    (component,) = components_of(term.spec)
+    index = next((index for index in ("offsets", "keys") if component.tables(index)), None)
+    return component.name, index
 
 
 def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
@@ -276,9 +272,8 @@ def _all_tensors(terms: Sequence[Term]) -> list[Tensor]:
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
     """The term with these in the place of its own, which are taken from the list."""
-    return dataclasses.replace(
-        cast(Any, term), **{field: tensors.pop(0) for field in term._tensor_fields()}
-    )
+    own = tuple(tensors.pop(0) for _ in term._own_tensors())
+    return dataclasses.replace(cast(Any, term), tensors=own)
 
 
 def _begin(lengths: Sequence[int], part: int) -> int:
@@ -416,8 +411,8 @@ class _Sequence:
 
     parts: _Parts
     dtype: torch.dtype  # of q
-    similarity: Similarity
-    positions: list[Position]
+    similarity: similarity_terms.Specified
+    positions: list[position_terms.Specified]
     causal: bool
     left: int | None
     right: int | None
@@ -434,20 +429,16 @@ class _Sequence:
         """Of the tables that are cut into parts; the operator sees the parts alone."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
-            if isinstance(term, OffsetBias) and term.table.shape != (heads, queries + keys - 1):
-                raise ValueError(
-                    f"gnomon.{_NAME}: the table of OffsetBias has shape {list(term.table.shape)}; "
-                    f"expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) of the whole "
-                    "sequence"
-                )
-            if isinstance(term, AbsoluteKeys) and (
-                term.table.dim() < 2 or term.table.size(-2) != keys
-            ):
-                raise ValueError(
-                    f"gnomon.{_NAME}: the table of AbsoluteKeys has shape "
-                    f"{list(term.table.shape)}; expected {keys} rows, the keys of the whole "
-                    "sequence"
-                )
+            name, index = _name_and_index(term)
+            for table in term.tensors if index else ():
+                given = f"gnomon.{_NAME}: the table of {name} has shape {list(table.shape)}; "
+                if index == "offsets" and table.shape != (heads, queries + keys - 1):
+                    raise ValueError(
+                        f"{given}expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) of "
+                        "the whole sequence"
+                    )
+                if index == "keys" and (table.dim() < 2 or table.size(-2) != keys):
+                    raise ValueError(f"{given}expected {keys} rows, the keys of the whole sequence")
 
     def check_chunks(self) -> None:
         if self.chunks is None or self.chunks[0] < 1:
@@ -496,13 +487,19 @@ class _Sequence:
         similarity = _with_tensors(self.similarity, left_over)
         positions = [_with_tensors(term, left_over) for term in self.positions]
         for n, term in enumerate(positions):
-            if isinstance(term, OffsetBias):
-                # Entry 0 is for the first column and the last row of the sequence.
-                begin = first_key + sum(parts.queries) - first_query - q.size(2)
-                table = term.table[:, begin : begin + q.size(2) + k.size(2) - 1]
-                positions[n] = dataclasses.replace(term, table=table)
-            elif isinstance(term, AbsoluteKeys):
-                positions[n] = dataclasses.replace(term, table=term.table[..., first_key:end, :])
+            # Entry 0 of offsets is for the first column and the last row of the sequence.
+            begin = first_key + sum(parts.queries) - first_query - q.size(2)
+            cut: tuple[int, slice] | None = {
+                "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),
+                "keys": (-2, slice(first_key, end)),
+            }.get(_name_and_index(term)[1] or "")
+            if cut is not None:
+                axis, entries = cut
+                tables = tuple(
+                    table.narrow(axis, entries.start, entries.stop - entries.start)
+                    for table in term.tensors
+                )
+                positions[n] = dataclasses.replace(term, tensors=tables)
 
         def columns(bounds: Tensor | None) -> Tensor | None:
             return None if bounds is None else (bounds - first_key).clamp(0, k.size(2))

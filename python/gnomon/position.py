@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gnomon._catalogue import components_of, entry_of, names_of
 from gnomon._checks import check_integer, wrong_type
 from gnomon._terms import Term, check_shape, to_spec
 
@@ -33,6 +34,7 @@ __all__ = [
     "Relative",
     "Relative2D",
     "RoPE",
+    "Specified",
     "Sum",
     "TransformerXL",
 ]
@@ -40,6 +42,16 @@ __all__ = [
 
 class Position(Term):
     """The base of all positions."""
+
+    def _is_bias(self) -> bool:
+        """Whether it is one bias by offset, which may lie along an axis of a grid."""
+        if hasattr(self, "_name"):
+            entry = entry_of(self._name)
+            return entry is not None and entry["role"] == "bias"
+        components = components_of(self._lower()[0])
+        return [c.entry.get("role") for c in components] == ["bias"] and not any(
+            c.lies_on_a_grid for c in components
+        )
 
     def __add__(self, other: Position | str) -> Sum:
         """The sum of both."""
@@ -56,12 +68,19 @@ class Position(Term):
 
 @dataclass(frozen=True, eq=False)
 class Specified(Position):
-    """One that is given by a specification, which may be a sum."""
+    """One that is given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
+
+    tensors are those of its parameters that are "name=tensor" there, in their order.
+    """
 
     spec: str
+    tensors: tuple[Tensor, ...] = ()
 
     def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, []
+        return self.spec, list(self.tensors)
+
+    def _own_tensors(self) -> list[Tensor]:
+        return list(self.tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +105,8 @@ class Sum(Position):
 
     def __repr__(self) -> str:
         return " + ".join(
-            repr(term.spec) if isinstance(term, Specified) else repr(term) for term in self.terms
+            repr(term.spec) if isinstance(term, Specified) and not term.tensors else repr(term)
+            for term in self.terms
         )
 
 
@@ -109,6 +129,18 @@ def to_positions(operator: str, position: object, argument: str = "position") ->
             raise wrong_type(operator, argument, term, expected)
         terms += to_positions(operator, term, argument)
     return terms
+
+
+def to_components(positions: Sequence[Position]) -> list[Specified]:
+    """Each term of these by itself, with its own tensors."""
+    parts = []
+    for position in positions:
+        spec, tensors = position._lower()
+        for component in components_of(spec):
+            count = len(component.tensors)
+            parts.append(Specified(component.spec, tuple(tensors[:count])))
+            del tensors[:count]
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,11 +387,16 @@ class Grid(Position):
                 f"{len(self.axes)} biases; expected one bias for each axis"
             )
         for bias in self.axes:
-            error = ValueError if isinstance(bias, Position) else TypeError
-            if not isinstance(bias, (ALiBi, HyPE, T5, Kerple, OffsetBias)):
-                raise error(
+            if not isinstance(bias, Position):
+                raise TypeError(
                     f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
-                    "one offset: ALiBi, HyPE, T5, Kerple, OffsetBias"
+                    "one offset"
+                )
+            if not bias._is_bias():
+                what = bias.spec if isinstance(bias, Specified) else f"a {type(bias).__name__}"
+                raise ValueError(
+                    f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
+                    f"{', '.join(names_of('bias'))}"
                 )
         super().__post_init__()
 

@@ -27,6 +27,7 @@ __all__ = [
     "Laplacian",
     "Penumbral",
     "Similarity",
+    "Specified",
     "Umbral",
 ]
 
@@ -36,14 +37,20 @@ class Similarity(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class _Specified(Similarity):
-    """One that is given by a specification, and the tensors that it says there are."""
+class Specified(Similarity):
+    """One that is given by a specification, "penumbral:gamma=tensor:score=height2".
+
+    tensors are those of its parameters that are "name=tensor" there.
+    """
 
     spec: str
     tensors: tuple[Tensor, ...] = ()
 
     def _lower(self) -> tuple[str, list[Tensor]]:
         return self.spec, list(self.tensors)
+
+    def _own_tensors(self) -> list[Tensor]:
+        return list(self.tensors)
 
 
 def to_similarity(operator: str, similarity: object) -> Similarity:
@@ -53,7 +60,7 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     if similarity is None:
         return _DOT
     if isinstance(similarity, str):
-        return _Specified(similarity)
+        return Specified(similarity)
     raise wrong_type(
         operator, "similarity", similarity, "one of gnomon.similarity, or a specification"
     )

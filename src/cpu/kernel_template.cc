@@ -46,6 +46,7 @@ void GraphBackwardKernel(const GraphInput<float>& in, const GraphBackwardInput<f
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "core/counting.h"
 #include "core/pair_function.h"
 #include "reference/attention-inl.h"
 #include "reference/graph-inl.h"
@@ -63,6 +64,14 @@ double Value(double g, const double* a, const double* b, const double* t) {
 
 }  // namespace
 }  // namespace reference
+
+namespace counting {
+namespace {
+
+#include GNOMON_DEFINITION_FILE
+
+}  // namespace
+}  // namespace counting
 
 namespace {
 
@@ -95,7 +104,7 @@ void DispatchGraphBackward(const GraphInput<float>& in, const GraphBackwardInput
 
 const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
   using Definition = reference::GNOMON_DEFINITION;
-  static constexpr PairFunction kFunction = {
+  static const PairFunction kFunction = {
       GNOMON_DEFINITION_NAME,
       Definition::kRowScalars,
       Definition::kColumnScalars,
@@ -110,6 +119,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       DispatchGraphBackward,
       reference::GraphForward<Definition>,
       reference::GraphBackward<Definition>,
+      counting::Count<counting::GNOMON_DEFINITION>(),
   };
   return kFunction;
 }

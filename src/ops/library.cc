@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention.h"
-#include "ops/attention_weights.h"
-#include "ops/graph_attention.h"
-#include "ops/hype_augment.h"
-#include "ops/linear_attention.h"
-#include "ops/module_terms.h"
-#include "ops/token_encoding.h"
-#include "ops/token_grid.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_weights.h"
+#include "ops/attention/hype_augment.h"
+#include "ops/coordinates/token_grid.h"
+#include "ops/graph/graph_attention.h"
+#include "ops/linear/linear_attention.h"
+#include "ops/nn/module_terms.h"
+#include "ops/nn/token_encoding.h"
 
 namespace gnomon {
 namespace {
@@ -133,6 +133,26 @@ LearnedOfModule(const std::string& similarity, const std::string& position, int6
     values.push_back(std::move(learned.value));
   }
   return {names, values, starts};
+}
+
+std::tuple<std::vector<std::string>, std::vector<std::vector<std::string>>,
+           std::vector<std::string>>
+ComponentsOf(const std::string& specification) {
+  std::vector<std::string> names;
+  std::vector<std::vector<std::string>> options;
+  std::vector<std::string> specifications;
+  for (const Component& component : ParseSum(specification)) {
+    names.push_back(component.name());
+    specifications.push_back(component.Text());
+    std::vector<std::string>& its = options.emplace_back();
+    for (const auto& [key, value] : component.options()) its.push_back(key + "=" + value);
+  }
+  return {names, options, specifications};
+}
+
+bool HasHeight(const std::string& similarity) {
+  const Component component = Component::Parse(similarity);
+  return FindSimilarity(component).HasHeight(component);
 }
 
 at::Tensor AttentionWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
@@ -286,6 +306,12 @@ TORCH_LIBRARY(gnomon, m) {
       "SymInt? query_offset, Tensor? query_offsets, int[]? chunks) -> Tensor",
       ModuleWeightsOp);
   m.def("attention_position(str position) -> str", AttentionPosition);
+  // gnomon/catalogue.h; JSON.
+  m.def("catalogue() -> str", CatalogueJson);
+  // A sum's components: their names, options as "key=value", and each by itself.
+  m.def("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
+        ComponentsOf);
+  m.def("has_height(str similarity) -> bool", HasHeight);
   m.def("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   m.def(
       "token_encoding_tensors(str spec, int dim, bool causal) -> "

@@ -335,12 +335,12 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
 @pytest.mark.parametrize(
     ("call", "error", "parts"),
     [
-        ("grid", "NotImplementedError", ["position is Grid"]),
-        ("grid bias", "NotImplementedError", ["position is GridBias"]),
-        ("relative 2d", "NotImplementedError", ["position is Relative2D"]),
-        ("rope on a grid", "NotImplementedError", ["position is RoPE with a shape"]),
+        ("grid", "NotImplementedError", ["on a grid"]),
+        ("grid bias", "NotImplementedError", ["grid_bias", "on a grid"]),
+        ("relative 2d", "NotImplementedError", ["relative2d", "on a grid"]),
+        ("rope on a grid", "NotImplementedError", ["position is rope", "on a grid"]),
         ("dropout", "NotImplementedError", ["dropout is 0.1"]),
-        ("table of one part", "ValueError", ["table of OffsetBias has shape [2, 7]", "(2, 15)"]),
+        ("table of one part", "ValueError", ["table of offset_bias has shape [2, 7]", "(2, 15)"]),
         ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
         ("no offset", "ValueError", ["query_offset is None", "are 6 and the keys 8"]),
         ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),

@@ -151,7 +151,7 @@ VALUE_ERRORS = {
     ),
     "a map of another model": (
         lambda: attend(similarity=similarity.Hyperbolic(1.0, "ball", "psi")),
-        "hyperbolic:map=psi; expected one of exp, none",
+        "hyperbolic:map=psi with model=ball; expected exp or none",
     ),
     "a hyperboloid in one dimension": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
@@ -159,7 +159,7 @@ VALUE_ERRORS = {
     ),
     "K": (
         lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
-        "entailment:K=0; expected a positive number",
+        "entailment:K=0.0; expected a positive number",
     ),
     "map of entailment": (
         lambda: attend(similarity=similarity.Entailment(1.0, map="exp")),
@@ -200,7 +200,7 @@ VALUE_ERRORS = {
     ),
     "r": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=-1.0)),
-        "penumbral:r=-1; expected a positive number",
+        "penumbral:r=-1.0; expected a positive number",
     ),
     "an option in a word": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="psi:r=3")),
@@ -241,7 +241,10 @@ VALUE_ERRORS = {
         lambda: attend(*[tokens(1, 1, 2, 3)] * 3, position=position.RoPE()),
         "q has 3 columns; expected an even number",
     ),
-    "base": (lambda: attend(position=position.RoPE(base=0.0)), "base = 0; expected a positive"),
+    "base": (
+        lambda: attend(position=position.RoPE(base=0.0)),
+        "rope:base=0.0; expected a positive",
+    ),
     "layout": (
         lambda: attend(position=position.RoPE(layout="split")),
         "rope:layout=split; expected one of interleaved, half",
@@ -317,11 +320,11 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; nearest: rope.*; known: none, rope, alibi, hype, t5',
+        'unknown position "rop"; nearest: rope.*; known: none, rope, alibi, hype, kerple',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
-        'unknown similarity "umbrall"; nearest: umbral.*; known: dot, laplacian',
+        'unknown similarity "umbrall"; nearest: umbral.*; known: dot, additive',
     ),
     "nothing near": (
         lambda: nn.TokenPosition("xyzzy", 8, 16),
@@ -353,7 +356,7 @@ VALUE_ERRORS = {
     ),
     "a table of no length": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
-        "offset_bias:length=0; expected a positive number",
+        "offset_bias:length=0; expected an integer of at least 1",
     ),
 }
 

@@ -538,7 +538,7 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        "axes have a GridBias; expected biases of one offset: ALiBi, HyPE, T5, Kerple, OffsetBias",
+        "axes have a GridBias; expected biases of one offset: alibi, hype, kerple, offset_bias, t5",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),
@@ -550,7 +550,7 @@ ERRORS = {
     ),
     "a negative prefix": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2, prefix=-1)),
-        "prefix is -1",
+        "prefix=-1; expected an integer of at least 0",
     ),
     "an even table": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 6))),

@@ -493,7 +493,7 @@ ERRORS = {
         ValueError,
         "rope rotates pairs, and 10 of 8 features",
     ),
-    "base": ({"rope": RoPE(base=0.0)}, ValueError, "rope has base = 0; expected a positive number"),
+    "base": ({"rope": RoPE(base=0.0)}, ValueError, "rope:base=0.0; expected a positive number"),
     "num_features of 0": (
         {"feature": "favor", "num_features": 0},
         ValueError,

@@ -534,6 +534,28 @@ def test_rotations_leave_heights(similarity):
         torch.testing.assert_close(here, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("similarity", "has_height"),
+    [
+        ("hyperbolic", True),
+        ("hyperbolic:map=exp", False),
+        ("hyperbolic:model=half_space", True),
+        ("hyperbolic:model=ball", False),
+        ("hyperbolic:model=klein", False),
+        ("entailment", False),
+        ("umbral:map=exp", True),
+    ],
+)
+def test_what_has_a_height(similarity, has_height):
+    """As in gnomon.nn: without a height, every pair of coordinates is rotated."""
+    layer = integration.with_cone_attention(eager("llama"), similarity).model.layers[0].self_attn
+    assert layer.gnomon_similarity.has_height == has_height
+    cos, sin = torch.rand(2, 1, 5, 4).repeat(1, 1, 1, 2)
+    _, kwargs = integration._keep_heights((), layer, (), {"position_embeddings": (cos, sin)})
+    kept = kwargs["position_embeddings"][0]
+    assert torch.equal(kept, cos) != has_height
+
+
 def test_the_height_moves_if_it_is_rotated():
     model = integration.with_cone_attention(eager("llama"))
     ids = inputs_of("llama")[0]["input_ids"]
@@ -577,6 +599,9 @@ def test_cones_of_one_layer():
     before = model(ids).last_hidden_state
     start = float(model.layers[0].self_attn.gnomon_similarity.gamma_start)
     integration.with_cone_attention(model, f"penumbral:gamma={start}")
+    assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
+    torch.testing.assert_close(model(ids).last_hidden_state, before)
+    integration.with_cone_attention(model, "penumbral:gamma=fixed")
     assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
     torch.testing.assert_close(model(ids).last_hidden_state, before)
     # Anew, of another similarity, with one hook as before.

@@ -8,10 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "ops/catalogue/component.h"
 
 namespace gnomon {
 namespace {
@@ -426,21 +429,51 @@ TEST_F(AttentionTest, ErrorsNameTheArgument) {
 }
 
 TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
-  for (const auto* catalogue : {&SimilarityCatalogue(), &PositionCatalogue()}) {
-    EXPECT_GE(catalogue->size(), 5u);
-    for (const CatalogueEntry& entry : *catalogue) {
-      EXPECT_FALSE(entry.formula.empty()) << entry.name;
-      EXPECT_THAT(entry.citation, HasSubstr(" 20")) << entry.name;
+  for (const auto& catalogue : {SimilarityCatalogue(), PositionCatalogue()}) {
+    EXPECT_GE(catalogue.size(), 5u);
+    for (const CatalogueEntry& entry : catalogue) {
+      EXPECT_FALSE(entry.formula.empty() || entry.title.empty()) << entry.name;
+      EXPECT_THAT(entry.source, HasSubstr(" 20")) << entry.name;
       EXPECT_THAT(entry.cost, HasSubstr(" + ")) << entry.name;
-      EXPECT_FALSE(entry.use.empty()) << entry.name;
-      EXPECT_EQ(entry.tokens.empty(), catalogue == &SimilarityCatalogue()) << entry.name;
+      EXPECT_FALSE(entry.use().empty()) << entry.name;
+      const bool is_similarity = entry.role == CatalogueEntry::Role::kSimilarity;
+      EXPECT_EQ(entry.tokens().empty(), is_similarity) << entry.name;
       for (const CatalogueParameter& parameter : entry.parameters) {
-        EXPECT_FALSE(parameter.values.empty() || parameter.default_value.empty()) << entry.name;
+        EXPECT_FALSE(parameter.values().empty()) << entry.name;
+        const bool says_nothing = parameter.default_value.empty() && parameter.otherwise.empty();
+        EXPECT_EQ(says_nothing, parameter.kind == CatalogueParameter::Kind::kTable)
+            << entry.name << ":" << parameter.name;
+        // A default is what a specification may say.
+        if (parameter.default_value.empty()) continue;
+        Component::Parse(entry.name + ":" + parameter.name + "=" + parameter.default_value).Check();
       }
     }
   }
   EXPECT_EQ(SimilarityCatalogue().front().name, "dot");
   EXPECT_EQ(PositionCatalogue().front().name, "none");
+}
+
+// Counted by hand: a squared distance is 5 simple operations.
+TEST(CatalogueTest, CostsAreCounted) {
+  std::map<std::string, std::string> told;
+  for (const CatalogueEntry& entry : SimilarityCatalogue()) told[entry.name] = entry.cost;
+  EXPECT_EQ(told["dot"], "0 + 0");
+  EXPECT_EQ(told["laplacian"], "5 + 1");  // a root
+  EXPECT_EQ(told["gaussian"], "5 + 0");
+  EXPECT_EQ(told["additive"], "4 + 0, and no product");
+  EXPECT_EQ(told["student_t"], "5 + 1");  // of CONTRIBUTING.md: a logarithm
+  // u - v, its square, the maximum, the difference; a root. For the logarithm u + v + M, the least.
+  EXPECT_EQ(told["umbral"], "height: 9 + 1; log: 11 + 2");
+}
+
+TEST(CatalogueTest, TitlesAreAsAPersonSaysThem) {
+  EXPECT_EQ(PositionTitle("rope+hype:tau=learned"), "RoPE + learned HyPE");
+  EXPECT_EQ(PositionTitle("none"), "no position");
+  EXPECT_EQ(PositionTitle("t5:buckets=8:bidirectional"), "T5 (buckets 8, bidirectional)");
+  EXPECT_EQ(SimilarityTitle("penumbral:gamma=fixed:score=log"),
+            "fixed penumbral cones (score log)");
+  EXPECT_THROW(PositionTitle("hpye"), c10::ValueError);
+  EXPECT_THROW(SimilarityTitle("rope"), c10::ValueError);
 }
 
 }  // namespace

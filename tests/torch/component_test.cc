@@ -1,8 +1,11 @@
-#include "ops/component.h"
+#include "ops/catalogue/component.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
 
 namespace gnomon {
 namespace {
@@ -11,19 +14,67 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(ComponentTest, ReadsNameOptionsAndFlags) {
-  const Component component = Component::Parse("t5:buckets=16:bidirectional:max_distance=-3");
-  EXPECT_EQ(component.name(), "t5");
-  EXPECT_EQ(component.Integer("buckets", 32), 16);
-  EXPECT_EQ(component.Integer("max_distance", 128), -3);
-  EXPECT_EQ(component.Integer("absent", 7), 7);
-  EXPECT_EQ(component.FindFlag("bidirectional"), true);
-  EXPECT_EQ(component.FindFlag("absent"), std::nullopt);
-  EXPECT_EQ(Component::Parse("a:b=false").FindFlag("b"), false);
-  EXPECT_EQ(Component::Parse("a:b=2.5e-3").Number("b", 1), 2.5e-3);
-  EXPECT_EQ(Component::Parse("a").Number("b", 1), 1);
-  EXPECT_EQ(Component::Parse("a:k=y").Choice("k", {"x", "y"}), "y");
-  EXPECT_EQ(Component::Parse("a").Choice("k", {"x", "y"}), "x");
+using Kind = CatalogueParameter::Kind;
+
+// One parameter of each kind, with a default and without.
+const CatalogueEntry& Entry() {
+  static const CatalogueEntry entry = {
+      .name = "a",
+      .parameters = {
+          {.name = "number", .kind = Kind::kNumber, .default_value = "0.5"},
+          {.name = "size", .kind = Kind::kNumber, .lowest = 0, .above = true},
+          {.name = "integer", .kind = Kind::kInteger, .default_value = "7"},
+          {.name = "count", .kind = Kind::kInteger, .lowest = 1, .highest = 9},
+          {.name = "flag", .kind = Kind::kFlag, .default_value = "false"},
+          {.name = "maybe", .kind = Kind::kFlag, .takes_tensor = true},
+          {.name = "choice", .kind = Kind::kChoice, .default_value = "x", .choices = {"x", "y"}},
+          {.name = "shape", .kind = Kind::kShape},
+          {.name = "heads", .kind = Kind::kHeads, .default_value = "learned", .takes_tensor = true},
+          {.name = "table", .kind = Kind::kTable, .takes_tensor = true}}};
+  return entry;
+}
+
+Component Parse(const char* text) { return Component::Parse(text, Entry()); }
+
+TEST(ComponentTest, ReadsWhatTheTextSays) {
+  const Component component =
+      Parse("a:number=2.5e-3:integer=-3:flag:choice=y:shape=3x14x1:maybe=true:count=9");
+  component.Check();
+  EXPECT_EQ(component.name(), "a");
+  EXPECT_EQ(component.Number("number"), 2.5e-3);
+  EXPECT_EQ(component.Integer("integer"), -3);
+  EXPECT_TRUE(component.Flag("flag"));
+  EXPECT_EQ(component.Choice("choice"), "y");
+  EXPECT_EQ(component.FindShape("shape"), (std::vector<int64_t>{3, 14, 1}));
+  EXPECT_EQ(component.FindFlag("maybe"), true);
+  EXPECT_EQ(component.FindInteger("count"), 9);
+  EXPECT_EQ(SizesText({3, 14, 1}), "3x14x1");
+}
+
+TEST(ComponentTest, DefaultsAreTheEntrys) {
+  const Component component = Parse("a");
+  EXPECT_EQ(component.Number("number"), 0.5);
+  EXPECT_EQ(component.Integer("integer"), 7);
+  EXPECT_FALSE(component.Flag("flag"));
+  EXPECT_EQ(component.Choice("choice"), "x");
+  EXPECT_EQ(component.FindNumber("size"), std::nullopt);
+  EXPECT_EQ(component.FindInteger("count"), std::nullopt);
+  EXPECT_EQ(component.FindFlag("maybe"), std::nullopt);
+  EXPECT_EQ(component.FindShape("shape"), std::nullopt);
+  EXPECT_EQ(component.Find("number"), std::nullopt);
+  EXPECT_THROW(component.Number("size"), c10::ValueError);
+  EXPECT_THROW(component.Integer("count"), c10::ValueError);
+}
+
+TEST(ComponentTest, TensorsStandWhereTheEntryTakesThem) {
+  const Component component = Parse("a:heads=tensor:table=tensor:maybe=tensor");
+  component.Check();
+  EXPECT_TRUE(component.IsTensor("heads"));
+  EXPECT_TRUE(component.IsTensor("table"));
+  EXPECT_FALSE(component.IsTensor("number"));
+  for (const char* value : {"learned", "fixed", "0.25", "-1e+3"}) {
+    Parse((std::string("a:heads=") + value).c_str()).Check();
+  }
 }
 
 TEST(ComponentTest, SplitsASum) {
@@ -36,17 +87,9 @@ TEST(ComponentTest, SplitsASum) {
 TEST(ComponentTest, APlusBeforeADigitBelongsToANumber) {
   const std::vector<Component> sum = ParseSum("hype:tau=1e+20:mu=1e-3+rope:base=1e+5");
   ASSERT_EQ(sum.size(), 2u);
-  EXPECT_EQ(sum[0].Number("tau", 0), 1e20);
-  EXPECT_EQ(sum[1].Number("base", 0), 1e5);
+  EXPECT_EQ(sum[0].Number("tau"), 1e20);
+  EXPECT_EQ(sum[1].Number("base"), 1e5);
   EXPECT_EQ(ParseSum("rope+").size(), 2u);
-}
-
-TEST(ComponentTest, ReadsSizes) {
-  const Component component = Component::Parse("rope:shape=3x14x1:base=10");
-  EXPECT_EQ(component.FindSizes("shape"), (std::vector<int64_t>{3, 14, 1}));
-  EXPECT_EQ(component.FindSizes("absent"), std::nullopt);
-  EXPECT_EQ(Component::Parse("a:b=7").FindSizes("b"), (std::vector<int64_t>{7}));
-  EXPECT_EQ(SizesText({3, 14, 1}), "3x14x1");
 }
 
 TEST(ComponentTest, TextReadsBack) {
@@ -61,28 +104,47 @@ TEST(ComponentTest, ADefaultYieldsToWhatIsSaid) {
   component.SetDefault("bidirectional", "true");
   component.SetDefault("buckets", "8");
   EXPECT_EQ(component.FindFlag("bidirectional"), false);
-  EXPECT_EQ(component.Integer("buckets", 32), 8);
+  EXPECT_EQ(component.Integer("buckets"), 8);
 }
 
-class BadValueTest : public ::testing::TestWithParam<const char*> {};
+struct BadValue {
+  const char* text;
+  const char* part;  // of the message
+};
+
+class BadValueTest : public ::testing::TestWithParam<BadValue> {};
 
 TEST_P(BadValueTest, IsAnError) {
-  const auto read_all = [] {
-    const Component component = Component::Parse(GetParam());
-    component.Number("number", 0);
-    component.Integer("integer", 0);
-    component.FindFlag("flag");
-    component.Choice("choice", {"x"});
-    component.FindSizes("sizes");
-  };
-  EXPECT_THROW(read_all(), c10::ValueError);
+  try {
+    Parse(GetParam().text).Check();
+    FAIL() << GetParam().text;
+  } catch (const c10::ValueError& error) {
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr(GetParam().part));
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Component, BadValueTest,
-                         ::testing::Values("a:number=", "a:number=1x", "a:number=nan",
-                                           "a:integer=1.5", "a:integer=99999999999999999999",
-                                           "a:flag=yes", "a:choice=y", "a:sizes=3x", "a:sizes=0x3",
-                                           "a:sizes=3x-1", "a:sizes=", "a:", "a:=1", "a:b=1:b=1"));
+INSTANTIATE_TEST_SUITE_P(
+    Component, BadValueTest,
+    ::testing::Values(BadValue{"a:number=", "a:number=; expected a number"},
+                      BadValue{"a:number=1x", "expected a number"},
+                      BadValue{"a:number=nan", "expected a number"},
+                      BadValue{"a:number=tensor", "expected a number"},
+                      BadValue{"a:size=0", "a:size=0; expected a positive number"},
+                      BadValue{"a:size=-1", "expected a positive number"},
+                      BadValue{"a:integer=1.5", "a:integer=1.5; expected an integer"},
+                      BadValue{"a:integer=99999999999999999999", "expected an integer"},
+                      BadValue{"a:count=0", "expected an integer from 1 to 9"},
+                      BadValue{"a:count=10", "expected an integer from 1 to 9"},
+                      BadValue{"a:flag=yes", "expected true or false"},
+                      BadValue{"a:choice=z", "a:choice=z; expected one of x, y"},
+                      BadValue{"a:shape=3x", "as in 14x14"}, BadValue{"a:shape=0x3", "as in 14x14"},
+                      BadValue{"a:shape=3x-1", "as in 14x14"}, BadValue{"a:shape=", "as in 14x14"},
+                      BadValue{"a:heads=many", "expected learned, fixed or a number"},
+                      BadValue{"a:table=3", "has no option \"table\""},
+                      BadValue{"a:", "empty option"}, BadValue{"a:=1", "empty option"},
+                      BadValue{"a:number=1:number=1", "gives number twice"},
+                      BadValue{"a:other=1", "has no option \"other\"; it has number, size"}),
+    [](const auto& info) { return std::to_string(info.index); });
 
 TEST(UnknownNameTest, NamesTheNearestFirst) {
   const std::vector<std::string> known = {"none", "rope", "alibi", "hype"};

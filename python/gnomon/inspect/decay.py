@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 import matplotlib
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor
 
 import gnomon
+from gnomon._catalogue import components_of
+from gnomon._library import ops
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import Picture, integer, named, new_figure, path
 from gnomon.inspect._probe import biases
@@ -18,15 +19,6 @@ from gnomon.nn import MultiheadAttention, attention_position
 
 #: Each is a number of every curve in the file beside the picture, and a point in it.
 LONGEST_DISTANCE = 100_000
-
-
-def components(spec: str) -> list[str]:
-    """Those of a sum; a plus before a digit belongs to a number."""
-    return re.split(r"\+(?!\d)", spec)
-
-
-def name_of(component: str) -> str:
-    return component.split(":")[0]
 
 
 def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
@@ -61,11 +53,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
 
 def turned_columns(module: MultiheadAttention) -> int:
     """How many columns of a head RoPE turns by default: not the height of a cone."""
-    try:
-        MultiheadAttention(1, 1, qk_dim=1, similarity=module.similarity)
-    except ValueError:  # a height alone is no token
-        return (module.qk_dim - 1) // 2 * 2
-    return module.qk_dim
+    return (module.qk_dim - 1) // 2 * 2 if ops.has_height(module.similarity) else module.qk_dim
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +82,10 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Panels: a title, and curves (heads, distance + 1); RoPE has one."""
     panels = []
     if options.model is None:
-        specs = [part for spec in options.position.split(",") for part in components(spec)]
-        for spec in specs:
-            if name_of(spec) == "rope":
+        parts = [part for spec in options.position.split(",") for part in components_of(spec)]
+        for part in parts:
+            spec = part.spec
+            if part.entry.get("role") == "rotation":
                 bound = rope_bound(spec, options.distance, options.head_dim)
                 panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
                 continue
@@ -104,22 +93,23 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
                 options.heads * options.head_dim, options.heads, position=attention_position(spec)
             ).double()
             title = spec
-            if name_of(spec) == "t5":
-                table = module.t5_table
+            for name in part.tables("buckets"):
+                # It starts at 0 everywhere.
+                table = getattr(module, f"{part.name}_{name}")
                 with torch.no_grad():
                     table -= torch.arange(len(table), dtype=table.dtype)[:, None]
-                title += ", with table[b] = -b"
+                title += f", with {name}[b] = -b"
             panels.append(
                 {"title": title, "kind": "bias", "curves": _biases(spec, module, options)}
             )
         return panels
     model = load_model(options.model).model
     spec = model.options["position"]
-    for component in components(spec):
-        if name_of(component) == "rope":
+    for part in components_of(spec):
+        if part.entry.get("role") == "rotation":
             columns = turned_columns(model.blocks[0].attention)
-            bound = rope_bound(component, options.distance, columns)
-            panels.append({"title": component, "kind": "bound", "curves": bound[None]})
+            bound = rope_bound(part.spec, options.distance, columns)
+            panels.append({"title": part.spec, "kind": "bound", "curves": bound[None]})
     # Where training began, which is drawn dashed.
     trained = model.blocks[0].attention
     start = MultiheadAttention(

@@ -12,18 +12,15 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from torch import Tensor
 
+from gnomon._catalogue import components_of
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, path, signed, symbol
 from gnomon.inspect._probe import biases, weights
-from gnomon.inspect.decay import components, name_of
 from gnomon.models import LanguageModel
 from gnomon.nn import MultiheadAttention
 
 # Tables end in one of these.
 TABLES = ("table", "values", "rows", "columns")
-# Tables of scores, by bucket or offset; the rows of other tables are vectors.
-T5_TABLE = "t5_table"
-SCORE_TABLES = (T5_TABLE, "offset_bias_table", "grid_bias_table")
 # Tokens whose names fit beside a map.
 NAMED_TOKENS = 64
 LONGEST_TEXT = 1024
@@ -160,10 +157,12 @@ def draw_tables(options: argparse.Namespace) -> Picture:
             "`gnomon inspect decay --model` draws biases by distance"
         )
     panels: list[tuple[str, Tensor, bool]] = []
+    ends = _tables_of(model.options["position"])
+    bucketed = ends["buckets"]
     for name, table in tables.items():
-        scores = name.endswith(SCORE_TABLES)
+        scores = name.endswith((*ends["buckets"], *ends["offsets"], *ends["grid"]))
         if scores and table.dim() == 2:
-            panels.append((name, table if name.endswith(T5_TABLE) else table.T, True))
+            panels.append((name, table if name.endswith(bucketed) else table.T, True))
         else:
             # One for each head.
             each = [table] if table.dim() == 2 else list(table)
@@ -180,7 +179,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
         axes.set_visible(False)
     for axes, (title, values, scores) in zip(grid.flat, panels, strict=False):
         axes.set_title(title, fontsize=10)
-        if title.endswith(T5_TABLE):
+        if title.endswith(bucketed):
             _draw_buckets(axes, model.options["position"], values)
             continue
         limits = signed(values) if scores else {"cmap": SIGNED, "vmin": -1, "vmax": 1}
@@ -205,13 +204,25 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     return Picture(figure, numbers)
 
 
+def _tables_of(position: str) -> dict[str, tuple[str, ...]]:
+    """By what tables of scores are indexed: how their names end. Others have rows of vectors."""
+    return {
+        index: tuple(
+            f"{component.name}_{table}"
+            for component in components_of(position)
+            for table in component.tables(index)
+        )
+        for index in ("buckets", "offsets", "grid")
+    }
+
+
 def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
     """The table of T5, (buckets, H), as the biases that it gives to distances."""
     heads = table.shape[1]
-    (component,) = (part for part in components(position) if name_of(part) == "t5")
-    module = MultiheadAttention(heads, heads, position=component).to(table.dtype)
+    component = next(part for part in components_of(position) if part.tables("buckets"))
+    module = MultiheadAttention(heads, heads, position=component.spec).to(table.dtype)
     with torch.no_grad():
-        module.t5_table.copy_(table)
+        getattr(module, f"{component.name}_{component.tables('buckets')[0]}").copy_(table)
     bias = biases(module, FARTHEST)
     for head, curve in enumerate(bias):
         axes.plot(

@@ -32,11 +32,13 @@ import torch
 from torch import Tensor
 
 from gnomon._attention import Window, attention
+from gnomon._catalogue import components_of
 from gnomon._checks import wrong_type
 from gnomon._encodings import alibi_slopes
 from gnomon._library import ops
+from gnomon._terms import to_spec
 from gnomon.position import T5, ALiBi, GridBias, Position
-from gnomon.similarity import Similarity
+from gnomon.similarity import Similarity, Specified
 
 try:
     import transformers
@@ -174,47 +176,42 @@ class _LearnedSimilarity(torch.nn.Module):
 
     def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
         super().__init__()
+        self._heads = num_heads
         names, starts, learned = ops.module_tensors(
             spec, "none", num_heads, head_dim, head_dim, 1, []
         )
-        self._factor = next((name.removesuffix("_theta") for name in names if "_theta" in name), "")
-        # To the operator, what is learned is a tensor and no option.
-        self.spec = spec
+        (component,) = components_of(spec)
+        per_head = [p["name"] for p in component.entry["parameters"] if p["kind"] == "per_head"]
+        #: The factor of the scores that is held here, learned or not.
+        self._factor = next((name for name in per_head if f"{name}_start" in names), "")
+        # To the operator, what is held is a tensor.
+        options = dict(component.options)
         if self._factor:
-            self.spec = spec.replace(f":{self._factor}=learned", "") + f":{self._factor}=tensor"
+            options[self._factor] = "tensor"
+        self.spec = to_spec(component.name, **options)
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             value = start.to(torch.get_default_dtype())
             if is_learned:
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
-        #: Whether the last coordinate may be a height, which a rotation would mix with another.
-        self.has_height = spec.split(":")[0] in {"umbral", "penumbral", "hyperbolic"}
+        #: Whether the last coordinate is a height, which a rotation would mix with another.
+        self.has_height: bool = ops.has_height(spec)
         #: Whether the model's scale applies.
-        self.takes_scale = spec.split(":")[0] == "dot"
+        self.takes_scale: bool = component.entry["takes_scale"]
 
     def forward(self) -> Similarity:
         """The similarity of the present parameters."""
         if not self._factor:
-            return _Specified(self.spec, [])
-        start = getattr(self, f"{self._factor}_start")
-        theta = getattr(self, f"{self._factor}_theta")
-        return _Specified(self.spec, [start * (5 * theta).exp()])
+            return Specified(self.spec)
+        factor = getattr(self, f"{self._factor}_start").expand(self._heads)
+        if (theta := getattr(self, f"{self._factor}_theta", None)) is not None:
+            factor = factor * (5 * theta).exp()
+        return Specified(self.spec, (factor,))
 
     def extra_repr(self) -> str:
         """The specification, for print()."""
         return repr(self.spec)
-
-
-@dataclass(frozen=True, eq=False)
-class _Specified(Similarity):
-    """A similarity of a specification and its tensors."""
-
-    spec: str
-    tensors: list[Tensor]
-
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, self.tensors
 
 
 def _attends(layer: torch.nn.Module) -> bool:

@@ -1,0 +1,76 @@
+"""The library's similarities and positions as data (include/gnomon/catalogue.h)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from gnomon._library import ops
+
+
+def catalogue() -> dict[str, list[dict[str, Any]]]:
+    """The similarities and positions that there are, in the order of ``gnomon list``.
+
+    Returns:
+        {"similarities": [...], "positions": [...]}. Each has its name and title, formula (as text
+        and in LaTeX, with a note), source, role ("similarity"; of a position "none", "embedding",
+        "rotation", "bias", "grid_bias" or "content"), cost, whether it needs a grid, causal or the
+        dot product, and parameters: name, kind, default, choices, range, whether it may be a
+        tensor, and what a table is indexed by. The fields are those of include/gnomon/catalogue.h.
+    """
+    found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
+    return found
+
+
+#: By name. Read once: torch.compile cannot read it while it traces.
+_ENTRIES = {entry["name"]: entry for entries in catalogue().values() for entry in entries}
+
+
+def entry_of(name: str) -> dict[str, Any] | None:
+    """The entry of that name, or None."""
+    return _ENTRIES.get(name)
+
+
+def names_of(role: str) -> list[str]:
+    """Those that have a role."""
+    return [name for name, entry in _ENTRIES.items() if entry["role"] == role]
+
+
+class Component(NamedTuple):
+    """One of the terms of a specification."""
+
+    name: str
+    options: dict[str, str]
+    spec: str
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Of the catalogue; empty where there is none of that name."""
+        return entry_of(self.name) or {}
+
+    @property
+    def lies_on_a_grid(self) -> bool:
+        return "shape" in self.options or self.entry.get("needs_grid", False)
+
+    def tables(self, *indices: str) -> list[str]:
+        """The parameters that are tables indexed by one of these."""
+        return [
+            parameter["name"]
+            for parameter in self.entry.get("parameters", [])
+            if parameter["index"] in indices
+        ]
+
+    @property
+    def tensors(self) -> list[str]:
+        """The parameters whose tensors come with the specification, in their order."""
+        order = [parameter["name"] for parameter in self.entry.get("parameters", [])]
+        given = [key for key, value in self.options.items() if value == "tensor"]
+        return sorted(given, key=lambda key: order.index(key) if key in order else len(order))
+
+
+def components_of(spec: str) -> list[Component]:
+    """The terms of a sum; their names need not be known."""
+    return [
+        Component(name, dict(option.split("=", 1) for option in options), text)
+        for name, options, text in zip(*ops.components(spec), strict=True)
+    ]

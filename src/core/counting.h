@@ -1,0 +1,72 @@
+// The definitions' vocabulary for numbers whose operations are counted: what a pair costs besides
+// the inner product, the scale and the exponential.
+#ifndef GNOMON_SRC_CORE_COUNTING_H_
+#define GNOMON_SRC_CORE_COUNTING_H_
+
+#include "gnomon/attention.h"
+
+namespace gnomon::counting {
+
+// Of the thread that counts.
+inline thread_local OperationCount count;
+
+struct Number {
+  double value;
+};
+struct Mask {
+  bool value;
+};
+
+// Results do not matter, but that no branch is taken by them.
+inline Number Simple(double value) {
+  ++count.simple;
+  return {value};
+}
+inline Number Special(double value) {
+  ++count.special;
+  return {value};
+}
+inline Mask Compare(bool value) {
+  ++count.simple;
+  return {value};
+}
+
+inline Number operator+(Number a, Number b) { return Simple(a.value + b.value); }
+inline Number operator-(Number a, Number b) { return Simple(a.value - b.value); }
+inline Number operator*(Number a, Number b) { return Simple(a.value * b.value); }
+inline Number operator/(Number a, Number b) { return Special(a.value / b.value); }
+inline Mask operator<(Number a, Number b) { return Compare(a.value < b.value); }
+inline Mask operator<=(Number a, Number b) { return Compare(a.value <= b.value); }
+inline Mask operator>(Number a, Number b) { return Compare(a.value > b.value); }
+inline Mask operator>=(Number a, Number b) { return Compare(a.value >= b.value); }
+inline Mask operator==(Number a, Number b) { return Compare(a.value == b.value); }
+
+// Constants are free.
+inline Number Splat(Number /*like*/, float value) { return {value}; }
+inline Number Max(Number a, Number /*b*/) { return Simple(a.value); }
+inline Number Min(Number a, Number /*b*/) { return Simple(a.value); }
+inline Number Abs(Number a) { return Simple(a.value); }
+inline Number Select(Mask /*mask*/, Number yes, Number /*no*/) { return Simple(yes.value); }
+inline Number Sqrt(Number a) { return Special(a.value); }
+inline Number Rsqrt(Number a) { return Special(a.value); }
+inline Number Log(Number a) { return Special(a.value); }
+inline Number Log1p(Number a) { return Special(a.value); }
+inline Number Angle(Number x, Number /*y*/) { return Special(x.value); }
+
+// Of the forward pass.
+template <class Definition>
+OperationCount Count() {
+  count = {};
+  const Number one = {1};
+  const Number scalars[] = {one, one, one};
+  Definition::Value(one, scalars, scalars, scalars);
+  // A squared distance: the norms' sum, less twice the product, and whether that is too near to
+  // be exact.
+  constexpr int kOfSquaredDistance = 5;
+  if (Definition::kInput == PairInput::kSquaredDistance) count.simple += kOfSquaredDistance;
+  return count;
+}
+
+}  // namespace gnomon::counting
+
+#endif  // GNOMON_SRC_CORE_COUNTING_H_

@@ -1,0 +1,419 @@
+// The CPU and Meta kernels of attention_forward and attention_backward.
+#include <ATen/ATen.h>
+#include <gnomon/attention.h>
+#include <gnomon/table_layout.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/attention/executor.h"
+#include "ops/attention/kernel_arguments.h"
+#include "ops/attention/operators.h"
+
+namespace gnomon {
+namespace {
+
+void Expect(const char* name, const OptionalTensor& tensor, at::IntArrayRef sizes,
+            at::ScalarType dtype) {
+  ExpectTensor("gnomon.attention", name, tensor, sizes, dtype);
+}
+
+std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
+  std::vector<int64_t> concrete;
+  for (const c10::SymInt& number : numbers) concrete.push_back(Concrete(number));
+  return concrete;
+}
+
+// The operator's arguments with the last axis of each made contiguous, which keeps the tensors
+// alive that the views of Input() point into.
+class Arguments {
+ public:
+  explicit Arguments(const OperatorArguments& a)
+      : bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
+    Translate([&] { function_ = &FindPairFunction(a.function); });
+    TORCH_CHECK_VALUE(a.x.dim() == 4 && a.y.dim() == 4 && a.v.dim() == 4,
+                      "gnomon.attention: x has shape ", a.x.sizes(), ", y ", a.y.sizes(), " and v ",
+                      a.v.sizes(), "; expected four axes each");
+    shape_ = {a.x.size(0), a.x.size(1), a.y.size(1), a.x.size(2),
+              a.y.size(2), a.x.size(3), a.v.size(3)};
+    const AttentionShape& n = shape_;
+    const at::ScalarType dtype = a.x.scalar_type();
+    Expect("y", a.y, {n.batch, n.key_heads, n.keys, n.dim}, dtype);
+    Expect("v", a.v, {n.batch, n.key_heads, n.keys, n.value_dim}, dtype);
+    Expect("row_scalars", a.row_scalars, {function_->row_scalars, n.batch, n.heads, n.queries},
+           dtype);
+    Expect("column_scalars", a.column_scalars,
+           {function_->column_scalars, n.batch, n.key_heads, n.keys}, dtype);
+    Expect("head_scalars", a.head_scalars, {function_->head_scalars, n.heads}, dtype);
+    Expect("factor", a.factor, {n.heads}, dtype);
+    Expect("key_bias", a.key_bias, {n.batch, n.heads, n.keys}, dtype);
+    Expect("key_starts", a.key_starts, {n.batch}, at::kLong);
+    Expect("key_lengths", a.key_lengths, {n.batch}, at::kLong);
+    Expect("query_offset", a.query_offsets, {n.batch}, at::kLong);
+    Expect("query_segments", a.query_segments, {n.batch, n.queries}, at::kLong);
+    Expect("key_segments", a.key_segments, {n.batch, n.keys}, at::kLong);
+    x_ = WithRows(a.x);
+    y_ = WithRows(a.y);
+    v_ = WithRows(a.v);
+    row_scalars_ = Contiguous(a.row_scalars);
+    column_scalars_ = Contiguous(a.column_scalars);
+    head_scalars_ = Contiguous(a.head_scalars);
+    factor_ = a.factor.contiguous();
+    key_bias_ = Contiguous(a.key_bias);
+    query_offsets_ = QueryOffsets(a.query_offsets);
+    SetBias(a, dtype);
+    SetRelative(a, dtype);
+    SetMask(a);
+    if (a.dropout != 0) {
+      TORCH_CHECK_VALUE(a.seed && a.seed->numel() == 1 && a.seed->scalar_type() == at::kLong,
+                        "gnomon.attention: dropout is ", a.dropout,
+                        " without a seed; expected one int64");
+      dropout_ = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
+    }
+  }
+
+  const PairFunction& function() const { return *function_; }
+  const AttentionShape& shape() const { return shape_; }
+
+  template <class T>
+  static View<const T> Rows(const at::Tensor& tensor) {
+    return {tensor.const_data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+  }
+
+  template <class T>
+  AttentionInput<T> Input() const {
+    AttentionInput<T> input;
+    input.shape = shape_;
+    input.x = Rows<T>(x_);
+    input.y = Rows<T>(y_);
+    input.v = Rows<T>(v_);
+    input.row_scalars = Data<T>(row_scalars_);
+    input.column_scalars = Data<T>(column_scalars_);
+    input.head_scalars = Data<T>(head_scalars_);
+    input.factor = Data<T>(factor_);
+    input.bias = {Data<T>(bias_), BiasBatchStride(), bias_layout_.get()};
+    input.key_bias = Data<T>(key_bias_);
+    if (relative_layout_) {
+      input.relative.layout = relative_layout_.get();
+      if (relative_keys_.defined()) {
+        input.relative.query = Rows<T>(relative_query_);
+        input.relative.dim = relative_query_.size(3);
+      }
+      input.relative.factor = static_cast<T>(relative_factor_);
+      input.relative.keys = Data<T>(relative_keys_);
+      input.relative.key_heads = PerHead(relative_keys_);
+      input.relative.values = Data<T>(relative_values_);
+      input.relative.value_heads = PerHead(relative_values_);
+    }
+    input.dropout = dropout_;
+    input.bfloat16 = bfloat16_;
+    input.mask = mask_;
+    input.query_offset = query_offset_;
+    input.query_offsets = Data<int64_t>(query_offsets_);
+    return input;
+  }
+
+  // The gradient of the bias is read as the bias is.
+  template <class T>
+  Bias<T> BiasGradient(T* table) const {
+    return {table, BiasBatchStride(), bias_layout_.get()};
+  }
+
+  // No pair of a query and a key.
+  bool empty() const { return shape_.batch * shape_.heads * shape_.queries * shape_.keys == 0; }
+
+ private:
+  void SetBias(const OperatorArguments& a, at::ScalarType dtype) {
+    const AttentionShape& n = shape_;
+    if (a.grid && a.bias) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
+    const bool per_batch = a.bias && a.bias->dim() == 3 && a.bias->size(0) != 1;
+    const int64_t entries =
+        bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
+    Expect("bias", a.bias, {per_batch ? n.batch : 1, n.heads, entries}, dtype);
+    bias_ = Contiguous(a.bias);
+  }
+
+  int64_t BiasBatchStride() const {
+    return bias_.defined() && bias_.size(0) > 1 ? bias_.size(1) * bias_.size(2) : 0;
+  }
+
+  static bool PerHead(const at::Tensor& table) { return table.defined() && table.size(0) > 1; }
+
+  void SetRelative(const OperatorArguments& a, at::ScalarType dtype) {
+    const AttentionShape& n = shape_;
+    TORCH_CHECK_VALUE(a.relative_query.has_value() == a.relative_keys.has_value(),
+                      "gnomon.attention: relative_keys and relative_query go together");
+    if (!a.relative_keys && !a.relative_values) return;
+    const at::Tensor& table = a.relative_keys ? *a.relative_keys : *a.relative_values;
+    TORCH_CHECK_VALUE(table.dim() == 3, "gnomon.attention: a relative table has shape ",
+                      table.sizes(), "; expected (1 or H, n, D)");
+    const int64_t rows = table.size(1);
+    const auto heads = [&](const OptionalTensor& of) {
+      return of && of->dim() == 3 && of->size(0) != 1 ? n.heads : 1;
+    };
+    if (a.relative_query) {
+      const int64_t dim = table.size(2);
+      Expect("relative_query", a.relative_query, {n.batch, n.heads, n.queries, dim}, dtype);
+      Expect("relative_keys", a.relative_keys, {heads(a.relative_keys), rows, dim}, dtype);
+      relative_query_ = WithRows(*a.relative_query);
+    }
+    Expect("relative_values", a.relative_values, {heads(a.relative_values), rows, n.value_dim},
+           dtype);
+    relative_keys_ = Contiguous(a.relative_keys);
+    relative_values_ = Contiguous(a.relative_values);
+    relative_factor_ = a.relative_factor;
+    relative_layout_ = MakeRelativeLayout(a, rows);
+  }
+
+  std::unique_ptr<TableLayout> MakeRelativeLayout(const OperatorArguments& a, int64_t rows) const {
+    using Far = OffsetLayout::Far;
+    const std::string_view name = a.relative_layout;
+    if (name == "grid") {
+      TORCH_CHECK_VALUE(a.grid, "gnomon.attention: relative keys on a grid without one");
+      std::unique_ptr<GridLayout> layout = MakeGrid(*a.grid, GridLayout::Kind::kAxes);
+      ExpectRows(rows, layout->size());
+      return layout;
+    }
+    if (name == "keys") {
+      ExpectRows(rows, shape_.keys);
+      return std::make_unique<KeyLayout>(rows);
+    }
+    TORCH_CHECK_VALUE(rows >= 1, "gnomon.attention: a relative table has no rows");
+    if (name == "clip" || name == "zero") {
+      TORCH_CHECK_VALUE(rows % 2 == 1, "gnomon.attention: a relative table has ", rows,
+                        " rows; expected an odd number");
+      const int64_t most = rows / 2;
+      return std::make_unique<OffsetLayout>(most, most, name == "clip" ? Far::kClip : Far::kZero);
+    }
+    TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
+                      "gnomon.attention: relative_layout is \"", name, "\"");
+    if (name == "past") {
+      int64_t offset = query_offset_;
+      if (query_offsets_.defined() && query_offsets_.numel() > 0) {
+        offset = query_offsets_.max().item<int64_t>();
+      }
+      TORCH_CHECK_VALUE(
+          shape_.queries + offset <= rows || shape_.queries == 0,
+          "gnomon.attention: r of transformer_xl has rows for ", rows,
+          " distances; expected at least Lq + query_offset = ", shape_.queries + offset);
+    }
+    return std::make_unique<OffsetLayout>(rows - 1, 0,
+                                          name == "clip_past" ? Far::kClip : Far::kZero);
+  }
+
+  static void ExpectRows(int64_t rows, int64_t expected) {
+    TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: the table of position has ", rows,
+                      " rows; expected ", expected);
+  }
+
+  std::unique_ptr<GridLayout> MakeGrid(c10::SymIntArrayRef grid, GridLayout::Kind kind) const {
+    const std::vector<int64_t> numbers = ConcreteAll(grid);
+    TORCH_CHECK_VALUE(!numbers.empty(), "gnomon.attention: grid is empty; expected the prefix and ",
+                      "the lengths of its axes");
+    std::unique_ptr<GridLayout> layout;
+    Translate([&] {
+      layout = std::make_unique<GridLayout>(
+          std::vector<int64_t>(numbers.begin() + 1, numbers.end()), numbers[0], kind);
+    });
+    TORCH_CHECK_VALUE(layout->tokens() == shape_.queries && layout->tokens() == shape_.keys,
+                      "gnomon.attention: grid has ", layout->tokens(),
+                      " tokens, Lq = ", shape_.queries, " and Lk = ", shape_.keys,
+                      "; expected its tokens in both");
+    return layout;
+  }
+
+  void SetMask(const OperatorArguments& a) {
+    key_starts_ = KeyBounds("key_starts", a.key_starts);
+    key_lengths_ = KeyBounds("key_lengths", a.key_lengths);
+    query_segments_ = SegmentIds("query_segments", a.query_segments);
+    key_segments_ = SegmentIds("key_segments", a.key_segments);
+    mask_.query_segments = Data<int32_t>(query_segments_);
+    mask_.key_segments = Data<int32_t>(key_segments_);
+    mask_.key_starts = Data<int64_t>(key_starts_);
+    mask_.key_lengths = Data<int64_t>(key_lengths_);
+    if (a.left) mask_.left = Concrete(*a.left);
+    if (a.right) mask_.right = Concrete(*a.right);
+    if (!a.chunks) return;
+    const std::vector<int64_t> chunks = ConcreteAll(*a.chunks);
+    TORCH_CHECK_VALUE(chunks.size() == 3, "gnomon.attention: chunks has ", chunks.size(),
+                      " numbers; expected 3");
+    mask_.chunks = {chunks[0], chunks[1], chunks[2]};
+  }
+
+  // Beyond 2^53 positions in float64 are no longer exact.
+  static at::Tensor QueryOffsets(const OptionalTensor& offsets) {
+    constexpr int64_t kLargestExact = int64_t{1} << 53;
+    const at::Tensor contiguous = Contiguous(offsets);
+    for (int64_t b = 0; contiguous.defined() && b < contiguous.numel(); ++b) {
+      const int64_t offset = contiguous.const_data_ptr<int64_t>()[b];
+      TORCH_CHECK_VALUE(offset >= -kLargestExact && offset <= kLargestExact,
+                        "gnomon.attention: query_offset[", b, "] is ", offset,
+                        "; expected -2^53 to 2^53");
+    }
+    return contiguous;
+  }
+
+  at::Tensor KeyBounds(const char* name, const OptionalTensor& bounds) const {
+    if (!bounds) return {};
+    const at::Tensor contiguous = bounds->contiguous();
+    const int64_t* values = contiguous.const_data_ptr<int64_t>();
+    for (int64_t b = 0; b < contiguous.numel(); ++b) {
+      TORCH_CHECK_VALUE(values[b] >= 0 && values[b] <= shape_.keys, "gnomon.attention: ", name, "[",
+                        b, "] is ", values[b], "; expected 0 to Lk = ", shape_.keys);
+    }
+    return contiguous;
+  }
+
+  static at::Tensor SegmentIds(const char* name, const OptionalTensor& segments) {
+    if (!segments) return {};
+    at::Tensor ids = segments->to(at::kInt).contiguous();
+    TORCH_CHECK_VALUE(ids.to(at::kLong).equal(*segments), "gnomon.attention: ", name,
+                      " has numbers beyond int32");
+    return ids;
+  }
+
+  at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, bias_, key_bias_,
+      relative_query_, relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_,
+      query_segments_, key_segments_;
+  const PairFunction* function_;
+  AttentionShape shape_;
+  std::unique_ptr<TableLayout> bias_layout_;
+  std::unique_ptr<TableLayout> relative_layout_;
+  double relative_factor_ = 1;
+  Dropout dropout_;
+  bool bfloat16_;
+  Mask mask_;
+  int64_t query_offset_;
+};
+
+template <class T>
+View<T> MutableRows(at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  return {tensor.data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+}
+
+template <class T>
+void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
+                at::Tensor& statistics) {
+  const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse),
+                                  MutableData<T>(statistics)};
+  Translate([&] {
+    AttentionForward(arguments.function(), arguments.Input<T>(), output, TorchExecutor());
+  });
+}
+
+Outputs ForwardCpu(const OperatorArguments& a) {
+  const Arguments arguments(a);
+  const AttentionShape& n = arguments.shape();
+  at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, a.x.options());
+  at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, a.x.options());
+  at::Tensor statistics = at::empty({3, n.batch, n.heads, n.queries}, a.x.options());
+  if (arguments.empty()) {
+    o.zero_();
+    lse.fill_(-std::numeric_limits<double>::infinity());
+    // No score, no weight, no key.
+    statistics[0].fill_(-std::numeric_limits<double>::infinity());
+    statistics[1].zero_();
+    statistics[2].fill_(-1);
+  } else if (a.x.scalar_type() == at::kDouble) {
+    RunForward<double>(arguments, o, lse, statistics);
+  } else {
+    RunForward<float>(arguments, o, lse, statistics);
+  }
+  return {o, lse, statistics};
+}
+
+// Those that are needed, made by `make`, the others empty.
+template <class Make>
+std::vector<at::Tensor> GradientsOf(const OperatorArguments& a, const Needed& needed,
+                                    const Make& make) {
+  return MakeGradients<kGradients>(
+      {a.x, a.y, a.v, a.row_scalars, a.column_scalars, a.head_scalars, a.factor, a.bias, a.key_bias,
+       a.relative_query, a.relative_keys, a.relative_values},
+      needed, make);
+}
+
+Gradients AsTuple(const std::vector<at::Tensor>& g) {
+  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11]};
+}
+
+template <class T>
+void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
+                 std::vector<at::Tensor>& gradients) {
+  const at::Tensor o = WithRows(outputs.o);
+  const at::Tensor lse = outputs.lse.contiguous();
+  const at::Tensor d_o = WithRows(outputs.d_o);
+  const at::Tensor d_lse = Contiguous(outputs.d_lse);
+  const at::Tensor statistics = outputs.statistics.contiguous();
+  const AttentionBackwardInput<T> saved{Arguments::Rows<T>(o), lse.const_data_ptr<T>(),
+                                        Arguments::Rows<T>(d_o), Data<T>(d_lse),
+                                        statistics.const_data_ptr<T>()};
+  AttentionGradient<T> gradient;
+  gradient.x = MutableRows<T>(gradients[0]);
+  gradient.y = MutableRows<T>(gradients[1]);
+  gradient.v = MutableRows<T>(gradients[2]);
+  gradient.row_scalars = MutableData<T>(gradients[3]);
+  gradient.column_scalars = MutableData<T>(gradients[4]);
+  gradient.head_scalars = MutableData<T>(gradients[5]);
+  gradient.factor = MutableData<T>(gradients[6]);
+  gradient.bias = arguments.BiasGradient(MutableData<T>(gradients[7]));
+  gradient.key_bias = MutableData<T>(gradients[8]);
+  gradient.relative_query = MutableRows<T>(gradients[9]);
+  gradient.relative_keys = MutableData<T>(gradients[10]);
+  gradient.relative_values = MutableData<T>(gradients[11]);
+  Translate([&] {
+    AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
+  });
+}
+
+Gradients BackwardCpu(const SavedOutputs& outputs, const OperatorArguments& a,
+                      const Needed& needed) {
+  const Arguments arguments(a);
+  const AttentionShape& n = arguments.shape();
+  const at::ScalarType dtype = a.x.scalar_type();
+  Expect("d_o", outputs.d_o, {n.batch, n.heads, n.queries, n.value_dim}, dtype);
+  Expect("o", outputs.o, {n.batch, n.heads, n.queries, n.value_dim}, dtype);
+  Expect("d_lse", outputs.d_lse, {n.batch, n.heads, n.queries}, dtype);
+  Expect("lse", outputs.lse, {n.batch, n.heads, n.queries}, dtype);
+  Expect("statistics", outputs.statistics, {3, n.batch, n.heads, n.queries}, dtype);
+  const bool empty = arguments.empty();
+  std::vector<at::Tensor> gradients = GradientsOf(a, needed, [&](const at::Tensor& of) {
+    return empty ? at::zeros(of.sizes(), of.options()) : at::empty(of.sizes(), of.options());
+  });
+  if (!empty && dtype == at::kDouble) RunBackward<double>(arguments, outputs, gradients);
+  if (!empty && dtype != at::kDouble) RunBackward<float>(arguments, outputs, gradients);
+  return AsTuple(gradients);
+}
+
+Outputs ForwardMeta(const OperatorArguments& a) {
+  return {at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2), a.v.sym_size(3)},
+                           a.x.options()),
+          at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options()),
+          at::empty_symint({3, a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options())};
+}
+
+Gradients BackwardMeta(const SavedOutputs& /*outputs*/, const OperatorArguments& a,
+                       const Needed& needed) {
+  return AsTuple(GradientsOf(a, needed, [](const at::Tensor& of) {
+    return at::empty_symint(of.sym_sizes(), of.options());
+  }));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
+  m.impl("attention_forward", &AttentionOperator::RunForward<ForwardCpu>);
+  m.impl("attention_backward", &AttentionOperator::RunBackward<BackwardCpu>);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
+  m.impl("attention_forward", &AttentionOperator::RunForward<ForwardMeta>);
+  m.impl("attention_backward", &AttentionOperator::RunBackward<BackwardMeta>);
+}
+
+}  // namespace gnomon

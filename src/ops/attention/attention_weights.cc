@@ -1,0 +1,120 @@
+#include "ops/attention/attention_weights.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/operators.h"
+#include "ops/nn/module_terms.h"
+
+namespace gnomon {
+namespace {
+
+constexpr const char* kName = "gnomon.attention_weights";
+
+// Weights are the output for unit vectors as values, of so many keys at a time.
+constexpr int64_t kKeys = 256;
+
+at::Tensor WeightsOfAllRows(const at::Tensor& q, const at::Tensor& k,
+                            const ResolvedSimilarity& similarity,
+                            const std::vector<ResolvedPosition>& positions,
+                            const CallArguments& arguments) {
+  const int64_t keys = SizeOf(k, 2);
+  std::vector<at::Tensor> parts;
+  for (int64_t first = 0; first < keys; first += kKeys) {
+    const int64_t columns = std::min(kKeys, keys - first);
+    const at::Tensor unit =
+        at::arange(keys, k.options().dtype(at::kLong)).unsqueeze(1) ==
+        at::arange(first, first + columns, k.options().dtype(at::kLong)).unsqueeze(0);
+    const at::Tensor v =
+        unit.to(k.scalar_type()).expand({SizeOf(k, 0), SizeOf(k, 1), keys, columns});
+    parts.push_back(std::get<0>(Compose(q, k, v, similarity, positions, arguments)));
+  }
+  if (parts.empty()) return q.new_zeros({SizeOf(q, 0), SizeOf(q, 1), SizeOf(q, 2), 0});
+  return at::cat(parts, 3);
+}
+
+// Whether the position of a row is its number plus an offset, whatever rows there are beside it.
+bool StandsAlone(const ResolvedPosition& position) {
+  // Tables of a module are of positions.
+  const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
+                      !position.component.FindFlag("centred").value_or(false);
+  return !by_row && !position.entry->catalogue.needs_grid && !position.component.Find("shape");
+}
+
+at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<int64_t>& rows,
+                   const ResolvedSimilarity& similarity, std::vector<ResolvedPosition> positions,
+                   const CallArguments& call) {
+  const int64_t queries = SizeOf(q, 2);
+  std::vector<int64_t> chosen;
+  for (const int64_t row : rows) {
+    TORCH_CHECK_VALUE(row >= -queries && row < queries, kName, ": rows has ", row, "; expected ",
+                      -queries, " to ", queries - 1, ", for Lq = ", queries);
+    chosen.push_back(row < 0 ? row + queries : row);
+  }
+  CallArguments arguments = call;
+  arguments.dropout = 0;
+  arguments.aggregation = "mean";
+  arguments.returns_lse = false;
+  for (ResolvedPosition& position : positions) {
+    position.adds_to_values = false;
+  }
+  const bool knows_offset = call.query_offset || call.query_offsets || queries == SizeOf(k, 2);
+  const bool alone = knows_offset && std::all_of(positions.begin(), positions.end(), StandsAlone);
+  if (!alone) {
+    const at::Tensor index = at::tensor(chosen, q.options().dtype(at::kLong));
+    return WeightsOfAllRows(q, k, similarity, positions, arguments).index_select(2, index);
+  }
+  // Rows that follow each other are one call.
+  std::vector<at::Tensor> parts;
+  for (size_t begin = 0; begin < chosen.size();) {
+    size_t end = begin + 1;
+    while (end < chosen.size() && chosen[end] == chosen[end - 1] + 1) ++end;
+    const int64_t first = chosen[begin];
+    const auto count = static_cast<int64_t>(end - begin);
+    CallArguments part = arguments;
+    if (call.query_offsets) {
+      part.query_offsets = *call.query_offsets + first;
+    } else {
+      part.query_offset = call.query_offset.value_or(0) + first;
+    }
+    if (call.query_segments) {
+      const at::Tensor& segments = *call.query_segments;
+      TORCH_CHECK_VALUE(segments.dim() >= 1 && SizeOf(segments, -1) == queries, kName,
+                        ": query_segments has shape ", segments.sym_sizes(), "; expected (B, ",
+                        queries, ")");
+      part.query_segments = segments.narrow(-1, first, count);
+    }
+    parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, positions, part));
+    begin = end;
+  }
+  if (parts.empty()) return q.new_zeros({SizeOf(q, 0), SizeOf(q, 1), 0, SizeOf(k, 2)});
+  return at::cat(parts, 2);
+}
+
+}  // namespace
+
+at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                            const std::vector<int64_t>& rows, const std::string& similarity,
+                            at::TensorList similarity_tensors,
+                            const std::vector<std::string>& positions,
+                            at::TensorList position_tensors, const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens(kName, q, k, k);
+  return Weights(q, k, rows, ResolveSimilarity(kName, similarity, similarity_tensors, q),
+                 ResolvePositions(positions, position_tensors, q), arguments);
+}
+
+at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<int64_t>& rows, const std::string& similarity,
+                                  const std::string& position, at::TensorList tensors,
+                                  int64_t value_dim, const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens(kName, q, k, k);
+  ResolvedTerms terms = ResolveModule(q, k, value_dim, similarity, position, tensors, arguments);
+  return Weights(q, k, rows, terms.similarity, std::move(terms.positions), arguments);
+}
+
+}  // namespace gnomon

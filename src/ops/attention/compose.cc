@@ -1,0 +1,391 @@
+#include "ops/attention/compose.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "ops/attention/grid_bias.h"
+#include "ops/coordinates/token_grid.h"
+#include "ops/geometry/geometry.h"
+
+namespace gnomon {
+namespace {
+
+constexpr const char* kOperation = "gnomon.attention";
+
+bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
+                        const CallArguments& arguments) {
+  if (arguments.query_offsets) return 0;
+  if (arguments.query_offset) {
+    // Beyond this, positions in float64 are no longer exact.
+    constexpr int64_t kLargestExact = int64_t{1} << 53;
+    const std::optional<int64_t> offset = arguments.query_offset->maybe_as_int();
+    TORCH_CHECK_VALUE(!offset || (*offset >= -kLargestExact && *offset <= kLargestExact),
+                      "gnomon.attention: query_offset is ", *arguments.query_offset,
+                      "; expected -2^53 to 2^53");
+    return *arguments.query_offset;
+  }
+  if (q.sym_size(2) != k.sym_size(2)) {
+    const char* needs_it = has_position                        ? "a position"
+                           : arguments.left || arguments.right ? "a window"
+                           : arguments.chunks                  ? "chunks"
+                           : arguments.causal                  ? "causal"
+                                                               : nullptr;
+    TORCH_CHECK_VALUE(needs_it == nullptr,
+                      "gnomon.attention: query_offset is None, Lq = ", q.sym_size(2),
+                      " and Lk = ", k.sym_size(2), "; ", needs_it ? needs_it : "",
+                      " needs query_offset, the position of the first query");
+  }
+  return 0;
+}
+
+}  // namespace
+
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), operation, ": ", name, " is on ",
+                              tensor.device(), "; this version runs on the CPU only");
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, operation, ": ", name, " has layout ",
+                   tensor.layout(), "; expected a strided tensor");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype), operation, ": ",
+                   name, " has dtype ", dtype, "; expected bfloat16, float16, float32 or float64");
+  TORCH_CHECK_TYPE(dtype == q.scalar_type(), operation, ": ", name, " has dtype ", dtype, " and q ",
+                   q.scalar_type(), "; expected the same");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q) {
+  TORCH_CHECK_TYPE(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), operation, ": ",
+                   name, " has dtype ", tensor.scalar_type(), "; expected integers");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length) {
+  if (!tensor) return std::nullopt;
+  CheckIntegerType(operation, name, *tensor, q);
+  std::vector<c10::SymInt> sizes = {q.sym_size(0)};
+  if (length) sizes.push_back(*length);
+  // Without the axis of the batch they are for all of it.
+  const size_t absent = tensor->dim() + 1 == static_cast<int64_t>(sizes.size()) ? 1 : 0;
+  const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
+  TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",
+                    tensor->sym_sizes(), "; expected (B,) = (", q.sym_size(0),
+                    ",), or () for all batches");
+  TORCH_CHECK_VALUE(!length || tensor->sym_sizes() == expected, operation, ": ", name,
+                    " has shape ", tensor->sym_sizes(), "; expected (B, length) = (", q.sym_size(0),
+                    ", ", length.value_or(0), "), or (length,) for all batches");
+  const at::Tensor integers = tensor->to(at::kLong);
+  return absent == 0 ? integers : integers.expand_symint(sizes).contiguous();
+}
+
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v) {
+  for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
+    CheckTokenType(operation, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->dim() == 4, operation, ": ", name, " has shape ", tensor->sym_sizes(),
+                      "; expected four axes, (batch, heads, length, columns)");
+    TORCH_CHECK_VALUE(tensor->sym_size(3) >= 1, operation, ": ", name, " has shape ",
+                      tensor->sym_sizes(), "; expected at least one column");
+  }
+  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3), operation,
+                    ": k has shape ", k.sym_sizes(),
+                    "; expected (B, Hkv, Lk, D) with B = ", q.sym_size(0),
+                    " and D = ", q.sym_size(3), " as in q ", q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1) &&
+                        v.sym_size(2) == k.sym_size(2),
+                    operation, ": v has shape ", v.sym_sizes(),
+                    "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
+                    q.sym_size(1), " heads and k ", k.sym_size(1), "; expected a multiple");
+}
+
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths) {
+  if (!key_starts && !key_lengths) return k;
+  const at::Tensor columns = at::arange(k.sym_size(2), k.options().dtype(at::kLong)).unsqueeze(0);
+  at::Tensor visible = columns >= 0;
+  if (key_starts) visible = visible.logical_and(columns >= key_starts->unsqueeze(1));
+  if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));
+  return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
+}
+
+namespace {
+
+bool IsBias(const ResolvedPosition& position) {
+  return position.entry->role() == PositionEntry::Role::kBias ||
+         position.entry->role() == PositionEntry::Role::kGridBias;
+}
+
+bool IsContent(const ResolvedPosition& position) {
+  return position.entry->role() == PositionEntry::Role::kContent;
+}
+
+// The one position of that role, or null.
+const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
+                                PositionEntry::Role role, const char* what) {
+  const ResolvedPosition* found = nullptr;
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->role() != role) continue;
+    TORCH_CHECK_VALUE(found == nullptr, "gnomon.attention: position has two ", what,
+                      "; expected one");
+    found = &position;
+  }
+  return found;
+}
+
+// weights (H, D) times each key (B, Hkv, Lk, D) of their head: (B, H, Lk).
+at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k) {
+  const at::Tensor by_key_head = weights.unflatten(0, {SizeOf(k, 1), -1}).transpose(1, 2);
+  return at::matmul(k, by_key_head).transpose(2, 3).flatten(1, 2);
+}
+
+// log gamma of values (B, Hkv, Lk, Dv) of the Klein ball for each query head, (B, H, Lk): weighted
+// by gamma, their mean is the Einstein midpoint (Gulcehre et al. 2019, section 3.3).
+at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads) {
+  const at::Tensor log = -0.5 * (-SquaredNorm(v)).log1p();
+  return log.repeat_interleave(heads / SizeOf(v, 1), 1);
+}
+
+void CheckDropout(const CallArguments& arguments) {
+  TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
+                    "gnomon.attention: dropout is ", arguments.dropout, "; expected 0 to 1");
+  if (!arguments.seed) return;
+  TORCH_CHECK_TYPE(arguments.seed->scalar_type() == at::kLong, "gnomon.attention: seed has dtype ",
+                   arguments.seed->scalar_type(), "; expected int64");
+  TORCH_CHECK_VALUE(arguments.seed->numel() == 1, "gnomon.attention: seed has shape ",
+                    arguments.seed->sizes(), "; expected one number");
+}
+
+void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
+  if (!chunks) return;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const std::vector<int64_t>& n = *chunks;
+  bool right = n.size() == 3 && n[0] >= 1;
+  for (const int64_t number : n) right = right && number >= 0 && number < kMost;
+  TORCH_CHECK_VALUE(right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
+                    "; expected (size, before, after), size at least 1, the others at least 0");
+}
+
+// The grid that all biases, and relative keys on a grid, lie on; nullopt where biases read the
+// sequence.
+std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<ResolvedPosition>& positions,
+                                  const CallArguments& arguments) {
+  const ResolvedPosition* first = nullptr;
+  std::optional<TokenGrid> grid;
+  const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
+    return position.component.name() + (on ? " on the grid " + on->Text() : " in the sequence");
+  };
+  for (const ResolvedPosition& position : positions) {
+    if (!IsBias(position) && !(IsContent(position) && position.component.Find("shape"))) continue;
+    const std::optional<TokenGrid> on =
+        GridOfBias(*position.entry, position.component, position.tensors);
+    if (first == nullptr) {
+      first = &position;
+      grid = on;
+    }
+    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
+                      place(position, on), "; biases add up in the sequence or on one grid");
+  }
+  if (!grid) return std::nullopt;
+  TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
+                    "gnomon.attention: position has ", place(*first, grid),
+                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
+                    grid->tokens(), " tokens in both");
+  TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
+                    "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
+                    " and position has ", place(*first, grid), "; expected None or 0");
+  TORCH_CHECK_VALUE(!arguments.query_offsets, "gnomon.attention: query_offset is a tensor and ",
+                    "position has ", place(*first, grid), "; expected None or 0");
+  return grid;
+}
+
+}  // namespace
+
+at::ScalarType ComputingType(const at::Tensor& q) {
+  return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
+}
+
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what) {
+  const at::ScalarType computing = ComputingType(q);
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what, " has dtype ", dtype,
+                   " and q ", q.scalar_type(), "; expected ", computing,
+                   computing == q.scalar_type() ? "" : " or that of q");
+  return tensor.to(computing);
+}
+
+at::Tensor HeadNumber(const at::Tensor& q, double number) {
+  return at::full_symint({q.sym_size(1)}, number, q.options().dtype(ComputingType(q)));
+}
+
+at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
+                      const at::Tensor& q, std::optional<double> scale) {
+  const SimilarityEntry& entry = *similarity.entry;
+  const int64_t head_dim = Concrete(q.sym_size(3));
+  entry.CheckColumns(similarity.component, head_dim, std::string(operation) + ": q has D = ");
+  TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), operation, ": scale is ", scale.value_or(0),
+                    "; expected a finite number");
+  TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
+                    ": scale goes with dot, not with ", entry.catalogue.name);
+  if (entry.head_parameter() != nullptr) return similarity.head_parameter;
+  const double root = std::sqrt(static_cast<double>(head_dim));
+  return HeadNumber(q, entry.catalogue.takes_scale ? scale.value_or(1.0 / root) : 1.0);
+}
+
+Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                const ResolvedSimilarity& similarity,
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments) {
+  // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
+  const at::ScalarType computing = ComputingType(q_in);
+  const at::Tensor q = q_in.to(computing);
+  const at::Tensor k = k_in.to(computing);
+  const at::Tensor v = v_in.to(computing);
+  const SimilarityEntry& entry = *similarity.entry;
+  const bool has_height = entry.HasHeight(similarity.component);
+  const int64_t head_dim = Concrete(q.sym_size(3));
+  const ResolvedPosition* content =
+      FindOne(positions, PositionEntry::Role::kContent, "content terms");
+  // A content term takes the scale, too, whatever the similarity.
+  const bool is_for_content = content != nullptr && !entry.catalogue.takes_scale;
+  const at::Tensor factor =
+      HeadFactor(kOperation, similarity, q, is_for_content ? std::nullopt : arguments.scale);
+  const double scale = arguments.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
+  TORCH_CHECK_VALUE(std::isfinite(scale), "gnomon.attention: scale is ", scale,
+                    "; expected a finite number");
+  CheckDropout(arguments);
+  CheckChunks(arguments.chunks);
+  for (const auto& [name, side] :
+       {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
+    TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
+                      "; expected at least 0, or None for unbounded");
+  }
+  const OptionalTensor key_starts =
+      CheckIntegers(kOperation, "key_starts", arguments.key_starts, q);
+  const OptionalTensor key_lengths =
+      CheckIntegers(kOperation, "key_lengths", arguments.key_lengths, q);
+  TORCH_CHECK_VALUE(
+      arguments.query_segments.has_value() == arguments.key_segments.has_value(),
+      "gnomon.attention: ", arguments.query_segments ? "key_segments" : "query_segments",
+      " is None; expected both query_segments and key_segments, or neither");
+  const OptionalTensor query_segments =
+      CheckIntegers(kOperation, "query_segments", arguments.query_segments, q, q.sym_size(2));
+  const OptionalTensor key_segments =
+      CheckIntegers(kOperation, "key_segments", arguments.key_segments, q, k.sym_size(2));
+  const OptionalTensor query_offsets =
+      CheckIntegers(kOperation, "query_offset", arguments.query_offsets, q);
+  TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
+                    "gnomon.attention: query_offset and query_offsets are both given");
+
+  const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
+  const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
+  const bool has_position =
+      std::any_of(positions.begin(), positions.end(), [](const ResolvedPosition& position) {
+        return position.entry->role() != PositionEntry::Role::kNone;
+      });
+  const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
+
+  at::Tensor query = q;
+  at::Tensor key = k;
+  OptionalTensor bias;
+  const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
+                          query_offsets};
+  for (const ResolvedPosition& position : positions) {
+    if (!IsBias(position)) continue;
+    const at::Tensor term =
+        grid ? GridTable(*position.entry, position.component, position.tensors, *grid, range.heads)
+             : position.entry->bias(position.component, position.tensors, range);
+    bias = bias ? *bias + term : term;
+  }
+  if (bias && grid) bias = FlatGridTable(*bias, *grid);
+  if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
+  if (rotation) {
+    query = rotation->entry->rotate(rotation->component, query, query_offset, query_offsets,
+                                    has_height);
+    key = rotation->entry->rotate(rotation->component, key, 0, std::nullopt, has_height);
+  }
+
+  OperatorArguments call;
+  ContentTerm term;
+  if (content != nullptr) {
+    const bool causal = arguments.causal || (arguments.right && *arguments.right == 0);
+    term = content->entry->content(
+        content->component, content->tensors,
+        {q, range.heads, head_dim, Concrete(v.sym_size(3)), causal, entry.catalogue.takes_scale});
+    if (term.key_weights.defined()) {
+      call.key_bias =
+          KeyProducts(term.key_weights, WithoutHidden(k, key_starts, key_lengths)) * scale;
+    }
+    call.relative_query = std::move(term.query);
+    call.relative_keys = std::move(term.keys);
+    if (term.values.defined() && content->adds_to_values)
+      call.relative_values = std::move(term.values);
+    call.relative_layout = term.layout;
+    call.relative_factor = scale;
+  }
+  at::Tensor value = v;
+  if (arguments.aggregation == "einstein_midpoint") {
+    value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
+    const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
+    call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
+  } else {
+    TORCH_CHECK_VALUE(arguments.aggregation == "mean", "gnomon.attention: aggregation is \"",
+                      arguments.aggregation, "\"; expected mean or einstein_midpoint");
+  }
+  // The dot product, whose tokens are not mapped, takes the keys as they are.
+  if (!entry.catalogue.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
+  const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
+  call.x = tokens.x;
+  call.y = tokens.y;
+  call.v = value;
+  call.row_scalars = AsOptional(tokens.row_scalars);
+  call.column_scalars = AsOptional(tokens.column_scalars);
+  call.head_scalars = AsOptional(tokens.head_scalars);
+  call.factor = tokens.factor;
+  call.bias = bias;
+  call.key_starts = key_starts;
+  call.key_lengths = key_lengths;
+  call.query_offsets = query_offsets;
+  call.query_segments = query_segments;
+  call.key_segments = key_segments;
+  call.function = tokens.function;
+  call.query_offset = query_offset;
+  // Maps, rotations and cleared keys give other numbers than those of the tokens' type.
+  call.bfloat16 = q_in.scalar_type() == at::kBFloat16 && tokens.x.is_same(q) &&
+                  tokens.y.is_same(k) && value.is_same(v);
+  call.left = arguments.left;
+  call.right = arguments.causal ? c10::SymInt(0) : arguments.right;
+  std::vector<c10::SymInt> chunks;
+  if (arguments.chunks) {
+    chunks.assign(arguments.chunks->begin(), arguments.chunks->end());
+    call.chunks = at::OptionalSymIntArrayRef(chunks);
+  }
+  std::vector<c10::SymInt> axes;
+  if (grid) {
+    axes.push_back(grid->prefix());
+    axes.insert(axes.end(), grid->shape().begin(), grid->shape().end());
+    call.grid = at::OptionalSymIntArrayRef(axes);
+  }
+  if (arguments.dropout > 0) {
+    call.dropout = arguments.dropout;
+    call.seed = arguments.seed ? *arguments.seed
+                               : at::randint(std::numeric_limits<int64_t>::max(), {1},
+                                             at::TensorOptions().dtype(at::kLong));
+  }
+  auto [o, lse, statistics] = CallAttentionForward(call);
+  if (!arguments.returns_lse) return {o.to(q_in.scalar_type()), at::Tensor(), at::Tensor()};
+  if (tokens.row_constant) lse = lse + tokens.row_constant();
+  return {o.to(q_in.scalar_type()), lse, statistics};
+}
+
+}  // namespace gnomon

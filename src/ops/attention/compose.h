@@ -1,0 +1,100 @@
+// Attention as a composition: positions rotate tokens and add biases, the similarity maps tokens,
+// and the operator does the rest. Both languages, and modules, come here.
+#ifndef GNOMON_OPS_ATTENTION_COMPOSE_H_
+#define GNOMON_OPS_ATTENTION_COMPOSE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+
+struct ResolvedSimilarity {
+  const SimilarityEntry* entry;
+  Component component;
+  // (H,), in the computing type: the entry's head parameter, undefined where it has none.
+  at::Tensor head_parameter;
+};
+
+struct ResolvedPosition {
+  const PositionEntry* entry;
+  Component component;
+  std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
+  bool adds_to_values = true;       // where it does: what it adds is none of the weights
+};
+
+struct CallArguments {
+  bool causal = false;
+  OptionalSymInt left;
+  OptionalSymInt right;
+  OptionalTensor key_starts;
+  OptionalTensor key_lengths;
+  OptionalTensor query_segments;
+  OptionalTensor key_segments;
+  OptionalSymInt query_offset;
+  OptionalTensor query_offsets;  // (B,), instead of query_offset
+  std::optional<double> scale;
+  // The size of chunks, and how many a query sees before and after its own.
+  std::optional<std::vector<int64_t>> chunks;
+  double dropout = 0;
+  OptionalTensor seed;  // () or (1,) int64; drawn by Torch's generator where it is absent
+  // "mean", or "einstein_midpoint" of values in the Klein ball.
+  std::string aggregation = "mean";
+  bool returns_lse = false;  // and statistics; else those returned are undefined
+};
+
+// Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what
+// attention takes. The messages begin with `operation`.
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v);
+
+// What holds of q, k and v in any operator: a floating-point dtype, a device that there are kernels
+// for, and both as in q.
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q);
+
+// Throws c10::TypeError unless the tensor has integers, on the device of q.
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q);
+
+// An integer tensor of q's batch, (B,) or (B, length), as int64. Without the axis of the batch it
+// holds for all of it.
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
+
+// k (B, Hkv, Lk, D) with zeros where no query may look: NaN there would come back in the gradient
+// of a token map.
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths);
+
+// What a call computes in, its parameters and its lse: q's dtype, or float32 for a lower one.
+at::ScalarType ComputingType(const at::Tensor& q);
+
+// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError; `what`
+// begins the message.
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what);
+
+// A number in every head, in the computing type.
+at::Tensor HeadNumber(const at::Tensor& q, double number);
+
+// The last argument of the similarity's token map. Checks the scale, and the columns of q (B, H,
+// Lq, D).
+at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
+                      const at::Tensor& q, std::optional<double> scale);
+
+// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in
+// the computing type and undefined unless asked for.
+Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                const ResolvedSimilarity& similarity,
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_COMPOSE_H_

@@ -1,0 +1,40 @@
+// Content terms: positions that multiply the query, as it was passed, by a row of a table that the
+// places of query and key choose.
+#ifndef GNOMON_OPS_ATTENTION_CONTENT_H_
+#define GNOMON_OPS_ATTENTION_CONTENT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+
+namespace gnomon {
+
+struct ContentTerm {
+  at::Tensor query;             // (B, H, Lq, D)
+  at::Tensor keys;              // (1 or H, n, D)
+  at::Tensor values = {};       // (1 or H, n, Dv); undefined: none
+  at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
+  std::string layout;           // of OperatorArguments::relative_layout
+};
+
+// What a call says of itself.
+struct ContentCall {
+  const at::Tensor& q;
+  int64_t heads;
+  int64_t head_dim;
+  int64_t value_dim;
+  bool causal;
+  bool is_dot;
+};
+
+// tensors: those of the entry in its order. Throws c10::ValueError.
+using ContentFunction = ContentTerm (*)(const Component& component,
+                                        const std::vector<at::Tensor>& tensors,
+                                        const ContentCall& call);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_CONTENT_H_

@@ -1,0 +1,13 @@
+#ifndef GNOMON_OPS_ATTENTION_EXECUTOR_H_
+#define GNOMON_OPS_ATTENTION_EXECUTOR_H_
+
+#include <gnomon/attention.h>
+
+namespace gnomon {
+
+// Torch's own threads: at::get_num_threads() of them, one inside a parallel region.
+const Executor& TorchExecutor();
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_EXECUTOR_H_

@@ -1,0 +1,70 @@
+#include "ops/attention/grid_bias.h"
+
+#include <ATen/ATen.h>
+
+#include <string>
+
+#include "ops/attention/operators.h"
+
+namespace gnomon {
+namespace {
+
+// (H, 2 n_1 - 1, 2 n_2 - 1, ...).
+std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
+  std::vector<int64_t> sizes = {heads};
+  for (const int64_t length : grid.shape()) sizes.push_back(2 * length - 1);
+  return sizes;
+}
+
+}  // namespace
+
+std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
+                                    const std::vector<at::Tensor>& tensors) {
+  if (entry.role() == PositionEntry::Role::kBias || component.Find("shape")) {
+    return TokenGrid::Find(component);
+  }
+  const at::Tensor& table = tensors[0];
+  std::vector<int64_t> shape;
+  bool odd = table.dim() >= 2;
+  for (int64_t axis = 1; axis < table.dim(); ++axis) {
+    odd = odd && SizeOf(table, axis) % 2 == 1;
+    shape.push_back((SizeOf(table, axis) + 1) / 2);
+  }
+  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of GridBias has shape ", table.sym_sizes(),
+                    "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
+  return TokenGrid(shape, component.Integer("prefix"));
+}
+
+at::Tensor GridTable(const PositionEntry& entry, const Component& component,
+                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads) {
+  if (entry.role() == PositionEntry::Role::kGridBias) {
+    const at::Tensor& table = tensors[0];
+    const std::vector<int64_t> expected = TableSizes(grid, heads);
+    TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
+                      "gnomon.attention: the table of GridBias has ", "shape ", table.sym_sizes(),
+                      "; expected ", at::IntArrayRef(expected), " = (H, ",
+                      "2 height - 1, 2 width - 1)");
+    return table;
+  }
+  const bool has_axis = component.Find("axis").has_value();
+  const int64_t first = component.FindInteger("axis").value_or(0);
+  const int64_t last = has_axis ? first : grid.axes() - 1;
+  at::Tensor sum;
+  for (int64_t axis = first; axis <= last; ++axis) {
+    const int64_t length = grid.shape()[axis];
+    std::vector<int64_t> sizes(grid.axes() + 1, 1);
+    sizes[0] = heads;
+    sizes[axis + 1] = 2 * length - 1;
+    const at::Tensor term =
+        entry.bias(component, tensors, OffsetRange{length, length, 0, heads, std::nullopt})
+            .reshape(sizes);
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
+}
+
+at::Tensor FlatGridTable(const at::Tensor& table, const TokenGrid& grid) {
+  return table.expand(TableSizes(grid, SizeOf(table, 0))).flatten(1);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,31 @@
+// Biases that depend on the offset of a pair on a grid alone: a table (H, 2 n_1 - 1, 2 n_2 - 1,
+// ...) whose entry n along an axis is for column - row = n - (n_axis - 1) there.
+#ifndef GNOMON_OPS_ATTENTION_GRID_BIAS_H_
+#define GNOMON_OPS_ATTENTION_GRID_BIAS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_grid.h"
+
+namespace gnomon {
+
+// The grid that a bias lies on; nullopt where it reads positions in the sequence.
+std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
+                                    const std::vector<at::Tensor>& tensors);
+
+// The table of one bias, of size 1 along the axes that it does not read: an offset bias over the
+// axis that it names, or its sum over all of them.
+at::Tensor GridTable(const PositionEntry& entry, const Component& component,
+                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads);
+
+// A sum of such tables as (H, (2 n_1 - 1) (2 n_2 - 1) ...).
+at::Tensor FlatGridTable(const at::Tensor& table, const TokenGrid& grid);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_GRID_BIAS_H_

@@ -1,0 +1,75 @@
+#include "ops/attention/second_derivatives.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/attention/autograd.h"
+
+namespace gnomon {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What a user has called, of the operator of its backward pass.
+std::string CallOf(const std::string& operation) {
+  if (operation == "gnomon::attention_backward") return "gnomon.attention";
+  if (operation == "gnomon::graph_backward") return "gnomon.graph_attention";
+  TORCH_INTERNAL_ASSERT(operation == "gnomon::cone_map_backward", operation);
+  return "gnomon.attention and gnomon.graph_attention with cones";
+}
+
+class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
+ public:
+  // Of the arguments only those in a list are inputs to autograd.
+  static variable_list forward(AutogradContext* context, std::string call,
+                               at::TensorList /*inputs*/,
+                               const std::tuple<variable_list>& outputs) {
+    context->saved_data["call"] = std::move(call);
+    return std::get<0>(outputs);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& /*d_outputs*/) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, context->saved_data["call"].toStringRef(),
+        ": second derivatives (the gradient of a gradient, as by create_graph=True) are not there; "
+        "expected first ones. Detach the gradient where it counts as a constant, or write this "
+        "attention in Torch's own operations");
+    return {};
+  }
+};
+
+void CallAndRefuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string call = CallOf(op.schema().name());
+  std::vector<at::Tensor> inputs;
+  bool is_needed = false;
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    inputs.push_back(argument.toTensor());
+    CheckNoTangent(call.c_str(), inputs.back());
+    is_needed = is_needed || inputs.back().requires_grad();
+  }
+  BelowAutograd([&] { op.callBoxed(stack); });
+  if (!is_needed || !at::GradMode::is_enabled()) return;
+  variable_list outputs;
+  for (c10::IValue& output : torch::jit::pop(*stack, op.schema().returns().size())) {
+    outputs.push_back(std::move(output).toTensor());
+  }
+  for (at::Tensor& recorded :
+       Record<RefusingFunction>(call, at::TensorList(inputs), std::tuple(outputs))) {
+    stack->emplace_back(std::move(recorded));
+  }
+}
+
+}  // namespace
+
+torch::CppFunction WithoutSecondDerivatives() {
+  return torch::CppFunction::makeFromBoxedFunction<&CallAndRefuse>();
+}
+
+}  // namespace gnomon

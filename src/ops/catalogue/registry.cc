@@ -1,0 +1,411 @@
+#include "ops/catalogue/registry.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <shared_mutex>
+#include <stdexcept>
+#include <utility>
+
+#include "gnomon/attention.h"
+#include "ops/coordinates/token_grid.h"
+
+namespace gnomon {
+namespace {
+
+using Kind = CatalogueParameter::Kind;
+using Role = CatalogueEntry::Role;
+
+// Entries stay where they are once they are added.
+template <class Entry>
+class Registry {
+ public:
+  const Entry* Find(const std::string& name) const {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : found->second;
+  }
+
+  void Add(Entry entry) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    entries_.push_back(std::move(entry));
+    const Entry& added = entries_.back();
+    by_name_.emplace(added.catalogue.name, &added);
+  }
+
+  // In the order of the catalogue.
+  std::vector<const Entry*> All() const {
+    std::vector<const Entry*> all;
+    {
+      const std::shared_lock<std::shared_mutex> lock(mutex_);
+      for (const auto& [name, entry] : by_name_) all.push_back(entry);
+    }
+    const auto rank = [](const Entry* entry) {
+      return std::pair(entry->catalogue.role, entry->catalogue.name != "dot");
+    };
+    std::stable_sort(all.begin(), all.end(),
+                     [&](const Entry* a, const Entry* b) { return rank(a) < rank(b); });
+    return all;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::deque<Entry> entries_;
+  std::map<std::string, const Entry*> by_name_;
+};
+
+// Made when the first entry comes, which is before main.
+Registry<SimilarityEntry>& Similarities() {
+  static Registry<SimilarityEntry> registry;
+  return registry;
+}
+Registry<PositionEntry>& Positions() {
+  static Registry<PositionEntry> registry;
+  return registry;
+}
+
+template <class Entry>
+Entry Completed(Entry entry) {
+  CatalogueEntry& catalogue = entry.catalogue;
+  if (FindCatalogueEntry(catalogue.name) != nullptr) {
+    throw std::runtime_error("gnomon: there are two terms of the name " + catalogue.name);
+  }
+  catalogue.parameters.assign(entry.parameters.begin(), entry.parameters.end());
+  return entry;
+}
+
+// "height: 9 + 1; log: 11 + 2".
+std::string CostOf(const SimilarityEntry& entry) {
+  std::vector<std::pair<std::string, std::string>> functions = entry.functions;
+  if (functions.empty()) functions.emplace_back("", entry.catalogue.name);
+  std::string text;
+  for (const auto& [choice, name] : functions) {
+    const PairFunction& function = FindPairFunction(name);
+    if (!text.empty()) text += "; ";
+    if (!choice.empty()) text += choice + ": ";
+    text += std::to_string(function.operations.simple) + " + " +
+            std::to_string(function.operations.special);
+    if (function.input == PairInput::kNone) text += ", and no product";
+  }
+  return text;
+}
+
+// `is_known` says which entries the message for an unknown name has.
+template <class Entry>
+const Entry& FindIn(
+    const char* kind, const Registry<Entry>& registry, const Component& component,
+    bool (*is_known)(const Entry&) = [](const Entry&) { return true; }) {
+  if (const Entry* entry = registry.Find(component.name())) {
+    component.Check();
+    return *entry;
+  }
+  std::vector<std::string> known;
+  for (const Entry* entry : registry.All()) {
+    if (is_known(*entry)) known.push_back(entry->catalogue.name);
+  }
+  TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known));
+}
+
+Parameter Of(Kind kind, const char* name, const char* default_value) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.kind = kind;
+  parameter.default_value = default_value;
+  return parameter;
+}
+
+std::string TitleOf(const CatalogueEntry& entry, const Component& component) {
+  std::string title = entry.title;
+  std::string details;
+  for (const auto& [key, value] : component.options()) {
+    if (value == "learned" || value == "fixed") {
+      if (title == entry.title) title = value + " " + entry.title;
+    } else {
+      details += (details.empty() ? "" : ", ") + key + (value == "true" ? "" : " " + value);
+    }
+  }
+  return details.empty() ? title : title + " (" + details + ")";
+}
+
+const char* KindName(Kind kind) {
+  constexpr const char* kNames[] = {"number", "integer",  "flag", "choice",
+                                    "shape",  "per_head", "table"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+const char* IndexName(Index index) {
+  constexpr const char* kNames[] = {"",     "buckets", "offsets",    "near_offsets", "distances",
+                                    "keys", "grid",    "first_axis", "second_axis"};
+  return kNames[static_cast<size_t>(index)];
+}
+
+nlohmann::json ToJson(const CatalogueParameter& parameter) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? nlohmann::json() : nlohmann::json(text);
+  };
+  const auto number_or_null = [](const std::optional<double>& number) {
+    return number ? nlohmann::json(*number) : nlohmann::json();
+  };
+  return {{"name", parameter.name},
+          {"kind", KindName(parameter.kind)},
+          {"values", parameter.values()},
+          {"default", text_or_null(parameter.default_value)},
+          {"otherwise", text_or_null(parameter.otherwise)},
+          {"choices", parameter.choices},
+          {"lowest", number_or_null(parameter.lowest)},
+          {"highest", number_or_null(parameter.highest)},
+          {"above", parameter.above},
+          {"takes_tensor", parameter.takes_tensor},
+          {"index", text_or_null(IndexName(parameter.index))}};
+}
+
+nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const CatalogueEntry& entry : entries) {
+    nlohmann::json parameters = nlohmann::json::array();
+    for (const CatalogueParameter& parameter : entry.parameters) {
+      parameters.push_back(ToJson(parameter));
+    }
+    list.push_back({{"name", entry.name},
+                    {"title", entry.title},
+                    {"formula", entry.formula},
+                    {"latex", entry.latex},
+                    {"note", entry.note},
+                    {"source", entry.source},
+                    {"role", RoleName(entry.role)},
+                    {"parameters", parameters},
+                    {"cost", entry.cost},
+                    {"use", entry.use()},
+                    {"tokens", entry.tokens()},
+                    {"needs_grid", entry.needs_grid},
+                    {"needs_causal", entry.needs_causal},
+                    {"needs_dot", entry.needs_dot},
+                    {"takes_scale", entry.takes_scale}});
+  }
+  return list;
+}
+
+}  // namespace
+
+const char* RoleName(Role role) {
+  constexpr const char* kNames[] = {"similarity", "none",      "embedding", "rotation",
+                                    "bias",       "grid_bias", "content"};
+  return kNames[static_cast<size_t>(role)];
+}
+
+const CatalogueParameter* CatalogueEntry::Find(const std::string& parameter) const {
+  for (const CatalogueParameter& candidate : parameters) {
+    if (candidate.name == parameter) return &candidate;
+  }
+  return nullptr;
+}
+
+bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const CatalogueParameter& parameter) { return parameter.index == index; });
+}
+
+std::string CatalogueEntry::use() const {
+  if (role == Role::kEmbedding) return "modules, beside attention()";
+  std::string text = "attention(), modules";
+  if (needs_dot) text += "; dot";
+  if (needs_causal) text += needs_dot ? " and causal" : "; causal";
+  return text;
+}
+
+std::string CatalogueEntry::tokens() const {
+  if (role == Role::kSimilarity) return "";
+  if (needs_grid) return "grid";
+  return Find("shape") == nullptr ? "sequence" : "sequence, grid";
+}
+
+Parameter Number(const char* name, const char* default_value) {
+  return Of(Kind::kNumber, name, default_value);
+}
+
+Parameter PositiveNumber(const char* name, const char* default_value) {
+  Parameter parameter = Number(name, default_value);
+  parameter.lowest = 0;
+  parameter.above = true;
+  return parameter;
+}
+
+Parameter Integer(const char* name, const char* default_value) {
+  return Of(Kind::kInteger, name, default_value);
+}
+
+Parameter Flag(const char* name, const char* default_value) {
+  return Of(Kind::kFlag, name, default_value);
+}
+
+Parameter Choice(const char* name, std::vector<std::string> choices) {
+  Parameter parameter = Of(Kind::kChoice, name, choices.front().c_str());
+  parameter.choices = std::move(choices);
+  return parameter;
+}
+
+Parameter PerHead(const char* name, const char* default_value, const TensorUse& tensor) {
+  Parameter parameter = Of(Kind::kHeads, name, default_value);
+  parameter.takes_tensor = true;
+  parameter.tensor = tensor;
+  parameter.tensor.learned = parameter.default_value == "learned";
+  return parameter;
+}
+
+Parameter Table(const char* name, Index index, const TensorUse& tensor) {
+  Parameter parameter = Of(Kind::kTable, name, "");
+  parameter.index = index;
+  parameter.takes_tensor = true;
+  parameter.tensor = tensor;
+  return parameter;
+}
+
+std::vector<Parameter> OnGrid(std::vector<Parameter> parameters) {
+  Parameter shape = Of(Kind::kShape, "shape", "");
+  shape.otherwise = "none: a sequence";
+  parameters.push_back(std::move(shape));
+  Parameter prefix = Integer("prefix", "0");
+  prefix.meaning = "tokens before the grid";
+  prefix.lowest = 0;
+  parameters.push_back(std::move(prefix));
+  return parameters;
+}
+
+std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
+  parameters = OnGrid(std::move(parameters));
+  Parameter axis = Integer("axis", "");
+  axis.meaning = "of the grid";
+  axis.otherwise = "all, summed";
+  parameters.push_back(std::move(axis));
+  return parameters;
+}
+
+Parameter Length() {
+  Parameter length = Integer("length", "");
+  length.otherwise = "the module's";
+  length.lowest = 1;
+  return length;
+}
+
+std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise) {
+  const int64_t length = component.FindInteger("length").value_or(otherwise);
+  TORCH_CHECK_VALUE(length > 0, "gnomon: ", component.name(), ":length=", length,
+                    "; expected an integer of at least 1");
+  return length;
+}
+
+RegisterSimilarity::RegisterSimilarity(SimilarityEntry entry) {
+  entry.catalogue.role = Role::kSimilarity;
+  Similarities().Add(Completed(std::move(entry)));
+}
+
+RegisterPosition::RegisterPosition(PositionEntry entry) {
+  Positions().Add(Completed(std::move(entry)));
+}
+
+const CatalogueEntry* FindCatalogueEntry(const std::string& name) {
+  if (const SimilarityEntry* entry = Similarities().Find(name)) return &entry->catalogue;
+  if (const PositionEntry* entry = Positions().Find(name)) return &entry->catalogue;
+  return nullptr;
+}
+
+const Parameter* SimilarityEntry::head_parameter() const {
+  for (const Parameter& parameter : parameters) {
+    if (parameter.is_per_head()) return &parameter;
+  }
+  return nullptr;
+}
+
+std::vector<const Parameter*> PositionEntry::Tensors(const Component& component) const {
+  std::vector<const Parameter*> tensors;
+  for (const Parameter& parameter : parameters) {
+    if (parameter.takes_tensor && parameter.tensor.IsPresent(component)) {
+      tensors.push_back(&parameter);
+    }
+  }
+  return tensors;
+}
+
+void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
+                                   const std::string& what) const {
+  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, what, head_dim, "; ", catalogue.name,
+                    " needs two columns, the last of them the height");
+  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, what, head_dim, "; ", catalogue.name,
+                    " has ", columns);
+}
+
+const SimilarityEntry& FindSimilarity(const Component& component) {
+  return FindIn("similarity", Similarities(), component);
+}
+
+const PositionEntry& FindPosition(const Component& component) {
+  return FindIn("position", Positions(), component);
+}
+
+const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
+                                             bool holds_tables) {
+  const auto acts = [](const PositionEntry& entry) { return entry.role() != Role::kEmbedding; };
+  const auto has_no_table = [](const PositionEntry& entry) {
+    return entry.role() != Role::kEmbedding &&
+           std::none_of(entry.parameters.begin(), entry.parameters.end(),
+                        [](const Parameter& p) { return p.kind == Kind::kTable; });
+  };
+  const PositionEntry& entry =
+      holds_tables ? FindIn<PositionEntry>("position", Positions(), component, acts)
+                   : FindIn<PositionEntry>("position", Positions(), component, has_no_table);
+  TORCH_CHECK_VALUE(acts(entry), operation, ": position ", component.name(),
+                    " is added to the embeddings and does nothing here; expected it in ",
+                    "gnomon.nn.TokenPosition");
+  return entry;
+}
+
+std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
+                                       int64_t max_length) {
+  std::optional<int64_t> longest = SmallestGrid(components);
+  for (const Component& component : components) {
+    const PositionEntry& entry = FindPosition(component);
+    if (entry.max_length == nullptr) continue;
+    if (const std::optional<int64_t> length = entry.max_length(component, max_length)) {
+      longest = std::min(longest.value_or(*length), *length);
+    }
+  }
+  return longest;
+}
+
+std::vector<CatalogueEntry> SimilarityCatalogue() {
+  std::vector<CatalogueEntry> catalogue;
+  for (const SimilarityEntry* entry : Similarities().All()) {
+    catalogue.push_back(entry->catalogue);
+    catalogue.back().cost = CostOf(*entry);
+  }
+  return catalogue;
+}
+
+std::vector<CatalogueEntry> PositionCatalogue() {
+  std::vector<CatalogueEntry> catalogue;
+  for (const PositionEntry* entry : Positions().All()) catalogue.push_back(entry->catalogue);
+  return catalogue;
+}
+
+std::string CatalogueJson() {
+  return nlohmann::json{{"similarities", ToJson(SimilarityCatalogue())},
+                        {"positions", ToJson(PositionCatalogue())}}
+      .dump();
+}
+
+std::string SimilarityTitle(const std::string& specification) {
+  const Component component = Component::Parse(specification);
+  return TitleOf(FindSimilarity(component).catalogue, component);
+}
+
+std::string PositionTitle(const std::string& specification) {
+  std::string title;
+  for (const Component& component : ParseSum(specification)) {
+    title += (title.empty() ? "" : " + ") + TitleOf(FindPosition(component).catalogue, component);
+  }
+  return title;
+}
+
+}  // namespace gnomon

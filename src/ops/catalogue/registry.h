@@ -1,0 +1,154 @@
+// The similarities and positions that there are. Each is a file of similarities/, positions/ or
+// encodings/: its functions, and an object that registers what the file says of itself. There is
+// no other list.
+#ifndef GNOMON_OPS_CATALOGUE_REGISTRY_H_
+#define GNOMON_OPS_CATALOGUE_REGISTRY_H_
+
+#include <ATen/core/Tensor.h>
+#include <gnomon/catalogue.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/attention/content.h"
+#include "ops/catalogue/component.h"
+#include "ops/coordinates/offset_range.h"
+#include "ops/nn/token_encoding.h"
+#include "ops/similarities/token_map.h"
+
+namespace gnomon {
+
+// What the tensors of a module depend on, and the lengths of one of its calls.
+struct ModuleShape {
+  int64_t heads;
+  int64_t head_dim;    // of q and k
+  int64_t value_dim;   // of v
+  int64_t max_length;  // rows of a table of positions where the component gives no length
+};
+struct CallLengths {
+  int64_t positions;  // one past the last query's
+  int64_t keys;
+};
+
+// What a parameter is that may be a tensor. In a module it is one value a head, which is
+// start * exp(5 theta) where it is learned, or a table as it is.
+struct TensorUse {
+  // The start in a module, float64: (H,), or the whole table; null of a similarity's parameter,
+  // which starts where the scores of N(0, 1) tokens have a spread of 1.
+  at::Tensor (*start)(const Component& component, const ModuleShape& shape) = nullptr;
+  // Of one value a head: where the specification does not say.
+  bool learned = true;
+  // Whether a component has it; null: always.
+  bool (*present)(const Component& component) = nullptr;
+  // Of a module: what the operator reads, from what the module holds; null: the same.
+  at::Tensor (*expand)(const Component& component, const at::Tensor& held,
+                       const CallLengths& lengths) = nullptr;
+
+  bool IsPresent(const Component& component) const {
+    return present == nullptr || present(component);
+  }
+};
+
+using Index = CatalogueParameter::Index;
+
+struct Parameter : CatalogueParameter {
+  TensorUse tensor = {};
+
+  bool is_per_head() const { return kind == Kind::kHeads; }
+};
+
+// Parameters as the files of terms write them.
+Parameter Number(const char* name, const char* default_value);
+Parameter PositiveNumber(const char* name, const char* default_value);
+Parameter Integer(const char* name, const char* default_value);
+Parameter Flag(const char* name, const char* default_value);
+// The first is the default.
+Parameter Choice(const char* name, std::vector<std::string> choices);
+// One value a head; default_value "learned", "fixed" or a number.
+Parameter PerHead(const char* name, const char* default_value, const TensorUse& tensor = {});
+// A tensor that no text stands for.
+Parameter Table(const char* name, CatalogueParameter::Index index, const TensorUse& tensor);
+// Of a position that knows grids: "shape" and "prefix", and of a bias the "axis" that it lies
+// along.
+std::vector<Parameter> OnGrid(std::vector<Parameter> parameters);
+std::vector<Parameter> OnAxis(std::vector<Parameter> parameters);
+// "length", the positions that a table of a module is for, and their number.
+Parameter Length();
+std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise);
+
+struct SimilarityEntry {
+  CatalogueEntry catalogue;
+  std::vector<Parameter> parameters = {};
+  TokenMap map;
+  // Its pair functions, where they are not the one of its name: what chooses them, and their names.
+  std::vector<std::pair<std::string, std::string>> functions = {};
+  // Whether the last coordinate of a token is told apart, a height; null: it is not.
+  bool (*has_height)(const Component& component) = nullptr;
+  // The one number of columns that tokens have; 0: any.
+  int64_t columns = 0;
+
+  // The parameter that multiplies the scores of each head, "gamma" or "beta"; null: none.
+  const Parameter* head_parameter() const;
+  bool HasHeight(const Component& component) const {
+    return has_height != nullptr && has_height(component);
+  }
+  // Throws c10::ValueError, which begins with `what`, unless tokens may have that many columns.
+  void CheckColumns(const Component& component, int64_t head_dim, const std::string& what) const;
+};
+
+// A rotation of the first coordinates of x (B, H, L, D), whose first row stands at `position`, or
+// at firsts[b] in each batch; the last coordinate stays where it is a height.
+using RotationFunction = at::Tensor (*)(const Component& component, const at::Tensor& x,
+                                        const c10::SymInt& position,
+                                        const std::optional<at::Tensor>& firsts,
+                                        bool last_is_height);
+
+struct PositionEntry {
+  using Role = CatalogueEntry::Role;
+
+  CatalogueEntry catalogue;
+  std::vector<Parameter> parameters = {};
+  OffsetBiasFunction bias = nullptr;      // of Role::kBias
+  RotationFunction rotate = nullptr;      // of Role::kRotation
+  TokenEncoderFactory encoder = nullptr;  // of Role::kEmbedding
+  ContentFunction content = nullptr;      // of Role::kContent
+  // Of a module: the positions at which it is defined; null: all, or those of its grid.
+  std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
+
+  Role role() const { return catalogue.role; }
+  // Those of the parameters that may be tensors and that a component has, in their order.
+  std::vector<const Parameter*> Tensors(const Component& component) const;
+};
+
+// An object of these in a file makes its entry one of the library's. A name that there is already
+// is an error that LoadTerms throws, and terminates the program otherwise.
+struct RegisterSimilarity {
+  explicit RegisterSimilarity(SimilarityEntry entry);
+};
+struct RegisterPosition {
+  explicit RegisterPosition(PositionEntry entry);
+};
+
+// That of a name, a similarity or a position; null: none.
+const CatalogueEntry* FindCatalogueEntry(const std::string& name);
+
+// The entry of that name; checks the component's keys and values. Throws c10::ValueError naming the
+// nearest and all known ones.
+const SimilarityEntry& FindSimilarity(const Component& component);
+const PositionEntry& FindPosition(const Component& component);
+// The same where positions act in attention: throws, beginning with `operation`, for a position
+// that is added to embeddings, and names only those that a specification alone says all of there,
+// with tables where the caller holds them.
+const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
+                                             bool holds_tables);
+
+// The positions at which all of a sum is defined in a module; nullopt: all.
+std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
+                                       int64_t max_length);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_CATALOGUE_REGISTRY_H_

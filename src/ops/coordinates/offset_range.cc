@@ -1,0 +1,22 @@
+#include "ops/coordinates/offset_range.h"
+
+#include <ATen/ATen.h>
+
+namespace gnomon {
+
+c10::SymInt OffsetRange::size() const { return (queries + keys - 1).max(0); }
+
+at::Tensor OffsetRange::Distances(const at::TensorOptions& options) const {
+  const c10::SymInt first = query_offset + queries - 1;
+  const at::Tensor distances = at::arange(first, first - size(), -1, options.dtype(at::kLong));
+  if (!query_offsets) return distances;
+  return distances + query_offsets->reshape({-1, 1, 1});
+}
+
+at::Tensor OffsetRange::DistancesAs(const at::Tensor& like) const {
+  return Distances(like.options()).to(like.scalar_type());
+}
+
+at::Tensor OverEntries(const at::Tensor& heads) { return heads.unsqueeze(1); }
+
+}  // namespace gnomon

@@ -1,0 +1,41 @@
+// Biases that depend on the offset of a pair alone: (H, Lq + Lk - 1), entry n for
+// column - row = n - (Lq - 1); or (B, H, Lq + Lk - 1) where batches have query offsets of their
+// own.
+#ifndef GNOMON_OPS_COORDINATES_OFFSET_RANGE_H_
+#define GNOMON_OPS_COORDINATES_OFFSET_RANGE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+
+namespace gnomon {
+
+struct OffsetRange {
+  c10::SymInt queries;
+  c10::SymInt keys;
+  c10::SymInt query_offset;
+  int64_t heads;
+  std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
+
+  c10::SymInt size() const;
+  // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).
+  at::Tensor Distances(const at::TensorOptions& options) const;
+  // The same in the type of a tensor.
+  at::Tensor DistancesAs(const at::Tensor& like) const;
+};
+
+// tensors: those of the entry in its order, (H,) or a table, in the dtype of the bias.
+using OffsetBiasFunction = at::Tensor (*)(const Component& component,
+                                          const std::vector<at::Tensor>& tensors,
+                                          const OffsetRange& range);
+
+// (H) to (H, 1), to go with (entries).
+at::Tensor OverEntries(const at::Tensor& heads);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_COORDINATES_OFFSET_RANGE_H_

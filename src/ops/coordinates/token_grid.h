@@ -1,0 +1,57 @@
+#ifndef GNOMON_OPS_COORDINATES_TOKEN_GRID_H_
+#define GNOMON_OPS_COORDINATES_TOKEN_GRID_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+
+namespace gnomon {
+
+// Tokens on a grid in row-major order, after `prefix` tokens (a class token) that have no place.
+class TokenGrid {
+ public:
+  // That of "shape=HxW:prefix=N"; nullopt without a shape. Throws c10::ValueError for a prefix
+  // without a shape, and for an "axis=N" that it does not have.
+  static std::optional<TokenGrid> Find(const Component& component);
+
+  // Throws c10::ValueError unless the lengths are positive, prefix is not negative and all tokens
+  // are at most 2^32.
+  TokenGrid(std::vector<int64_t> shape, int64_t prefix);
+
+  const std::vector<int64_t>& shape() const { return shape_; }
+  int64_t axes() const { return static_cast<int64_t>(shape_.size()); }
+  int64_t prefix() const { return prefix_; }
+  // The prefix and the product of the shape.
+  int64_t tokens() const;
+  // "3x4", "3x4 after 1".
+  std::string Text() const;
+
+  // The coordinates along each axis, (L,) int64, of the tokens first, ..., first + count - 1; 0 for
+  // the prefix. Throws c10::ValueError, naming `what`, unless the grid has these tokens.
+  std::vector<at::Tensor> Coordinates(const char* what, const c10::SymInt& first,
+                                      const c10::SymInt& count,
+                                      const at::TensorOptions& options) const;
+  // Whether each of these tokens lies on the grid, (L,).
+  at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
+                      const at::TensorOptions& options) const;
+
+  bool operator==(const TokenGrid&) const = default;
+
+ private:
+  std::vector<int64_t> shape_;
+  int64_t prefix_;
+};
+
+// The length of the smallest grid in a sum of components, at which all of it ends; nullopt without
+// a grid.
+std::optional<int64_t> SmallestGrid(const std::vector<Component>& components);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_COORDINATES_TOKEN_GRID_H_

@@ -1,0 +1,171 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <array>
+#include <cmath>
+#include <memory>
+#include <numbers>
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_grid.h"
+#include "ops/encodings/tokens.h"
+
+namespace gnomon {
+namespace {
+
+// Likhomanenko et al. 2021. Sinusoids of positions that training shifts, jitters and scales.
+class Encoder : public TokenEncoder {
+ public:
+  Encoder(const Component& component, int64_t dim, bool causal)
+      : dim_(dim),
+        grid_(TokenGrid::Find(component)),
+        normalize_(component.Flag("normalize")),
+        global_shift_(component.FindNumber("global_shift").value_or(grid_ ? 0.5 : 5.0)),
+        local_shift_(component.Number("local_shift")),
+        global_scale_(component.FindNumber("global_scale").value_or(grid_ ? 1.4 : 1.03)) {
+    TORCH_CHECK_VALUE(dim_ >= 2 && dim_ % 2 == 0, "gnomon.nn: cape: dim is ", dim_,
+                      "; expected a positive even number");
+    TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2,
+                      "gnomon.nn: cape has shape = ", grid_ ? SizesText(grid_->shape()) : "",
+                      "; expected two axes");
+    TORCH_CHECK_VALUE(global_shift_ >= 0 && local_shift_ >= 0,
+                      "gnomon.nn: cape has global_shift = ", global_shift_,
+                      " and local_shift = ", local_shift_, "; expected at least 0");
+    TORCH_CHECK_VALUE(global_scale_ >= 1, "gnomon.nn: cape has global_scale = ", global_scale_,
+                      "; expected at least 1");
+    TORCH_CHECK_VALUE(!normalize_ || !grid_, "gnomon.nn: cape:normalize with a shape; the ",
+                      "coordinates of a grid are centred already");
+    TORCH_CHECK_VALUE(!normalize_ || !causal, "gnomon.nn: cape:normalize in a causal model; the ",
+                      "mean of the positions tells the length of what comes");
+  }
+
+  std::optional<int64_t> max_length() const override {
+    return grid_ ? std::optional(grid_->tokens()) : std::nullopt;
+  }
+
+  at::Tensor Encode(const std::vector<at::Tensor>&, const TokenBatch& batch) const override {
+    return grid_ ? EncodeGrid(batch) : EncodeSequence(batch);
+  }
+
+ private:
+  // What training draws for one call.
+  class Augmentation {
+   public:
+    Augmentation(const Encoder& encoder, const TokenBatch& batch)
+        : encoder_(encoder), batch_(batch) {}
+
+    // U(-limit, limit), (B, count).
+    at::Tensor Draw(const c10::SymInt& count, double limit) const {
+      const c10::SymInt sequences = batch_.embeddings.sym_size(0);
+      const std::array<c10::SymInt, 2> shape = {
+          batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count};
+      const auto options = batch_.embeddings.options().dtype(at::kDouble);
+      // Without a generator of its own, by what vmap has a rule for.
+      const at::Tensor unit =
+          batch_.generator ? at::empty_symint(shape, options).uniform_(0, 1, batch_.generator)
+                           : at::rand_symint(shape, options);
+      const at::Tensor own =
+          batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit;
+      return (2 * own - 1) * limit;
+    }
+
+    // Positions (B or 1, L) that lie `spacing` apart, shifted and jittered.
+    at::Tensor Shift(const at::Tensor& positions, double spacing) const {
+      return positions + Draw(1, encoder_.global_shift_) +
+             Draw(Length(batch_), encoder_.local_shift_) * spacing;
+    }
+
+    // exp(lambda), (B, 1).
+    at::Tensor Scale() const { return Draw(1, std::log(encoder_.global_scale_)).exp(); }
+
+   private:
+    const Encoder& encoder_;
+    const TokenBatch& batch_;
+  };
+
+  at::Tensor EncodeSequence(const TokenBatch& batch) const {
+    at::Tensor positions = Positions(batch).to(at::kDouble).unsqueeze(0);
+    if (normalize_) {
+      TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: cape:normalize at position ", batch.offset,
+                        "; the mean of the positions needs all tokens in one call");
+      const at::Tensor last =
+          batch.lengths ? OverTokens(*batch.lengths - 1).to(at::kDouble) : positions.slice(1, -1);
+      positions = positions - last / 2;
+    }
+    if (batch.training) {
+      const Augmentation augmentation(*this, batch);
+      positions = augmentation.Shift(positions, 1) * augmentation.Scale();
+    }
+    return sinusoid(positions, dim_, "interleaved");
+  }
+
+  at::Tensor EncodeGrid(const TokenBatch& batch) const {
+    const at::TensorOptions options = batch.embeddings.options().dtype(at::kDouble);
+    const Augmentation augmentation(*this, batch);
+    const std::vector<at::Tensor> coordinates =
+        grid_->Coordinates("gnomon.nn: cape", batch.offset, Length(batch), options);
+    std::array<at::Tensor, 2> axes;  // y and x, (B or 1, L), in [-1, 1] before the augmentation
+    for (size_t axis = 0; axis < 2; ++axis) {
+      const int64_t length = grid_->shape()[axis];
+      const double spacing = length == 1 ? 0 : 2.0 / static_cast<double>(length - 1);
+      const double first = length == 1 ? 0 : -1;
+      axes[axis] = (coordinates[axis].to(at::kDouble) * spacing + first).unsqueeze(0);
+      if (batch.training) axes[axis] = augmentation.Shift(axes[axis], spacing);
+    }
+    const at::Tensor scale = batch.training ? augmentation.Scale() : at::ones({1, 1}, options);
+    // Waves of growing frequency in directions that turn by one radian.
+    const int64_t waves = dim_ / 2;
+    const at::Tensor angle = at::arange(waves, options);
+    const at::Tensor frequency = at::linspace(0, 1, waves, options).mul(std::log(10.0)).exp();
+    const auto over_waves = [&](const at::Tensor& axis) { return (axis * scale).unsqueeze(2); };
+    const at::Tensor phase =
+        std::numbers::pi * frequency *
+        (over_waves(axes[1]) * angle.cos() + over_waves(axes[0]) * angle.sin());
+    const at::Tensor placed = grid_->IsPlaced(batch.offset, Length(batch), options).unsqueeze(1);
+    return at::where(placed, at::cat({phase.cos(), phase.sin()}, 2), 0.0);
+  }
+
+  int64_t dim_;
+  std::optional<TokenGrid> grid_;
+  bool normalize_;
+  double global_shift_;
+  double local_shift_;
+  double global_scale_;
+};
+
+std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool causal) {
+  return std::make_unique<Encoder>(component, dim, causal);
+}
+
+Parameter OfGridToo(const char* name, const char* otherwise) {
+  Parameter number = Number(name, "");
+  number.otherwise = otherwise;
+  return number;
+}
+
+const RegisterPosition cape({
+    .catalogue = {.name = "cape",
+                  .title = "CAPE",
+                  .formula = "sinusoids of p, added to the embeddings; in training of (p + D + "
+                             "e_p) exp(l), D ~ U(+-global_shift), e_p ~ U(+-local_shift) "
+                             "spacings, l ~ U(+-ln global_scale); normalize: p - mean(p); on a "
+                             "grid waves of (x, y) in [-1, 1]^2, x the column, y the row",
+                  .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
+                  .note = "added to the embeddings; in training Delta is uniform within "
+                          "global_shift, epsilon within local_shift spacings and lambda within ln "
+                          "global_scale, in evaluation they are 0. On a grid the waves are those "
+                          "of (x, y) in [-1, 1], x the column and y the row",
+                  .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
+                            "Continuous Augmented Positional Embeddings",
+                  .role = CatalogueEntry::Role::kEmbedding,
+                  .cost = "0 + 0"},
+    .parameters = OnGrid({OfGridToo("global_shift", "5 (grid: 0.5)"), Number("local_shift", "0.5"),
+                          OfGridToo("global_scale", "1.03 (grid: 1.4)"),
+                          Flag("normalize", "false")}),
+    .encoder = Make,
+});
+
+}  // namespace
+}  // namespace gnomon

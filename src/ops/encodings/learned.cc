@@ -1,0 +1,57 @@
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/encodings/tokens.h"
+
+namespace gnomon {
+namespace {
+
+// Gehring et al. 2017; the start is that of Radford et al. 2019.
+class Encoder : public TokenEncoder {
+ public:
+  Encoder(const Component& component, int64_t dim)
+      : dim_(dim), length_(component.FindInteger("length").value_or(0)) {
+    TORCH_CHECK_VALUE(length_ >= 1, "gnomon.nn: learned has length ", length_,
+                      "; expected at least 1");
+  }
+
+  std::vector<ModuleTensor> Tensors() const override {
+    return {{"table", at::randn({length_, dim_}, at::kDouble) * 0.02, /*learned=*/true}};
+  }
+
+  std::optional<int64_t> max_length() const override { return length_; }
+
+  at::Tensor Encode(const std::vector<at::Tensor>& tensors,
+                    const TokenBatch& batch) const override {
+    TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= length_,
+                      "gnomon.nn: learned: positions ", batch.offset, " to ",
+                      batch.offset + Length(batch) - 1, "; the table has ", length_, " rows");
+    return Take(tensors, 0, "table of learned").narrow_symint(0, batch.offset, Length(batch));
+  }
+
+ private:
+  int64_t dim_;
+  int64_t length_;
+};
+
+std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool) {
+  return std::make_unique<Encoder>(component, dim);
+}
+
+const RegisterPosition learned({
+    .catalogue = {.name = "learned",
+                  .title = "learned positions",
+                  .formula = "a learned table, added to the embeddings",
+                  .source = "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
+                  .role = CatalogueEntry::Role::kEmbedding,
+                  .cost = "0 + 0"},
+    .parameters = {Length()},
+    .encoder = Make,
+});
+
+}  // namespace
+}  // namespace gnomon

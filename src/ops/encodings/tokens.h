@@ -1,0 +1,32 @@
+// What encodings ask of the tokens of a call.
+#ifndef GNOMON_OPS_ENCODINGS_TOKENS_H_
+#define GNOMON_OPS_ENCODINGS_TOKENS_H_
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/nn/token_encoding.h"
+
+namespace gnomon {
+
+inline c10::SymInt Length(const TokenBatch& batch) { return batch.embeddings.sym_size(1); }
+
+// Of the sequence, (L,).
+inline at::Tensor Positions(const TokenBatch& batch) {
+  return at::arange(batch.offset, batch.offset + Length(batch),
+                    batch.embeddings.options().dtype(at::kLong));
+}
+
+// Lengths (B,), or one for all, as (B or 1, 1).
+inline at::Tensor OverTokens(const at::Tensor& lengths) { return lengths.reshape({-1, 1}); }
+
+// The n-th of an encoding's tensors, `name`.
+inline const at::Tensor& Take(const std::vector<at::Tensor>& tensors, size_t n, const char* name) {
+  TORCH_CHECK_VALUE(n < tensors.size(), "gnomon.nn: ", name, " is missing");
+  return tensors[n];
+}
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ENCODINGS_TOKENS_H_

@@ -1,0 +1,380 @@
+#include "ops/geometry/cone_map.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "ops/attention/autograd.h"
+#include "ops/attention/kernel_arguments.h"
+#include "ops/attention/operators.h"
+#include "ops/attention/second_derivatives.h"
+#include "ops/geometry/geometry.h"
+#include "ops/geometry/half_space.h"
+
+namespace gnomon {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int kMostScalars = 2;
+// Kernels read columns by as many: D - 1 of them alone would leave a rest in every row.
+constexpr int64_t kColumnStep = 4;
+
+// What the last column z of a token makes of it, and the derivatives by z.
+template <class T>
+struct HeightTerms {
+  T m;
+  T dm;
+  T scalar[kMostScalars];
+  T d_scalar[kMostScalars];
+};
+
+// A height, or its share of r, and its derivative by z.
+template <class T>
+struct Height {
+  T value;
+  T slope;
+};
+
+template <class T>
+HeightTerms<T> Umbral(Height<T> h, T m, T dm) {
+  return {m, dm, {h.value}, {h.slope}};
+}
+
+// a = sqrt(1 - u^2) of rest = 1 - u, which is exact where u is near 1.
+template <class T>
+Height<T> Radius(Height<T> u, T rest) {
+  const T a = std::sqrt(rest * (1 + u.value));
+  return {a, a > 0 ? -u.value * u.slope / a : T(0)};
+}
+
+template <class T>
+HeightTerms<T> Penumbral(Height<T> u, T rest, T m, T dm) {
+  const Height<T> a = Radius(u, rest);
+  const T square = u.value * u.value;
+  const T d_square = 2 * u.value * u.slope;
+  const T below = 1 / (1 + a.value);
+  return {
+      m, dm, {square * below, square}, {(d_square - square * below * a.slope) * below, d_square}};
+}
+
+template <class T>
+HeightTerms<T> PenumbralSquare(Height<T> u, T rest, T m, T dm) {
+  const Height<T> a = Radius(u, rest);
+  return {m, dm, {a.value}, {a.slope}};
+}
+
+template <class T>
+HeightTerms<T> UmbralPsi(T z, T by_sinh) {
+  constexpr T kMost = kFarthest;
+  const T h = std::exp(std::clamp(z, -kMost, kMost));
+  const T slope = z >= -kMost && z <= kMost ? h : T(0);
+  return Umbral<T>({h, slope}, h * by_sinh, slope * by_sinh);
+}
+
+template <class T>
+HeightTerms<T> UmbralNone(T z, T by_sinh) {
+  return Umbral<T>({z, 1}, by_sinh, 0);
+}
+
+template <class T, HeightTerms<T> (*terms)(Height<T>, T, T, T)>
+HeightTerms<T> PenumbralXi(T z, T /*r*/) {
+  // sigmoid(|z|) and sigmoid(-|z|).
+  const T small = std::exp(-std::abs(z));
+  const T above = 1 / (1 + small);
+  const T below = small * above;
+  const T u = z < 0 ? below : above;
+  const T rest = z < 0 ? above : below;
+  const T slope = u * rest;
+  return terms({u, slope}, rest, u, slope);
+}
+
+template <class T, HeightTerms<T> (*terms)(Height<T>, T, T, T)>
+HeightTerms<T> PenumbralNone(T z, T r) {
+  const T share = z / r;
+  const T u = std::clamp(share, T(0), T(1));
+  return terms({u, share >= 0 && share <= 1 ? 1 / r : T(0)}, 1 - u, 1 / r, 0);
+}
+
+// One of the maps above; `number` is what it takes besides z.
+template <class T>
+struct ConeMap {
+  HeightTerms<T> (*terms)(T z, T number);
+  T number;
+};
+
+int ScalarsOf(std::string_view function) { return function == "penumbral" ? 2 : 1; }
+
+template <class T>
+ConeMap<T> FindMap(std::string_view function, std::string_view map, double r) {
+  const bool as_is = map == "none";
+  TORCH_CHECK_VALUE(as_is || map == (function == "umbral" ? "psi" : "xi"),
+                    "gnomon.cone_map: map is ", map, "; expected psi of umbral, xi of penumbral ",
+                    "and penumbral_square, or none");
+  const T by_sinh = static_cast<T>(1 / std::sinh(r));
+  if (function == "umbral") return {as_is ? UmbralNone<T> : UmbralPsi<T>, by_sinh};
+  if (function == "penumbral") {
+    return {as_is ? PenumbralNone<T, Penumbral<T>> : PenumbralXi<T, Penumbral<T>>,
+            static_cast<T>(r)};
+  }
+  TORCH_CHECK_VALUE(function == "penumbral_square", "gnomon.cone_map: function is ", function,
+                    "; expected umbral, penumbral or penumbral_square");
+  return {as_is ? PenumbralNone<T, PenumbralSquare<T>> : PenumbralXi<T, PenumbralSquare<T>>,
+          static_cast<T>(r)};
+}
+
+void CheckTokens(const char* name, const at::Tensor& tokens) {
+  TORCH_CHECK_VALUE(tokens.dim() == 4 && tokens.size(3) >= 2, "gnomon.cone_map: ", name,
+                    " has shape ", tokens.sizes(),
+                    "; expected (batch, heads, length, columns), at least 2 columns");
+  TORCH_CHECK_TYPE(tokens.scalar_type() == at::kFloat || tokens.scalar_type() == at::kDouble,
+                   "gnomon.cone_map: ", name, " has dtype ", tokens.scalar_type(),
+                   "; expected float32 or float64");
+}
+
+// Calls body(row's address, number of the row) for the rows of tokens (B, H, L, D), in parallel.
+template <class T, class Body>
+void ForRows(const at::Tensor& tokens, const Body& body) {
+  constexpr int64_t kGrain = 1 << 14;  // numbers
+  const int64_t heads = tokens.size(1);
+  const int64_t length = tokens.size(2);
+  const T* data = tokens.const_data_ptr<T>();
+  at::parallel_for(0, tokens.size(0) * heads * length,
+                   std::max<int64_t>(1, kGrain / tokens.size(3)), [&](int64_t begin, int64_t end) {
+                     for (int64_t n = begin; n < end; ++n) {
+                       const int64_t head = n / length;
+                       body(data + head / heads * tokens.stride(0) +
+                                head % heads * tokens.stride(1) + n % length * tokens.stride(2),
+                            n);
+                     }
+                   });
+}
+
+template <class T>
+void MapTokens(const at::Tensor& tokens_in, const ConeMap<T>& map, at::Tensor& x,
+               at::Tensor& scalars) {
+  const at::Tensor tokens = WithRows(tokens_in);
+  const int64_t columns = tokens.size(3) - 1;
+  const int64_t padded = x.size(3);
+  const int64_t count = scalars.size(0);
+  const int64_t rows = scalars.stride(0);
+  T* const to_x = x.data_ptr<T>();
+  T* const to_scalars = scalars.data_ptr<T>();
+  ForRows<T>(tokens, [&](const T* token, int64_t n) {
+    const HeightTerms<T> terms = map.terms(token[columns], map.number);
+    T* const to = to_x + n * padded;
+    for (int64_t e = 0; e < columns; ++e) to[e] = terms.m * token[e];
+    std::fill(to + columns, to + padded, T(0));
+    for (int64_t s = 0; s < count; ++s) to_scalars[s * rows + n] = terms.scalar[s];
+  });
+}
+
+// d . w, in sums of their own so that the loop runs in vectors.
+template <class T>
+T Product(const T* d, const T* w, int64_t columns) {
+  constexpr int64_t kParts = 16;
+  T part[kParts] = {};
+  int64_t e = 0;
+  for (; e + kParts <= columns; e += kParts) {
+    for (int64_t n = 0; n < kParts; ++n) part[n] += d[e + n] * w[e + n];
+  }
+  for (int64_t n = 0; e < columns; ++e, ++n) part[n] += d[e] * w[e];
+  return std::accumulate(std::begin(part), std::end(part), T(0));
+}
+
+template <class T>
+at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in,
+                       const OptionalTensor& d_scalars_in, const ConeMap<T>& map, int64_t count) {
+  const at::Tensor tokens = WithRows(tokens_in);
+  at::Tensor gradient = at::empty(tokens.sizes(), tokens.options());
+  const at::Tensor d_x = Contiguous(d_x_in);
+  const at::Tensor d_scalars = Contiguous(d_scalars_in);
+  const int64_t columns = tokens.size(3) - 1;
+  const int64_t rows = tokens.numel() / (columns + 1);
+  const T* const from_x = Data<T>(d_x);
+  const T* const from_scalars = Data<T>(d_scalars);
+  const int64_t padded = from_x == nullptr ? 0 : d_x.size(3);
+  T* const to = gradient.data_ptr<T>();
+  ForRows<T>(tokens, [&](const T* token, int64_t n) {
+    const HeightTerms<T> terms = map.terms(token[columns], map.number);
+    T* const d_token = to + n * (columns + 1);
+    T d_z = 0;
+    if (from_x == nullptr) {
+      std::fill_n(d_token, columns, T(0));
+    } else {
+      const T* const d = from_x + n * padded;
+      for (int64_t e = 0; e < columns; ++e) d_token[e] = terms.m * d[e];
+      d_z = terms.dm * Product(d, token, columns);
+    }
+    for (int64_t s = 0; from_scalars != nullptr && s < count; ++s) {
+      d_z += terms.d_scalar[s] * from_scalars[s * rows + n];
+    }
+    d_token[columns] = d_z;
+  });
+  return gradient;
+}
+
+using MapOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// Empty (B, H, L, D - 1), its columns rounded up, and (S, B, H, L).
+std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scalars) {
+  const c10::SymInt columns =
+      (tokens.sym_size(3) - 1 + (kColumnStep - 1)) / kColumnStep * kColumnStep;
+  return {at::empty_symint({tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2), columns},
+                           tokens.options()),
+          at::empty_symint({scalars, tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2)},
+                           tokens.options())};
+}
+
+MapOutputs ForwardMeta(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                       std::string_view /*map*/, double /*r*/) {
+  auto [x, row_scalars] = EmptyTokens(q, ScalarsOf(function));
+  auto [y, column_scalars] = EmptyTokens(k, ScalarsOf(function));
+  return {x, row_scalars, y, column_scalars};
+}
+
+MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                      std::string_view map, double r) {
+  CheckTokens("q", q);
+  CheckTokens("k", k);
+  TORCH_CHECK_TYPE(q.scalar_type() == k.scalar_type(), "gnomon.cone_map: k has dtype ",
+                   k.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
+  MapOutputs outputs = ForwardMeta(q, k, function, map, r);
+  auto& [x, row_scalars, y, column_scalars] = outputs;
+  const auto run = [&, &x = x, &rows = row_scalars, &y = y, &columns = column_scalars](auto zero) {
+    const auto cone = FindMap<decltype(zero)>(function, map, r);
+    MapTokens(q, cone, x, rows);
+    MapTokens(k, cone, y, columns);
+  };
+  q.scalar_type() == at::kDouble ? run(0.0) : run(0.0f);
+  return outputs;
+}
+
+using MapNeeded = std::array<bool, 2>;
+using MapGradients = std::tuple<at::Tensor, at::Tensor>;
+
+MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                         const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                         const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                         std::string_view map, double r, MapNeeded needed) {
+  CheckTokens("q", q);
+  CheckTokens("k", k);
+  const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
+                            const OptionalTensor& d_scalars) {
+    const auto run = [&](auto zero) {
+      return MapGradient(tokens, d_tokens, d_scalars, FindMap<decltype(zero)>(function, map, r),
+                         ScalarsOf(function));
+    };
+    return tokens.scalar_type() == at::kDouble ? run(0.0) : run(0.0f);
+  };
+  const at::Tensor none = at::empty({0}, q.options());
+  return {needed[0] ? gradient(q, d_x, d_rows) : none,
+          needed[1] ? gradient(k, d_y, d_columns) : none};
+}
+
+MapGradients BackwardMeta(const OptionalTensor& /*d_x*/, const OptionalTensor& /*d_rows*/,
+                          const OptionalTensor& /*d_y*/, const OptionalTensor& /*d_columns*/,
+                          const at::Tensor& q, const at::Tensor& k, std::string_view /*function*/,
+                          std::string_view /*map*/, double /*r*/, MapNeeded needed) {
+  const auto like = [](const at::Tensor& tokens, bool is_needed) {
+    return is_needed ? at::empty_symint(tokens.sym_sizes(), tokens.options())
+                     : at::empty({0}, tokens.options());
+  };
+  return {like(q, needed[0]), like(k, needed[1])};
+}
+
+MapOutputs CallForward(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                       std::string_view map, double r) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("gnomon::cone_map", "")
+                             .typed<decltype(ForwardCpu)>();
+  return op.call(q, k, function, map, r);
+}
+
+class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                               std::string function, std::string map, double r, MapNeeded needed,
+                               const MapOutputs& outputs) {
+    context->save_for_backward({q, k});
+    context->saved_data["function"] = std::move(function);
+    context->saved_data["map"] = std::move(map);
+    context->saved_data["r"] = r;
+    context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
+    context->set_materialize_grads(false);
+    const auto& [x, row_scalars, y, column_scalars] = outputs;
+    return {x, row_scalars, y, column_scalars};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gnomon::cone_map_backward", "")
+                               .typed<decltype(BackwardCpu)>();
+    const variable_list saved = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const c10::List<bool> flags = data["needed"].toBoolList();
+    const MapNeeded needed = {flags[0], flags[1]};
+    const auto [d_q, d_k] =
+        op.call(AsOptional(d_outputs[0]), AsOptional(d_outputs[1]), AsOptional(d_outputs[2]),
+                AsOptional(d_outputs[3]), saved[0], saved[1], data["function"].toStringRef(),
+                data["map"].toStringRef(), data["r"].toDouble(), needed);
+    return {needed[0] ? d_q : at::Tensor(), needed[1] ? d_k : at::Tensor(), {}, {}, {}, {}, {}};
+  }
+};
+
+MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                           std::string_view map, double r) {
+  const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
+  CheckNoTangents("gnomon.attention", q, k);
+  const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
+  if (!RecordsGradients(needed)) return outputs;
+  const variable_list recorded =
+      Record<ConeMapFunction>(q, k, std::string(function), std::string(map), r, needed, outputs);
+  return {recorded[0], recorded[1], recorded[2], recorded[3]};
+}
+
+}  // namespace
+
+ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                       std::string_view map, double r) {
+  auto [x, row_scalars, y, column_scalars] = CallForward(q, k, function, map, r);
+  return {x, row_scalars, y, column_scalars};
+}
+
+TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
+  m.impl("cone_map", ForwardCpu);
+  m.impl("cone_map_backward", BackwardCpu);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
+  m.impl("cone_map", ForwardMeta);
+  m.impl("cone_map_backward", BackwardMeta);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
+  m.impl("cone_map", ForwardAutograd);
+  m.impl("cone_map_backward", WithoutSecondDerivatives());
+}
+
+ConeTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
+                    const std::string& map, double r) {
+  if (map != "exp") return CallConeMap(q, k, function, map, r);
+  const auto as_token = [](const at::Tensor& tangent) {
+    const HalfSpacePoint point = ExponentialMap(tangent);
+    return at::cat({point.x, OverColumns(point.height)}, 3);
+  };
+  return CallConeMap(as_token(q), as_token(k), function, "none", r);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,40 @@
+// The operator cone_map: tokens of the cones, from q and k whose last column gives the height.
+#ifndef GNOMON_OPS_GEOMETRY_CONE_MAP_H_
+#define GNOMON_OPS_GEOMETRY_CONE_MAP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+#include <tuple>
+
+namespace gnomon {
+
+// Tokens X (B, H, L, D - 1) and scalars (S, B, H, L) as a pair function reads them, of q and of k
+// (B, H, L, D) = (w, z): X = m(z) w, with zeros behind it up to a multiple of four columns, and
+// where m and the scalars are, by the height h or u,
+//   umbral            m = h / sinh(r); h
+//   penumbral         m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
+//   penumbral_square  m = u; a
+// and by the map, psi: h = exp(z); xi: u = sigmoid(z), whatever r; none: h = z, and u = z / r in
+// [0, 1], m = 1 / r in place of u.
+struct ConeTokens {
+  at::Tensor x;
+  at::Tensor row_scalars;
+  at::Tensor y;
+  at::Tensor column_scalars;
+};
+
+// Through the dispatcher. function: umbral with the maps psi and none, or penumbral and
+// penumbral_square with xi and none.
+ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                       std::string_view map, double r);
+
+// The same by any map: of "exp", in which heights depend on all columns, cone_map makes of the
+// points what it does by the map none.
+ConeTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
+                    const std::string& map, double r);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_GEOMETRY_CONE_MAP_H_

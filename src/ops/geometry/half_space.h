@@ -1,0 +1,28 @@
+// Points of the upper half-space, the model of hyperbolic space that cones live in.
+#ifndef GNOMON_OPS_GEOMETRY_HALF_SPACE_H_
+#define GNOMON_OPS_GEOMETRY_HALF_SPACE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace gnomon {
+
+// How far from the origin a map puts a token at most, in hyperbolic distance: heights lie between
+// e^-30 and e^30, whose squares and quotients float32 still holds.
+inline constexpr double kFarthest = 30;
+
+struct HalfSpacePoint {
+  at::Tensor x;
+  at::Tensor height;
+};
+
+// The exponential map at (0, ..., 0, 1), of tangents in its orthonormal frame.
+HalfSpacePoint ExponentialMap(const at::Tensor& token);
+
+// By the map "psi", "xi", "exp" or "none".
+HalfSpacePoint MapToHalfSpace(const at::Tensor& token, const std::string& map);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_GEOMETRY_HALF_SPACE_H_

@@ -1,0 +1,91 @@
+// Attention over a graph as a composition: the similarity maps the tokens, and the operator does
+// the rest.
+#include "ops/graph/graph_attention.h"
+
+#include <ATen/ATen.h>
+#include <gnomon/torch/graph_attention.h>
+
+#include "ops/attention/attention.h"
+#include "ops/graph/graph_operators.h"
+
+namespace gnomon {
+namespace {
+
+constexpr const char* kOperation = "gnomon.graph_attention";
+
+void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
+    CheckTokenType(kOperation, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->dim() == 3, kOperation, ": ", name, " has shape ",
+                      tensor->sym_sizes(), "; expected three axes, (nodes, heads, columns)");
+    TORCH_CHECK_VALUE(tensor->sym_size(2) >= 1, kOperation, ": ", name, " has shape ",
+                      tensor->sym_sizes(), "; expected at least one column");
+  }
+  TORCH_CHECK_VALUE(k.sym_size(2) == q.sym_size(2), kOperation, ": k has shape ", k.sym_sizes(),
+                    "; expected (Nk, Hkv, D) with D = ", q.sym_size(2), " as in q ", q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1), kOperation,
+                    ": v has shape ", v.sym_sizes(), "; expected (Nk, Hkv, Dv) as in k ",
+                    k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation,
+                    ": q has ", q.sym_size(1), " heads and k ", k.sym_size(1),
+                    "; expected a multiple");
+}
+
+// (nodes, heads, columns) as one batch of sequences, and back.
+at::Tensor AsBatch(const at::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); }
+at::Tensor AsNodes(const at::Tensor& batch) { return batch.squeeze(0).transpose(0, 1); }
+
+// (S, 1, heads, nodes) without the batch.
+OptionalTensor WithoutBatch(const at::Tensor& scalars) {
+  if (!scalars.defined()) return std::nullopt;
+  return scalars.squeeze(1);
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
+    const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,
+    std::optional<double> scale) {
+  const WithoutAutocast guard;
+  CheckNodes(q, k, v);
+  CheckIntegerType(kOperation, "indptr", indptr, q);
+  CheckIntegerType(kOperation, "indices", indices, q);
+  TORCH_CHECK_VALUE(indptr.dim() == 1 && indptr.sym_size(0) == q.sym_size(0) + 1, kOperation,
+                    ": indptr has shape ", indptr.sym_sizes(), "; expected (N + 1,) = (",
+                    q.sym_size(0) + 1, ",)");
+  TORCH_CHECK_VALUE(indices.dim() == 1, kOperation, ": indices has shape ", indices.sym_sizes(),
+                    "; expected one axis, (E,)");
+  // Low precision is rounded at both ends and nowhere between.
+  const at::ScalarType computing = ComputingType(q);
+  const at::Tensor query = AsBatch(q.to(computing));
+  const at::Tensor key = AsBatch(k.to(computing));
+  const ResolvedSimilarity resolved =
+      ResolveSimilarity(kOperation, similarity, similarity_tensors, query);
+  const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
+  const MappedTokens tokens = resolved.entry->map(resolved.component, query, key, factor);
+  auto [o, lse, statistics] = CallGraphForward(
+      AsNodes(tokens.x), AsNodes(tokens.y), v.to(computing), WithoutBatch(tokens.row_scalars),
+      WithoutBatch(tokens.column_scalars), AsOptional(tokens.head_scalars), tokens.factor,
+      indptr.to(at::kLong), indices.to(at::kLong), tokens.function);
+  if (tokens.row_constant) {
+    lse = (lse.t().unsqueeze(0) + tokens.row_constant()).squeeze(0).t();
+  }
+  return {o.to(q.scalar_type()), lse};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> graph_attention_with_lse(
+    const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+    const torch::Tensor& indptr, const torch::Tensor& indices,
+    const GraphAttentionOptions& options) {
+  return GraphAttentionOfSpecs(q, k, v, indptr, indices, options.similarity().spec,
+                               options.similarity().tensors, options.scale());
+}
+
+torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,
+                              const torch::Tensor& v, const torch::Tensor& indptr,
+                              const torch::Tensor& indices, const GraphAttentionOptions& options) {
+  return std::get<0>(graph_attention_with_lse(q, k, v, indptr, indices, options));
+}
+
+}  // namespace gnomon

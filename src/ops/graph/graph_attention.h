@@ -1,0 +1,21 @@
+#ifndef GNOMON_OPS_GRAPH_GRAPH_ATTENTION_H_
+#define GNOMON_OPS_GRAPH_GRAPH_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+namespace gnomon {
+
+// Attention over a graph of a similarity given by a component and the tensors of those of its
+// parameters that the component gives no number for. Returns o and lse.
+std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
+    const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,
+    std::optional<double> scale);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_GRAPH_GRAPH_ATTENTION_H_

@@ -1,0 +1,287 @@
+// Causal linear attention and the sums that it and its gradients are. A gradient of such sums is
+// sums of the same kind, in the other direction for what belongs to keys:
+//   d_x_i = sum_j (d_i . z_j) y_j, d_y_j = sum_i (z_j . d_i) x_i, d_z_j = sum_i (y_j . x_i) d_i.
+// What autograd keeps is the arguments; features are formed again.
+#include "ops/linear/causal_sums.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <tuple>
+
+#include "cpu/causal_sums.h"
+#include "ops/attention/autograd.h"
+#include "ops/attention/executor.h"
+#include "ops/attention/kernel_arguments.h"
+
+namespace gnomon {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kOperation = "gnomon.linear_attention";
+
+// Key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...), and sums back.
+at::Tensor Repeat(const at::Tensor& x, const c10::SymInt& heads) {
+  return x.sym_size(1) == heads ? x : x.repeat_interleave_symint(heads / x.sym_size(1), 1);
+}
+at::Tensor SumGroups(const at::Tensor& x, const c10::SymInt& key_heads) {
+  if (x.sym_size(1) == key_heads) return x;
+  return x.unflatten_symint(1, {key_heads, x.sym_size(1) / key_heads}).sum(2);
+}
+
+View<const float> Rows(const at::Tensor& x) {
+  return {x.const_data_ptr<float>(), {x.stride(0), x.stride(1), x.stride(2)}};
+}
+
+void Check(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
+  TORCH_CHECK_VALUE(x.dim() == 4 && y.dim() == 4 && z.dim() == 4 &&
+                        (y.size(1) > 0 ? x.size(1) % y.size(1) == 0 : x.size(1) == 0),
+                    kOperation, ": x has shape ", x.sizes(), ", y ", y.sizes(), " and z ",
+                    z.sizes(), "; expected four axes each, and a multiple of y's heads in x");
+  const at::ScalarType dtype = x.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kOperation, ": x has dtype ", dtype,
+                   "; expected float32 or float64");
+  ExpectTensor(kOperation, "y", y, {x.size(0), y.size(1), x.size(2), x.size(3)}, dtype);
+  ExpectTensor(kOperation, "z", z, {x.size(0), y.size(1), x.size(2), z.size(3)}, dtype);
+}
+
+void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in, Feature feature,
+         bool reverse, at::Tensor& out, float* denominator) {
+  const at::Tensor x = WithRows(x_in);
+  const at::Tensor y = WithRows(y_in);
+  const at::Tensor z = WithRows(z_in);
+  CausalSums sums;
+  sums.batch = x.size(0);
+  sums.heads = x.size(1);
+  sums.key_heads = y.size(1);
+  sums.rows = x.size(2);
+  sums.dim = x.size(3);
+  sums.value_dim = z.size(3);
+  sums.x = Rows(x);
+  sums.y = Rows(y);
+  sums.z = Rows(z);
+  sums.feature = feature;
+  sums.reverse = reverse;
+  sums.out = {MutableData<float>(out), {out.stride(0), out.stride(1), out.stride(2)}};
+  sums.denominator = denominator;
+  SumCausally(sums, TorchExecutor());
+}
+
+// In float64, chunk by chunk: products of a chunk's rows, and the sums over the chunks before.
+at::Tensor SumsOfDoubles(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
+                         bool reverse) {
+  constexpr int64_t kRows = 64;
+  const int64_t length = x.size(2);
+  at::Tensor out = at::empty({x.size(0), x.size(1), length, z.size(3)}, x.options());
+  const at::Tensor keys = Repeat(y, x.size(1));
+  const at::Tensor values = Repeat(z, x.size(1));
+  at::Tensor state = at::zeros({x.size(0), x.size(1), x.size(3), z.size(3)}, x.options());
+  const int64_t chunks = (length + kRows - 1) / kRows;
+  for (int64_t n = 0; n < chunks; ++n) {
+    const int64_t begin = (reverse ? chunks - 1 - n : n) * kRows;
+    const int64_t rows = std::min(kRows, length - begin);
+    const at::Tensor query = x.narrow(2, begin, rows);
+    const at::Tensor turned = keys.narrow(2, begin, rows).transpose(2, 3);
+    const at::Tensor value = values.narrow(2, begin, rows);
+    const at::Tensor products = query.matmul(turned);
+    out.narrow(2, begin, rows)
+        .copy_((reverse ? products.triu() : products.tril()).matmul(value) + query.matmul(state));
+    state += turned.matmul(value);
+  }
+  return out;
+}
+
+at::Tensor SumsCpu(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z, bool reverse) {
+  Check(x, y, z);
+  if (x.scalar_type() == at::kDouble) return SumsOfDoubles(x, y, z, reverse);
+  at::Tensor out = at::empty({x.size(0), x.size(1), x.size(2), z.size(3)}, x.options());
+  Run(x, y, z, Feature::kNone, reverse, out, nullptr);
+  return out;
+}
+
+at::Tensor SumsMeta(const at::Tensor& x, const at::Tensor& /*y*/, const at::Tensor& z,
+                    bool /*reverse*/) {
+  return at::empty_symint({x.sym_size(0), x.sym_size(1), x.sym_size(2), z.sym_size(3)},
+                          x.options());
+}
+
+std::tuple<at::Tensor, at::Tensor> LinearMeta(const at::Tensor& q, const at::Tensor& k,
+                                              const at::Tensor& v, std::string_view /*feature*/) {
+  return {SumsMeta(q, k, v, false),
+          at::empty_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2), 1}, q.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> LinearCpu(const at::Tensor& q, const at::Tensor& k,
+                                             const at::Tensor& v, std::string_view feature) {
+  Check(q, k, v);
+  if (q.scalar_type() == at::kDouble) {
+    const at::Tensor x = Features(q, feature);
+    const at::Tensor y = Features(k, feature);
+    const at::Tensor denominator = SumsOfDoubles(x, y, at::ones_like(k.narrow(3, 0, 1)), false);
+    const at::Tensor o = SumsOfDoubles(x, y, v, false) / denominator;
+    return {o.masked_fill(denominator == 0, 0), denominator};
+  }
+  auto [o, denominator] = LinearMeta(q, k, v, feature);
+  Run(q, k, v, feature == "relu" ? Feature::kRelu : Feature::kElu, /*reverse=*/false, o,
+      MutableData<float>(denominator));
+  return {o, denominator};
+}
+
+class SumsFunction : public torch::autograd::Function<SumsFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y,
+                            const at::Tensor& z, bool reverse,
+                            const std::tuple<at::Tensor>& output) {
+    context->save_for_backward({x, y, z});
+    context->saved_data["reverse"] = reverse;
+    return std::get<0>(output);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& d = d_outputs[0];
+    const at::Tensor& x = saved[0];
+    const at::Tensor& y = saved[1];
+    const at::Tensor& z = saved[2];
+    const bool reverse = context->saved_data["reverse"].toBool();
+    const auto of_keys = [&](const at::Tensor& left, const at::Tensor& right,
+                             const at::Tensor& value) {
+      return SumGroups(CallCausalSums(Repeat(left, x.sym_size(1)), right, value, !reverse),
+                       y.sym_size(1));
+    };
+    variable_list gradients(5);
+    if (context->needs_input_grad(0)) gradients[0] = CallCausalSums(d, z, y, reverse);
+    if (context->needs_input_grad(1)) gradients[1] = of_keys(z, d, x);
+    if (context->needs_input_grad(2)) gradients[2] = of_keys(y, x, d);
+    return gradients;
+  }
+};
+
+// The gradient of a feature's argument, of the feature and its gradient.
+at::Tensor FeatureGradient(const at::Tensor& d, const at::Tensor& feature, std::string_view name) {
+  return name == "relu" ? d * (feature > 0) : d * feature.clamp_max(1);
+}
+
+class LinearFunction : public torch::autograd::Function<LinearFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, std::string feature,
+                               const std::tuple<at::Tensor, at::Tensor>& outputs) {
+    const auto& [o, denominator] = outputs;
+    context->save_for_backward({q, k, v, o, denominator});
+    context->saved_data["feature"] = std::move(feature);
+    context->set_materialize_grads(false);
+    return {o, denominator};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& q = saved[0];
+    const at::Tensor& k = saved[1];
+    const at::Tensor& v = saved[2];
+    const at::Tensor& o = saved[3];
+    const at::Tensor& denominator = saved[4];
+    const std::string& feature = context->saved_data["feature"].toStringRef();
+    const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
+    const at::Tensor none_seen = denominator == 0;
+    const at::Tensor d_numerator =
+        d_o * denominator.masked_fill(none_seen, 1).reciprocal().masked_fill(none_seen, 0);
+    at::Tensor d_denominator = -(d_numerator * o).sum(3, /*keepdim=*/true);
+    if (d_outputs[1].defined()) d_denominator = d_denominator + d_outputs[1];
+
+    const at::Tensor x = Features(q, feature);
+    const at::Tensor y = Features(k, feature);
+    const bool needs_query = context->needs_input_grad(0);
+    const bool needs_key = context->needs_input_grad(1);
+    const auto of_keys = [&](const at::Tensor& left, const at::Tensor& right,
+                             const at::Tensor& value) {
+      return SumGroups(CallCausalSums(Repeat(left, q.sym_size(1)), right, value, /*reverse=*/true),
+                       k.sym_size(1));
+    };
+    variable_list gradients(5);
+    if (needs_query || needs_key) {
+      // The denominator is the numerator of values of 1.
+      const at::Tensor value = at::cat({v, at::ones_like(v.narrow(3, 0, 1))}, 3);
+      const at::Tensor d = at::cat({d_numerator, d_denominator}, 3);
+      if (needs_query) {
+        gradients[0] = FeatureGradient(CallCausalSums(d, value, y, /*reverse=*/false), x, feature);
+      }
+      if (needs_key) gradients[1] = FeatureGradient(of_keys(value, d, x), y, feature);
+    }
+    if (context->needs_input_grad(2)) gradients[2] = of_keys(y, x, d_numerator);
+    return gradients;
+  }
+};
+
+std::array<bool, 3> Needed(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
+  return {x.requires_grad(), y.requires_grad(), z.requires_grad()};
+}
+
+at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
+                        bool reverse) {
+  CheckNoTangents(kOperation, x, y, z);
+  const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
+  if (!RecordsGradients(Needed(x, y, z))) return output;
+  // In a tuple, where autograd does not take it for an input.
+  return Record<SumsFunction>(x, y, z, reverse, std::tuple(output));
+}
+
+std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& v, std::string_view feature) {
+  CheckNoTangents(kOperation, q, k, v);
+  const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
+  if (!RecordsGradients(Needed(q, k, v))) return outputs;
+  const variable_list recorded = Record<LinearFunction>(q, k, v, std::string(feature), outputs);
+  return {recorded[0], recorded[1]};
+}
+
+}  // namespace
+
+at::Tensor Features(const at::Tensor& x, std::string_view feature) {
+  if (feature == "relu") return x.relu();
+  // Of the two terms one is 0 or 1. In place: nothing needs the numbers before.
+  return x.clamp_max(0).exp_() + x.relu();
+}
+
+at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
+                          bool reverse) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("gnomon::causal_sums", "")
+          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>();
+  return op.call(x, y, z, reverse);
+}
+
+std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const at::Tensor& k,
+                                                    const at::Tensor& v, std::string_view feature) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("gnomon::causal_linear", "")
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                    const at::Tensor&, std::string_view)>();
+  return op.call(q, k, v, feature);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
+  m.impl("causal_sums", SumsCpu);
+  m.impl("causal_linear", LinearCpu);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
+  m.impl("causal_sums", SumsMeta);
+  m.impl("causal_linear", LinearMeta);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
+  m.impl("causal_sums", SumsAutograd);
+  m.impl("causal_linear", LinearAutograd);
+}
+
+}  // namespace gnomon

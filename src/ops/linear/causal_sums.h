@@ -1,0 +1,27 @@
+// The operators gnomon::causal_sums and gnomon::causal_linear, called through Torch's dispatcher.
+#ifndef GNOMON_OPS_LINEAR_CAUSAL_SUMS_H_
+#define GNOMON_OPS_LINEAR_CAUSAL_SUMS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <tuple>
+
+namespace gnomon {
+
+// sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L, D) and
+// z (B, Hkv, L, E), as (B, H, L, E).
+at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
+                          bool reverse);
+
+// Causal linear attention of q, k and v with the feature elu or relu: o, and the denominators (B,
+// H, L, 1). Rows of o whose denominator is 0 are 0.
+std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const at::Tensor& k,
+                                                    const at::Tensor& v, std::string_view feature);
+
+// elu(x) + 1 without the cancellation, or relu(x).
+at::Tensor Features(const at::Tensor& x, std::string_view feature);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_LINEAR_CAUSAL_SUMS_H_

@@ -1,0 +1,19 @@
+#ifndef GNOMON_OPS_NN_MODULE_TENSOR_H_
+#define GNOMON_OPS_NN_MODULE_TENSOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace gnomon {
+
+// A tensor that a module holds: a parameter where it is learned, else a buffer.
+struct ModuleTensor {
+  std::string name;
+  at::Tensor start;  // float64
+  bool learned;
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_NN_MODULE_TENSOR_H_

@@ -1,0 +1,310 @@
+#include <gnomon/torch/nn.h>
+
+#include <torch/nn/init.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "ops/coordinates/token_grid.h"
+#include "ops/nn/module_terms.h"
+#include "ops/nn/token_encoding.h"
+
+namespace gnomon::nn {
+namespace {
+
+torch::Tensor AsDefaultDtype(const torch::Tensor& tensor) {
+  return tensor.to(torch::get_default_dtype());
+}
+
+int64_t KeyHeads(const MultiheadAttentionOptions& options) {
+  return options.kv_heads().value_or(options.num_heads());
+}
+
+int64_t KeyDim(const MultiheadAttentionOptions& options) {
+  return options.kdim().value_or(options.embed_dim());
+}
+
+int64_t ValueDim(const MultiheadAttentionOptions& options) {
+  return options.vdim().value_or(options.embed_dim());
+}
+
+int64_t HeadDim(const MultiheadAttentionOptions& options) {
+  if (options.qk_dim()) return *options.qk_dim();
+  return HeadColumns(options.similarity().spec, options.embed_dim() / options.num_heads());
+}
+
+void Check(const MultiheadAttentionOptions& options) {
+  constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
+  TORCH_CHECK_VALUE(options.num_heads() >= 1 && options.embed_dim() >= 1 &&
+                        options.embed_dim() % options.num_heads() == 0,
+                    kName, "embed_dim is ", options.embed_dim(), " and num_heads ",
+                    options.num_heads(), "; expected a positive multiple");
+  const int64_t key_heads = KeyHeads(options);
+  TORCH_CHECK_VALUE(key_heads >= 1 && options.num_heads() % key_heads == 0, kName, "kv_heads is ",
+                    key_heads, "; expected a divisor of num_heads = ", options.num_heads());
+  TORCH_CHECK_VALUE(HeadDim(options) >= 1, kName, "qk_dim is ", HeadDim(options),
+                    "; expected at least 1");
+  for (const auto& [name, columns] :
+       {std::pair("kdim", KeyDim(options)), std::pair("vdim", ValueDim(options))}) {
+    TORCH_CHECK_VALUE(columns >= 1, kName, name, " is ", columns, "; expected at least 1");
+  }
+  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
+                    options.dropout(), "; expected 0 to 1");
+}
+
+// Adds to embeddings what each makes of them.
+torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
+                           const torch::Tensor& embeddings, const TokenCall& call) {
+  TORCH_CHECK_VALUE(!call.cache || !call.lengths, "gnomon.nn: lengths and a cache are both given; ",
+                    "expected lengths in a call of all tokens, without a cache");
+  const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);
+  const torch::Tensor before = call.cache ? call.cache->embeddings : torch::Tensor();
+  torch::Tensor tokens = embeddings;
+  int64_t history = 0;
+  for (TokenEncodingImpl* encoding : encodings) {
+    tokens = tokens + encoding->encode(embeddings, offset, before, call);
+    history = std::max(history, encoding->history());
+  }
+  if (call.cache) call.cache->append(embeddings, history);
+  return tokens;
+}
+
+// "name:key=value".
+class SpecBuilder {
+ public:
+  explicit SpecBuilder(std::string name) : text_(std::move(name)) {}
+  SpecBuilder& Add(const std::string& key, const std::string& value) {
+    text_ += ":" + key + "=" + value;
+    return *this;
+  }
+  SpecBuilder& Grid(const std::vector<int64_t>& shape, int64_t prefix) {
+    if (!shape.empty()) Add("shape", SizesText(shape));
+    return Add("prefix", std::to_string(prefix));
+  }
+  operator std::string() const { return text_; }  // NOLINT: implicit
+
+ private:
+  std::string text_;
+};
+
+void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t dim) {
+  TORCH_CHECK_VALUE(embeddings.dim() == 3 && embeddings.size(2) == dim, "gnomon.nn.", name,
+                    ": embeddings have shape ", embeddings.sizes(), "; expected (B, L, ", dim, ")");
+}
+
+}  // namespace
+
+std::string attention_position(const std::string& position) { return AttentionPosition(position); }
+
+void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v) {
+  k = k.defined() ? torch::cat({k, new_k}, 2) : new_k;
+  v = v.defined() ? torch::cat({v, new_v}, 2) : new_v;
+}
+
+void KVCache::reset() {
+  k = torch::Tensor();
+  v = torch::Tensor();
+}
+
+MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& options_)
+    : options(options_) {
+  Check(options);
+  reset();
+}
+
+void MultiheadAttentionImpl::reset() {
+  const int64_t embed_dim = options.embed_dim();
+  const int64_t key_heads = KeyHeads(options);
+  const int64_t value_dim = embed_dim / options.num_heads();
+  const auto linear = [&](const char* name, int64_t in, int64_t out) {
+    torch::nn::Linear layer = register_module(
+        name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias())));
+    torch::nn::init::normal_(layer->weight, 0, 1 / std::sqrt(static_cast<double>(in)));
+    if (options.bias()) torch::nn::init::zeros_(layer->bias);
+    return layer;
+  };
+  q_proj = linear("q_proj", embed_dim, options.num_heads() * HeadDim(options));
+  k_proj = linear("k_proj", KeyDim(options), key_heads * HeadDim(options));
+  v_proj = linear("v_proj", ValueDim(options), key_heads * value_dim);
+  out_proj = linear("out_proj", embed_dim, embed_dim);
+  term_names_.clear();
+  const ModuleShape shape{options.num_heads(), HeadDim(options), value_dim, options.max_length()};
+  std::vector<torch::Tensor> given = options.similarity().tensors;
+  given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
+  for (const ModuleTensor& tensor :
+       ModuleTensors(options.similarity().spec, options.position().spec, shape, given)) {
+    // A copy also where the dtype is that already: a clone has parameters of its own.
+    const torch::Tensor start = AsDefaultDtype(tensor.start).detach().clone();
+    if (tensor.learned) {
+      register_parameter(tensor.name, start);
+    } else {
+      register_buffer(tensor.name, start);
+    }
+    term_names_.push_back(tensor.name);
+  }
+}
+
+torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const torch::Tensor& key,
+                                              const torch::Tensor& value,
+                                              const AttentionCall& call) {
+  const torch::Tensor& keys = key.defined() ? key : query;
+  const torch::Tensor& values = value.defined() ? value : keys;
+  CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
+  CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
+  CheckEmbeddings("MultiheadAttention", values, ValueDim(options));
+  const auto heads = [](const torch::Tensor& projected, int64_t count) {
+    return projected.unflatten(2, {count, -1}).transpose(1, 2);
+  };
+  const torch::Tensor q = heads(q_proj(query), options.num_heads());
+  torch::Tensor k = heads(k_proj(keys), KeyHeads(options));
+  torch::Tensor v = heads(v_proj(values), KeyHeads(options));
+  std::optional<int64_t> query_offset = call.query_offset;
+  // The cache takes the tokens once nothing can be refused any more.
+  KVCache joined;
+  if (call.cache) {
+    if (!query_offset && !call.query_offsets) query_offset = call.cache->length();
+    joined = *call.cache;
+    joined.append(k, v);
+    k = joined.k;
+    v = joined.v;
+  }
+  CallArguments arguments;
+  arguments.causal = call.causal;
+  if (call.window) {
+    arguments.left = call.window->first;
+    arguments.right = call.window->second;
+  }
+  arguments.key_starts = call.key_starts;
+  arguments.key_lengths = call.key_lengths;
+  arguments.query_segments = call.query_segments;
+  arguments.key_segments = call.key_segments;
+  arguments.query_offset = query_offset;
+  arguments.query_offsets = call.query_offsets;
+  arguments.chunks = call.chunks;
+  if (is_training()) arguments.dropout = options.dropout();
+  const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
+                                          options.position().spec, TermTensors(), arguments);
+  if (call.cache) *call.cache = joined;
+  return out_proj(o.transpose(1, 2).flatten(2));
+}
+
+std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {
+  std::vector<torch::Tensor> tensors;
+  const auto parameters = named_parameters(/*recurse=*/false);
+  const auto buffers = named_buffers(/*recurse=*/false);
+  for (const std::string& name : term_names_) {
+    tensors.push_back(parameters.contains(name) ? parameters[name] : buffers[name]);
+  }
+  return tensors;
+}
+
+std::vector<LearnedValue> MultiheadAttentionImpl::learned_values() const {
+  const ModuleShape shape{options.num_heads(), HeadDim(options),
+                          options.embed_dim() / options.num_heads(), options.max_length()};
+  std::vector<LearnedValue> values;
+  for (LearnedTensor& learned :
+       LearnedTensors(options.similarity().spec, options.position().spec, shape, TermTensors())) {
+    values.push_back({std::move(learned.name), learned.value, learned.start});
+  }
+  return values;
+}
+
+void TokenCache::append(const torch::Tensor& new_embeddings, int64_t history) {
+  tokens += new_embeddings.size(1);
+  if (history == 0) return;
+  const torch::Tensor all =
+      embeddings.defined() ? torch::cat({embeddings, new_embeddings}, 1) : new_embeddings;
+  embeddings = all.slice(1, std::max<int64_t>(all.size(1) - history, 0));
+}
+
+void TokenCache::reset() { *this = TokenCache(); }
+
+TokenEncodingImpl::TokenEncodingImpl(const TokenEncodingOptions& options_) : options(options_) {
+  reset();
+}
+
+void TokenEncodingImpl::reset() {
+  const std::unique_ptr<TokenEncoder> encoder =
+      MakeTokenEncoder(Component::Parse(options.spec()), options.dim(), options.causal());
+  max_length_ = encoder->max_length();
+  history_ = encoder->history();
+  tensor_names_.clear();
+  for (const ModuleTensor& tensor : encoder->Tensors()) {
+    register_parameter(tensor.name, AsDefaultDtype(tensor.start));
+    tensor_names_.push_back(tensor.name);
+  }
+}
+
+torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t offset,
+                                        const torch::Tensor& before, const TokenCall& call) {
+  std::vector<torch::Tensor> tensors;
+  const auto parameters = named_parameters(/*recurse=*/false);
+  for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
+  const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
+  return EncodeTokens(
+      Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
+      {embeddings, offset, is_training(), call.lengths, known, call.generator, call.rows});
+}
+
+torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {
+  return AddEncodings({this}, embeddings, call);
+}
+
+TokenEncoding Sinusoidal(int64_t dim, const std::string& layout, const std::vector<int64_t>& shape,
+                         int64_t prefix) {
+  return TokenEncoding(SpecBuilder("sinusoidal").Add("layout", layout).Grid(shape, prefix), dim);
+}
+
+TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim) {
+  return TokenEncoding(SpecBuilder("learned").Add("length", std::to_string(max_length)), dim);
+}
+
+TokenEncoding Convolutional(int64_t dim, int64_t kernel, int64_t groups, bool causal) {
+  const std::string spec = SpecBuilder("conv")
+                               .Add("kernel", std::to_string(kernel))
+                               .Add("groups", std::to_string(groups));
+  return TokenEncoding(TokenEncodingOptions(spec, dim).causal(causal));
+}
+
+TokenEncoding CAPE(int64_t dim, const CAPEOptions& options) {
+  SpecBuilder spec("cape");
+  for (const auto& [name, value] : {std::pair("global_shift", options.global_shift()),
+                                    std::pair("local_shift", options.local_shift()),
+                                    std::pair("global_scale", options.global_scale())}) {
+    if (value) spec.Add(name, NumberText(*value));
+  }
+  if (options.normalize()) spec.Add("normalize", "true");
+  return TokenEncoding(spec.Grid(options.shape(), options.prefix()), dim);
+}
+
+TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : options(options_) {
+  reset();
+}
+
+void TokenPositionImpl::reset() {
+  // Of positions in attention, too, such as a grid of alibi's.
+  max_length_ = LongestSequence(ParseSum(options.position()), options.max_length());
+  encodings_.clear();
+  std::map<std::string, int64_t> count;
+  for (const Component& component : TokenEncodings(options.position(), options.max_length())) {
+    const std::string& name = component.name();
+    TokenEncoding encoding(
+        TokenEncodingOptions(component.Text(), options.dim()).causal(options.causal()));
+    encodings_.push_back(register_module(name + std::to_string(count[name]++), encoding));
+    if (const std::optional<int64_t> length = encoding->max_length()) {
+      max_length_ = std::min(max_length_.value_or(*length), *length);
+    }
+  }
+}
+
+torch::Tensor TokenPositionImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {
+  CheckEmbeddings("TokenPosition", embeddings, options.dim());
+  std::vector<TokenEncodingImpl*> encodings;
+  for (TokenEncoding& encoding : encodings_) encodings.push_back(encoding.get());
+  return AddEncodings(encodings, embeddings, call);
+}
+
+}  // namespace gnomon::nn

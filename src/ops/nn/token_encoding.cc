@@ -1,0 +1,70 @@
+#include "ops/nn/token_encoding.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+
+std::vector<Component> TokenEncodings(const std::string& position, int64_t max_length) {
+  std::vector<Component> encodings;
+  for (Component& component : ParseSum(position)) {
+    const PositionEntry& entry = FindPosition(component);
+    if (entry.role() != PositionEntry::Role::kEmbedding) continue;
+    if (entry.catalogue.Find("length") != nullptr) {
+      component.SetDefault("length", std::to_string(max_length));
+    }
+    encodings.push_back(std::move(component));
+  }
+  return encodings;
+}
+
+std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64_t dim,
+                                               bool causal) {
+  const PositionEntry& entry = FindPosition(component);
+  TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kEmbedding, "gnomon.nn: position ",
+                    component.name(), " is not added to the embeddings");
+  TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn: ", component.name(), ": dim is ", dim,
+                    "; expected at least 1");
+  return entry.encoder(component, dim, causal);
+}
+
+at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
+                        const std::vector<at::Tensor>& tensors, const TokenBatch& batch) {
+  const std::string& name = component.name();
+  const at::Tensor& embeddings = batch.embeddings;
+  const auto is_like_embeddings = [&](const at::Tensor& tokens) {
+    return tokens.dim() == 3 && tokens.sym_size(2) == dim;
+  };
+  TORCH_CHECK_VALUE(is_like_embeddings(embeddings), "gnomon.nn: ", name, ": embeddings have shape ",
+                    embeddings.sym_sizes(), "; expected (B, L, ", dim, ")");
+  TORCH_CHECK_TYPE(embeddings.is_floating_point(), "gnomon.nn: ", name, ": embeddings have dtype ",
+                   embeddings.scalar_type(), "; expected a floating-point one");
+  TORCH_CHECK_VALUE(!batch.before || (is_like_embeddings(*batch.before) &&
+                                      batch.before->sym_size(0) == embeddings.sym_size(0)),
+                    "gnomon.nn: ", name, ": the embeddings before have shape ",
+                    batch.before ? batch.before->sym_sizes() : embeddings.sym_sizes(),
+                    "; expected (B, N, ", dim, ") with B = ", embeddings.sym_size(0));
+  TORCH_CHECK_VALUE(
+      !batch.rows || (batch.rows->first >= 0 &&
+                      embeddings.sym_size(0) <= batch.rows->total - batch.rows->first),
+      "gnomon.nn: ", name, ": the rows from ", batch.rows ? batch.rows->first : 0,
+      " on of a batch of ", batch.rows ? batch.rows->total : 0, " are ", embeddings.sym_size(0),
+      "; expected no more");
+  if (batch.lengths) {
+    TORCH_CHECK_TYPE(at::isIntegralType(batch.lengths->scalar_type(), /*includeBool=*/false),
+                     "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),
+                     "; expected integers");
+    TORCH_CHECK_VALUE(
+        batch.lengths->dim() == 0 ||
+            (batch.lengths->dim() == 1 && batch.lengths->sym_size(0) == embeddings.sym_size(0)),
+        "gnomon.nn: ", name, ": lengths have shape ", batch.lengths->sym_sizes(),
+        "; expected (B,) = (", embeddings.sym_size(0), ",), or () for all");
+  }
+  const std::unique_ptr<TokenEncoder> encoder = MakeTokenEncoder(component, dim, causal);
+  return encoder->Encode(tensors, batch).to(embeddings.options());
+}
+
+}  // namespace gnomon

@@ -1,0 +1,48 @@
+#include <ATen/ATen.h>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/positions/content_tables.h"
+
+namespace gnomon {
+namespace {
+
+ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const ContentCall& call) {
+  return {.query = call.q,
+          .keys = AsRows(component, "table", tensors[0], call.head_dim, call.heads),
+          .layout = "keys"};
+}
+
+at::Tensor Start(const Component& component, const ModuleShape& n) {
+  return RandomRows(Stream::kTable, TableRows(component, *LengthOf(component, n.max_length), n),
+                    n.head_dim);
+}
+
+// The rows of the keys that there are.
+at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
+                     const CallLengths& lengths) {
+  TORCH_CHECK_VALUE(lengths.keys <= SizeOf(held, -2), "gnomon.nn: ", component.name(),
+                    ":length=", SizeOf(held, -2), " and Lk = ", lengths.keys,
+                    "; expected at least as many");
+  return held.slice(-2, 0, lengths.keys);
+}
+
+const RegisterPosition absolute_keys({
+    .catalogue = {.name = "absolute_keys",
+                  .title = "absolute keys",
+                  .formula = "q_i.R[j] scale: learned absolute positions inside attention",
+                  .latex = R"(\frac{q_i \cdot R[j]}{\sqrt{D}})",
+                  .note = "learned absolute positions inside attention",
+                  .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
+                            "Pre-training",
+                  .role = CatalogueEntry::Role::kContent,
+                  .cost = "1 + 0, and q times the rows"},
+    .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys}), Length(),
+                   Flag("per_head", "false")},
+    .content = Content,
+    .max_length = LengthOf,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,37 @@
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_grid.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Start(const Component& component, const ModuleShape& n) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  TORCH_CHECK_VALUE(grid, "gnomon: ", component.name(), " in a module needs a shape, as in ",
+                    component.name(), ":shape=14x14");
+  std::vector<int64_t> sizes = {n.heads};
+  for (const int64_t length : grid->shape()) sizes.push_back(2 * length - 1);
+  return at::zeros(sizes, at::TensorOptions().dtype(at::kDouble));
+}
+
+const RegisterPosition grid_bias({
+    .catalogue =
+        {.name = "grid_bias",
+         .title = "grid bias",
+         .formula = "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = "
+                    "x_j - x_i; any number of axes",
+         .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
+         .note = "or over any number of axes",
+         .source = "Liu et al. 2021, Swin Transformer",
+         .role = CatalogueEntry::Role::kGridBias,
+         .cost = "1 + 0",
+         .needs_grid = true},
+    .parameters = OnGrid({Table("table", Index::kGrid, {.start = Start})}),
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,66 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <string>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+constexpr double kMu = 0.001;
+
+// mu * distance, clamped to +-80: float32 ends at sinh(89).
+at::Tensor Angle(const at::Tensor& mu, const at::Tensor& distance) {
+  return (mu * distance).clamp(-80, 80);
+}
+
+// Angelotti 2023, with the sign that penalises distance: its eq. 12 and eq. 14 disagree. The
+// paper's form is odd, which without a mask favours the last key of all.
+at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& range) {
+  const at::Tensor tau = OverEntries(tensors[0]);
+  const at::Tensor mu = OverEntries(tensors[1]);
+  const std::string mode = component.Choice("mode");
+  const at::Tensor distance = range.DistancesAs(mu);
+  if (mode == "abs") return -tau * Angle(mu, distance.abs()).sinh();
+  if (mode == "odd") return -tau * Angle(mu, distance).sinh();
+  return tau * (1 - Angle(mu, distance).cosh());
+}
+
+at::Tensor MuStart(const Component& component, const ModuleShape& n) {
+  const double mu = ParseNumber(component.Find("mu").value_or("")).value_or(kMu);
+  TORCH_CHECK_VALUE(mu > 0, "gnomon: hype:mu=", mu, "; expected a positive number");
+  return at::full({n.heads}, mu, at::TensorOptions().dtype(at::kDouble));
+}
+
+// ALiBi's slopes where mu (p_i - p_j) is small.
+at::Tensor TauStart(const Component& component, const ModuleShape& n) {
+  return alibi_slopes(n.heads) / MuStart(component, n);
+}
+
+Parameter Tau() {
+  Parameter tau = PerHead("tau", "fixed", {.start = TauStart});
+  tau.otherwise = "ALiBi's slopes / mu";
+  return tau;
+}
+
+const RegisterPosition hype({
+    .catalogue =
+        {.name = "hype",
+         .title = "HyPE",
+         .formula = "-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - "
+                    "cosh(...))",
+         .latex =
+             R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
+         .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
+                   "Positional Encoding",
+         .role = CatalogueEntry::Role::kBias,
+         .cost = "1 + 0"},
+    .parameters = OnAxis({Tau(), PerHead("mu", "0.001", {.start = MuStart}),
+                          Choice("mode", {"abs", "odd", "cosh"})}),
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,49 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+// Chi et al. 2022, eq. 6 and eq. 7.
+at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& range) {
+  const at::Tensor r1 = OverEntries(tensors[0]);
+  const at::Tensor r2 = OverEntries(tensors[1]);
+  const at::Tensor distance = range.DistancesAs(r1).abs();
+  if (component.Choice("kind") == "log") return -r1 * (r2 * distance).log1p();
+  return -r1 * distance.pow(r2);
+}
+
+// Power starts as ALiBi; log at the quantiles of the uniform distributions, on (0, 2) and (0, 1),
+// that the paper's code draws from.
+at::Tensor R1Start(const Component& component, const ModuleShape& n) {
+  if (component.Choice("kind") == "power") return alibi_slopes(n.heads);
+  return (at::arange(n.heads, at::TensorOptions().dtype(at::kDouble)) + 0.5) *
+         (2.0 / static_cast<double>(n.heads));
+}
+
+at::Tensor R2Start(const Component& component, const ModuleShape& n) {
+  return at::full({n.heads}, component.Choice("kind") == "power" ? 1.0 : 0.5,
+                  at::TensorOptions().dtype(at::kDouble));
+}
+
+const RegisterPosition kerple({
+    .catalogue =
+        {.name = "kerple",
+         .title = "KERPLE",
+         .formula = "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
+         .latex =
+             R"(\begin{aligned}\text{log} && -r_{1h} \log(1 + r_{2h} |p_i - p_j|) \\ \text{power} && -r_{1h}\, |p_i - p_j|^{r_{2h}}\end{aligned})",
+         .source = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
+         .role = CatalogueEntry::Role::kBias,
+         .cost = "1 + 0"},
+    .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}),
+                          PerHead("r2", "learned", {.start = R2Start}),
+                          Choice("kind", {"log", "power"})}),
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,19 @@
+#include <ATen/ATen.h>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+const RegisterPosition none({
+    .catalogue = {.name = "none",
+                  .title = "no position",
+                  .formula = "nothing: a causal mask or a convolution tells positions apart (NoPE)",
+                  .source = "Haviv et al. 2022, Transformer Language Models without Positional "
+                            "Encodings Still Learn Positional Information",
+                  .role = CatalogueEntry::Role::kNone,
+                  .cost = "0 + 0"},
+});
+
+}  // namespace
+}  // namespace gnomon

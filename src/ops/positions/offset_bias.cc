@@ -1,0 +1,85 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_grid.h"
+
+namespace gnomon {
+namespace {
+
+// The entries of a module's table, (H, 2 n - 1), whose middle is the offset 0 of positions.
+at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
+  const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
+  TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,
+                    "gnomon.nn: the table of OffsetBias has shape ", table.sym_sizes(),
+                    "; expected (H, 2 length - 1) with H = ", range.heads);
+  const c10::SymInt most = (columns - 1) / 2;
+  c10::SymInt first = range.query_offset;
+  c10::SymInt last = range.query_offset;
+  if (range.query_offsets && range.query_offsets->numel() > 0) {
+    first = range.query_offsets->min().item<int64_t>();
+    last = range.query_offsets->max().item<int64_t>();
+  }
+  const c10::SymInt back = last + range.queries - 1;
+  const c10::SymInt ahead = range.keys - 1 - first;
+  TORCH_CHECK_VALUE(range.size() == 0 || (back <= most && ahead <= most),
+                    "gnomon.nn: offset_bias:length=", most + 1, " and offsets from ", -back, " to ",
+                    ahead, "; expected them within +-", most);
+  if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
+  // (B, 1, entries) to (B, H, entries).
+  const at::Tensor entries = -range.Distances(table.options()) + most;
+  return table.t().index({entries.squeeze(1)}).transpose(1, 2);
+}
+
+at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& range) {
+  const at::Tensor& table = tensors[0];
+  if (component.FindFlag("centred").value_or(false)) return CentredEntries(table, range);
+  TORCH_CHECK_VALUE(
+      table.dim() == 2 && table.sym_size(0) == range.heads && table.sym_size(1) == range.size(),
+      "gnomon.attention: the table of OffsetBias has shape ", table.sym_sizes(),
+      "; expected (H, Lq + Lk - 1) = (", range.heads, ", ", range.size(), ")");
+  return table;
+}
+
+at::Tensor Start(const Component& component, const ModuleShape& n) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  if (!grid) {
+    return at::zeros({n.heads, 2 * *LengthOf(component, n.max_length) - 1},
+                     at::TensorOptions().dtype(at::kDouble));
+  }
+  const std::vector<int64_t>& shape = grid->shape();
+  const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
+  TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
+                    ":shape=", SizesText(shape),
+                    " without an axis is one table for all axes, whose lengths ",
+                    "differ; expected an axis, as in axis=0");
+  return at::zeros({n.heads, 2 * shape[component.FindInteger("axis").value_or(0)] - 1},
+                   at::TensorOptions().dtype(at::kDouble));
+}
+
+std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) {
+  return component.Find("shape") ? std::nullopt : LengthOf(component, otherwise);
+}
+
+const RegisterPosition offset_bias({
+    .catalogue = {.name = "offset_bias",
+                  .title = "offset bias",
+                  .formula = "attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + "
+                             "length - 1]",
+                  .latex = R"(\text{table}[h, j - i + L_q - 1])",
+                  .note = "in attention(); in modules table[h, p_j - p_i + length - 1]",
+                  .source =
+                      "Shaw et al. 2018, Self-Attention with Relative Position Representations",
+                  .role = CatalogueEntry::Role::kBias,
+                  .cost = "1 + 0"},
+    .parameters = OnAxis({Table("table", Index::kOffsets, {.start = Start}), Length()}),
+    .bias = Bias,
+    .max_length = MaxLength,
+});
+
+}  // namespace
+}  // namespace gnomon

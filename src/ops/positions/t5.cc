@@ -1,0 +1,77 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <cmath>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+
+// The arithmetic, in float32, of the published models: a bucket's edge must fall where theirs does.
+at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, int64_t num_buckets,
+                     int64_t max_distance) {
+  TORCH_CHECK_TYPE(at::isIntegralType(relative_position.scalar_type(), /*includeBool=*/false),
+                   "gnomon.t5_bucket: relative_position has dtype ",
+                   relative_position.scalar_type(), "; expected integers");
+  const int64_t one_side = bidirectional ? num_buckets / 2 : num_buckets;
+  const int64_t exact = one_side / 2;
+  TORCH_CHECK_VALUE(exact >= 1, "gnomon.t5_bucket: num_buckets is ", num_buckets,
+                    "; expected at least ", bidirectional ? 4 : 2);
+  TORCH_CHECK_VALUE(max_distance > exact, "gnomon.t5_bucket: max_distance is ", max_distance,
+                    "; expected more than ", exact, ", the number of exact buckets");
+  // All far distances share a bucket; those near the ends of int64 have no absolute value.
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const at::Tensor relative = relative_position.to(at::kLong).clamp(-kFar, kFar);
+  const at::Tensor distance = bidirectional ? relative.abs() : -relative.clamp_max(0);
+  const double log_range = std::log(static_cast<double>(max_distance) / static_cast<double>(exact));
+  const at::Tensor far =
+      ((distance.clamp_min(1).to(at::kFloat) / exact).log() / log_range * (one_side - exact))
+          .to(at::kLong)
+          .add(exact)
+          .clamp_max(one_side - 1);
+  const at::Tensor bucket = at::where(distance < exact, distance, far);
+  return bidirectional ? bucket + (relative > 0).to(at::kLong) * one_side : bucket;
+}
+
+namespace {
+
+at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& range) {
+  const at::Tensor& table = tensors[0];
+  TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(1) == range.heads,
+                    "gnomon.attention: the table of T5 has shape ", table.sym_sizes(),
+                    "; expected (buckets, H) with H = ", range.heads);
+  const at::Tensor buckets = t5_bucket(-range.Distances(table.options()),
+                                       component.FindFlag("bidirectional").value_or(true),
+                                       table.size(0), component.Integer("max_distance"));
+  if (!range.query_offsets) return table.index_select(0, buckets).t();
+  // (B, 1, entries) to (B, H, entries).
+  return table.index({buckets.squeeze(1)}).transpose(1, 2);
+}
+
+at::Tensor Start(const Component& component, const ModuleShape& n) {
+  return at::zeros({component.Integer("buckets"), n.heads}, at::TensorOptions().dtype(at::kDouble));
+}
+
+Parameter Bidirectional() {
+  Parameter flag = Flag("bidirectional", "");
+  flag.otherwise = "unless causal in a sequence";
+  return flag;
+}
+
+const RegisterPosition t5({
+    .catalogue = {.name = "t5",
+                  .title = "T5",
+                  .formula = "table[bucket(p_j - p_i), h]",
+                  .latex = R"(\text{table}[\text{bucket}(p_j - p_i), h])",
+                  .source = "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
+                  .role = CatalogueEntry::Role::kBias,
+                  .cost = "1 + 0"},
+    .parameters = OnAxis({Table("table", Index::kBuckets, {.start = Start}),
+                          Integer("buckets", "32"), Integer("max_distance", "128"),
+                          Bidirectional()}),
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace gnomon

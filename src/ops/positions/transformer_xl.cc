@@ -1,0 +1,101 @@
+#include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/positions/content_tables.h"
+
+namespace gnomon {
+namespace {
+
+// Dai et al. 2019: (q + u).k_j + (q + v).r_(i - j).
+ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const ContentCall& call) {
+  TORCH_CHECK_VALUE(call.is_dot, "gnomon.attention: transformer_xl goes with dot alone");
+  TORCH_CHECK_VALUE(call.causal, "gnomon.attention: transformer_xl with causal = False; expected ",
+                    "causal, for its distances are those to the past");
+  for (const size_t n : {0, 1}) {
+    TORCH_CHECK_VALUE(tensors[n].dim() == 2 && SizeOf(tensors[n], 0) == call.heads &&
+                          SizeOf(tensors[n], 1) == call.head_dim,
+                      "gnomon.attention: ", n == 0 ? "u" : "v", " of transformer_xl has shape ",
+                      tensors[n].sym_sizes(), "; expected (H, D) = (", call.heads, ", ",
+                      call.head_dim, ")");
+  }
+  const at::Tensor rows = AsRows(component, "r", tensors[2], call.head_dim, call.heads);
+  return {.query = call.q + tensors[1].unsqueeze(1),
+          .keys = rows.flip(1),
+          .key_weights = tensors[0],
+          .layout = "past"};
+}
+
+at::Tensor VectorStart(const Component&, const ModuleShape& n) {
+  return at::zeros({n.heads, n.head_dim}, at::TensorOptions().dtype(at::kDouble));
+}
+
+// A tensor that comes with the specification is a table.
+bool HasLearnedDistances(const Component& component) {
+  if (component.IsTensor("r")) return true;
+  return component.Choice("r") == "learned";
+}
+
+// A table of distances, or the map W_R of their sinusoids of E = H Dv columns.
+at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
+  if (!HasLearnedDistances(component)) {
+    return RandomRows(Stream::kDistances, {n.heads, n.head_dim}, n.heads * n.value_dim);
+  }
+  return RandomRows(Stream::kDistances, {n.heads, *LengthOf(component, n.max_length)}, n.head_dim);
+}
+
+at::Tensor Distances(const Component& component, const at::Tensor& held,
+                     const CallLengths& lengths) {
+  if (HasLearnedDistances(component)) return held;
+  const at::Tensor distances =
+      at::arange(std::max<int64_t>(lengths.positions, 1), held.options().dtype(at::kDouble));
+  const at::Tensor waves = sinusoid(distances, SizeOf(held, 2), "split_xl").to(held.scalar_type());
+  return at::matmul(waves, held.transpose(1, 2));
+}
+
+std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) {
+  return HasLearnedDistances(component) ? LengthOf(component, otherwise) : std::nullopt;
+}
+
+// The table of distances, or in a module what it is.
+Parameter DistancesParameter() {
+  Parameter r = Choice("r", {"sinusoidal", "learned"});
+  r.takes_tensor = true;
+  r.index = Index::kDistances;
+  r.tensor = {.start = DistancesStart, .expand = Distances};
+  return r;
+}
+
+Parameter LengthOfDistances() {
+  Parameter length = Length();
+  length.meaning = "distances of a learned r";
+  return length;
+}
+
+const RegisterPosition transformer_xl({
+    .catalogue = {.name = "transformer_xl",
+                  .title = "Transformer-XL",
+                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or "
+                             "learned",
+                  .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
+                  .note = "where r maps sinusoids of the distance, or is learned",
+                  .source = "Dai et al. 2019, Transformer-XL",
+                  .role = CatalogueEntry::Role::kContent,
+                  .cost = "2 + 0, and q times the rows",
+                  .needs_causal = true,
+                  .needs_dot = true},
+    .parameters = {Table("u", Index::kNone, {.start = VectorStart}),
+                   Table("v", Index::kNone, {.start = VectorStart}), DistancesParameter(),
+                   LengthOfDistances()},
+    .content = Content,
+    .max_length = MaxLength,
+});
+
+}  // namespace
+}  // namespace gnomon

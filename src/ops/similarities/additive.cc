@@ -1,0 +1,33 @@
+#include <ATen/ATen.h>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+// Velickovic et al. 2018, eq. 3, of the two scores.
+MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& one) {
+  return {.function = "additive",
+          .x = q.narrow(3, 0, 0),
+          .y = k.narrow(3, 0, 0),
+          .factor = one,
+          .row_scalars = q.select(3, 0).unsqueeze(0),
+          .column_scalars = k.select(3, 0).unsqueeze(0),
+          .head_scalars = (one * component.Number("slope")).unsqueeze(0)};
+}
+
+const RegisterSimilarity additive({
+    .catalogue = {.name = "additive",
+                  .title = "additive",
+                  .formula = "LeakyReLU(q + k), of one column",
+                  .latex = R"(\text{LeakyReLU}(q + k))",
+                  .note = "where q and k have one column",
+                  .source = "Velickovic et al. 2018, Graph Attention Networks"},
+    .parameters = {Number("slope", "0.2")},
+    .map = Map,
+    .columns = 1,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,171 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+#include "ops/geometry/geometry.h"
+#include "ops/geometry/half_space.h"
+
+namespace gnomon {
+namespace {
+
+// A token as src/definitions/hyperbolic-inl.h reads it.
+struct HyperbolicToken {
+  at::Tensor x;
+  at::Tensor scalars;  // (3, B, H, L)
+};
+
+// offset = u - u0.
+HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& offset, const at::Tensor& u,
+                            const at::Tensor& p) {
+  const double root = std::numbers::sqrt2 / 2;
+  return {x, at::stack({offset, root / u, p * root})};
+}
+
+// The point at that distance from the origin, e^distance - 1 = excess, in the direction of x.
+HyperbolicToken FromPolar(const at::Tensor& x, const at::Tensor& excess, const at::Tensor& sinh) {
+  return FromScalars(x, excess, 1 + excess, sinh);
+}
+
+HyperbolicToken InHalfSpace(const HalfSpacePoint& point) {
+  const at::Tensor height = point.height.clamp(std::exp(-kFarthest), std::exp(kFarthest));
+  return FromScalars(point.x, height, height, 1 / height);
+}
+
+// The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
+// `length` is a parabola that touches |x|, and `unit` is x / kOrigin: distances are smooth there
+// too, with their true gradients at 0, and off by kOrigin^2.
+struct Radius {
+  at::Tensor unit;
+  at::Tensor length;
+  at::Tensor divisor;  // x = divisor * unit
+};
+
+Radius RadiusOf(const at::Tensor& x) {
+  const at::Tensor square = SquaredNorm(x);
+  const at::Tensor norm = SafeSqrt(square);
+  const at::Tensor divisor = norm.clamp_min(kOrigin);
+  return {x / OverColumns(divisor),
+          at::where(norm > kOrigin, norm, square * (0.5 / kOrigin) + kOrigin / 2), divisor};
+}
+
+// The hyperboloid's normalised pseudopolar map (Gulcehre et al. 2019, Hyperbolic Attention
+// Networks): direction x / |x|, at distance z from the origin; a negative distance turns it round.
+HyperbolicToken Pseudopolar(const at::Tensor& token) {
+  const auto [x, z] = SplitLast(token);
+  const at::Tensor ahead = z >= 0;
+  const at::Tensor distance = at::where(ahead, z, -z).clamp_max(kFarthest);
+  const at::Tensor unit = RadiusOf(x).unit;
+  return FromPolar(at::where(OverColumns(ahead), unit, -unit), distance.expm1(), distance.sinh());
+}
+
+// The exponential map at the origin. Distances do not depend on the model.
+HyperbolicToken FromTangent(const at::Tensor& token) {
+  const Radius radius = RadiusOf(token);
+  return FromPolar(radius.unit, radius.length.clamp_max(kFarthest).expm1(),
+                   radius.divisor.clamp_max(kFarthest).sinh());
+}
+
+// (x, sqrt(1 + |x|^2)), of which x suffices.
+HyperbolicToken OnHyperboloid(const at::Tensor& token) {
+  const Radius radius = RadiusOf(SplitLast(token).first);
+  const double most = std::sinh(kFarthest);
+  const at::Tensor sinh = radius.length.clamp_max(most);
+  const at::Tensor square = sinh * sinh;
+  return FromPolar(radius.unit, sinh + square / (1 + (1 + square).sqrt()),
+                   radius.divisor.clamp_max(most));
+}
+
+HyperbolicToken InBall(const at::Tensor& token) {
+  const at::Tensor x = InUnitBall(token);
+  const at::Tensor p = 2 / (1 - SquaredNorm(x));
+  const at::Tensor one = at::ones_like(p);
+  return FromScalars(x, one, one, p);
+}
+
+// Through the hyperboloid, x / sqrt(1 - |x|^2), to the ball.
+HyperbolicToken InKlein(const at::Tensor& token) {
+  const at::Tensor x = InUnitBall(token);
+  const at::Tensor root = (1 - SquaredNorm(x)).sqrt();
+  const at::Tensor one = at::ones_like(root);
+  return FromScalars(x / OverColumns(1 + root), one, one, 1 + 1 / root);
+}
+
+// The model of a hyperbolic similarity and the map into it.
+struct Chart {
+  std::string model;
+  std::string map;
+};
+
+Chart ChartOf(const Component& component) {
+  const std::string model = component.Choice("model");
+  std::vector<std::string> maps = {"exp", "none"};
+  if (model == "half_space") maps = {"psi", "xi", "exp", "none"};
+  if (model == "hyperboloid") maps = {"pseudopolar", "exp", "none"};
+  const std::string map = component.Find("map").value_or(maps.front());
+  if (std::find(maps.begin(), maps.end(), map) == maps.end()) {
+    std::string expected = maps.front();
+    for (size_t n = 1; n < maps.size(); ++n) {
+      expected += (n + 1 < maps.size() ? ", " : " or ") + maps[n];
+    }
+    TORCH_CHECK_VALUE(false, "gnomon: ", component.name(), ":map=", map, " with model=", model,
+                      "; expected ", expected);
+  }
+  return {model, map};
+}
+
+HyperbolicToken MapToHyperbolic(const at::Tensor& token, const Chart& chart) {
+  // The exponential maps of the half-space at (0, ..., 0, 1) and of the others at their origins are
+  // the same up to an isometry.
+  if (chart.map == "exp") return FromTangent(token);
+  if (chart.map == "pseudopolar") return Pseudopolar(token);
+  if (chart.model == "half_space") return InHalfSpace(MapToHalfSpace(token, chart.map));
+  if (chart.model == "hyperboloid") return OnHyperboloid(token);
+  return chart.model == "ball" ? InBall(token) : InKlein(token);
+}
+
+MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& beta) {
+  const Chart chart = ChartOf(component);
+  const HyperbolicToken query = MapToHyperbolic(q, chart);
+  const HyperbolicToken key = MapToHyperbolic(k, chart);
+  return {.function = "hyperbolic",
+          .x = query.x,
+          .y = key.x,
+          .factor = -beta,
+          .row_scalars = query.scalars,
+          .column_scalars = key.scalars};
+}
+
+// The last coordinate of a token is a height, a time, or the distance from the origin.
+bool HasHeight(const Component& component) {
+  const Chart chart = ChartOf(component);
+  return chart.model == "half_space" || (chart.model == "hyperboloid" && chart.map != "exp");
+}
+
+Parameter MapParameter() {
+  Parameter map = Choice("map", {"pseudopolar", "psi", "xi", "exp", "none"});
+  map.default_value = "";
+  map.otherwise = "pseudopolar of the hyperboloid, psi of half_space, exp of the others";
+  return map;
+}
+
+const RegisterSimilarity hyperbolic({
+    .catalogue = {.name = "hyperbolic",
+                  .title = "hyperbolic distance",
+                  .formula = "-beta d, d the distance in hyperbolic space",
+                  .latex = R"(-\beta_h\, d(q, k))",
+                  .note = "where d is the distance in hyperbolic space",
+                  .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks"},
+    .parameters = {PerHead("beta", "learned"),
+                   Choice("model", {"hyperboloid", "half_space", "ball", "klein"}), MapParameter()},
+    .map = Map,
+    .has_height = HasHeight,
+});
+
+}  // namespace
+}  // namespace gnomon
