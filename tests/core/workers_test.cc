@@ -52,13 +52,18 @@ class StallingExecutor final : public Executor {
 };
 
 // Few heads and many keys: blocks of keys wait for their turn at the rows, and those beyond the
-// number of partial sums at the tables.
+// number of partial sums at the tables. In chunks no two of them see a common row, and nothing but
+// the tables keeps them in order.
 TEST(LateWorkersTest, ChangeNoBit) {
   static const OffsetLayout layout(40, 40, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 48, 7000, 8, 8}, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 1, 1, 48, 7000, 8, 8}, .relative = &layout},
       {.shape = {1, 4, 2, 200, 2500, 8, 8}, .key_bias = true},
+      {.shape = {1, 1, 1, 24000, 24000, 4, 4},
+       .chunks = {96, 0, 0},
+       .bias = ProblemOptions::kSharedBias},
+      {.shape = {1, 1, 1, 24000, 24000, 4, 4}, .chunks = {96, 0, 0}, .relative = &layout},
   };
   for (const ProblemOptions& options : all) {
     const Problem<float> p = RandomProblem(FindPairFunction("dot"), options);

@@ -428,7 +428,7 @@ def test_a_linear_table_stays_linear():
         "grid_bias:shape=3x4",
         "grid_bias:shape=3x4:prefix=2",
         "relative2d:shape=3x4",
-        "relative2d:shape=3x4:per_head",
+        "relative2d:shape=3x4:per_head=true",
         "offset_bias:shape=3x4:axis=0+offset_bias:shape=3x4:axis=1",
         "alibi:shape=3x4+hype:shape=3x4:tau=learned+rope:shape=3x4",
         "t5:shape=3x4:axis=1+grid_bias:shape=3x4",

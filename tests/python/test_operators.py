@@ -243,6 +243,9 @@ COMPOSITE_CHECKS = {
             *(True, None, None, None, None, None, None, None, None, None),
         ),
     ),
+    "catalogue": lambda q: (ops.catalogue, ()),
+    "components": lambda q: (ops.components, ("rope:base=10+alibi",)),
+    "has_height": lambda q: (ops.has_height, ("penumbral",)),
     "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
     "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),
     "token_encoding_tensors": lambda q: (

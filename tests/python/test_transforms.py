@@ -557,6 +557,7 @@ def terms():
         "AbsoluteKeys": position.AbsoluteKeys(torch.rand(6, 4)),
         "Grid": position.Grid((2, 3), [position.ALiBi(heads)] * 2),
         "GridBias": position.GridBias(torch.rand(2, 3, 5)),
+        "Specified": position.Specified("alibi:slopes=tensor", (heads,)),
     }
 
 

@@ -59,7 +59,13 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
   arguments.aggregation = "mean";
   arguments.returns_lse = false;
   for (ResolvedPosition& position : positions) {
-    position.adds_to_values = false;
+    // What it adds to values is none of their weights.
+    const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);
+    for (size_t n = parameters.size(); n-- > 0;) {
+      if (parameters[n]->tensor.of_values) {
+        position.tensors.erase(position.tensors.begin() + static_cast<int64_t>(n));
+      }
+    }
   }
   const bool knows_offset = call.query_offset || call.query_offsets || queries == SizeOf(k, 2);
   const bool alone = knows_offset && std::all_of(positions.begin(), positions.end(), StandsAlone);

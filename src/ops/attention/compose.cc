@@ -328,8 +328,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
     }
     call.relative_query = std::move(term.query);
     call.relative_keys = std::move(term.keys);
-    if (term.values.defined() && content->adds_to_values)
-      call.relative_values = std::move(term.values);
+    if (term.values.defined()) call.relative_values = std::move(term.values);
     call.relative_layout = term.layout;
     call.relative_factor = scale;
   }

@@ -27,7 +27,6 @@ struct ResolvedPosition {
   const PositionEntry* entry;
   Component component;
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
-  bool adds_to_values = true;       // where it does: what it adds is none of the weights
 };
 
 struct CallArguments {

@@ -41,6 +41,7 @@ struct TensorUse {
   at::Tensor (*start)(const Component& component, const ModuleShape& shape) = nullptr;
   // Of one value a head: where the specification does not say.
   bool learned = true;
+  bool of_values = false;  // whether it is added to the values
   // Whether a component has it; null: always.
   bool (*present)(const Component& component) = nullptr;
   // Of a module: what the operator reads, from what the module holds; null: the same.

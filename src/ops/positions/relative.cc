@@ -62,7 +62,7 @@ Parameter Values() {
   Parameter values = Flag("values", "false");
   values.takes_tensor = true;
   values.index = Index::kNearOffsets;
-  values.tensor = {.start = ValuesStart, .present = HasValues};
+  values.tensor = {.start = ValuesStart, .of_values = true, .present = HasValues};
   return values;
 }
 
