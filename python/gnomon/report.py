@@ -325,8 +325,9 @@ def _cell(at: dict[str, Any], is_best: bool) -> str:
     return f'<td class="best">{text}</td>' if is_best else f"<td>{text}</td>"
 
 
-#: What the lead of the best may be by chance, at most.
+#: What the lead of the best may be by chance, at most, and how many pairs it takes to tell.
 SIGNIFICANT = 0.05
+FEWEST_SEEDS = 3
 
 
 def best(results: dict[str, Any], kind: str, length: int) -> int | None:
@@ -345,7 +346,7 @@ def best(results: dict[str, Any], kind: str, length: int) -> int | None:
     for other in by_seed.keys() - {first}:
         seeds = by_seed[first].keys() & by_seed[other].keys()
         leads = [by_seed[other][seed] - by_seed[first][seed] for seed in seeds]
-        if p_value(leads) >= SIGNIFICANT or sum(leads) <= 0:
+        if len(leads) < FEWEST_SEEDS or p_value(leads) >= SIGNIFICANT or sum(leads) <= 0:
             return None
     return first
 
@@ -391,13 +392,16 @@ def table(results: dict[str, Any]) -> str:
     ]
     if read != "bytes":  # of bytes it is the loss in another unit
         parts.append(_table(results, "Bits per byte", "bits_per_byte", shows_cost=False))
-    if len(results["settings"]["seeds"]) > 1:
+    if len(results["settings"]["seeds"]) >= FEWEST_SEEDS:
         note = (
             "Bold: lower than every other of its column in a paired t test over the seeds, "
             f"p &lt; {SIGNIFICANT:g}. Without bold, these seeds cannot tell a column's winner."
         )
     else:
-        note = "One seed cannot tell a difference from chance: --seeds 3 can, and marks the best."
+        note = (
+            "One or two seeds cannot tell a difference from chance: --seeds 3 may, and then the best "
+            "of each column is marked."
+        )
     return "".join(parts) + f"<p>{note}</p>"
 
 

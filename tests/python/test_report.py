@@ -51,10 +51,11 @@ def test_the_best_is_marked_where_seeds_can_tell():
     # One that cannot be told from the best is enough.
     losses = [[3.0, 2.0, 1.0], [2.9, 1.9, 0.9], [2.91, 1.88, 0.92]]
     assert report.best(results_of(losses), "loss", 0) is None
-    # One seed tells nothing, and neither does one combination.
+    # One or two seeds tell nothing, and neither does one combination.
     assert report.best(results_of([[3.0], [2.0]]), "loss", 0) is None
-    assert report.best(results_of([[3.0, 2.0]]), "loss", 0) is None
-    assert report.best(results_of([[3.0, 2.0], [2.0, 1.0]]), "last", 0) is None
+    assert report.best(results_of([[3.0, 2.0], [2.0, 1.0]]), "loss", 0) is None
+    assert report.best(results_of([[3.0, 2.0, 1.0]]), "loss", 0) is None
+    assert report.best(results_of([[3.0, 2.0, 1.0], [2.0, 1.0, 0.0]]), "last", 0) is None
 
 
 def combination(similarity, position, similarity_title, position_title):
