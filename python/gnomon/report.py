@@ -399,8 +399,8 @@ def table(results: dict[str, Any]) -> str:
         )
     else:
         note = (
-            "One or two seeds cannot tell a difference from chance: --seeds 3 may, and then the best "
-            "of each column is marked."
+            "One or two seeds cannot tell a difference from chance: --seeds 3 may, and then the "
+            "best of each column is marked."
         )
     return "".join(parts) + f"<p>{note}</p>"
 
