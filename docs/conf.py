@@ -36,7 +36,7 @@ maximum_signature_line_length = 76
 napoleon_use_ivar = True
 # Other projects' objects: their pages are not looked up.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(torch|collections|os|transformers)\..*")]
+nitpick_ignore_regex = [(r"py:.*", r"(torch|collections|os|transformers)\..*|Tensor")]
 
 
 def escape_formulas(app, what, name, obj, options, lines):

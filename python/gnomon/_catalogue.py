@@ -12,8 +12,8 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     """The similarities and positions that there are, in the order of ``gnomon list``.
 
     Returns:
-        {"similarities": [...], "positions": [...]}. Each has its name and title, formula (as text
-        and in LaTeX, with a note), source, role ("similarity"; of a position "none", "embedding",
+        A dictionary with the lists "similarities" and "positions". Each entry has its name and
+        title, formula (as text and in LaTeX, with a note), source, role ("similarity"; of a position "none", "embedding",
         "rotation", "bias", "grid_bias" or "content"), cost, whether it needs a grid, causal or the
         dot product, and parameters: name, kind, default, choices, range, whether it may be a
         tensor, and what a table is indexed by. The fields are those of include/gnomon/catalogue.h.
