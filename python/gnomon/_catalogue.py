@@ -13,10 +13,11 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry has its name and
-        title, formula (as text and in LaTeX, with a note), source, role ("similarity"; of a position "none", "embedding",
-        "rotation", "bias", "grid_bias" or "content"), cost, whether it needs a grid, causal or the
-        dot product, and parameters: name, kind, default, choices, range, whether it may be a
-        tensor, and what a table is indexed by. The fields are those of include/gnomon/catalogue.h.
+        title, formula (as text and in LaTeX, with a note), source, role ("similarity"; of a
+        position "none", "embedding", "rotation", "bias", "grid_bias" or "content"), cost, whether
+        it needs a grid, causal or the dot product, and parameters: name, kind, default, choices,
+        range, whether it may be a tensor, and what a table is indexed by. The fields are those of
+        include/gnomon/catalogue.h.
     """
     found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
     return found
