@@ -21,7 +21,8 @@ INTRODUCTION = """\
 
 `make bench` measures all of this and writes this page. Ratios carry over to other machines better
 than milliseconds do. In every comparison the sides run in turn in one process, so that a change of
-the machine's clock affects all of them alike; nothing else should run meanwhile.
+the machine's clock affects all of them alike; nothing else should run meanwhile. Where two tables
+have the same case they are two measurements, which differ by up to a tenth.
 
 | to repeat | |
 |:--|:--|
