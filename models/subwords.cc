@@ -125,10 +125,9 @@ class SubwordTokenizer : public Tokenizer {
 
  private:
   static std::unique_ptr<PieceModel> Load(const std::string& file) {
+    const SentencePieceModule& module = Module();
     try {
-      return Module().load(file);
-    } catch (const Error&) {
-      throw;
+      return module.load(file);
     } catch (const std::runtime_error&) {
       throw Error("its vocabulary is not a model of SentencePiece");
     }

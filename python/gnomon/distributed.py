@@ -15,6 +15,7 @@ two parts of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
@@ -239,9 +240,10 @@ def _check_position(term: position_terms.Specified) -> None:
         )
 
 
-def _name_and_index(term: position_terms.Specified) -> tuple[str, str | None]:
+@functools.cache
+def _name_and_index(spec: str) -> tuple[str, str | None]:
     """Its name, and what its table is indexed by, "offsets" or "keys", if by one of these."""
-    (component,) = components_of(term.spec)
+    (component,) = components_of(spec)
     index = next((index for index in ("offsets", "keys") if component.tables(index)), None)
     return component.name, index
 
@@ -429,7 +431,7 @@ class _Sequence:
         """Of the tables that are cut into parts; the operator sees the parts alone."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
-            name, index = _name_and_index(term)
+            name, index = _name_and_index(term.spec)
             for table in term.tensors if index else ():
                 given = f"gnomon.{_NAME}: the table of {name} has shape {list(table.shape)}; "
                 if index == "offsets" and table.shape != (heads, queries + keys - 1):
@@ -492,7 +494,7 @@ class _Sequence:
             cut: tuple[int, slice] | None = {
                 "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),
                 "keys": (-2, slice(first_key, end)),
-            }.get(_name_and_index(term)[1] or "")
+            }.get(_name_and_index(term.spec)[1] or "")
             if cut is not None:
                 axis, entries = cut
                 tables = tuple(

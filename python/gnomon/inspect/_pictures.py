@@ -50,6 +50,11 @@ def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
     return axes.imshow(values.detach().numpy(), interpolation="nearest", **options)
 
 
+def colour_of_head(head: int, heads: int) -> Any:
+    """From dark to light by their number."""
+    return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
+
+
 def shades(values: Tensor) -> dict[str, Any]:
     """Options of a heat map: one colour for each sign, if there are both."""
     if bool((values >= 0).all()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import matplotlib
 import torch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ import gnomon
 from gnomon._catalogue import components_of
 from gnomon._library import ops
 from gnomon.inspect._model import load_model
-from gnomon.inspect._pictures import Picture, integer, named, new_figure, path
+from gnomon.inspect._pictures import Picture, colour_of_head, integer, named, new_figure, path
 from gnomon.inspect._probe import biases
 from gnomon.nn import MultiheadAttention, attention_position
 
@@ -137,10 +136,6 @@ def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) 
     return curves
 
 
-def _shade(head: int, heads: int) -> Any:
-    return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
-
-
 def draw(options: argparse.Namespace) -> Picture:
     panels = _curves(options)
     columns = min(3, len(panels))
@@ -157,7 +152,7 @@ def draw(options: argparse.Namespace) -> Picture:
             axes.plot(
                 distances,
                 curve,
-                color=_shade(head, len(starts)),
+                color=colour_of_head(head, len(starts)),
                 linewidth=1,
                 linestyle="--",
                 label="at the start" if head == 0 else None,
@@ -169,7 +164,7 @@ def draw(options: argparse.Namespace) -> Picture:
             axes.plot(
                 distances,
                 curve,
-                color=_shade(head, len(curves)),
+                color=colour_of_head(head, len(curves)),
                 linewidth=1.6,
                 label=f"head {head}",
             )

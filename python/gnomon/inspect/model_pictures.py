@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-import matplotlib
 import torch
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter
@@ -14,7 +13,16 @@ from torch import Tensor
 
 from gnomon._catalogue import components_of
 from gnomon.inspect._model import load_model
-from gnomon.inspect._pictures import SIGNED, Picture, heat_map, new_figure, path, signed, symbol
+from gnomon.inspect._pictures import (
+    SIGNED,
+    Picture,
+    colour_of_head,
+    heat_map,
+    new_figure,
+    path,
+    signed,
+    symbol,
+)
 from gnomon.inspect._probe import biases, weights
 from gnomon.models import LanguageModel
 from gnomon.nn import MultiheadAttention
@@ -228,7 +236,7 @@ def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
         axes.plot(
             range(FARTHEST + 1),
             curve,
-            color=matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9),
+            color=colour_of_head(head, heads),
             label=f"head {head}",
             drawstyle="steps-mid",
         )

@@ -98,6 +98,15 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
   return false;
 }
 
+// Those that a text can set.
+std::string OptionNames(const CatalogueEntry& entry) {
+  std::vector<std::string> names;
+  for (const CatalogueParameter& parameter : entry.parameters) {
+    if (parameter.kind != Kind::kTable) names.push_back(parameter.name);
+  }
+  return names.empty() ? "none" : Join(names);
+}
+
 // What Takes asks for, in words.
 std::string Expected(const CatalogueParameter& parameter) {
   const auto bounded = [&](const char* words, const char* positive) -> std::string {
@@ -269,16 +278,11 @@ void Component::SetDefault(std::string_view key, std::string_view value) {
 bool Component::IsTensor(std::string_view key) const { return Find(key) == "tensor"; }
 
 void Component::Check() const {
-  std::vector<std::string> known;
-  for (const CatalogueParameter& parameter : entry_->parameters) {
-    if (parameter.kind != Kind::kTable) known.push_back(parameter.name);
-  }
   for (const auto& [key, value] : options_) {
     const CatalogueParameter* parameter = entry_->Find(key);
     TORCH_CHECK_VALUE(
         parameter != nullptr && (parameter->kind != Kind::kTable || value == "tensor"),
-        "gnomon: ", name_, " has no option \"", key, "\"; it has ",
-        known.empty() ? "none" : Join(known));
+        "gnomon: ", name_, " has no option \"", key, "\"; it has ", OptionNames(*entry_));
     if (!Takes(*parameter, value)) Fail(key, value, Expected(*parameter));
   }
 }

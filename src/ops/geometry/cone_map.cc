@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <numbers>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -367,14 +368,26 @@ TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   m.impl("cone_map_backward", WithoutSecondDerivatives());
 }
 
-ConeTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
-                    const std::string& map, double r) {
-  if (map != "exp") return CallConeMap(q, k, function, map, r);
+MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
+                      const std::string& map, double r) {
   const auto as_token = [](const at::Tensor& tangent) {
     const HalfSpacePoint point = ExponentialMap(tangent);
     return at::cat({point.x, OverColumns(point.height)}, 3);
   };
-  return CallConeMap(as_token(q), as_token(k), function, "none", r);
+  const ConeTokens cones = map == "exp" ? CallConeMap(as_token(q), as_token(k), function, "none", r)
+                                        : CallConeMap(q, k, function, map, r);
+  return {.function = function,
+          .x = cones.x,
+          .y = cones.y,
+          .factor = {},
+          .row_scalars = cones.row_scalars,
+          .column_scalars = cones.column_scalars};
+}
+
+void TakeLogarithm(const char* function, const at::Tensor& gamma, MappedTokens* tokens) {
+  tokens->function = function;
+  tokens->factor = -gamma;
+  tokens->row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
 }
 
 }  // namespace gnomon

@@ -6,7 +6,8 @@
 
 #include <string>
 #include <string_view>
-#include <tuple>
+
+#include "ops/similarities/token_map.h"
 
 namespace gnomon {
 
@@ -30,10 +31,13 @@ struct ConeTokens {
 ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view map, double r);
 
-// The same by any map: of "exp", in which heights depend on all columns, cone_map makes of the
-// points what it does by the map none.
-ConeTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
-                    const std::string& map, double r);
+// The same by any map, as tokens of the pair function, whose factor is the caller's: of "exp", in
+// which heights depend on all columns, cone_map makes of the points what it does by the map none.
+MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
+                      const std::string& map, double r);
+
+// Turns tokens of a height into those of the score -gamma log h by `function`, which is log 2h.
+void TakeLogarithm(const char* function, const at::Tensor& gamma, MappedTokens* tokens);
 
 }  // namespace gnomon
 

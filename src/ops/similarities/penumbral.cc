@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <numbers>
 #include <string>
 
 #include "ops/catalogue/registry.h"
@@ -13,28 +12,20 @@ namespace {
 // Tseng et al. 2023, eq. 23.
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& gamma) {
-  const std::string map = component.Choice("map");
   const std::string score = component.Choice("score");
   const double r = component.Number("r");
-  const char* function = score == "height2" ? "penumbral_square" : "penumbral";
-  const ConeTokens cones = MapCones(q, k, function, map, r);
-  MappedTokens tokens{.function = function,
-                      .x = cones.x,
-                      .y = cones.y,
-                      .factor = gamma * (score == "height2" ? r * r / 4 : -r / 2),
-                      .row_scalars = cones.row_scalars,
-                      .column_scalars = cones.column_scalars};
-  if (score == "height2") {
+  MappedTokens tokens = MapCones(q, k, score == "height2" ? "penumbral_square" : "penumbral",
+                                 component.Choice("map"), r);
+  if (score == "height") {
+    tokens.factor = gamma * (-r / 2);
+  } else if (score == "height2") {
+    tokens.factor = gamma * (r * r / 4);
     tokens.row_constant = [gamma, r] { return -OverRows(gamma) * (r * r); };
-  } else if (score == "log") {
-    tokens.function = "penumbral_log";
-    tokens.factor = -gamma;
-    tokens.row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
+  } else {
+    TakeLogarithm("penumbral_log", gamma, &tokens);
   }
   return tokens;
 }
-
-bool HasHeight(const Component&) { return true; }
 
 const RegisterSimilarity penumbral({
     .catalogue =
@@ -54,7 +45,7 @@ const RegisterSimilarity penumbral({
     .functions = {{"height", "penumbral"},
                   {"height2", "penumbral_square"},
                   {"log", "penumbral_log"}},
-    .has_height = HasHeight,
+    .has_height = [](const Component&) { return true; },
 });
 
 }  // namespace

@@ -1,8 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <numbers>
-#include <string>
-
 #include "ops/catalogue/registry.h"
 #include "ops/geometry/cone_map.h"
 #include "ops/geometry/geometry.h"
@@ -13,29 +10,17 @@ namespace {
 // Tseng et al. 2023, section 4.
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& gamma) {
-  const std::string map = component.Choice("map");
-  const std::string score = component.Choice("score");
-  const double r = component.Number("r");
-  const ConeTokens cones = MapCones(q, k, "umbral", map, r);
-  MappedTokens tokens{.function = "umbral",
-                      .x = cones.x,
-                      .y = cones.y,
-                      .factor = gamma * 0.5,
-                      .row_scalars = cones.row_scalars,
-                      .column_scalars = cones.column_scalars};
-  if (score == "height") {
-    tokens.row_constant = [gamma, height = cones.row_scalars.select(0, 0)] {
-      return -OverRows(gamma) * height;
-    };
-  } else {
-    tokens.function = "umbral_log";
-    tokens.factor = -gamma;
-    tokens.row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
+  MappedTokens tokens = MapCones(q, k, "umbral", component.Choice("map"), component.Number("r"));
+  if (component.Choice("score") == "log") {
+    TakeLogarithm("umbral_log", gamma, &tokens);
+    return tokens;
   }
+  tokens.factor = gamma * 0.5;
+  tokens.row_constant = [gamma, height = tokens.row_scalars.select(0, 0)] {
+    return -OverRows(gamma) * height;
+  };
   return tokens;
 }
-
-bool HasHeight(const Component&) { return true; }
 
 const RegisterSimilarity umbral({
     .catalogue =
@@ -51,7 +36,7 @@ const RegisterSimilarity umbral({
                    Choice("map", {"psi", "exp", "none"}), Choice("score", {"height", "log"})},
     .map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},
-    .has_height = HasHeight,
+    .has_height = [](const Component&) { return true; },
 });
 
 }  // namespace
