@@ -20,6 +20,9 @@ using Kind = CatalogueParameter::Kind;
 const CatalogueEntry& Entry() {
   static const CatalogueEntry entry = {
       .name = "a",
+      .title = "",
+      .formula = "",
+      .source = "",
       .parameters = {
           {.name = "number", .kind = Kind::kNumber, .default_value = "0.5"},
           {.name = "size", .kind = Kind::kNumber, .lowest = 0, .above = true},
@@ -144,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"a:", "empty option"}, BadValue{"a:=1", "empty option"},
                       BadValue{"a:number=1:number=1", "gives number twice"},
                       BadValue{"a:other=1", "has no option \"other\"; it has number, size"}),
-    [](const auto& info) { return std::to_string(info.index); });
+    [](const auto& test) { return std::to_string(test.index); });
 
 TEST(UnknownNameTest, NamesTheNearestFirst) {
   const std::vector<std::string> known = {"none", "rope", "alibi", "hype"};
