@@ -23,7 +23,7 @@ ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 
 cc_files = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.cc' '*.h' '*.cu' '*.cuh')
 cmake_files = $(shell git ls-files --cached --others --exclude-standard '*.cmake' '*CMakeLists.txt')
-core_files = $(filter-out %_template.cc,$(filter src/core/% src/reference/% src/cpu/%, \
+core_files = $(filter-out %_template.cc,$(filter src/base/% src/core/% src/cpu/%, \
 	$(filter %.cc,$(cc_files))))
 
 # Another interpreter than the one that .venv was made from sets it up again.

@@ -17,6 +17,7 @@
 #include "cli/flags.h"
 #include "cli/measure.h"
 #include "cli/shortage.h"
+#include "core/peak.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
 #include "models/strings.h"

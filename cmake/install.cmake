@@ -15,7 +15,7 @@ install(
   PATTERN catalogue.h EXCLUDE
 )
 install(
-  DIRECTORY src/core src/cpu src/reference
+  DIRECTORY src/base src/core src/cpu src/reference
   DESTINATION ${GNOMON_KERNEL_DIR}
   COMPONENT core
   FILES_MATCHING

@@ -24,18 +24,10 @@
 
 namespace gnomon {
 
-// What kind of mistake an Error reports; the Torch layer maps it to ValueError, TypeError and
-// NotImplementedError.
-enum class ErrorKind { kValue, kType, kNotImplemented };
-
+// An argument that will not do; the message names it.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
-  explicit Error(const std::string& message) : Error(ErrorKind::kValue, message) {}
-  ErrorKind kind() const { return kind_; }
-
- private:
-  ErrorKind kind_;
+  using std::runtime_error::runtime_error;
 };
 
 // Where the operator's tasks run. Run() calls body(0) ... body(workers - 1), at the same time if it
@@ -253,7 +245,7 @@ struct OperationCount {
 };
 
 // A pair function and its kernels. Those of the library come from FindPairFunction; another
-// definition compiled with src/cpu/kernel_template.cc has one of its own.
+// definition compiled with src/core/kernel_template.cc has one of its own.
 struct PairFunction {
   const char* name;
   int row_scalars;
@@ -313,11 +305,6 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
 std::vector<std::string> Targets();
 void SetTarget(std::string_view name);
 std::string CurrentTarget();
-
-// Runs a loop of multiply-adds shaped like the fp32 GEMM of the kernels, with all operands in
-// cache, on every worker of the executor for about `seconds`; returns the rate of all workers
-// together in floating-point operations a second. The yardstick of `gnomon bench`.
-double MeasurePeakFlops(double seconds, const Executor& executor);
 
 }  // namespace gnomon
 

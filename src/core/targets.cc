@@ -1,11 +1,8 @@
 // Which instruction set the kernels run on.
-#include <chrono>
 #include <cstdlib>
 #include <mutex>
-#include <thread>
 
 #include "core/targets.h"
-#include "cpu/peak.h"
 #include "gnomon/attention.h"
 #include "hwy/targets.h"
 
@@ -72,24 +69,6 @@ std::string CurrentTarget() {
   ChooseTargetOnce();
   const int64_t chosen = hwy::SupportedTargets() & HWY_TARGETS;
   return hwy::TargetName(chosen & -chosen);
-}
-
-double MeasurePeakFlops(double seconds, const Executor& executor) {
-  ChooseTargetOnce();
-  if (!(seconds > 0)) throw Error("MeasurePeakFlops: seconds must be positive");
-  std::vector<double> flops(static_cast<size_t>(executor.max_workers()));
-  std::atomic<bool> stop{false};
-  const auto start = std::chrono::steady_clock::now();
-  std::thread timer([&] {
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    stop = true;
-  });
-  executor.Run(executor.max_workers(), [&](int worker) { flops[worker] = CountGemmFlops(stop); });
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  timer.join();
-  double sum = 0;
-  for (const double f : flops) sum += f;
-  return sum / elapsed.count();
 }
 
 }  // namespace gnomon

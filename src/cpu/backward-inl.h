@@ -17,8 +17,8 @@
 #include <array>
 #include <vector>
 
-#include "core/parallel.h"
-#include "core/visible_keys.h"
+#include "base/parallel.h"
+#include "base/visible_keys.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"

@@ -8,8 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/parallel.h"
-#include "core/targets.h"
+#include "base/parallel.h"
 #include "cpu/causal_sums.h"
 #include "cpu/packing-inl.h"
 #include "hwy/highway.h"
@@ -283,9 +282,7 @@ namespace {
 HWY_EXPORT(Sums);
 }  // namespace
 
-void SumCausally(const CausalSums& sums, const Executor& executor) {
-  ChooseTargetOnce();
-  if (sums.batch * sums.heads * sums.rows == 0) return;
+void CausalSumsKernel(const CausalSums& sums, const Executor& executor) {
   HWY_DYNAMIC_DISPATCH(Sums)(sums, executor);
 }
 

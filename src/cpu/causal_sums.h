@@ -1,4 +1,4 @@
-// Causal linear sums on plain views: the kernel of causal linear attention.
+// The kernel of causal linear sums on plain views.
 #ifndef GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 #define GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 
@@ -30,8 +30,8 @@ struct CausalSums {
   float* denominator = nullptr;
 };
 
-// Results do not depend on the number of workers.
-void SumCausally(const CausalSums& sums, const Executor& executor);
+// For the instruction set that has been chosen.
+void CausalSumsKernel(const CausalSums& sums, const Executor& executor);
 
 }  // namespace gnomon
 

@@ -19,8 +19,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/parallel.h"
-#include "core/visible_keys.h"
+#include "base/parallel.h"
+#include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"

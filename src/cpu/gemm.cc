@@ -7,9 +7,9 @@
 #include <chrono>
 #include <vector>
 
-#include "core/parallel.h"
+#include "base/parallel.h"
 #include "cpu/gemm-inl.h"
-#include "cpu/peak.h"
+#include "cpu/gemm_flops.h"
 #include "cpu/vocabulary-inl.h"
 #include "hwy/highway.h"
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/visible_keys.h"
+#include "base/visible_keys.h"
 #include "cpu/packing-inl.h"
 #include "gnomon/attention.h"
 #include "hwy/highway.h"

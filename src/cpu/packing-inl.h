@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/visible_keys.h"
+#include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/vocabulary-inl.h"

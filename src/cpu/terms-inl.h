@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/dropout.h"
-#include "core/visible_keys.h"
+#include "base/dropout.h"
+#include "base/visible_keys.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/vocabulary-inl.h"

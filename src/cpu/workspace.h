@@ -1,4 +1,4 @@
-// What the kernels of every instruction set share: memory and the plan of a call.
+// What the kernels of every instruction set share: memory, and rounding up to what fits it.
 #ifndef GNOMON_SRC_CPU_WORKSPACE_H_
 #define GNOMON_SRC_CPU_WORKSPACE_H_
 

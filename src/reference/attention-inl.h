@@ -10,9 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "core/dropout.h"
-#include "core/parallel.h"
-#include "core/visible_keys.h"
+#include "base/dropout.h"
+#include "base/parallel.h"
+#include "base/visible_keys.h"
 #include "gnomon/attention.h"
 
 namespace gnomon::reference {

@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/parallel.h"
+#include "base/parallel.h"
 #include "gnomon/graph.h"
 #include "reference/attention-inl.h"
 

@@ -33,7 +33,8 @@ gnomon_attention CallOf(const Problem<float>& p) {
           .bias = p.bias.empty() ? nullptr : p.bias.data(),
           .causal = p.options.right == 0 ? 1 : 0,
           .query_offset = p.options.query_offset,
-          .threads = 2};
+          .threads = 2,
+          .statistics = nullptr};
 }
 
 // Enough work for two threads.

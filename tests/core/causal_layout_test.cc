@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "core/causal_sums.h"
 #include "core/random_problem.h"
-#include "cpu/causal_sums.h"
 
 namespace gnomon::testing {
 namespace {

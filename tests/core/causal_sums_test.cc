@@ -1,5 +1,5 @@
 // Causal sums in every instruction set against their formula.
-#include "cpu/causal_sums.h"
+#include "core/causal_sums.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The hash of dropout: its numbers, which saved seeds rely on, and that all of a pair's place and
 // all bits of the seed have a part in it.
-#include "core/dropout.h"
+#include "base/dropout.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/edge_chunks.h"
+#include "base/edge_chunks.h"
 #include "core/random_problem.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <tuple>
 
-#include "cpu/causal_sums.h"
+#include "core/causal_sums.h"
 #include "ops/attention/autograd.h"
 #include "ops/attention/executor.h"
 #include "ops/attention/kernel_arguments.h"

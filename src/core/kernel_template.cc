@@ -4,12 +4,13 @@
 //   GNOMON_DEFINITION_NAME  the pair function's name
 // and gets `const PairFunction& gnomon::PairFunctionOf<name>()`.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/kernel_template.cc"
+#define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
 #include "cpu/backward-inl.h"
 #include "cpu/forward-inl.h"
-#include "cpu/graph-inl.h"
+#include "cpu/graph_backward-inl.h"
+#include "cpu/graph_forward-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -47,7 +48,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "core/counting.h"
-#include "core/pair_function.h"
+#include "core/pair_function_name.h"
 #include "reference/attention-inl.h"
 #include "reference/graph-inl.h"
 #include "reference/vocabulary.h"

@@ -1,6 +1,6 @@
 // Which keys a query sees: one interval for each row.
-#ifndef GNOMON_SRC_CORE_VISIBLE_KEYS_H_
-#define GNOMON_SRC_CORE_VISIBLE_KEYS_H_
+#ifndef GNOMON_SRC_BASE_VISIBLE_KEYS_H_
+#define GNOMON_SRC_BASE_VISIBLE_KEYS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -55,4 +55,4 @@ inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CORE_VISIBLE_KEYS_H_
+#endif  // GNOMON_SRC_BASE_VISIBLE_KEYS_H_

@@ -1,8 +1,8 @@
 // Which weights dropout keeps: a hash of the seed and the pair's place, so that the backward pass
 // and any other target make the same choice. The kernels hash many columns at a time in the same
 // way.
-#ifndef GNOMON_SRC_CORE_DROPOUT_H_
-#define GNOMON_SRC_CORE_DROPOUT_H_
+#ifndef GNOMON_SRC_BASE_DROPOUT_H_
+#define GNOMON_SRC_BASE_DROPOUT_H_
 
 #include <algorithm>
 #include <cmath>
@@ -56,4 +56,4 @@ inline double DropoutScale(const Dropout& dropout) {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CORE_DROPOUT_H_
+#endif  // GNOMON_SRC_BASE_DROPOUT_H_

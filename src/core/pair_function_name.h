@@ -1,10 +1,10 @@
 // Names of the functions that compiled definitions export.
-#ifndef GNOMON_SRC_CORE_PAIR_FUNCTION_H_
-#define GNOMON_SRC_CORE_PAIR_FUNCTION_H_
+#ifndef GNOMON_SRC_CORE_PAIR_FUNCTION_NAME_H_
+#define GNOMON_SRC_CORE_PAIR_FUNCTION_NAME_H_
 
 #include "gnomon/attention.h"
 
 #define GNOMON_PAIR_FUNCTION(Name) GNOMON_PAIR_FUNCTION_(Name)
 #define GNOMON_PAIR_FUNCTION_(Name) PairFunctionOf##Name
 
-#endif  // GNOMON_SRC_CORE_PAIR_FUNCTION_H_
+#endif  // GNOMON_SRC_CORE_PAIR_FUNCTION_NAME_H_

@@ -1,6 +1,6 @@
-// The yardstick of the benchmarks.
-#ifndef GNOMON_SRC_CPU_PEAK_H_
-#define GNOMON_SRC_CPU_PEAK_H_
+// How fast the matrix product of the kernels is.
+#ifndef GNOMON_SRC_CPU_GEMM_FLOPS_H_
+#define GNOMON_SRC_CPU_GEMM_FLOPS_H_
 
 #include <atomic>
 
@@ -12,4 +12,4 @@ double CountGemmFlops(const std::atomic<bool>& stop);
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CPU_PEAK_H_
+#endif  // GNOMON_SRC_CPU_GEMM_FLOPS_H_

@@ -1,6 +1,6 @@
 // The edges of a graph cut into chunks of about equal work, and the graph seen from its keys.
-#ifndef GNOMON_SRC_CORE_EDGE_CHUNKS_H_
-#define GNOMON_SRC_CORE_EDGE_CHUNKS_H_
+#ifndef GNOMON_SRC_BASE_EDGE_CHUNKS_H_
+#define GNOMON_SRC_BASE_EDGE_CHUNKS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -114,4 +114,4 @@ struct TransposedGraph {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CORE_EDGE_CHUNKS_H_
+#endif  // GNOMON_SRC_BASE_EDGE_CHUNKS_H_

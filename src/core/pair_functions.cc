@@ -1,7 +1,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/pair_function.h"
+#include "core/pair_function_name.h"
 #include "definition_list.h"
 #include "gnomon/attention.h"
 

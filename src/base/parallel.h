@@ -1,6 +1,6 @@
 // Tasks over an executor's workers.
-#ifndef GNOMON_SRC_CORE_PARALLEL_H_
-#define GNOMON_SRC_CORE_PARALLEL_H_
+#ifndef GNOMON_SRC_BASE_PARALLEL_H_
+#define GNOMON_SRC_BASE_PARALLEL_H_
 
 #include <algorithm>
 #include <atomic>
@@ -70,4 +70,4 @@ class Turns {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CORE_PARALLEL_H_
+#endif  // GNOMON_SRC_BASE_PARALLEL_H_

@@ -1,0 +1,416 @@
+// Attention over the edges of a graph, backward. The tasks are chunks of rows and then, for what
+// belongs to keys, chunks of the transposed graph, with the weights and the gradients of g kept for
+// each edge and head between the two. Chunks depend on the graph alone and their sums are added in
+// fixed order: results do not depend on the number of workers.
+#if defined(GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
+#undef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
+#else
+#define GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/edge_chunks.h"
+#include "base/parallel.h"
+#include "cpu/graph_columns-inl.h"
+#include "cpu/graph_pairs-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/graph.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// The sum of each row's parts: `width` numbers a row.
+class RowTotals {
+ public:
+  RowTotals(const EdgeChunks& chunks, int64_t width)
+      : chunks_(chunks), width_(width), slots_(chunks.slots() * width) {}
+
+  int64_t width() const { return width_; }
+
+  // Keeps the sum of a part of a row that is cut.
+  void Keep(int64_t slot, const float* sum) const {
+    std::copy_n(sum, width_, slots_.data() + slot * width_);
+  }
+
+  // Calls finish(row, total) for the rows that were cut.
+  template <class Finish>
+  void Merge(const Executor& executor, const Finish& finish) const {
+    ParallelTasks(executor, chunks_.count(), [&](int64_t chunk, int) {
+      chunks_.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>& slots) {
+        float* total = slots_.data() + slots[0] * width_;
+        for (size_t n = 1; n < slots.size(); ++n) {
+          AddNumbers(slots_.data() + slots[n] * width_, width_, total);
+        }
+        finish(row, total);
+      });
+    });
+  }
+
+ private:
+  const EdgeChunks& chunks_;
+  int64_t width_;
+  Buffer slots_;
+};
+
+template <class Definition>
+class GraphBackwardPass {
+ public:
+  GraphBackwardPass(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
+                    const GraphGradient<float>& grad, const Executor& executor)
+      : in_(in),
+        saved_(saved),
+        grad_(grad),
+        executor_(executor),
+        n_(in.shape),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        d_x_(kHasProduct<Definition> && grad.x.data != nullptr),
+        d_y_(kHasProduct<Definition> && grad.y.data != nullptr),
+        d_row_(Pairs::kRow > 0 && grad.row_scalars != nullptr),
+        d_column_(Pairs::kColumn > 0 && grad.column_scalars != nullptr),
+        chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
+        pairs_(in),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0) +
+                                   (grad.factor != nullptr ? 2 : 0))),
+        largest_(n_.queries * n_.heads),
+        inverse_sum_(n_.queries * n_.heads),
+        delta_(n_.queries * n_.heads),
+        d_head_(static_cast<size_t>(chunks_.count() * kHeadSums * n_.heads)) {
+    const int64_t numbers = n_.edges * n_.heads;
+    if (grad.factor != nullptr) unbalanced_.Reset(n_.queries * n_.heads);
+    if (grad.v.data != nullptr) weights_.Reset(numbers);
+    if (d_y_) d_products_.Reset(numbers);
+    if (d_column_) d_columns_.Reset(Pairs::kColumn * numbers);
+  }
+
+  void Run() {
+    pairs_.Pack(executor_);
+    PrepareRows();
+    const int64_t scratch = kArrays * pairs_.stride() + RoundUp(rows_.width(), kLaneCount);
+    const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
+    ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
+      Chunk(chunk, memory.data() + worker * scratch);
+    });
+    rows_.Merge(executor_, [&](int64_t row, const float* sums) { FinishRow(row, sums); });
+    SumHeads();
+    if (!kHasProduct<Definition>) {
+      Clear(grad_.x, n_.heads, n_.queries);
+      Clear(grad_.y, n_.key_heads, n_.keys);
+    }
+    if (grad_.v.data != nullptr || d_y_ || d_column_) Keys();
+  }
+
+ private:
+  using Pairs = GraphPairs<Definition>;
+  using Part = EdgeChunks::Part;
+  static constexpr int kHeadSums = 1 + Pairs::kHead;  // factor, head scalars
+  // In: g, a, b, dP, the row's largest score, delta and inverse sum. Out, in the same places: dg,
+  // da, db, the weight, the gradient of the factor, that of the score, the weight times f; and
+  // those of the head scalars.
+  static constexpr int kWeight = 1 + Pairs::kRow + Pairs::kColumn;
+  static constexpr int kFactor = kWeight + 1;
+  static constexpr int kDelta = kFactor + 1;
+  static constexpr int kInverse = kDelta + 1;
+  static constexpr int kHeads = kInverse + 1;
+  static constexpr int kArrays = kHeads + Pairs::kHead;
+
+  float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
+
+  // What turns a row's scores into weights and gradients (RowSoftmax).
+  void PrepareRows() const {
+    constexpr int64_t kNodes = 256;
+    const int64_t rows = n_.queries * n_.heads;
+    ParallelTasks(executor_, DivideUp(n_.queries, kNodes), [&](int64_t task, int) {
+      for (int64_t i = task * kNodes; i < std::min((task + 1) * kNodes, n_.queries); ++i) {
+        for (int64_t h = 0; h < n_.heads; ++h) {
+          const int64_t row = i * n_.heads + h;
+          const float sum = saved_.statistics[rows + row];
+          // 2^(s - inf) = 0: a row without edges has no weights and no gradients.
+          const bool none = sum == 0.0f;
+          largest_.data()[row] = none ? kInfinity : saved_.statistics[row];
+          inverse_sum_.data()[row] = none ? 0.0f : 1.0f / sum;
+          delta_.data()[row] = none ? 0.0f
+                                    : Delta(i, h, sum, saved_.statistics[2 * rows + row]) -
+                                          (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+        }
+      }
+    });
+  }
+
+  // sum_e p_e dP_e. Where one edge weighs more than all others, from that edge's dP (see
+  // BackwardPass::Delta).
+  float Delta(int64_t i, int64_t h, float sum, float top) const {
+    const float* d_o = saved_.d_o.row(0, h, i);
+    const float* o = saved_.o.row(0, h, i);
+    if (top < 0) return SumOfProducts<false>(o, d_o, n_.value_dim);
+    const int64_t edge = in_.indptr[i] + static_cast<int64_t>(top);
+    const float* v = in_.v.row(0, h / pairs_.group(), in_.indices[edge]);
+    const float product = SumOfProducts<false>(d_o, v, n_.value_dim);
+    if (sum == 1.0f) return product;
+    return product + Sum(n_.value_dim, [o, d_o, v](int64_t e) { return d_o[e] * (o[e] - v[e]); });
+  }
+
+  void Chunk(int64_t chunk, float* arrays) {
+    const int64_t first = chunks_.FirstEdge(chunk);
+    int64_t count = 0;
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      pairs_.Fill(part, count, arrays);
+      FillValueGradients(part, count, arrays);
+      count += (part.end - part.begin) * n_.heads;
+    });
+    for (int64_t q = 0; q < count; q += kLaneCount) PairGradients(arrays, q);
+
+    const int64_t offset = first * n_.heads;
+    if (weights_) CopyNumbers(Array(arrays, kWeight), count, weights_.data() + offset);
+    if (d_products_) CopyNumbers(arrays, count, d_products_.data() + offset);
+    for (int s = 0; d_columns_ && s < Pairs::kColumn; ++s) {
+      CopyNumbers(Array(arrays, 1 + Pairs::kRow + s), count,
+                  d_columns_.data() + s * n_.edges * n_.heads + offset);
+    }
+
+    float* sums = arrays + kArrays * pairs_.stride();
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      SumPart(part, (part.begin - first) * n_.heads, arrays, sums);
+      if (part.slot < 0) {
+        FinishRow(part.row, sums);
+      } else {
+        rows_.Keep(part.slot, sums);
+      }
+    });
+    float* d_head = d_head_.data() + chunk * kHeadSums * n_.heads;
+    for (int s = 0; s < kHeadSums; ++s) {
+      const float* from = Array(arrays, s == 0 ? kFactor : kHeads + s - 1);
+      for (int64_t q = 0; q < count; q += n_.heads) {
+        AddNumbers(from + q, n_.heads, d_head + s * n_.heads);
+      }
+    }
+  }
+
+  // dP = dO . v, and what the row's softmax is made of.
+  void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
+    const int64_t row = part.row * n_.heads;
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
+                          saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
+                          n_.value_dim, Array(arrays, kWeight) + offset);
+      CopyNumbers(largest_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
+      CopyNumbers(delta_.data() + row, n_.heads, Array(arrays, kDelta) + offset);
+      CopyNumbers(inverse_sum_.data() + row, n_.heads, Array(arrays, kInverse) + offset);
+    }
+  }
+
+  HWY_INLINE void PairGradients(float* HWY_RESTRICT arrays, int64_t q) const {
+    const DF d;
+    const auto p = pairs_.Load(arrays, q);
+    const VF f = Definition::Value(p.g, p.a, p.b, p.t);
+    VectorDerivative<Definition> derivative;
+    Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
+    const VF score = f * (p.factor * hn::Set(d, kLog2E));
+    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q)) *
+                      hn::Load(d, Array(arrays, kInverse) + q);
+    const VF d_weight = hn::Load(d, Array(arrays, kWeight) + q);
+    const VF d_score = weight * (d_weight - hn::Load(d, Array(arrays, kDelta) + q));
+    const VF d_f = p.factor * d_score;
+    const auto store = [&](int array, VF value)
+                           HWY_ATTR { hn::Store(value, d, Array(arrays, array) + q); };
+    if constexpr (kHasProduct<Definition>) {
+      // d|x - y|^2/dx = 2 (x - y).
+      const VF d_g = d_f * derivative.g;
+      store(0, kIsDistance<Definition> ? d_g + d_g : d_g);
+    }
+    for (int s = 0; s < Pairs::kRow; ++s) store(1 + s, d_f * derivative.a[s]);
+    for (int s = 0; s < Pairs::kColumn; ++s) store(1 + Pairs::kRow + s, d_f * derivative.b[s]);
+    for (int s = 0; s < Pairs::kHead; ++s) store(kHeads + s, d_f * derivative.t[s]);
+    store(kWeight, weight);
+    store(kFactor, d_score * f);
+    store(kDelta, d_score);
+    store(kInverse, weight * f);
+  }
+
+  // What a part of a row adds to the gradients of its token and scalars.
+  void SumPart(const Part& part, int64_t offset, float* arrays, float* sums) const {
+    std::fill_n(sums, rows_.width(), 0.0f);
+    float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
+    float* balance = sums + rows_.width() - 2 * n_.heads;
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      if (unbalanced_) {
+        AddNumbers(Array(arrays, kDelta) + offset, n_.heads, balance);
+        AddNumbers(Array(arrays, kInverse) + offset, n_.heads, balance + n_.heads);
+      }
+      for (int s = 0; d_row_ && s < Pairs::kRow; ++s) {
+        AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
+      }
+      if (!d_x_) continue;
+      const float* d_g = arrays + offset;
+      for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
+        const float* y = in_.y.row(0, key_head, in_.indices[e]);
+        for (int64_t g = 0; g < pairs_.group(); ++g) {
+          const int64_t h = key_head * pairs_.group() + g;
+          AddTokenGradient(d_g[h], y, in_.x.row(0, h, part.row), sums + h * dim_);
+        }
+      }
+    }
+  }
+
+  // dg/d(this) is the other token, or twice the way from it to this.
+  HWY_INLINE void AddTokenGradient(float d_g, const float* other, const float* self,
+                                   float* to) const {
+    if constexpr (kIsDistance<Definition>) {
+      AddScaledDifference(d_g, self, other, dim_, to);
+    } else {
+      AddScaled(d_g, other, dim_, to);
+    }
+  }
+
+  void FinishRow(int64_t i, const float* sums) const {
+    if (unbalanced_) {
+      // As in BackwardPass::Unbalanced.
+      const float* balance = sums + rows_.width() - 2 * n_.heads;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        const int64_t row = i * n_.heads + h;
+        const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
+        const float mean = balance[n_.heads + h];
+        unbalanced_.data()[row] = mean != 0.0f ? (balance[h] - d_lse) * mean : 0.0f;
+      }
+    }
+    if (d_x_) {
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        std::copy_n(sums + h * dim_, dim_, grad_.x.row(0, h, i));
+      }
+      sums += n_.heads * dim_;
+    }
+    for (int64_t s = 0; d_row_ && s < Pairs::kRow * n_.heads; ++s) {
+      grad_.row_scalars[s * n_.queries + i] = sums[s];
+    }
+  }
+
+  void SumHeads() const {
+    for (int s = 0; s < kHeadSums; ++s) {
+      float* to = s == 0                          ? grad_.factor
+                  : grad_.head_scalars == nullptr ? nullptr
+                                                  : grad_.head_scalars + (s - 1) * n_.heads;
+      if (to == nullptr) continue;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        double sum = 0;
+        for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+          sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
+        }
+        for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
+          sum -= unbalanced_.data()[i * n_.heads + h];
+        }
+        to[h] = static_cast<float>(sum);
+      }
+    }
+  }
+
+  // The gradient of tokens that the pair function does not read.
+  void Clear(View<float> view, int64_t heads, int64_t nodes) const {
+    for (int64_t i = 0; view.data != nullptr && i < nodes; ++i) {
+      for (int64_t h = 0; h < heads; ++h) std::fill_n(view.row(0, h, i), n_.dim, 0.0f);
+    }
+  }
+
+  // What belongs to keys: sums over the edges that lead to each.
+  void Keys() const {
+    const TransposedGraph graph(in_.indptr, in_.indices, n_.queries, n_.keys);
+    const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));
+    const int64_t key_dim = d_y_ ? dim_ : 0;
+    const int64_t value_dim = weights_ ? n_.value_dim : 0;
+    const int64_t scalars = d_column_ ? Pairs::kColumn : 0;
+    const RowTotals totals(chunks, n_.key_heads * (key_dim + value_dim + scalars));
+    const auto finish = [&](int64_t j, const float* sums) {
+      for (int64_t h = 0; h < n_.key_heads; ++h) {
+        if (d_y_) std::copy_n(sums + h * dim_, dim_, grad_.y.row(0, h, j));
+        if (weights_) {
+          std::copy_n(sums + n_.key_heads * key_dim + h * value_dim, value_dim,
+                      grad_.v.row(0, h, j));
+        }
+      }
+      sums += n_.key_heads * (key_dim + value_dim);
+      for (int64_t s = 0; s < scalars * n_.key_heads; ++s) {
+        grad_.column_scalars[s * n_.keys + j] = sums[s];
+      }
+    };
+    const Buffer memory(totals.width() * WorkersFor(executor_, chunks.count()));
+    ParallelTasks(executor_, chunks.count(), [&](int64_t chunk, int worker) {
+      float* sums = memory.data() + worker * totals.width();
+      chunks.ForRows(chunk, [&](const Part& part) {
+        SumKey(graph, part, key_dim, value_dim, sums, totals.width());
+        if (part.slot < 0) {
+          finish(part.row, sums);
+        } else {
+          totals.Keep(part.slot, sums);
+        }
+      });
+    });
+    totals.Merge(executor_, finish);
+  }
+
+  void SumKey(const TransposedGraph& graph, const Part& part, int64_t key_dim, int64_t value_dim,
+              float* sums, int64_t width) const {
+    std::fill_n(sums, width, 0.0f);
+    float* d_values = sums + n_.key_heads * key_dim;
+    float* d_scalars = d_values + n_.key_heads * value_dim;
+    const int64_t group = pairs_.group();
+    for (int64_t t = part.begin; t < part.end; ++t) {
+      const int64_t i = graph.rows[static_cast<size_t>(t)];
+      const int64_t pair = graph.edges[static_cast<size_t>(t)] * n_.heads;
+      if (weights_) {
+        AddScaledHeads(n_.key_heads, group, weights_.data() + pair, saved_.d_o.row(0, 0, i),
+                       QuerySteps(saved_.d_o.stride[1]), value_dim, d_values, KeySteps(value_dim));
+      }
+      for (int64_t h = 0; d_y_ && h < n_.heads; ++h) {
+        AddTokenGradient(d_products_.data()[pair + h], in_.x.row(0, h, i),
+                         in_.y.row(0, h / group, part.row), sums + h / group * dim_);
+      }
+      for (int s = 0; d_column_ && s < Pairs::kColumn; ++s) {
+        const float* from = d_columns_.data() + s * n_.edges * n_.heads + pair;
+        float* to = d_scalars + s * n_.key_heads;
+        if (group == 1) {
+          AddNumbers(from, n_.heads, to);
+        } else {
+          for (int64_t h = 0; h < n_.heads; ++h) to[h / group] += from[h];
+        }
+      }
+    }
+  }
+
+  const GraphInput<float>& in_;
+  const GraphBackwardInput<float>& saved_;
+  const GraphGradient<float>& grad_;
+  const Executor& executor_;
+  const GraphShape& n_;
+  int64_t dim_;
+  bool d_x_;
+  bool d_y_;
+  bool d_row_;
+  bool d_column_;
+  EdgeChunks chunks_;
+  Pairs pairs_;
+  // Of a row: the gradients of its token and scalars and, for the factor, its sums of ds and p f.
+  RowTotals rows_;
+  Buffer largest_;
+  Buffer inverse_sum_;
+  Buffer delta_;
+  Buffer unbalanced_;
+  std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
+  // Of each edge and head: what is left to be summed over the edges of a key.
+  Buffer weights_;
+  Buffer d_products_;
+  Buffer d_columns_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,146 @@
+// Sums and products over the columns of nodes' rows, head by head, by vectors along the columns.
+#if defined(GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
+#undef GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
+#else
+#define GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
+#endif
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/vocabulary-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Calls body(tag, k) for vectors of n numbers from number k on, the last ones shorter: nothing
+// beyond n is touched, and a row of 8 numbers costs one vector of 8.
+template <size_t kCount = kLanes, class Body>
+HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
+  const hn::CappedTag<float, kCount> d;
+  for (; k + static_cast<int64_t>(kCount) <= n; k += static_cast<int64_t>(kCount)) body(d, k);
+  if constexpr (kCount > 1) {
+    if (k < n) ForVectors<kCount / 2>(n, body, k);
+  }
+}
+
+HWY_INLINE void CopyNumbers(const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + k), d, to + k); });
+}
+
+// to += from.
+HWY_INLINE void AddNumbers(const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    hn::StoreU(hn::LoadU(d, to + k) + hn::LoadU(d, from + k), d, to + k);
+  });
+}
+
+// to += factor from.
+HWY_INLINE void AddScaled(float factor, const float* from, int64_t n, float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, from + k), hn::LoadU(d, to + k)), d,
+               to + k);
+  });
+}
+
+// to += factor (x - y).
+HWY_INLINE void AddScaledDifference(float factor, const float* x, const float* y, int64_t n,
+                                    float* to) {
+  ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
+    const auto difference = hn::LoadU(d, x + k) - hn::LoadU(d, y + k);
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), difference, hn::LoadU(d, to + k)), d, to + k);
+  });
+}
+
+// The inner product of two rows, or the squared length of their difference.
+template <bool kDistance, size_t kCount = kLanes>
+HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
+  const hn::CappedTag<float, kCount> d;
+  constexpr auto kStep = static_cast<int64_t>(kCount);
+  float total = 0;
+  int64_t k = 0;
+  if (n >= kStep) {
+    auto sum = hn::Zero(d);
+    for (; k + kStep <= n; k += kStep) {
+      if constexpr (kDistance) {
+        const auto difference = hn::LoadU(d, x + k) - hn::LoadU(d, y + k);
+        sum = hn::MulAdd(difference, difference, sum);
+      } else {
+        sum = hn::MulAdd(hn::LoadU(d, x + k), hn::LoadU(d, y + k), sum);
+      }
+    }
+    total = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+  if constexpr (kCount > 1) {
+    if (k < n) total += SumOfProducts<kDistance, kCount / 2>(x + k, y + k, n - k);
+  }
+  return total;
+}
+
+// Numbers from one query head's row to the next, and from the last one of a key head's group to the
+// next key head's first, of rows that belong to query heads or to key heads.
+struct HeadSteps {
+  int64_t query;
+  int64_t key;
+};
+inline HeadSteps QuerySteps(int64_t step) { return {step, 0}; }
+inline HeadSteps KeySteps(int64_t step) { return {0, step}; }
+
+// Calls body(columns) with frequent numbers of columns as constants: the loops over them unroll.
+template <class Body>
+HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
+  switch (columns) {
+    case 8:
+      return body(std::integral_constant<int64_t, 8>());
+    case 16:
+      return body(std::integral_constant<int64_t, 16>());
+    default:
+      return body(columns);
+  }
+}
+
+// to += factor from in every query head.
+inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factors,
+                           const float* from, HeadSteps from_steps, int64_t columns, float* to,
+                           HeadSteps to_steps) {
+  WithColumns(columns, [=](auto n) HWY_ATTR {
+    const float* factor = factors;
+    const float* source = from;
+    float* sum = to;
+    for (int64_t key_head = 0; key_head < key_heads; ++key_head) {
+      for (int64_t g = 0; g < group; ++g) {
+        AddScaled(*factor++, source, n, sum);
+        source += from_steps.query;
+        sum += to_steps.query;
+      }
+      source += from_steps.key;
+      sum += to_steps.key;
+    }
+  });
+}
+
+// SumOfProducts of x, a row of each query head, and y, one of each key head.
+template <bool kDistance>
+inline void HeadProducts(int64_t key_heads, int64_t group, const float* x, int64_t x_step,
+                         const float* y, int64_t y_step, int64_t columns, float* products) {
+  WithColumns(columns, [=](auto n) HWY_ATTR {
+    const float* query = x;
+    const float* key = y;
+    float* to = products;
+    for (int64_t key_head = 0; key_head < key_heads; ++key_head, key += y_step) {
+      for (int64_t g = 0; g < group; ++g, query += x_step) {
+        *to++ = SumOfProducts<kDistance>(query, key, n);
+      }
+    }
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,155 @@
+// The pairs of an edge and a head, for one pair function and one instruction set: what both
+// directions of attention over a graph know of them.
+//
+// Sums over columns go by vectors along the columns; what is done to each pair, by vectors over all
+// pairs of a chunk of edges, so that neither a row of few edges nor a single head leaves lanes
+// empty.
+#if defined(GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_
+#undef GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_
+#else
+#define GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/edge_chunks.h"
+#include "base/parallel.h"
+#include "cpu/graph_columns-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/graph.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Edges of a chunk: of so many pairs that their scratch memory stays in cache; few enough that the
+// sums of a row with very many edges are sums of parts, which rounds less; and enough that those
+// parts are small beside the edges.
+inline int64_t EdgesOfChunk(const GraphShape& n) {
+  constexpr int64_t kPairs = 2048;
+  constexpr int64_t kEdges = 256;
+  const int64_t edges = std::min(kEdges, kPairs / std::max<int64_t>(1, n.heads));
+  return std::max({edges, n.dim, n.value_dim, int64_t{32}});
+}
+
+// What both directions know of the pairs of an edge and a head. The numbers of a chunk's pairs
+// stand in arrays of stride() numbers, those of edge e from (e - first edge) H on.
+template <class Definition>
+class GraphPairs {
+ public:
+  static constexpr int kRow = Definition::kRowScalars;
+  static constexpr int kColumn = Definition::kColumnScalars;
+  static constexpr int kHead = Definition::kHeadScalars;
+
+  explicit GraphPairs(const GraphInput<float>& in)
+      : in_(in),
+        n_(in.shape),
+        group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
+        stride_(RoundUp(EdgesOfChunk(n_) * n_.heads, kLaneCount)),
+        rows_(kRow * n_.heads * n_.queries),
+        columns_(kColumn * n_.heads * n_.keys),
+        heads_((1 + kHead) * stride_) {}
+
+  int64_t group() const { return group_; }
+  int64_t stride() const { return stride_; }
+
+  // Scalars in the order in which edges read them: node, scalar, query head.
+  void Pack(const Executor& executor) {
+    constexpr int64_t kNodes = 256;
+    const int64_t row_tasks = kRow > 0 ? DivideUp(n_.queries, kNodes) : 0;
+    const int64_t column_tasks = kColumn > 0 ? DivideUp(n_.keys, kNodes) : 0;
+    ParallelTasks(executor, row_tasks + column_tasks, [&](int64_t task, int) {
+      if (task < row_tasks) {
+        PackScalars(in_.row_scalars, kRow, n_.queries, n_.heads, 1, task * kNodes,
+                    std::min((task + 1) * kNodes, n_.queries), rows_.data());
+      } else {
+        const int64_t first = (task - row_tasks) * kNodes;
+        PackScalars(in_.column_scalars, kColumn, n_.keys, n_.key_heads, group_, first,
+                    std::min(first + kNodes, n_.keys), columns_.data());
+      }
+    });
+    for (int64_t q = 0; q < stride_; ++q) {
+      const int64_t h = n_.heads > 0 ? q % n_.heads : 0;
+      heads_.data()[q] = n_.heads > 0 ? in_.factor[h] : 0.0f;
+      for (int s = 0; s < kHead; ++s) {
+        heads_.data()[(1 + s) * stride_ + q] =
+            n_.heads > 0 ? in_.head_scalars[s * n_.heads + h] : 0.0f;
+      }
+    }
+  }
+
+  // g, a and b of the edges of a part of a row into arrays 0, 1 ... kRow and from there on, from
+  // number `offset` on.
+  void Fill(const EdgeChunks::Part& part, int64_t offset, float* HWY_RESTRICT arrays) const {
+    for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
+      const int64_t j = in_.indices[e];
+      if constexpr (kHasProduct<Definition>) {
+        HeadProducts<kIsDistance<Definition>>(n_.key_heads, group_, in_.x.row(0, 0, part.row),
+                                              in_.x.stride[1], in_.y.row(0, 0, j), in_.y.stride[1],
+                                              n_.dim, arrays + offset);
+      }
+      for (int s = 0; s < kRow; ++s) {
+        CopyNumbers(rows_.data() + (part.row * kRow + s) * n_.heads, n_.heads,
+                    arrays + (1 + s) * stride_ + offset);
+      }
+      for (int s = 0; s < kColumn; ++s) {
+        CopyNumbers(columns_.data() + (j * kColumn + s) * n_.heads, n_.heads,
+                    arrays + (1 + kRow + s) * stride_ + offset);
+      }
+    }
+  }
+
+  // The vectors of pairs [q, q + kLanes).
+  struct PairVectors {
+    VF g;
+    VF a[kRow + 1];
+    VF b[kColumn + 1];
+    VF t[kHead + 1];
+    VF factor;
+  };
+  HWY_INLINE PairVectors Load(const float* HWY_RESTRICT arrays, int64_t q) const {
+    const DF d;
+    PairVectors p;
+    p.g = kHasProduct<Definition> ? hn::Load(d, arrays + q) : hn::Zero(d);
+    for (int s = 0; s < kRow; ++s) p.a[s] = hn::Load(d, arrays + (1 + s) * stride_ + q);
+    for (int s = 0; s < kColumn; ++s) {
+      p.b[s] = hn::Load(d, arrays + (1 + kRow + s) * stride_ + q);
+    }
+    for (int s = 0; s < kHead; ++s) p.t[s] = hn::Load(d, heads_.data() + (1 + s) * stride_ + q);
+    p.factor = hn::Load(d, heads_.data() + q);
+    return p;
+  }
+
+ private:
+  // (count, from_heads, nodes) to (nodes, count, from_heads * repeat), for nodes [begin, end).
+  static void PackScalars(const float* from, int count, int64_t nodes, int64_t from_heads,
+                          int64_t repeat, int64_t begin, int64_t end, float* to) {
+    const int64_t to_heads = from_heads * repeat;
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t h = 0; h < to_heads; ++h) {
+        const float* row = from + (s * from_heads + h / repeat) * nodes;
+        for (int64_t i = begin; i < end; ++i) to[(i * count + s) * to_heads + h] = row[i];
+      }
+    }
+  }
+
+  const GraphInput<float>& in_;
+  const GraphShape& n_;
+  int64_t group_;
+  int64_t stride_;
+  Buffer rows_;
+  Buffer columns_;
+  Buffer heads_;  // factor, head scalars: as many pairs of them as a chunk has
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif
