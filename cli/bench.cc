@@ -217,7 +217,7 @@ class Cases {
                         call.factor = factor;
                         call.function = function;
                         if (causal) call.right = 0;
-                        return std::get<0>(CallAttentionForward(call));
+                        return std::get<0>(AttentionOperator::CallForward(call));
                       }});
   }
 

@@ -11,7 +11,7 @@ import torch
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
     """The dependencies, for scikit-build-core."""
     release = torch.__version__.partition("+")[0]
-    return {"dependencies": [f"torch=={release}"]}
+    return {"dependencies": [f"torch=={release}", "typing_extensions"]}
 
 
 def dynamic_wheel(settings: Mapping[str, Any]) -> dict[str, bool]:

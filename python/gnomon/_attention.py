@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from gnomon._checks import (
     check_flag,
@@ -33,27 +35,216 @@ Aggregation = Literal["mean", "einstein_midpoint"]
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
 
+class MaskArguments(TypedDict, total=False):
+    """Which keys a query sees, and where it stands."""
+
+    causal: bool
+    window: Window | int | None
+    key_lengths: Integers | None
+    key_starts: Integers | None
+    query_segments: Integers | None
+    key_segments: Integers | None
+    query_offset: Integers | None
+    chunks: tuple[int, int, int] | None
+
+
+class ScoreArguments(MaskArguments, total=False):
+    """The same, and how scores come about."""
+
+    similarity: Similarity | str | None
+    position: Positions | None
+    scale: float | None
+    sink: Tensor | float | None
+
+
+class AttentionArguments(ScoreArguments, total=False):
+    """The same, and what becomes of the weights."""
+
+    dropout: float
+    seed: int | None
+    aggregation: Aggregation
+
+
+#: The operators' arguments by name, from which those of a call are made: each argument below says
+#: which of them it stands for.
+_Lowered = dict[str, Any]
+
+
+def _lower_flag(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    lowered[name] = check_flag(operator, name, value)
+
+
+def _lower_integers(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    lowered[name] = check_optional_integers(operator, name, value, like)
+
+
+def _lower_number(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    lowered[name] = check_number(operator, name, value)
+
+
+def _lower_optional_number(
+    operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered
+) -> None:
+    lowered[name] = check_optional_number(operator, name, value)
+
+
+def _lower_string(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    check_string(operator, name, value)
+    lowered[name] = value
+
+
+def _lower_seed(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    seed = check_optional_integer(operator, name, value)
+    lowered[name] = None if seed is None else torch.tensor([seed])
+
+
+def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    """Of a tensor, or of a number for all."""
+    if value is None or isinstance(value, Tensor):
+        lowered[name] = value
+    else:
+        number = check_number(operator, name, value, "a Tensor, a number, or None")
+        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+        lowered[name] = torch.tensor(number, dtype=wide, device=like.device)
+
+
+def _lower_window(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    if value is None:
+        return
+    if isinstance(value, (list, tuple)):
+        if len(value) != 2:
+            raise ValueError(
+                f"gnomon.{operator}: window is {value!r}; expected (left, right), None for "
+                "unbounded, or one number for both"
+            )
+        lowered["left"] = check_optional_integer(operator, "window's left", value[0])
+        lowered["right"] = check_optional_integer(operator, "window's right", value[1])
+        return
+    expected = "(left, right), one number for both, or None"
+    lowered["left"] = lowered["right"] = check_integer(operator, name, value, expected)
+
+
+def _lower_chunks(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (list, tuple)) or len(value) != 3:
+        raise ValueError(
+            f"gnomon.{operator}: chunks is {value!r}; expected (size, before, after), or None"
+        )
+    lowered[name] = [check_integer(operator, "a number of chunks", number) for number in value]
+
+
+def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    if value is None:
+        return
+    value = plain(value)
+    if isinstance(value, (Tensor, list, tuple)) or hasattr(value, "tolist"):
+        lowered["query_offsets"] = check_integers(operator, name, value, like)
+    else:
+        lowered[name] = check_integer(operator, name, value, "an integer, or None")
+
+
+class _Argument(NamedTuple):
+    default: Any
+    lower: Callable[[str, str, Any, Tensor, _Lowered], None]
+
+
+#: Those of AttentionArguments but for the terms.
+_ARGUMENTS = {
+    "causal": _Argument(False, _lower_flag),
+    "window": _Argument(None, _lower_window),
+    "key_lengths": _Argument(None, _lower_integers),
+    "key_starts": _Argument(None, _lower_integers),
+    "query_segments": _Argument(None, _lower_integers),
+    "key_segments": _Argument(None, _lower_integers),
+    "query_offset": _Argument(None, _lower_offset),
+    "scale": _Argument(None, _lower_optional_number),
+    "chunks": _Argument(None, _lower_chunks),
+    "sink": _Argument(None, _lower_tensor),
+    "dropout": _Argument(0.0, _lower_number),
+    "seed": _Argument(None, _lower_seed),
+    "aggregation": _Argument("mean", _lower_string),
+}
+#: What the operators take after tokens and terms, in their order, of a call that says nothing.
+_UNSET: _Lowered = dict.fromkeys(
+    argument.name for argument in ops.module_attention.default._schema.arguments[6:]
+)
+for _name, _argument in _ARGUMENTS.items():
+    if _argument.default is not None:
+        _argument.lower("attention", _name, _argument.default, torch.empty(0), _UNSET)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes(arguments: Any) -> Callable[[_Function], _Function]:
+    """Of a function with **arguments of that TypedDict, gives it the signature that it has."""
+    names = [name for name in ("similarity", "position", *_ARGUMENTS) if name in _names(arguments)]
+    own = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_ARGUMENTS[name].default if name in _ARGUMENTS else None,
+            annotation=_annotation(name),
+        )
+        for name in names
+    ]
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        others = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        count = sum(other.kind is not inspect.Parameter.KEYWORD_ONLY for other in others)
+        whole = signature.replace(parameters=[*others[:count], *own, *others[count:]])
+        function.__signature__ = whole  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _names(arguments: Any) -> frozenset[str]:
+    names: frozenset[str] = arguments.__optional_keys__
+    return names
+
+
+def _annotation(name: str) -> str:
+    annotation: Any = AttentionArguments.__annotations__[name]
+    text: str = getattr(annotation, "__forward_arg__", annotation)
+    return text
+
+
+def lower_call(
+    operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
+) -> _Lowered:
+    """What is given of a TypedDict's arguments but for the terms, as the operators take it.
+
+    Others of the operators' arguments than those of the TypedDict come by their names.
+    """
+    lowered = _UNSET | own
+    for name, value in given.items():
+        if name not in _names(arguments):
+            raise _unknown(operator, name, arguments)
+        _ARGUMENTS[name].lower(operator, name, value, like, lowered)
+    return lowered
+
+
+def _unknown(operator: str, name: str, arguments: Any) -> TypeError:
+    known = [own for own in ("similarity", "position", *_ARGUMENTS) if own in _names(arguments)]
+    return TypeError(
+        f"gnomon.{operator}: {name} is none of its arguments; expected some of {', '.join(known)}"
+    )
+
+
 @overload
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = ...,
-    position: Positions | None = ...,
-    causal: bool = ...,
-    window: Window | int | None = ...,
-    key_lengths: Integers | None = ...,
-    key_starts: Integers | None = ...,
-    query_segments: Integers | None = ...,
-    key_segments: Integers | None = ...,
-    query_offset: Integers | None = ...,
-    scale: float | None = ...,
-    chunks: tuple[int, int, int] | None = ...,
-    dropout: float = ...,
-    seed: int | None = ...,
-    aggregation: Aggregation = ...,
     return_lse: Literal[False] = ...,
+    **arguments: Unpack[AttentionArguments],
 ) -> Tensor: ...
 @overload
 def attention(
@@ -61,42 +252,17 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = ...,
-    position: Positions | None = ...,
-    causal: bool = ...,
-    window: Window | int | None = ...,
-    key_lengths: Integers | None = ...,
-    key_starts: Integers | None = ...,
-    query_segments: Integers | None = ...,
-    key_segments: Integers | None = ...,
-    query_offset: Integers | None = ...,
-    scale: float | None = ...,
-    chunks: tuple[int, int, int] | None = ...,
-    dropout: float = ...,
-    seed: int | None = ...,
-    aggregation: Aggregation = ...,
     return_lse: Literal[True],
+    **arguments: Unpack[AttentionArguments],
 ) -> tuple[Tensor, Tensor]: ...
+@takes(AttentionArguments)
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = None,
-    position: Positions | None = None,
-    causal: bool = False,
-    window: Window | int | None = None,
-    key_lengths: Integers | None = None,
-    key_starts: Integers | None = None,
-    query_segments: Integers | None = None,
-    key_segments: Integers | None = None,
-    query_offset: Integers | None = None,
-    scale: float | None = None,
-    chunks: tuple[int, int, int] | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    aggregation: Aggregation = "mean",
     return_lse: bool = False,
+    **arguments: Unpack[AttentionArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
 
@@ -136,6 +302,9 @@ def attention(
         aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
             sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
             those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij.
+        sink: (H,) or (B, H, Lq), or a number for all: one more score in each row's softmax, whose
+            key has no value (Agarwal et al. 2025, gpt-oss); 0 is softmax plus one. o is multiplied
+            by sigmoid(lse - sink), and lse is that of all scores with the sink. -inf is none.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 
@@ -154,114 +323,20 @@ def attention(
             differentiation, or a gradient of the gradient.
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
-    o, lse, _ = attention_and_statistics(
-        q,
-        k,
-        v,
-        similarity=similarity,
-        position=position,
-        causal=causal,
-        window=window,
-        key_lengths=key_lengths,
-        key_starts=key_starts,
-        query_segments=query_segments,
-        key_segments=key_segments,
-        query_offset=query_offset,
-        scale=scale,
-        chunks=chunks,
-        dropout=dropout,
-        seed=seed,
-        aggregation=aggregation,
-        return_lse=return_lse,
-    )
-    return (o, lse) if return_lse else o
-
-
-def attention_and_statistics(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    similarity: Similarity | str | None = None,
-    position: Positions | None = None,
-    causal: bool = False,
-    window: Window | int | None = None,
-    key_lengths: Integers | None = None,
-    key_starts: Integers | None = None,
-    query_segments: Integers | None = None,
-    key_segments: Integers | None = None,
-    query_offset: Integers | None = None,
-    scale: float | None = None,
-    chunks: tuple[int, int, int] | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    aggregation: Aggregation = "mean",
-    return_lse: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """attention, and the statistics of include/gnomon/attention.h, (3, B, H, Lq).
-
-    They are each row's largest score, in units of log2, the sum of its weights by it, and its key;
-    they have no gradient. Without return_lse, they and lse are empty.
-    """
     check_tensors("attention", q=q, k=k, v=v)
-    call = check_call(
-        "attention",
-        q,
-        causal,
-        key_lengths,
-        key_starts,
-        query_segments,
-        key_segments,
-        query_offset,
-    )
-    scale = check_optional_number("attention", "scale", scale)
-    dropout = check_number("attention", "dropout", dropout)
-    seed = check_optional_integer("attention", "seed", seed)
-    check_string("attention", "aggregation", aggregation)
-    left, right = check_window("attention", window)
-    return ops.attention(
-        q,
-        k,
-        v,
-        *lower("attention", similarity, position),
-        call.causal,
-        left,
-        right,
-        call.key_starts,
-        call.key_lengths,
-        call.query_segments,
-        call.key_segments,
-        call.query_offset,
-        call.query_offsets,
-        scale,
-        check_chunks("attention", chunks),
-        dropout,
-        None if seed is None else torch.tensor([seed]),
-        aggregation,
-        return_lse,
-    )
+    terms = lower("attention", arguments.pop("similarity", None), arguments.pop("position", None))
+    call = lower_call("attention", q, arguments, AttentionArguments)
+    o, lse, _ = ops.attention.default(q, k, v, *terms, return_lse, *call.values())
+    return (o, lse) if return_lse else o
 
 
 #: Rows of q: one, several, or a slice of all.
 Rows: TypeAlias = Integers | slice
 
 
+@takes(ScoreArguments)
 def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    rows: Rows = -1,
-    *,
-    similarity: Similarity | str | None = None,
-    position: Positions | None = None,
-    causal: bool = False,
-    window: Window | int | None = None,
-    key_lengths: Integers | None = None,
-    key_starts: Integers | None = None,
-    query_segments: Integers | None = None,
-    key_segments: Integers | None = None,
-    query_offset: Integers | None = None,
-    scale: float | None = None,
-    chunks: tuple[int, int, int] | None = None,
+    q: Tensor, k: Tensor, rows: Rows = -1, **arguments: Unpack[ScoreArguments]
 ) -> Tensor:
     """The weights p_ij that attention gives the values, of the rows of q that are asked for.
 
@@ -285,26 +360,10 @@ def attention_weights(
     """
     operator = "attention_weights"
     check_tensors(operator, q=q, k=k)
-    call = check_call(
-        operator, q, causal, key_lengths, key_starts, query_segments, key_segments, query_offset
-    )
-    left, right = check_window(operator, window)
-    weights: Tensor = ops.attention_weights(
-        q,
-        k,
-        check_rows(operator, rows, q),
-        *lower(operator, similarity, position),
-        call.causal,
-        left,
-        right,
-        call.key_starts,
-        call.key_lengths,
-        call.query_segments,
-        call.key_segments,
-        call.query_offset,
-        call.query_offsets,
-        check_optional_number(operator, "scale", scale),
-        check_chunks(operator, chunks),
+    terms = lower(operator, arguments.pop("similarity", None), arguments.pop("position", None))
+    call = lower_call(operator, q, arguments, ScoreArguments)
+    weights: Tensor = ops.attention_weights.default(
+        q, k, check_rows(operator, rows, q), *terms, *call.values()
     )
     return weights
 
@@ -336,73 +395,3 @@ def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
             "expected integers, one or a sequence of them"
         )
     return [int(number) for number in numbers.reshape(-1).tolist()]
-
-
-class Call(NamedTuple):
-    """Arguments that calls of attention have in common, as the operators take them."""
-
-    causal: bool
-    key_lengths: Tensor | None
-    key_starts: Tensor | None
-    query_segments: Tensor | None
-    key_segments: Tensor | None
-    #: One of them at most, the second where there is a tensor.
-    query_offset: int | None
-    query_offsets: Tensor | None
-
-
-def check_call(
-    operator: str,
-    like: Tensor,
-    causal: object,
-    key_lengths: object,
-    key_starts: object,
-    query_segments: object,
-    key_segments: object,
-    query_offset: object,
-) -> Call:
-    """Checks types."""
-    number, offsets = None, None
-    if query_offset is not None:
-        query_offset = plain(query_offset)
-        if isinstance(query_offset, (Tensor, list, tuple)) or hasattr(query_offset, "tolist"):
-            offsets = check_integers(operator, "query_offset", query_offset, like)
-        else:
-            number = check_integer(operator, "query_offset", query_offset, "an integer, or None")
-    return Call(
-        check_flag(operator, "causal", causal),
-        check_optional_integers(operator, "key_lengths", key_lengths, like),
-        check_optional_integers(operator, "key_starts", key_starts, like),
-        check_optional_integers(operator, "query_segments", query_segments, like),
-        check_optional_integers(operator, "key_segments", key_segments, like),
-        number,
-        offsets,
-    )
-
-
-def check_window(operator: str, window: Window | int | None) -> Window:
-    if window is None:
-        return None, None
-    if isinstance(window, (list, tuple)):
-        if len(window) != 2:
-            raise ValueError(
-                f"gnomon.{operator}: window is {window!r}; expected (left, right), None for "
-                "unbounded, or one number for both"
-            )
-        left, right = window
-        left = check_optional_integer(operator, "window's left", left)
-        right = check_optional_integer(operator, "window's right", right)
-        return left, right
-    expected = "(left, right), one number for both, or None"
-    both = check_integer(operator, "window", window, expected)
-    return both, both
-
-
-def check_chunks(operator: str, chunks: tuple[int, int, int] | None) -> list[int] | None:
-    if chunks is None:
-        return None
-    if not isinstance(chunks, (list, tuple)) or len(chunks) != 3:
-        raise ValueError(
-            f"gnomon.{operator}: chunks is {chunks!r}; expected (size, before, after), or None"
-        )
-    return [check_integer(operator, "a number of chunks", number) for number in chunks]

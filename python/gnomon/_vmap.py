@@ -15,19 +15,6 @@ from torch import Tensor
 
 from gnomon._library import ops
 
-# The axis of the heads in each argument and output that has one.
-_HEADS = {
-    **dict.fromkeys(("x", "y", "v", "o", "d_o", "lse", "d_lse"), 1),
-    **dict.fromkeys(("bias", "key_bias", "relative_query", "head_scalars"), 1),
-    **dict.fromkeys(("factor", "relative_keys", "relative_values"), 0),
-    "statistics": 2,
-}
-_ATTENTION = _HEADS | {"row_scalars": 2, "column_scalars": 2}
-_GRAPH = _HEADS | {"row_scalars": 1, "column_scalars": 1}
-# Where one head may stand for all.
-_SHARED = ("relative_keys", "relative_values")
-_GRAPH_GRADIENTS = ("x", "y", "v", "row_scalars", "column_scalars", "head_scalars", "factor")
-_GRADIENTS = (*_GRAPH_GRADIENTS, "bias", "key_bias", "relative_query", *_SHARED)
 # The axis of the batch in those of the token maps and of the causal sums.
 _BATCH = {
     **dict.fromkeys(("q", "k", "v", "x", "y", "z", "d_x", "d_y", "o", "denominator"), 0),
@@ -39,15 +26,22 @@ class _Rule:
     """The rule of an operator whose samples go along an axis.
 
     axes names that of each argument and output; a result has the name of the argument that it is
-    the gradient of, where the operator is a backward pass.
+    the gradient of, where the operator is a backward pass. In the arguments of `shared` one entry
+    may stand for all.
     """
 
     def __init__(
-        self, operator: Any, axes: dict[str, int], outputs: Sequence[str], is_backward: bool
+        self,
+        operator: Any,
+        axes: dict[str, int],
+        outputs: Sequence[str],
+        is_backward: bool,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
         self.operator = operator
         self.axes = axes
         self.outputs = outputs
+        self.may_be_shared = shared
         self.is_backward = is_backward
         self.names = [argument.name for argument in operator._schema.arguments]
 
@@ -117,14 +111,15 @@ class _Rule:
             if name not in mapped:
                 # A table for all heads may stay one for all samples, but for a backward pass, which
                 # would sum its gradient over the samples.
-                if name in _SHARED and tensor.shape[0] == 1 and not self.is_backward:
+                if name in self.may_be_shared and tensor.shape[axis] == 1 and not self.is_backward:
                     continue
                 tensor = tensor.expand(samples, *tensor.shape)
-            if name in _SHARED and tensor.shape[1] == 1:
+            if name in self.may_be_shared and tensor.shape[axis + 1] == 1:
                 shared.add(name)
                 # x has been folded by now: it comes before the tables in axes.
-                heads = folded["x"].shape[1] // samples
-                tensor = tensor.expand(-1, heads, *tensor.shape[2:])
+                sizes = [-1] * tensor.dim()
+                sizes[axis + 1] = folded["x"].shape[self.axes["x"]] // samples
+                tensor = tensor.expand(sizes)
             folded[name] = tensor.movedim(0, axis).flatten(axis, axis + 1)
         results = []
         for name, result, is_needed in zip(self.outputs, self._call(folded), needed, strict=True):
@@ -133,7 +128,7 @@ class _Rule:
                 count = result.shape[axis] // samples
                 result = result.unflatten(axis, (samples, count)).movedim(axis, 0)
                 if name in shared and self.is_backward:
-                    result = result.sum(1, keepdim=True)
+                    result = result.sum(axis + 1, keepdim=True)
             results.append(result)
         return results
 
@@ -144,18 +139,35 @@ def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: An
     return ops.favor_projection(one, *args), None
 
 
+def _rules_of(name: str) -> list[_Rule]:
+    """Of the two operators of a name, along the axis of the heads."""
+    axes = dict(zip(*ops.operator_axes(name), strict=True))
+    heads = {
+        argument: next((n for n, axis in enumerate(of) if axis[-1] in "HG"), None)
+        for argument, of in ((argument, letters.split()) for argument, letters in axes.items())
+    }
+    along = {argument: axis for argument, axis in heads.items() if axis is not None}
+    along |= {"d_o": along["o"], "d_lse": along["lse"]}
+    shared = frozenset(argument for argument, letters in axes.items() if "1|H" in letters)
+    forward = getattr(ops, f"{name}_forward").default
+    backward = getattr(ops, f"{name}_backward").default
+    gradients = [output.name.removeprefix("d_") for output in backward._schema.returns]
+    return [
+        _Rule(forward, along, ("o", "lse", "statistics"), False, shared),
+        _Rule(backward, along, gradients, True, shared),
+    ]
+
+
 def register() -> None:
     """Registers the rules of all operators, once."""
-    for operator, axes, outputs, is_backward in (
-        (ops.attention_forward, _ATTENTION, ("o", "lse", "statistics"), False),
-        (ops.attention_backward, _ATTENTION, _GRADIENTS, True),
-        (ops.graph_forward, _GRAPH, ("o", "lse", "statistics"), False),
-        (ops.graph_backward, _GRAPH, _GRAPH_GRADIENTS, True),
-        (ops.cone_map, _BATCH, ("x", "row_scalars", "y", "column_scalars"), False),
-        (ops.cone_map_backward, _BATCH, ("q", "k"), True),
-        (ops.causal_sums, _BATCH, ("o",), False),
-        (ops.causal_linear, _BATCH, ("o", "denominator"), False),
+    rules = [*_rules_of("attention"), *_rules_of("graph")]
+    for operator, outputs, is_backward in (
+        (ops.cone_map, ("x", "row_scalars", "y", "column_scalars"), False),
+        (ops.cone_map_backward, ("q", "k"), True),
+        (ops.causal_sums, ("o",), False),
+        (ops.causal_linear, ("o", "denominator"), False),
     ):
-        rule = _Rule(operator.default, axes, outputs, is_backward)
-        torch.library.register_vmap(operator.default, rule)
+        rules.append(_Rule(operator.default, _BATCH, outputs, is_backward))
+    for rule in rules:
+        torch.library.register_vmap(rule.operator, rule)
     torch.library.register_vmap(ops.favor_projection.default, _favor_projection)

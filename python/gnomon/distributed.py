@@ -23,30 +23,18 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from gnomon import position as position_terms
 from gnomon import similarity as similarity_terms
-from gnomon._attention import (
-    Aggregation,
-    Integers,
-    Positions,
-    Window,
-    attention_and_statistics,
-    check_call,
-    check_chunks,
-    check_window,
-)
+from gnomon._attention import Aggregation, ScoreArguments, lower, lower_call, takes
 from gnomon._catalogue import components_of
-from gnomon._checks import (
-    check_flag,
-    check_number,
-    check_optional_number,
-    check_tensors,
-)
+from gnomon._checks import check_flag, check_tensors
 from gnomon._derivatives import first_derivatives_only
+from gnomon._library import ops
 from gnomon._terms import Term
 from gnomon.position import to_components, to_positions
-from gnomon.similarity import Similarity, to_similarity
+from gnomon.similarity import to_similarity
 
 __all__ = ["context_parallel_attention"]
 
@@ -56,27 +44,22 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _T = TypeVar("_T", bound=Term)
 
 
+class ContextParallelArguments(ScoreArguments, total=False):
+    """Those of gnomon.attention but for a seed: what dropout drops depends on all rows."""
+
+    dropout: float
+    aggregation: Aggregation
+
+
 @overload
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = ...,
-    position: Positions | None = ...,
-    causal: bool = ...,
-    window: Window | int | None = ...,
-    key_lengths: Integers | None = ...,
-    key_starts: Integers | None = ...,
-    query_segments: Integers | None = ...,
-    key_segments: Integers | None = ...,
-    query_offset: Integers | None = ...,
-    scale: float | None = ...,
-    chunks: tuple[int, int, int] | None = ...,
-    dropout: float = ...,
-    aggregation: Aggregation = ...,
     group: dist.ProcessGroup | None = ...,
     return_lse: Literal[False] = ...,
+    **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor: ...
 @overload
 def context_parallel_attention(
@@ -84,42 +67,19 @@ def context_parallel_attention(
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = ...,
-    position: Positions | None = ...,
-    causal: bool = ...,
-    window: Window | int | None = ...,
-    key_lengths: Integers | None = ...,
-    key_starts: Integers | None = ...,
-    query_segments: Integers | None = ...,
-    key_segments: Integers | None = ...,
-    query_offset: Integers | None = ...,
-    scale: float | None = ...,
-    chunks: tuple[int, int, int] | None = ...,
-    dropout: float = ...,
-    aggregation: Aggregation = ...,
     group: dist.ProcessGroup | None = ...,
     return_lse: Literal[True],
+    **arguments: Unpack[ContextParallelArguments],
 ) -> tuple[Tensor, Tensor]: ...
+@takes(ContextParallelArguments)
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    similarity: Similarity | str | None = None,
-    position: Positions | None = None,
-    causal: bool = False,
-    window: Window | int | None = None,
-    key_lengths: Integers | None = None,
-    key_starts: Integers | None = None,
-    query_segments: Integers | None = None,
-    key_segments: Integers | None = None,
-    query_offset: Integers | None = None,
-    scale: float | None = None,
-    chunks: tuple[int, int, int] | None = None,
-    dropout: float = 0.0,
-    aggregation: Aggregation = "mean",
     group: dist.ProcessGroup | None = None,
     return_lse: bool = False,
+    **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """gnomon.attention of the whole sequence, for the queries that this process has.
 
@@ -165,31 +125,18 @@ def context_parallel_attention(
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
-    call = check_call(
-        _NAME,
-        q,
-        causal,
-        key_lengths,
-        key_starts,
-        query_segments,
-        key_segments,
-        query_offset,
-    )
-    first_query, query_offsets = call.query_offset, call.query_offsets
-    left, right = check_window(_NAME, window)
-    check_chunks(_NAME, chunks)
-    scale = check_optional_number(_NAME, "scale", scale)
     return_lse = check_flag(_NAME, "return_lse", return_lse)
-    dropout = check_number(_NAME, "dropout", dropout)
-    if dropout != 0:
-        raise NotImplementedError(f"gnomon.{_NAME}: dropout is {dropout}; expected 0")
+    similarity, position = arguments.pop("similarity", None), arguments.pop("position", None)
+    call = lower_call(_NAME, q, arguments, ContextParallelArguments)
+    if call["dropout"] != 0:
+        raise NotImplementedError(f"gnomon.{_NAME}: dropout is {call['dropout']}; expected 0")
     similarity_spec, similarity_tensors = to_similarity(_NAME, similarity)._lower()
     similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
     positions = to_components(to_positions(_NAME, position))
     for term in positions:
         _check_position(term)
-    if (query_segments is None) != (key_segments is None):
-        given = "query_segments" if key_segments is None else "key_segments"
+    if (call["query_segments"] is None) != (call["key_segments"] is None):
+        given = "query_segments" if call["key_segments"] is None else "key_segments"
         raise ValueError(
             f"gnomon.{_NAME}: {given} is given alone; expected both query_segments and "
             "key_segments, or neither"
@@ -200,35 +147,28 @@ def context_parallel_attention(
             "torch.distributed.init_process_group first"
         )
     parts = _Parts.exchange(q, k, v, [similarity, *positions], group)
-    if first_query is None and query_offsets is None:
-        if sum(parts.queries) != sum(parts.keys) and (positions or causal or window is not None):
+    if call["query_offset"] is None and call["query_offsets"] is None:
+        placed = call["causal"] or call["left"] is not None or call["right"] is not None
+        if sum(parts.queries) != sum(parts.keys) and (positions or placed):
             raise ValueError(
                 f"gnomon.{_NAME}: query_offset is None, the queries are {sum(parts.queries)} and "
                 f"the keys {sum(parts.keys)}; expected the position of the first query"
             )
-        first_query = 0
+        call["query_offset"] = 0
+    if call["key_segments"] is not None:
+        call["key_segments"] = parts.gather_segments(call["key_segments"], k)
+    if call["causal"]:
+        call["right"] = 0
     sequence = _Sequence(
-        parts=parts,
-        dtype=q.dtype,
-        similarity=similarity,
-        positions=positions,
-        causal=call.causal,
-        left=left,
-        right=0 if call.causal else right,
-        key_lengths=call.key_lengths,
-        key_starts=call.key_starts,
-        query_segments=call.query_segments,
-        key_segments=(
-            None if call.key_segments is None else parts.gather_segments(call.key_segments, k)
-        ),
-        query_offset=first_query if query_offsets is None else query_offsets,
-        scale=scale,
-        chunks=chunks,
-        aggregation=aggregation,
+        parts=parts, dtype=q.dtype, similarity=similarity, positions=positions, call=call
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
+    # It joins the sum of all parts.
+    sink, call["sink"] = call["sink"], None
     o, lse = _RingAttention.apply(sequence, q, k, v, *_all_tensors([similarity, *positions]))
+    if sink is not None:
+        o, lse = ops.add_sink(o, lse, sink)
     return (o, lse) if return_lse else o
 
 
@@ -415,17 +355,8 @@ class _Sequence:
     dtype: torch.dtype  # of q
     similarity: similarity_terms.Specified
     positions: list[position_terms.Specified]
-    causal: bool
-    left: int | None
-    right: int | None
-    key_lengths: Tensor | None
-    key_starts: Tensor | None
-    query_segments: Tensor | None
-    key_segments: Tensor | None  # of the whole sequence
-    query_offset: int | Tensor
-    scale: float | None
-    chunks: tuple[int, int, int] | None
-    aggregation: Aggregation
+    #: As the operator takes them, of the whole sequence but for query_segments.
+    call: dict[str, Any]
 
     def check_tables(self, heads: int) -> None:
         """Of the tables that are cut into parts; the operator sees the parts alone."""
@@ -443,27 +374,27 @@ class _Sequence:
                     raise ValueError(f"{given}expected {keys} rows, the keys of the whole sequence")
 
     def check_chunks(self) -> None:
-        if self.chunks is None or self.chunks[0] < 1:
+        chunks = self.call["chunks"]
+        if chunks is None or chunks[0] < 1:
             return
         begins = [_begin(self.parts.keys, part) for part in range(self.parts.size)]
-        if any(begin % self.chunks[0] != 0 for begin in begins):
+        if any(begin % chunks[0] != 0 for begin in begins):
             raise ValueError(
                 f"gnomon.{_NAME}: the parts of k begin at {begins}; expected multiples of the "
-                f"size of chunks, {self.chunks[0]}"
+                f"size of chunks, {chunks[0]}"
             )
 
     def is_seen(self, rank: int, source: int) -> bool:
         """Whether a query of process `rank` may see a key of process `source`."""
-        if isinstance(self.query_offset, Tensor):
+        if self.call["query_offsets"] is not None:
             return True
         parts = self.parts
-        first_query = self.query_offset + _begin(parts.queries, rank)
+        left, right = self.call["left"], self.call["right"]
+        first_query = self.call["query_offset"] + _begin(parts.queries, rank)
         first_key = _begin(parts.keys, source)
         least = first_key - (first_query + parts.queries[rank] - 1)
         most = first_key + parts.keys[source] - 1 - first_query
-        return (self.left is None or most >= -self.left) and (
-            self.right is None or least <= self.right
-        )
+        return (left is None or most >= -left) and (right is None or least <= right)
 
     def last_step(self) -> int:
         """The last step of the ring at which any process sees the keys that it has."""
@@ -503,26 +434,19 @@ class _Sequence:
                 )
                 positions[n] = dataclasses.replace(term, tensors=tables)
 
-        def columns(bounds: Tensor | None) -> Tensor | None:
-            return None if bounds is None else (bounds - first_key).clamp(0, k.size(2))
-
-        return attention_and_statistics(
-            q,
-            k,
-            v,
-            similarity=similarity,
-            position=positions,
-            causal=self.causal,
-            window=None if self.left is None and self.right is None else (self.left, self.right),
-            key_lengths=columns(self.key_lengths),
-            key_starts=columns(self.key_starts),
-            query_segments=self.query_segments,
-            key_segments=None if self.key_segments is None else self.key_segments[:, first_key:end],
-            query_offset=self.query_offset + (first_query - first_key),
-            scale=self.scale,
-            chunks=self.chunks,
-            aggregation=self.aggregation,
+        call = dict(self.call)
+        for name in ("key_starts", "key_lengths"):
+            if call[name] is not None:
+                call[name] = (call[name] - first_key).clamp(0, k.size(2))
+        if call["key_segments"] is not None:
+            call["key_segments"] = call["key_segments"][:, first_key:end]
+        for name in ("query_offset", "query_offsets"):
+            if call[name] is not None:
+                call[name] = call[name] + (first_query - first_key)
+        results: tuple[Tensor, Tensor, Tensor] = ops.attention.default(
+            q, k, v, *lower(_NAME, similarity, positions), True, *call.values()
         )
+        return results
 
 
 class _Sums(NamedTuple):

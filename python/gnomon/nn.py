@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from gnomon._attention import (
-    Call,
-    Integers,
-    Rows,
-    Window,
-    check_call,
-    check_chunks,
-    check_rows,
-    check_window,
-)
+from gnomon._attention import Integers, MaskArguments, Rows, check_rows, lower_call, takes
 from gnomon._checks import (
     check_flag,
     check_integer,
@@ -249,22 +241,16 @@ class MultiheadAttention(torch.nn.Module):
             if layer.bias is not None:
                 torch.nn.init.zeros_(layer.bias)
 
+    @takes(MaskArguments)
     def forward(
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
         *,
-        causal: bool = False,
-        window: Window | int | None = None,
-        key_lengths: Integers | None = None,
-        key_starts: Integers | None = None,
-        query_segments: Integers | None = None,
-        key_segments: Integers | None = None,
-        query_offset: Integers | None = None,
-        chunks: tuple[int, int, int] | None = None,
         cache: KVCache | None = None,
         key_padding_mask: Tensor | None = None,
+        **arguments: Unpack[MaskArguments],
     ) -> Tensor:
         """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
 
@@ -288,64 +274,46 @@ class MultiheadAttention(torch.nn.Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
-            if query_offset is None:
-                query_offset = cache.length()
+            if arguments.get("query_offset") is None:
+                arguments["query_offset"] = cache.length()
             # The cache takes them once nothing can be refused any more.
             k, v = cache.joined(k, v)
         if key_padding_mask is not None:
-            query_segments, key_segments = _segments_of_padding(
-                key_padding_mask, q, k, query_segments, key_segments
+            arguments["query_segments"], arguments["key_segments"] = _segments_of_padding(
+                key_padding_mask,
+                q,
+                k,
+                arguments.get("query_segments"),
+                arguments.get("key_segments"),
             )
-        call = check_call(
+        call = lower_call(
             "nn.MultiheadAttention",
             q,
-            causal,
-            key_lengths,
-            key_starts,
-            query_segments,
-            key_segments,
-            query_offset,
+            arguments,
+            MaskArguments,
+            dropout=self.dropout if self.training else 0.0,
         )
-        left, right = check_window("nn.MultiheadAttention", window)
-        o = ops.module_attention(
+        o = ops.module_attention.default(
             q,
             k,
             v,
             self.similarity,
             self.position,
             [getattr(self, name) for name in self._term_names],
-            call.causal,
-            left,
-            right,
-            call.key_starts,
-            call.key_lengths,
-            call.query_segments,
-            call.key_segments,
-            call.query_offset,
-            call.query_offsets,
-            check_chunks("nn.MultiheadAttention", chunks),
-            self.dropout if self.training else 0.0,
-            None,
+            *call.values(),
         )
         out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         if cache is not None:
             cache.k, cache.v = k, v
         return out
 
+    @takes(MaskArguments)
     def attention_weights(
         self,
         query: Tensor,
         key: Tensor | None = None,
         rows: Rows = -1,
-        *,
-        causal: bool = False,
-        window: Window | int | None = None,
-        key_lengths: Integers | None = None,
-        key_starts: Integers | None = None,
-        query_segments: Integers | None = None,
-        key_segments: Integers | None = None,
-        query_offset: Integers | None = None,
-        chunks: tuple[int, int, int] | None = None,
+        **arguments: Unpack[MaskArguments],
     ) -> Tensor:
         """The weights (B, H, n, Lk) of n rows of query (B, Lq, embed_dim), the last by default.
 
@@ -358,11 +326,7 @@ class MultiheadAttention(torch.nn.Module):
         _check_embeddings("MultiheadAttention", "key", key, self.kdim, self.k_proj)
         q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
-        call: Call = check_call(
-            operator, q, causal, key_lengths, key_starts, query_segments, key_segments, query_offset
-        )
-        left, right = check_window(operator, window)
-        weights: Tensor = ops.module_attention_weights(
+        weights: Tensor = ops.module_attention_weights.default(
             q,
             k,
             check_rows(operator, rows, q),
@@ -370,16 +334,7 @@ class MultiheadAttention(torch.nn.Module):
             self.position,
             [getattr(self, name) for name in self._term_names],
             self.embed_dim // self.num_heads,
-            call.causal,
-            left,
-            right,
-            call.key_starts,
-            call.key_lengths,
-            call.query_segments,
-            call.key_segments,
-            call.query_offset,
-            call.query_offsets,
-            check_chunks(operator, chunks),
+            *lower_call(operator, q, arguments, MaskArguments).values(),
         )
         return weights
 

@@ -13,6 +13,7 @@
 #include "ops/attention/hype_augment.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/graph/graph_attention.h"
+#include "ops/graph/graph_operators.h"
 #include "ops/linear/linear_attention.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
@@ -20,66 +21,47 @@
 namespace gnomon {
 namespace {
 
-// The arguments that every operator of attention takes: which keys a query sees.
-CallArguments Visible(bool causal, OptionalSymInt left, OptionalSymInt right,
-                      const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-                      const OptionalTensor& query_segments, const OptionalTensor& key_segments,
-                      OptionalSymInt query_offset, const OptionalTensor& query_offsets,
-                      at::OptionalIntArrayRef chunks) {
-  CallArguments call;
-  call.causal = causal;
-  call.left = std::move(left);
-  call.right = std::move(right);
-  call.key_starts = key_starts;
-  call.key_lengths = key_lengths;
-  call.query_segments = query_segments;
-  call.key_segments = key_segments;
-  call.query_offset = std::move(query_offset);
-  call.query_offsets = query_offsets;
-  if (chunks) call.chunks = chunks->vec();
-  return call;
+// What operators of attention do, which take the call's arguments one by one (Flattened).
+
+Outputs Attention(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                  const at::Tensor& v, const std::string& similarity,
+                  at::TensorList similarity_tensors, std::vector<std::string> position,
+                  at::TensorList position_tensors, bool return_lse) {
+  return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors, call,
+                          return_lse);
 }
 
-Outputs Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const std::string& similarity, at::TensorList similarity_tensors,
-                  std::vector<std::string> position, at::TensorList position_tensors, bool causal,
-                  OptionalSymInt left, OptionalSymInt right, const OptionalTensor& key_starts,
-                  const OptionalTensor& key_lengths, const OptionalTensor& query_segments,
-                  const OptionalTensor& key_segments, OptionalSymInt query_offset,
-                  const OptionalTensor& query_offsets, std::optional<double> scale,
-                  at::OptionalIntArrayRef chunks, double dropout, const OptionalTensor& seed,
-                  const std::string& aggregation, bool return_lse) {
-  CallArguments call =
-      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
-              key_segments, std::move(query_offset), query_offsets, chunks);
-  call.scale = scale;
-  call.dropout = dropout;
-  call.seed = seed;
-  call.aggregation = aggregation;
-  call.returns_lse = return_lse;
-  Outputs outputs =
-      AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors, call);
-  if (return_lse) return outputs;
-  const at::Tensor& o = std::get<0>(outputs);
-  return {o, at::empty({0}, o.options()), at::empty({0}, o.options())};
-}
-
-at::Tensor AttentionOfModule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const std::string& similarity, const std::string& position,
-                             at::TensorList tensors, bool causal, OptionalSymInt left,
-                             OptionalSymInt right, const OptionalTensor& key_starts,
-                             const OptionalTensor& key_lengths,
-                             const OptionalTensor& query_segments,
-                             const OptionalTensor& key_segments, OptionalSymInt query_offset,
-                             const OptionalTensor& query_offsets, at::OptionalIntArrayRef chunks,
-                             double dropout, const OptionalTensor& seed) {
-  CallArguments call =
-      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
-              key_segments, std::move(query_offset), query_offsets, chunks);
-  call.dropout = dropout;
-  call.seed = seed;
+at::Tensor AttentionOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                             const at::Tensor& v, const std::string& similarity,
+                             const std::string& position, at::TensorList tensors) {
   return ModuleAttention(q, k, v, similarity, position, tensors, call);
 }
+
+at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                          std::vector<int64_t> rows, const std::string& similarity,
+                          at::TensorList similarity_tensors, std::vector<std::string> position,
+                          at::TensorList position_tensors) {
+  return AttentionWeights(q, k, rows, similarity, similarity_tensors, position, position_tensors,
+                          call);
+}
+
+at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                           std::vector<int64_t> rows, const std::string& similarity,
+                           const std::string& position, at::TensorList tensors, int64_t value_dim) {
+  return ModuleAttentionWeights(q, k, rows, similarity, position, tensors, value_dim, call);
+}
+
+std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(
+    const std::string& name) {
+  TORCH_CHECK_VALUE(name == OperatorArguments::kName || name == GraphArguments::kName,
+                    "gnomon: operator is \"", name, "\"; expected ", OperatorArguments::kName,
+                    " or ", GraphArguments::kName);
+  return name == GraphArguments::kName ? NamedAxes<GraphArguments>()
+                                       : NamedAxes<OperatorArguments>();
+}
+
+template <auto run>
+constexpr auto kFlat = &Flattened<CallArguments>::Kernel<run>::Run;
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads, int64_t head_dim,
@@ -155,37 +137,6 @@ bool HasHeight(const std::string& similarity) {
   return FindSimilarity(component).HasHeight(component);
 }
 
-at::Tensor AttentionWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
-                              const std::string& similarity, at::TensorList similarity_tensors,
-                              std::vector<std::string> position, at::TensorList position_tensors,
-                              bool causal, OptionalSymInt left, OptionalSymInt right,
-                              const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-                              const OptionalTensor& query_segments,
-                              const OptionalTensor& key_segments, OptionalSymInt query_offset,
-                              const OptionalTensor& query_offsets, std::optional<double> scale,
-                              at::OptionalIntArrayRef chunks) {
-  CallArguments call =
-      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
-              key_segments, std::move(query_offset), query_offsets, chunks);
-  call.scale = scale;
-  return AttentionWeights(q, k, rows, similarity, similarity_tensors, position, position_tensors,
-                          call);
-}
-
-at::Tensor ModuleWeightsOp(const at::Tensor& q, const at::Tensor& k, std::vector<int64_t> rows,
-                           const std::string& similarity, const std::string& position,
-                           at::TensorList tensors, int64_t value_dim, bool causal,
-                           OptionalSymInt left, OptionalSymInt right,
-                           const OptionalTensor& key_starts, const OptionalTensor& key_lengths,
-                           const OptionalTensor& query_segments, const OptionalTensor& key_segments,
-                           OptionalSymInt query_offset, const OptionalTensor& query_offsets,
-                           at::OptionalIntArrayRef chunks) {
-  return ModuleAttentionWeights(
-      q, k, rows, similarity, position, tensors, value_dim,
-      Visible(causal, std::move(left), std::move(right), key_starts, key_lengths, query_segments,
-              key_segments, std::move(query_offset), query_offsets, chunks));
-}
-
 at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
                           bool causal, at::TensorList tensors, c10::SymInt offset, bool training,
                           const OptionalTensor& lengths, const OptionalTensor& before,
@@ -221,38 +172,14 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
 
 TORCH_LIBRARY(gnomon, m) {
   // What the kernels compute (gnomon/attention.h); autograd's pair.
-  m.def(
-      "attention_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, "
-      "Tensor? column_scalars, Tensor? head_scalars, Tensor factor, Tensor? bias, "
-      "Tensor? key_bias, Tensor? relative_query, Tensor? relative_keys, Tensor? relative_values, "
-      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, Tensor? query_segments, "
-      "Tensor? key_segments, Tensor? seed, str function, SymInt query_offset, SymInt? left, "
-      "SymInt? right, SymInt[]? chunks, SymInt[]? grid, str relative_layout, "
-      "float relative_factor, float dropout, bool bfloat16) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "attention_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor statistics, "
-      "Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? "
-      "head_scalars, Tensor factor, "
-      "Tensor? bias, Tensor? key_bias, Tensor? relative_query, Tensor? relative_keys, "
-      "Tensor? relative_values, Tensor? key_starts, Tensor? key_lengths, Tensor? query_offsets, "
-      "Tensor? query_segments, Tensor? key_segments, Tensor? seed, str function, "
-      "SymInt query_offset, SymInt? left, SymInt? right, SymInt[]? chunks, SymInt[]? grid, "
-      "str relative_layout, float relative_factor, float dropout, bool bfloat16, "
-      "bool[12] needed) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-      "Tensor)");
-
+  m.def(AttentionOperator::ForwardSchema().c_str());
+  m.def(AttentionOperator::BackwardSchema().c_str());
   // The same over the edges of a graph (gnomon/graph.h).
-  m.def(
-      "graph_forward(Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, "
-      "Tensor? head_scalars, Tensor factor, Tensor indptr, Tensor indices, str function) -> "
-      "(Tensor, Tensor, Tensor)");
-  m.def(
-      "graph_backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor statistics, "
-      "Tensor x, Tensor y, Tensor v, Tensor? row_scalars, Tensor? column_scalars, Tensor? "
-      "head_scalars, Tensor factor, "
-      "Tensor indptr, Tensor indices, str function, bool[7] needed) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(GraphOperator::ForwardSchema().c_str());
+  m.def(GraphOperator::BackwardSchema().c_str());
+  // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
+  // before it where there may be one entry for all.
+  m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
   // The tokens of cones (ops/cone_map.h): x, row_scalars, y and column_scalars.
   m.def(
       "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "
@@ -268,20 +195,30 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 
   // Compositions of these with Torch's operators.
+  const std::string call = SchemaOf<CallArguments>::Text();
   // lse and the rows' statistics are empty unless asked for.
-  m.def(
-      "attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
-      "str[] position, Tensor[] position_tensors, bool causal, SymInt? left, SymInt? right, "
-      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
-      "SymInt? query_offset, Tensor? query_offsets, float? scale, int[]? chunks, float dropout, "
-      "Tensor? seed, str aggregation, bool return_lse) -> (Tensor, Tensor, Tensor)",
-      Attention);
-  m.def(
-      "module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
-      "Tensor[] tensors, bool causal, SymInt? left, SymInt? right, Tensor? key_starts, "
-      "Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, SymInt? query_offset, "
-      "Tensor? query_offsets, int[]? chunks, float dropout, Tensor? seed) -> Tensor",
-      AttentionOfModule);
+  m.def(("attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
+         "str[] position, Tensor[] position_tensors, bool return_lse, " +
+         call + ") -> (Tensor o, Tensor lse, Tensor statistics)")
+            .c_str(),
+        kFlat<Attention>);
+  // What a sink makes of o and lse.
+  m.def("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
+  m.def(("module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
+         "Tensor[] tensors, " +
+         call + ") -> Tensor")
+            .c_str(),
+        kFlat<AttentionOfModule>);
+  m.def(("attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
+         "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, " +
+         call + ") -> Tensor")
+            .c_str(),
+        kFlat<WeightsOfSpecs>);
+  m.def(("module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
+         "Tensor[] tensors, int value_dim, " +
+         call + ") -> Tensor")
+            .c_str(),
+        kFlat<WeightsOfModule>);
   m.def(
       "module_tensors(str similarity, str position, int num_heads, int head_dim, "
       "int value_dim, int max_length, Tensor[] given) -> "
@@ -292,19 +229,6 @@ TORCH_LIBRARY(gnomon, m) {
       "module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);
-  m.def(
-      "attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
-      "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, bool causal, "
-      "SymInt? left, SymInt? right, Tensor? key_starts, Tensor? key_lengths, "
-      "Tensor? query_segments, Tensor? key_segments, SymInt? query_offset, Tensor? query_offsets, "
-      "float? scale, int[]? chunks) -> Tensor",
-      AttentionWeightsOp);
-  m.def(
-      "module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
-      "Tensor[] tensors, int value_dim, bool causal, SymInt? left, SymInt? right, "
-      "Tensor? key_starts, Tensor? key_lengths, Tensor? query_segments, Tensor? key_segments, "
-      "SymInt? query_offset, Tensor? query_offsets, int[]? chunks) -> Tensor",
-      ModuleWeightsOp);
   m.def("attention_position(str position) -> str", AttentionPosition);
   // gnomon/catalogue.h; JSON.
   m.def("catalogue() -> str", CatalogueJson);
@@ -350,10 +274,11 @@ TORCH_LIBRARY(gnomon, m) {
 // vmap sees through a composition if it finds it here, and otherwise calls it once a sample or not
 // at all. Its rules for the operators below are in python/gnomon/_vmap.py.
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
-  m.impl("attention", Attention);
-  m.impl("module_attention", AttentionOfModule);
-  m.impl("attention_weights", AttentionWeightsOp);
-  m.impl("module_attention_weights", ModuleWeightsOp);
+  m.impl("attention", kFlat<Attention>);
+  m.impl("add_sink", AddSink);
+  m.impl("module_attention", kFlat<AttentionOfModule>);
+  m.impl("attention_weights", kFlat<WeightsOfSpecs>);
+  m.impl("module_attention_weights", kFlat<WeightsOfModule>);
   m.impl("module_tensors", TensorsOfModule);
   m.impl("module_learned", LearnedOfModule);
   m.impl("encode_tokens", EncodeTokensOp);

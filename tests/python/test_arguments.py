@@ -8,7 +8,7 @@ import torch
 from torch.nn import Parameter
 
 import gnomon
-from gnomon import nn, position, similarity
+from gnomon import _attention, nn, position, similarity
 from gnomon.models import LanguageModel
 
 B, H, L, D = 2, 4, 6, 8
@@ -534,3 +534,35 @@ def test_all_of_it_compiled():
         ours = torch.autograd.grad(compiled(*arguments).square().sum(), (gamma, slopes))
         expected = torch.autograd.grad(call(*arguments).square().sum(), (gamma, slopes))
         torch.testing.assert_close(ours, expected)
+
+
+def test_arguments_are_those_of_the_operators():
+    """What Python checks makes all that the operators take, once."""
+    lowered = [
+        name
+        for name, argument in _attention._ARGUMENTS.items()
+        for name in {
+            "window": ("left", "right"),
+            "query_offset": ("query_offset", "query_offsets"),
+        }.get(name, (name,))
+    ]
+    schema = torch.ops.gnomon.attention.default._schema.arguments
+    assert sorted(lowered) == sorted(argument.name for argument in schema[8:])
+    assert {"similarity", "position", *_attention._ARGUMENTS} == set(
+        _attention.AttentionArguments.__annotations__
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (gnomon.attention, {"is_causal": True}),
+        (gnomon.attention_weights, {"dropout": 0.5}),
+        (lambda q, k, v, **wrong: nn.MultiheadAttention(D, 2)(q[:, 0], **wrong), {"sink": 0.0}),
+    ],
+)
+def test_arguments_that_are_not_there_are_named(function, wrong):
+    q, k, v = TOKENS
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} is none of its arguments; expected some of"):
+        function(q.float(), k.float(), v.float(), **wrong)

@@ -11,6 +11,7 @@ from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, values_an
 from operator_checks import CHECKS
 
 import gnomon
+from gnomon._attention import AttentionArguments, lower_call
 from gnomon.position import RoPE
 from gnomon.similarity import Penumbral
 
@@ -132,14 +133,28 @@ def test_cone_map_checks_its_tokens(shape):
         ops.cone_map(torch.randn(1, 1, 2, 3), torch.randn(1, 1, 2, 3).half(), "umbral", "psi", 0.1)
 
 
+def call(**given):
+    """The arguments of a call as the operators take them."""
+    return lower_call("test", torch.empty(0), given, AttentionArguments).values()
+
+
 COMPOSITE_CHECKS = {
     "attention": lambda q: (
         ops.attention,
         (
             *(q, q, q, "penumbral:gamma=tensor", [torch.ones(2, requires_grad=True)]),
-            *(["rope", "alibi:slopes=0.5"], [], True, 3, None, None, None),
-            *(torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 4 + [1] * 5])),
-            *(None, torch.tensor([2]), None, [3, 1, 1], 0.5, torch.tensor([1]), "mean", True),
+            *(["rope", "alibi:slopes=0.5"], [], True),
+            *call(
+                causal=True,
+                window=(3, None),
+                query_segments=torch.tensor([[0] * 5 + [1] * 4]),
+                key_segments=torch.tensor([[0] * 4 + [1] * 5]),
+                query_offset=torch.tensor([2]),
+                chunks=(3, 1, 1),
+                sink=torch.zeros(2, requires_grad=True),
+                dropout=0.5,
+                seed=1,
+            ),
         ),
     ),
     "attention with relative keys and values": lambda q: (
@@ -147,7 +162,8 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", [], ["relative:max_offset=2:table=tensor:values=tensor"]),
             [torch.randn(5, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)],
-            *(True, *[None] * 8, 0.5, None, 0.0, None, "einstein_midpoint", False),
+            False,
+            *call(causal=True, scale=0.5, aggregation="einstein_midpoint"),
         ),
     ),
     "module_attention of transformer_xl": lambda q: (
@@ -155,7 +171,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", "transformer_xl"),
             [torch.randn(size, requires_grad=True) for size in ((2, 4), (2, 4), (2, 4, 8))],
-            *(True, *[None] * 9, 0.0, None),
+            *call(causal=True),
         ),
     ),
     "module_attention": lambda q: (
@@ -163,7 +179,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", "t5+alibi:slopes=learned"),
             [torch.randn(32, 2, requires_grad=True), torch.zeros(2, requires_grad=True)],
-            *(True, *[None] * 9, 0.0, None),
+            *call(causal=True),
         ),
     ),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
@@ -172,7 +188,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", "alibi:shape=2x4:prefix=1:slopes=learned+rope:shape=2x4:prefix=1"),
             [torch.zeros(2, requires_grad=True)],
-            *(False, *[None] * 9, 0.0, None),
+            *call(),
         ),
     ),
     "encode_tokens": lambda q: (
@@ -194,18 +210,7 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *([q[..., :1]] * 2 + [q]),
-            *(
-                "additive",
-                [],
-                ["alibi:slopes=0.5"],
-                [],
-                True,
-                *[None] * 10,
-                0.0,
-                None,
-                "mean",
-                False,
-            ),
+            *("additive", [], ["alibi:slopes=0.5"], [], False, *call(causal=True)),
         ),
     ),
     "attention with hyperbolic distances": lambda q: (
@@ -218,9 +223,14 @@ COMPOSITE_CHECKS = {
                 "hyperbolic:model=half_space:beta=tensor",
                 [torch.ones(2, requires_grad=True)],
             ),
-            *([], [], False, *[None] * 10, 0.0, None, "mean", False),
+            *([], [], False, *call()),
         ),
     ),
+    "add_sink": lambda q: (
+        ops.add_sink,
+        (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),
+    ),
+    "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
     # The start of a similarity's gamma is measured, which tensors without data cannot be.
@@ -233,14 +243,14 @@ COMPOSITE_CHECKS = {
         ops.attention_weights,
         (
             *(q.detach(), q.detach(), [0, 8], "penumbral:gamma=tensor", [torch.ones(2)]),
-            *(["rope"], [], True, 3, None, None, None, None, None, None, None, None, None),
+            *(["rope"], [], *call(causal=True, window=(3, None))),
         ),
     ),
     "module_attention_weights": lambda q: (
         ops.module_attention_weights,
         (
             *(q.detach(), q.detach(), [-1], "dot", "alibi:slopes=learned", [torch.ones(2)], 4),
-            *(True, None, None, None, None, None, None, None, None, None),
+            *call(causal=True),
         ),
     ),
     "catalogue": lambda q: (ops.catalogue, ()),

@@ -122,6 +122,19 @@ TEST_F(AttentionTest, ChunksDropoutAndMidpoint) {
              torch::matmul(weights / weights.sum(-1, true), in_ball));
 }
 
+TEST_F(AttentionTest, ASinkIsAScoreWithoutAValue) {
+  const torch::Tensor sink = Normal({4});
+  const auto [o, lse] = attention_with_lse(q, k, v, AttentionOptions().sink(sink));
+  const torch::Tensor scores = torch::cat(
+      {torch::matmul(q, k.mT()) / std::sqrt(6.0), sink.reshape({1, 4, 1, 1}).expand({2, 4, 9, 1})},
+      3);
+  ExpectNear(o, torch::matmul(scores.softmax(3).narrow(3, 0, 9), v));
+  ExpectNear(lse, scores.logsumexp(3));
+  ExpectThrow<c10::ValueError>(
+      [&] { attention(q, k, v, AttentionOptions().sink(sink.narrow(0, 0, 3))); },
+      "sink has shape [3]");
+}
+
 TEST_F(AttentionTest, SegmentsAreAttendedToApart) {
   const torch::Tensor segments = torch::tensor({3, 3, 3, 3, 1, 1, 1, 1, 1}).expand({2, 9});
   const torch::Tensor o = attention(

@@ -229,6 +229,10 @@ struct AttentionOptions {
   // {size, before, after}: positions lie in chunks of that size, of which a query sees its own and
   // so many before and after it. With Relative, the relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
+  // (H,) or (B, H, Lq), or () for all: one more score in each row's softmax, whose key has no value
+  // (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse is that of all
+  // scores with the sink. -inf is none.
+  TORCH_ARG(std::optional<torch::Tensor>, sink);
   // The chance with which a weight is dropped; the others are multiplied by 1 / (1 - dropout). lse
   // is that of all. What is dropped depends on the seed and on the batch, head, row and column of a
   // pair alone; without a seed, Torch's generator draws one.

@@ -313,8 +313,7 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
       } else {
         // What has one number a head depends on nothing else.
         const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
-        position.tensors.push_back(parameter->tensor.start(position.component, shape)
-                                       .to(q.options().dtype(ComputingType(q))));
+        position.tensors.push_back(PositionStart(*parameter, position.component, shape, q));
       }
     }
     resolved.push_back(std::move(position));
@@ -326,13 +325,13 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
 Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const std::string& similarity, at::TensorList similarity_tensors,
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
-                         const CallArguments& arguments) {
+                         const CallArguments& arguments, bool returns_lse) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
   const ResolvedSimilarity resolved_similarity =
       ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);
   const std::vector<ResolvedPosition> resolved = ResolvePositions(positions, position_tensors, q);
-  return Compose(q, k, v, resolved_similarity, resolved, arguments);
+  return Compose(q, k, v, resolved_similarity, resolved, arguments, returns_lse);
 }
 
 namespace {
@@ -362,6 +361,7 @@ CallArguments ArgumentsOf(const AttentionOptions& options) {
   arguments.query_offsets = options.query_offsets();
   arguments.scale = options.scale();
   arguments.chunks = options.chunks();
+  arguments.sink = options.sink();
   arguments.dropout = options.dropout();
   if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
   arguments.aggregation = options.aggregation();
@@ -371,10 +371,8 @@ CallArguments ArgumentsOf(const AttentionOptions& options) {
 Outputs AttentionOfOptions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, bool returns_lse) {
   const auto [specs, tensors] = Lowered(options.position());
-  CallArguments arguments = ArgumentsOf(options);
-  arguments.returns_lse = returns_lse;
   return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
-                          tensors, arguments);
+                          tensors, ArgumentsOf(options), returns_lse);
 }
 
 }  // namespace

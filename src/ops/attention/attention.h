@@ -27,7 +27,7 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
 Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const std::string& similarity, at::TensorList similarity_tensors,
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
-                         const CallArguments& arguments);
+                         const CallArguments& arguments, bool returns_lse);
 
 }  // namespace gnomon
 

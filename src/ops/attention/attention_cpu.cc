@@ -1,4 +1,4 @@
-// The CPU and Meta kernels of attention_forward and attention_backward.
+// The CPU kernels of attention_forward and attention_backward.
 #include <ATen/ATen.h>
 #include <gnomon/attention.h>
 #include <gnomon/table_layout.h>
@@ -18,11 +18,6 @@
 namespace gnomon {
 namespace {
 
-void Expect(const char* name, const OptionalTensor& tensor, at::IntArrayRef sizes,
-            at::ScalarType dtype) {
-  ExpectTensor("gnomon.attention", name, tensor, sizes, dtype);
-}
-
 std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
   std::vector<int64_t> concrete;
   for (const c10::SymInt& number : numbers) concrete.push_back(Concrete(number));
@@ -36,27 +31,12 @@ class Arguments {
   explicit Arguments(const OperatorArguments& a)
       : bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
     Translate([&] { function_ = &FindPairFunction(a.function); });
-    TORCH_CHECK_VALUE(a.x.dim() == 4 && a.y.dim() == 4 && a.v.dim() == 4,
-                      "gnomon.attention: x has shape ", a.x.sizes(), ", y ", a.y.sizes(), " and v ",
-                      a.v.sizes(), "; expected four axes each");
-    shape_ = {a.x.size(0), a.x.size(1), a.y.size(1), a.x.size(2),
-              a.y.size(2), a.x.size(3), a.v.size(3)};
-    const AttentionShape& n = shape_;
-    const at::ScalarType dtype = a.x.scalar_type();
-    Expect("y", a.y, {n.batch, n.key_heads, n.keys, n.dim}, dtype);
-    Expect("v", a.v, {n.batch, n.key_heads, n.keys, n.value_dim}, dtype);
-    Expect("row_scalars", a.row_scalars, {function_->row_scalars, n.batch, n.heads, n.queries},
-           dtype);
-    Expect("column_scalars", a.column_scalars,
-           {function_->column_scalars, n.batch, n.key_heads, n.keys}, dtype);
-    Expect("head_scalars", a.head_scalars, {function_->head_scalars, n.heads}, dtype);
-    Expect("factor", a.factor, {n.heads}, dtype);
-    Expect("key_bias", a.key_bias, {n.batch, n.heads, n.keys}, dtype);
-    Expect("key_starts", a.key_starts, {n.batch}, at::kLong);
-    Expect("key_lengths", a.key_lengths, {n.batch}, at::kLong);
-    Expect("query_offset", a.query_offsets, {n.batch}, at::kLong);
-    Expect("query_segments", a.query_segments, {n.batch, n.queries}, at::kLong);
-    Expect("key_segments", a.key_segments, {n.batch, n.keys}, at::kLong);
+    lengths_['r'] = function_->row_scalars;
+    lengths_['c'] = function_->column_scalars;
+    lengths_['s'] = function_->head_scalars;
+    CheckArguments(a, lengths_);
+    shape_ = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
+              *lengths_['K'], *lengths_['D'], *lengths_['V']};
     x_ = WithRows(a.x);
     y_ = WithRows(a.y);
     v_ = WithRows(a.v);
@@ -66,19 +46,18 @@ class Arguments {
     factor_ = a.factor.contiguous();
     key_bias_ = Contiguous(a.key_bias);
     query_offsets_ = QueryOffsets(a.query_offsets);
-    SetBias(a, dtype);
-    SetRelative(a, dtype);
+    SetBias(a);
+    SetRelative(a);
     SetMask(a);
     if (a.dropout != 0) {
-      TORCH_CHECK_VALUE(a.seed && a.seed->numel() == 1 && a.seed->scalar_type() == at::kLong,
-                        "gnomon.attention: dropout is ", a.dropout,
-                        " without a seed; expected one int64");
+      TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, " without a seed");
       dropout_ = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
     }
   }
 
   const PairFunction& function() const { return *function_; }
   const AttentionShape& shape() const { return shape_; }
+  AxisLengths<int64_t>& lengths() { return lengths_; }
 
   template <class T>
   static View<const T> Rows(const at::Tensor& tensor) {
@@ -128,14 +107,15 @@ class Arguments {
   bool empty() const { return shape_.batch * shape_.heads * shape_.queries * shape_.keys == 0; }
 
  private:
-  void SetBias(const OperatorArguments& a, at::ScalarType dtype) {
+  void SetBias(const OperatorArguments& a) {
+    if (!a.bias) return;
     const AttentionShape& n = shape_;
-    if (a.grid && a.bias) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
-    const bool per_batch = a.bias && a.bias->dim() == 3 && a.bias->size(0) != 1;
+    if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
-    Expect("bias", a.bias, {per_batch ? n.batch : 1, n.heads, entries}, dtype);
-    bias_ = Contiguous(a.bias);
+    TORCH_CHECK_VALUE(*lengths_['n'] == entries, "gnomon.attention: bias has ", *lengths_['n'],
+                      " entries; expected ", entries);
+    bias_ = a.bias->contiguous();
   }
 
   int64_t BiasBatchStride() const {
@@ -144,30 +124,15 @@ class Arguments {
 
   static bool PerHead(const at::Tensor& table) { return table.defined() && table.size(0) > 1; }
 
-  void SetRelative(const OperatorArguments& a, at::ScalarType dtype) {
-    const AttentionShape& n = shape_;
+  void SetRelative(const OperatorArguments& a) {
     TORCH_CHECK_VALUE(a.relative_query.has_value() == a.relative_keys.has_value(),
                       "gnomon.attention: relative_keys and relative_query go together");
     if (!a.relative_keys && !a.relative_values) return;
-    const at::Tensor& table = a.relative_keys ? *a.relative_keys : *a.relative_values;
-    TORCH_CHECK_VALUE(table.dim() == 3, "gnomon.attention: a relative table has shape ",
-                      table.sizes(), "; expected (1 or H, n, D)");
-    const int64_t rows = table.size(1);
-    const auto heads = [&](const OptionalTensor& of) {
-      return of && of->dim() == 3 && of->size(0) != 1 ? n.heads : 1;
-    };
-    if (a.relative_query) {
-      const int64_t dim = table.size(2);
-      Expect("relative_query", a.relative_query, {n.batch, n.heads, n.queries, dim}, dtype);
-      Expect("relative_keys", a.relative_keys, {heads(a.relative_keys), rows, dim}, dtype);
-      relative_query_ = WithRows(*a.relative_query);
-    }
-    Expect("relative_values", a.relative_values, {heads(a.relative_values), rows, n.value_dim},
-           dtype);
+    if (a.relative_query) relative_query_ = WithRows(*a.relative_query);
     relative_keys_ = Contiguous(a.relative_keys);
     relative_values_ = Contiguous(a.relative_values);
     relative_factor_ = a.relative_factor;
-    relative_layout_ = MakeRelativeLayout(a, rows);
+    relative_layout_ = MakeRelativeLayout(a, *lengths_['m']);
   }
 
   std::unique_ptr<TableLayout> MakeRelativeLayout(const OperatorArguments& a, int64_t rows) const {
@@ -281,6 +246,7 @@ class Arguments {
       relative_query_, relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_,
       query_segments_, key_segments_;
   const PairFunction* function_;
+  AxisLengths<int64_t> lengths_;
   AttentionShape shape_;
   std::unique_ptr<TableLayout> bias_layout_;
   std::unique_ptr<TableLayout> relative_layout_;
@@ -309,10 +275,8 @@ void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
 
 Outputs ForwardCpu(const OperatorArguments& a) {
   const Arguments arguments(a);
-  const AttentionShape& n = arguments.shape();
-  at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, a.x.options());
-  at::Tensor lse = at::empty({n.batch, n.heads, n.queries}, a.x.options());
-  at::Tensor statistics = at::empty({3, n.batch, n.heads, n.queries}, a.x.options());
+  Outputs outputs = EmptyOutputs(a);
+  auto& [o, lse, statistics] = outputs;
   if (arguments.empty()) {
     o.zero_();
     lse.fill_(-std::numeric_limits<double>::infinity());
@@ -325,21 +289,7 @@ Outputs ForwardCpu(const OperatorArguments& a) {
   } else {
     RunForward<float>(arguments, o, lse, statistics);
   }
-  return {o, lse, statistics};
-}
-
-// Those that are needed, made by `make`, the others empty.
-template <class Make>
-std::vector<at::Tensor> GradientsOf(const OperatorArguments& a, const Needed& needed,
-                                    const Make& make) {
-  return MakeGradients<kGradients>(
-      {a.x, a.y, a.v, a.row_scalars, a.column_scalars, a.head_scalars, a.factor, a.bias, a.key_bias,
-       a.relative_query, a.relative_keys, a.relative_values},
-      needed, make);
-}
-
-Gradients AsTuple(const std::vector<at::Tensor>& g) {
-  return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11]};
+  return outputs;
 }
 
 template <class T>
@@ -371,37 +321,19 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   });
 }
 
-Gradients BackwardCpu(const SavedOutputs& outputs, const OperatorArguments& a,
-                      const Needed& needed) {
-  const Arguments arguments(a);
-  const AttentionShape& n = arguments.shape();
-  const at::ScalarType dtype = a.x.scalar_type();
-  Expect("d_o", outputs.d_o, {n.batch, n.heads, n.queries, n.value_dim}, dtype);
-  Expect("o", outputs.o, {n.batch, n.heads, n.queries, n.value_dim}, dtype);
-  Expect("d_lse", outputs.d_lse, {n.batch, n.heads, n.queries}, dtype);
-  Expect("lse", outputs.lse, {n.batch, n.heads, n.queries}, dtype);
-  Expect("statistics", outputs.statistics, {3, n.batch, n.heads, n.queries}, dtype);
-  const bool empty = arguments.empty();
-  std::vector<at::Tensor> gradients = GradientsOf(a, needed, [&](const at::Tensor& of) {
-    return empty ? at::zeros(of.sizes(), of.options()) : at::empty(of.sizes(), of.options());
-  });
-  if (!empty && dtype == at::kDouble) RunBackward<double>(arguments, outputs, gradients);
-  if (!empty && dtype != at::kDouble) RunBackward<float>(arguments, outputs, gradients);
-  return AsTuple(gradients);
-}
-
-Outputs ForwardMeta(const OperatorArguments& a) {
-  return {at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2), a.v.sym_size(3)},
-                           a.x.options()),
-          at::empty_symint({a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options()),
-          at::empty_symint({3, a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2)}, a.x.options())};
-}
-
-Gradients BackwardMeta(const SavedOutputs& /*outputs*/, const OperatorArguments& a,
-                       const Needed& needed) {
-  return AsTuple(GradientsOf(a, needed, [](const at::Tensor& of) {
-    return at::empty_symint(of.sym_sizes(), of.options());
-  }));
+std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const OperatorArguments& a,
+                                    const AttentionOperator::Needed& needed) {
+  Arguments arguments(a);
+  CheckSaved(saved, a, arguments.lengths());
+  std::vector<at::Tensor> gradients = EmptyGradients(saved, a, needed);
+  if (arguments.empty()) {
+    for (at::Tensor& gradient : gradients) gradient.zero_();
+  } else if (a.x.scalar_type() == at::kDouble) {
+    RunBackward<double>(arguments, saved, gradients);
+  } else {
+    RunBackward<float>(arguments, saved, gradients);
+  }
+  return gradients;
 }
 
 }  // namespace
@@ -409,11 +341,6 @@ Gradients BackwardMeta(const SavedOutputs& /*outputs*/, const OperatorArguments&
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
   m.impl("attention_forward", &AttentionOperator::RunForward<ForwardCpu>);
   m.impl("attention_backward", &AttentionOperator::RunBackward<BackwardCpu>);
-}
-
-TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
-  m.impl("attention_forward", &AttentionOperator::RunForward<ForwardMeta>);
-  m.impl("attention_backward", &AttentionOperator::RunBackward<BackwardMeta>);
 }
 
 }  // namespace gnomon

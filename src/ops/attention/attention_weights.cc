@@ -57,7 +57,6 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
   CallArguments arguments = call;
   arguments.dropout = 0;
   arguments.aggregation = "mean";
-  arguments.returns_lse = false;
   for (ResolvedPosition& position : positions) {
     // What it adds to values is none of their weights.
     const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);
@@ -93,6 +92,7 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
                         queries, ")");
       part.query_segments = segments.narrow(-1, first, count);
     }
+    if (call.sink && call.sink->dim() == 3) part.sink = call.sink->narrow(2, first, count);
     parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, positions, part));
     begin = end;
   }

@@ -212,6 +212,22 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
 
 }  // namespace
 
+std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
+                                           const at::Tensor& sink) {
+  TORCH_CHECK_VALUE(sink.dim() == 0 || (sink.dim() == 1 && sink.sym_size(0) == lse.sym_size(1)) ||
+                        (sink.dim() == 3 && sink.sym_sizes() == lse.sym_sizes()),
+                    kOperation, ": sink has shape ", sink.sym_sizes(), "; expected (), (H,) = (",
+                    lse.sym_size(1), ",) or (B, H, Lq) = ", lse.sym_sizes());
+  const at::Tensor score = (sink.dim() == 1 ? sink.unsqueeze(1) : sink).expand_as(lse);
+  // A row that sees no key has lse = -inf, and a sink of -inf is none: differences of these are no
+  // numbers, nor are their gradients.
+  constexpr double kNothing = -1e30;
+  const at::Tensor finite = lse.clamp_min(kNothing);
+  const at::Tensor total = at::logaddexp(finite, score);
+  return {(o * at::sigmoid(finite - score).unsqueeze(3)).to(o.scalar_type()),
+          at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
+}
+
 at::ScalarType ComputingType(const at::Tensor& q) {
   return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
 }
@@ -245,7 +261,8 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
 
 Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                 const ResolvedSimilarity& similarity,
-                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments) {
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
+                bool returns_lse) {
   // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
   const at::ScalarType computing = ComputingType(q_in);
   const at::Tensor q = q_in.to(computing);
@@ -377,13 +394,22 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   }
   if (arguments.dropout > 0) {
     call.dropout = arguments.dropout;
-    call.seed = arguments.seed ? *arguments.seed
+    call.seed = arguments.seed ? arguments.seed->reshape({1})
                                : at::randint(std::numeric_limits<int64_t>::max(), {1},
                                              at::TensorOptions().dtype(at::kLong));
   }
-  auto [o, lse, statistics] = CallAttentionForward(call);
-  if (!arguments.returns_lse) return {o.to(q_in.scalar_type()), at::Tensor(), at::Tensor()};
-  if (tokens.row_constant) lse = lse + tokens.row_constant();
+  auto [o, lse, statistics] = AttentionOperator::CallForward(call);
+  if (arguments.sink) {
+    if (tokens.row_constant) lse = lse + tokens.row_constant();
+    const at::Tensor sink = AsParameter(*arguments.sink, q_in, "gnomon.attention: sink");
+    std::tie(o, lse) = AddSink(o, lse, sink);
+  } else if (returns_lse && tokens.row_constant) {
+    lse = lse + tokens.row_constant();
+  }
+  if (!returns_lse) {
+    const at::Tensor empty = at::empty({0}, o.options());
+    return {o.to(q_in.scalar_type()), empty, empty};
+  }
   return {o.to(q_in.scalar_type()), lse, statistics};
 }
 

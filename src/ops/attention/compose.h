@@ -29,24 +29,33 @@ struct ResolvedPosition {
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
 };
 
+// What calls of attention say besides tokens and terms, in the order of the operators' schemas:
+// which keys a query sees, where it stands, and what becomes of the scores and weights.
+//
+// left and right are the window; chunks the size of chunks, and how many a query sees before and
+// after its own; query_offsets (B,) goes instead of query_offset; seed () or (1,) int64 is drawn by
+// Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of values in
+// the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key has no
+// value.
+#define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
+  ARGUMENT(bool, causal, false, kOption, "")                             \
+  ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
+  ARGUMENT(OptionalSymInt, right, {}, kOption, "")                       \
+  ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")                \
+  ARGUMENT(OptionalTensor, key_lengths, {}, kInteger, "B")               \
+  ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")          \
+  ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")            \
+  ARGUMENT(OptionalSymInt, query_offset, {}, kOption, "")                \
+  ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")             \
+  ARGUMENT(std::optional<std::vector<int64_t>>, chunks, {}, kOption, "") \
+  ARGUMENT(std::optional<double>, scale, {}, kOption, "")                \
+  ARGUMENT(double, dropout, 0, kOption, "")                              \
+  ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                      \
+  ARGUMENT(std::string, aggregation, "mean", kOption, "")                \
+  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")
+
 struct CallArguments {
-  bool causal = false;
-  OptionalSymInt left;
-  OptionalSymInt right;
-  OptionalTensor key_starts;
-  OptionalTensor key_lengths;
-  OptionalTensor query_segments;
-  OptionalTensor key_segments;
-  OptionalSymInt query_offset;
-  OptionalTensor query_offsets;  // (B,), instead of query_offset
-  std::optional<double> scale;
-  // The size of chunks, and how many a query sees before and after its own.
-  std::optional<std::vector<int64_t>> chunks;
-  double dropout = 0;
-  OptionalTensor seed;  // () or (1,) int64; drawn by Torch's generator where it is absent
-  // "mean", or "einstein_midpoint" of values in the Klein ball.
-  std::string aggregation = "mean";
-  bool returns_lse = false;  // and statistics; else those returned are undefined
+  GNOMON_ARGUMENTS(GNOMON_CALL_ARGUMENTS)
 };
 
 // Throws c10::ValueError, c10::TypeError or c10::NotImplementedError unless q, k and v are what
@@ -88,11 +97,16 @@ at::Tensor HeadNumber(const at::Tensor& q, double number);
 at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
                       const at::Tensor& q, std::optional<double> scale);
 
-// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in
-// the computing type and undefined unless asked for.
+// o (B, H, Lq, Dv) and lse (B, H, Lq) with one more score in each row, whose key has the value 0.
+std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
+                                           const at::Tensor& sink);
+
+// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in the computing
+// type and empty unless asked for.
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
-                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments);
+                const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
+                bool returns_lse = false);
 
 }  // namespace gnomon
 

@@ -5,10 +5,7 @@
 #include <ATen/ATen.h>
 #include <gnomon/attention.h>
 
-#include <array>
-#include <vector>
-
-#include "ops/attention/operators.h"
+#include "ops/attention/argument_list.h"
 
 namespace gnomon {
 
@@ -20,16 +17,6 @@ void Translate(const Body& body) {
   } catch (const Error& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
-}
-
-// Throws c10::ValueError or c10::TypeError unless a tensor that is there has that shape and dtype.
-inline void ExpectTensor(const char* operation, const char* name, const OptionalTensor& tensor,
-                         at::IntArrayRef sizes, at::ScalarType dtype) {
-  if (!tensor) return;
-  TORCH_CHECK_VALUE(tensor->sizes() == sizes, operation, ": ", name, " has shape ", tensor->sizes(),
-                    "; expected ", sizes);
-  TORCH_CHECK_TYPE(tensor->scalar_type() == dtype, operation, ": ", name, " has dtype ",
-                   tensor->scalar_type(), "; expected ", dtype);
 }
 
 // The tensor with its last axis contiguous.
@@ -49,17 +36,6 @@ const T* Data(const at::Tensor& tensor) {
 template <class T>
 T* MutableData(at::Tensor& tensor) {
   return tensor.numel() == 0 ? nullptr : tensor.data_ptr<T>();
-}
-
-// Empty gradients for those not needed, the others by `make` in the shape of what they belong to.
-template <size_t kCount, class Make>
-std::vector<at::Tensor> MakeGradients(const std::array<OptionalTensor, kCount>& of,
-                                      const std::array<bool, kCount>& needed, const Make& make) {
-  std::vector<at::Tensor> gradients;
-  for (size_t n = 0; n < kCount; ++n) {
-    gradients.push_back(needed[n] ? make(*of[n]) : at::empty({0}, of[0]->options()));
-  }
-  return gradients;
 }
 
 }  // namespace gnomon

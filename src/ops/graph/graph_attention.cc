@@ -64,10 +64,18 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
       ResolveSimilarity(kOperation, similarity, similarity_tensors, query);
   const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
   const MappedTokens tokens = resolved.entry->map(resolved.component, query, key, factor);
-  auto [o, lse, statistics] = CallGraphForward(
-      AsNodes(tokens.x), AsNodes(tokens.y), v.to(computing), WithoutBatch(tokens.row_scalars),
-      WithoutBatch(tokens.column_scalars), AsOptional(tokens.head_scalars), tokens.factor,
-      indptr.to(at::kLong), indices.to(at::kLong), tokens.function);
+  GraphArguments call;
+  call.x = AsNodes(tokens.x);
+  call.y = AsNodes(tokens.y);
+  call.v = v.to(computing);
+  call.row_scalars = WithoutBatch(tokens.row_scalars);
+  call.column_scalars = WithoutBatch(tokens.column_scalars);
+  call.head_scalars = AsOptional(tokens.head_scalars);
+  call.factor = tokens.factor;
+  call.indptr = indptr.to(at::kLong);
+  call.indices = indices.to(at::kLong);
+  call.function = tokens.function;
+  auto [o, lse, statistics] = GraphOperator::CallForward(call);
   if (tokens.row_constant) {
     lse = (lse.t().unsqueeze(0) + tokens.row_constant()).squeeze(0).t();
   }

@@ -5,41 +5,35 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <string_view>
-#include <tuple>
 
-#include "ops/attention/operators.h"
+#include "ops/attention/argument_list.h"
 
 namespace gnomon {
 
-// Gradients in the order of the forward operator's arguments: x, y, v, row scalars, column scalars,
-// head scalars, factor.
-inline constexpr size_t kGraphGradients = 7;
-using GraphGradients =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// The arguments as gnomon/graph.h has them. Axes: N nodes of q, M of k and v, H heads of queries, G
+// of keys, D columns of x and y, V of values, E edges, P = N + 1; r, c and s the pair function's
+// scalars. `function` is its name.
+#define GNOMON_GRAPH_ARGUMENTS(ARGUMENT)                                 \
+  ARGUMENT(at::Tensor, x, {}, kDifferentiable, "N H D")                  \
+  ARGUMENT(at::Tensor, y, {}, kDifferentiable, "M G D")                  \
+  ARGUMENT(at::Tensor, v, {}, kDifferentiable, "M G V")                  \
+  ARGUMENT(OptionalTensor, row_scalars, {}, kDifferentiable, "r H N")    \
+  ARGUMENT(OptionalTensor, column_scalars, {}, kDifferentiable, "c G M") \
+  ARGUMENT(OptionalTensor, head_scalars, {}, kDifferentiable, "s H")     \
+  ARGUMENT(at::Tensor, factor, {}, kDifferentiable, "H")                 \
+  ARGUMENT(at::Tensor, indptr, {}, kInteger, "P")                        \
+  ARGUMENT(at::Tensor, indices, {}, kInteger, "E")                       \
+  ARGUMENT(std::string_view, function, {}, kOption, "")
 
-// As gnomon/graph.h has it: x (N, H, D), y (Nk, Hkv, D), v (Nk, Hkv, Dv), row_scalars (R, H, N),
-// column_scalars (C, Hkv, Nk), head_scalars (S, H), factor (H), indptr (N + 1,) and indices (E,)
-// int64; function names a pair function. Returns o (N, H, Dv), lse (N, H)
-// and the rows' statistics (3, N, H).
-using GraphForwardSignature = Outputs(const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-                                      const OptionalTensor& row_scalars,
-                                      const OptionalTensor& column_scalars,
-                                      const OptionalTensor& head_scalars, const at::Tensor& factor,
-                                      const at::Tensor& indptr, const at::Tensor& indices,
-                                      std::string_view function);
+struct GraphArguments {
+  GNOMON_ARGUMENTS(GNOMON_GRAPH_ARGUMENTS)
+  static constexpr const char* kName = "graph";
+  static constexpr const char* kOperation = "gnomon.graph_attention";
+  static constexpr AxisLetters kOutputs[] = {"N H V", "N H", "3 N H"};
+};
 
-// The gradients that are needed; the others are empty.
-using GraphBackwardSignature = GraphGradients(
-    const at::Tensor& d_o, const OptionalTensor& d_lse, const at::Tensor& o, const at::Tensor& lse,
-    const at::Tensor& statistics, const at::Tensor& x, const at::Tensor& y, const at::Tensor& v,
-    const OptionalTensor& row_scalars, const OptionalTensor& column_scalars,
-    const OptionalTensor& head_scalars, const at::Tensor& factor, const at::Tensor& indptr,
-    const at::Tensor& indices, std::string_view function, std::array<bool, kGraphGradients> needed);
-
-GraphForwardSignature CallGraphForward;
-GraphBackwardSignature CallGraphBackward;
+using GraphOperator = FusedOperator<GraphArguments>;
 
 }  // namespace gnomon
 

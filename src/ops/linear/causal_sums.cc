@@ -48,8 +48,10 @@ void Check(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kOperation, ": x has dtype ", dtype,
                    "; expected float32 or float64");
-  ExpectTensor(kOperation, "y", y, {x.size(0), y.size(1), x.size(2), x.size(3)}, dtype);
-  ExpectTensor(kOperation, "z", z, {x.size(0), y.size(1), x.size(2), z.size(3)}, dtype);
+  AxisLengths<int64_t> lengths;
+  ExpectTensor(kOperation, "x", x, "B H L D", dtype, lengths);
+  ExpectTensor(kOperation, "y", y, "B G L D", dtype, lengths);
+  ExpectTensor(kOperation, "z", z, "B G L V", dtype, lengths);
 }
 
 void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in, Feature feature,

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <gnomon/attention.h>
 
 #include <cmath>
@@ -77,6 +79,9 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
 }
 
+// More specifications than any program of one kind of model has.
+constexpr size_t kMostStarts = 1024;
+
 // What a module's tensors are named: a second component of a name is told apart by its number.
 class Namer {
  public:
@@ -121,6 +126,41 @@ double HeadParameterStart(const SimilarityEntry& entry, const Component& compone
   const double start = 1.0 / LogitSpread(entry, component, head_dim);
   const std::lock_guard<std::mutex> lock(mutex);
   known.emplace(key, start);
+  return start;
+}
+
+at::Tensor PositionStart(const Parameter& parameter, const Component& component,
+                         const ModuleShape& shape, const at::Tensor& q) {
+  const auto make = [&] {
+    return parameter.tensor.start(component, shape).to(q.options().dtype(ComputingType(q)));
+  };
+  // Where a call is traced or transformed, its tensors are its own.
+  constexpr c10::DispatchKeySet kOwn =
+      c10::python_ks |
+      c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
+                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
+                           c10::DispatchKey::Meta});
+  if (q.key_set().has_any(kOwn) || c10::impl::TorchDispatchModeTLS::any_modes_set()) return make();
+  // Every forward pass of a module asks for it.
+  static std::mutex mutex;
+  static std::map<std::string, at::Tensor> known;
+  std::string key = component.Text();
+  for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length,
+                               static_cast<int64_t>(ComputingType(q))}) {
+    key.append("|").append(std::to_string(number));
+  }
+  key.append("|").append(parameter.name);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+  }
+  // A tensor of inference mode would not serve a later call that records gradients.
+  const c10::InferenceMode outside(false);
+  const at::NoGradGuard no_grad;
+  const at::Tensor start = make();
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (known.size() >= kMostStarts) known.clear();
+  known.emplace(std::move(key), start);
   return start;
 }
 
@@ -305,7 +345,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
         values.push_back(take().expand({shape.heads}));
         continue;
       }
-      const at::Tensor start = use.start(term, shape).to(q.options().dtype(ComputingType(q)));
+      const at::Tensor start = PositionStart(*parameter, term, shape, q);
       values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
     }
     // Along the axes of a grid a token looks both ways even at those before it.

@@ -19,6 +19,10 @@ namespace gnomon {
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim);
 
+// The values (H,) at which a parameter of a position starts, for q, in the computing type.
+at::Tensor PositionStart(const Parameter& parameter, const Component& component,
+                         const ModuleShape& shape, const at::Tensor& q);
+
 // The columns that a head of q and k has by default: the only number that the similarity takes, or
 // `otherwise`. Throws c10::ValueError for a mistake in the specification.
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise);

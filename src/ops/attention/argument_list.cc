@@ -1,0 +1,34 @@
+#include "ops/attention/argument_list.h"
+
+#include <ATen/ATen.h>
+
+namespace gnomon {
+
+void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
+                  const AxisLetters& shape, at::ScalarType dtype, AxisLengths<int64_t>& lengths) {
+  bool fits = tensor.dim() == static_cast<int64_t>(shape.rank);
+  for (size_t axis = 0; fits && axis < shape.rank; ++axis) {
+    const int64_t size = tensor.size(static_cast<int64_t>(axis));
+    std::optional<int64_t>& length = lengths[shape.letters[axis]];
+    if (shape.shared[axis] && size == 1) continue;
+    fits = !length || *length == size;
+    if (!length) length = size;
+  }
+  if (!fits) {
+    std::string letters;
+    std::string sizes;
+    for (size_t axis = 0; axis < shape.rank; ++axis) {
+      const char letter = shape.letters[axis];
+      const std::string one = shape.shared[axis] ? "1 or " : "";
+      const char* comma = axis > 0 ? ", " : "";
+      letters += comma + one + letter;
+      sizes += comma + one + (lengths[letter] ? std::to_string(*lengths[letter]) : "any");
+    }
+    TORCH_CHECK_VALUE(false, operation, ": ", name, " has shape ", tensor.sizes(), "; expected (",
+                      letters, ") = (", sizes, ")");
+  }
+  TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, operation, ": ", name, " has dtype ",
+                   tensor.scalar_type(), "; expected ", dtype);
+}
+
+}  // namespace gnomon

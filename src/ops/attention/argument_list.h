@@ -1,0 +1,383 @@
+// Operators whose arguments are the members of a struct that one list declares. From the list come
+// the struct, the operators' schemas and signatures, their calls, what autograd keeps and gives
+// gradients to, the checks of shapes and the rules by which vmap maps them.
+//
+// A list is a macro that calls another for each argument:
+//
+//   ARGUMENT(at::Tensor, x, {}, kDifferentiable, "B H Q D")
+//   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")
+//   ARGUMENT(double, dropout, 0, kOption, "")
+//
+// with the member's type, name, initial value, kind and shape. Arguments with gradients come first.
+// A shape has a letter for each axis, the same for the same length throughout the list; "1|H" is an
+// axis of one entry for all, or of H.
+#ifndef GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
+#define GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/OptionalArrayRef.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace gnomon {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using OptionalSymInt = std::optional<c10::SymInt>;
+
+// A tensor that may be undefined as one that may be absent, and back.
+inline OptionalTensor AsOptional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+inline at::Tensor OrUndefined(const OptionalTensor& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+enum class ArgumentKind { kDifferentiable, kInteger, kOption };
+
+// The axes of a tensor: their letters, or digits for a length, and which of them may have one entry
+// for all.
+struct AxisLetters {
+  static constexpr size_t kMost = 4;
+
+  constexpr AxisLetters(const char* shape) : text(shape) {  // NOLINT: implicit
+    for (std::string_view rest = text; !rest.empty(); ++rank) {
+      shared[rank] = rest.starts_with("1|");
+      if (shared[rank]) rest.remove_prefix(2);
+      letters[rank] = rest[0];
+      rest.remove_prefix(rest.size() > 1 ? 2 : 1);
+    }
+  }
+
+  std::string_view text;
+  size_t rank = 0;
+  std::array<char, kMost> letters = {};
+  std::array<bool, kMost> shared = {};
+};
+
+struct ArgumentField {
+  std::string_view name;
+  ArgumentKind kind;
+  AxisLetters shape;
+};
+
+template <class... Members>
+auto TieAll(int /*first*/, Members&... members) {
+  return std::tie(members...);
+}
+
+// The body of the struct of a list.
+#define GNOMON_ARGUMENT_MEMBER(type, name, initial, kind, shape) type name = initial;
+#define GNOMON_ARGUMENT_FIELD(type, name, initial, kind, shape) \
+  ArgumentField{#name, ArgumentKind::kind, shape},
+#define GNOMON_ARGUMENT_TIED(type, name, initial, kind, shape) , arguments.name
+#define GNOMON_ARGUMENTS(LIST)                                          \
+  LIST(GNOMON_ARGUMENT_MEMBER)                                          \
+  static constexpr auto Fields() {                                      \
+    return std::to_array<ArgumentField>({LIST(GNOMON_ARGUMENT_FIELD)}); \
+  }                                                                     \
+  /* References to all members, in order. */                            \
+  template <class Self>                                                 \
+  static auto Tie(Self& arguments) {                                    \
+    return TieAll(0 LIST(GNOMON_ARGUMENT_TIED));                        \
+  }
+
+template <class Arguments>
+using MembersOf = decltype(Arguments::Tie(std::declval<Arguments&>()));
+
+template <class T>
+inline constexpr bool kIsTensor = std::is_same_v<std::remove_cv_t<T>, at::Tensor> ||
+                                  std::is_same_v<std::remove_cv_t<T>, OptionalTensor>;
+
+// How an operator takes a member of that type.
+template <class T>
+using ParameterOf = std::conditional_t<kIsTensor<T>, const T&, T>;
+
+// The name of a member's type in a schema.
+template <class T>
+constexpr std::string_view SchemaType() {
+  if constexpr (std::is_same_v<T, at::Tensor>) return "Tensor";
+  if constexpr (std::is_same_v<T, OptionalTensor>) return "Tensor?";
+  if constexpr (std::is_same_v<T, std::string_view> || std::is_same_v<T, std::string>) return "str";
+  if constexpr (std::is_same_v<T, c10::SymInt>) return "SymInt";
+  if constexpr (std::is_same_v<T, OptionalSymInt>) return "SymInt?";
+  if constexpr (std::is_same_v<T, at::OptionalSymIntArrayRef>) return "SymInt[]?";
+  if constexpr (std::is_same_v<T, std::optional<std::vector<int64_t>>>) return "int[]?";
+  if constexpr (std::is_same_v<T, double>) return "float";
+  if constexpr (std::is_same_v<T, std::optional<double>>) return "float?";
+  if constexpr (std::is_same_v<T, bool>) return "bool";
+}
+
+// The members as a schema has them, "Tensor x, Tensor? bias".
+template <class Arguments, class Members = MembersOf<Arguments>>
+struct SchemaOf;
+template <class Arguments, class... Members>
+struct SchemaOf<Arguments, std::tuple<Members&...>> {
+  static std::string Text() {
+    constexpr auto kFields = Arguments::Fields();
+    constexpr std::array<std::string_view, sizeof...(Members)> kTypes = {SchemaType<Members>()...};
+    std::string text;
+    for (size_t n = 0; n < kFields.size(); ++n) {
+      if (n > 0) text += ", ";
+      text.append(kTypes[n]).append(" ").append(kFields[n].name);
+    }
+    return text;
+  }
+};
+
+template <class Fields>
+constexpr size_t CountDifferentiable(const Fields& fields) {
+  size_t count = 0;
+  while (count < fields.size() && fields[count].kind == ArgumentKind::kDifferentiable) ++count;
+  return count;
+}
+
+// o, lse and the rows' statistics (gnomon/attention.h), which have no gradient.
+using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// What a backward pass takes before the arguments of the forward pass.
+struct SavedOutputs {
+  at::Tensor d_o;
+  OptionalTensor d_lse;
+  at::Tensor o;
+  at::Tensor lse;
+  at::Tensor statistics;
+};
+
+// A pair of operators, gnomon::<Arguments::kName>_forward and _backward, of which the first returns
+// Outputs in the shapes Arguments::kOutputs, and the second a gradient for each argument that has
+// one, empty where it is not needed.
+template <class Arguments, class Members = MembersOf<Arguments>>
+struct FusedOperator;
+template <class Arguments, class... Members>
+struct FusedOperator<Arguments, std::tuple<Members&...>> {
+  static constexpr auto kFields = Arguments::Fields();
+  static constexpr size_t kMembers = sizeof...(Members);
+  static constexpr size_t kGradients = CountDifferentiable(kFields);
+  using Needed = std::array<bool, kGradients>;
+
+  template <size_t>
+  using TensorOf = at::Tensor;
+  template <size_t... kIndices>
+  static auto TupleOf(std::index_sequence<kIndices...>) -> std::tuple<TensorOf<kIndices>...>;
+  using Gradients = decltype(TupleOf(std::make_index_sequence<kGradients>()));
+
+  using Forward = Outputs(ParameterOf<Members>...);
+  using Backward = Gradients(const at::Tensor&, const OptionalTensor&, const at::Tensor&,
+                             const at::Tensor&, const at::Tensor&, ParameterOf<Members>..., Needed);
+
+  // Operators' kernels of functions of the struct.
+  template <Outputs (*run)(const Arguments&)>
+  static Outputs RunForward(ParameterOf<Members>... members) {
+    return run(Arguments{members...});
+  }
+  template <std::vector<at::Tensor> (*run)(const SavedOutputs&, const Arguments&, const Needed&)>
+  static Gradients RunBackward(const at::Tensor& d_o, const OptionalTensor& d_lse,
+                               const at::Tensor& o, const at::Tensor& lse,
+                               const at::Tensor& statistics, ParameterOf<Members>... members,
+                               Needed needed) {
+    const std::vector<at::Tensor> gradients =
+        run({d_o, d_lse, o, lse, statistics}, Arguments{members...}, needed);
+    return [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+      return Gradients(gradients[kIndices]...);
+    }(std::make_index_sequence<kGradients>());
+  }
+
+  // Through the dispatcher.
+  static Outputs CallForward(const Arguments& arguments) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(("gnomon::" + Name("_forward")).c_str(), "")
+                               .template typed<Forward>();
+    return std::apply([](const auto&... members) { return op.call(members...); },
+                      Arguments::Tie(arguments));
+  }
+  static Gradients CallBackward(const SavedOutputs& saved, const Arguments& arguments,
+                                const Needed& needed) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(("gnomon::" + Name("_backward")).c_str(), "")
+                               .template typed<Backward>();
+    return std::apply(
+        [&](const auto&... members) {
+          return op.call(saved.d_o, saved.d_lse, saved.o, saved.lse, saved.statistics, members...,
+                         needed);
+        },
+        Arguments::Tie(arguments));
+  }
+
+  static std::string ForwardSchema() {
+    return Name("_forward(") + SchemaOf<Arguments>::Text() +
+           ") -> (Tensor o, Tensor lse, Tensor statistics)";
+  }
+  static std::string BackwardSchema() {
+    std::string gradients;
+    for (size_t n = 0; n < kGradients; ++n) {
+      gradients += (n > 0 ? ", Tensor d_" : "Tensor d_") + std::string(kFields[n].name);
+    }
+    return Name("_backward(") +
+           "Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, Tensor statistics, " +
+           SchemaOf<Arguments>::Text() + ", bool[" + std::to_string(kGradients) + "] needed) -> (" +
+           gradients + ")";
+  }
+
+  // The gradients that are needed, made by make(argument), the others empty.
+  template <class Make>
+  static std::vector<at::Tensor> MakeGradients(const Arguments& arguments, const Needed& needed,
+                                               const Make& make) {
+    std::vector<at::Tensor> gradients;
+    ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+      if (n >= kGradients) return;
+      gradients.push_back(needed[n] ? make(*tensor) : at::empty({0}, arguments.x.options()));
+    });
+    return gradients;
+  }
+
+  // Calls body(n, member) for every member that is or may be a tensor, the n-th of all members.
+  template <class Self, class Body>
+  static void ForEachTensor(Self& arguments, const Body& body) {
+    size_t n = 0;
+    const auto call = [&](auto& member) {
+      if constexpr (kIsTensor<std::remove_reference_t<decltype(member)>>) body(n, member);
+      ++n;
+    };
+    std::apply([&](auto&... members) { (call(members), ...); }, Arguments::Tie(arguments));
+  }
+
+  // The operator's own name.
+  static std::string Name(const char* pass) { return Arguments::kName + std::string(pass); }
+};
+
+// A function of call arguments and others as an operator's kernel, which takes the others first and
+// the members of the struct one by one after them.
+template <class Arguments, class Members = MembersOf<Arguments>>
+struct Flattened;
+template <class Arguments, class... Members>
+struct Flattened<Arguments, std::tuple<Members&...>> {
+  template <auto run>
+  struct Kernel;
+  template <class Result, class... Others, Result (*run)(const Arguments&, Others...)>
+  struct Kernel<run> {
+    static Result Run(Others... others, ParameterOf<Members>... members) {
+      return run(Arguments{std::move(members)...}, others...);
+    }
+  };
+};
+
+// The lengths of a list's axes, by their letters.
+template <class Length>
+class AxisLengths {
+ public:
+  AxisLengths() {
+    for (char digit = '0'; digit <= '9'; ++digit) (*this)[digit] = Length(digit - '0');
+  }
+  std::optional<Length>& operator[](char letter) {
+    return lengths_[static_cast<unsigned char>(letter) % kLetters];
+  }
+
+  // Those of axes whose lengths are known.
+  std::vector<Length> Sizes(const AxisLetters& shape) {
+    std::vector<Length> sizes;
+    for (size_t axis = 0; axis < shape.rank; ++axis) sizes.push_back(*(*this)[shape.letters[axis]]);
+    return sizes;
+  }
+
+ private:
+  static constexpr size_t kLetters = 128;
+  std::array<std::optional<Length>, kLetters> lengths_;
+};
+
+// Throws c10::ValueError or c10::TypeError, which begins with `operation`, unless a tensor has that
+// shape and dtype. Lengths that are not known yet become those of the tensor.
+void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
+                  const AxisLetters& shape, at::ScalarType dtype, AxisLengths<int64_t>& lengths);
+
+// The same for all tensors of the arguments: those with gradients have the dtype of the first.
+template <class Arguments>
+void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
+  static constexpr auto kFields = Arguments::Fields();
+  FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const auto& tensor) {
+    const at::ScalarType dtype =
+        kFields[n].kind == ArgumentKind::kInteger ? at::kLong : arguments.x.scalar_type();
+    if constexpr (std::is_same_v<std::decay_t<decltype(tensor)>, OptionalTensor>) {
+      if (!tensor) return;
+      ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype,
+                   lengths);
+    } else {
+      ExpectTensor(Arguments::kOperation, kFields[n].name, tensor, kFields[n].shape, dtype,
+                   lengths);
+    }
+  });
+}
+
+// The same for the outputs, and for the gradients that come in.
+template <class Arguments>
+void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
+                AxisLengths<int64_t>& lengths) {
+  const auto expect = [&](const char* name, const at::Tensor& tensor, const AxisLetters& shape) {
+    ExpectTensor(Arguments::kOperation, name, tensor, shape, arguments.x.scalar_type(), lengths);
+  };
+  expect("d_o", saved.d_o, Arguments::kOutputs[0]);
+  if (saved.d_lse) expect("d_lse", *saved.d_lse, Arguments::kOutputs[1]);
+  expect("o", saved.o, Arguments::kOutputs[0]);
+  expect("lse", saved.lse, Arguments::kOutputs[1]);
+  expect("statistics", saved.statistics, Arguments::kOutputs[2]);
+}
+
+// What the forward operator returns, with nothing in it: the kernel of the device meta.
+template <class Arguments>
+Outputs EmptyOutputs(const Arguments& arguments) {
+  static constexpr auto kFields = Arguments::Fields();
+  AxisLengths<c10::SymInt> lengths;
+  // The tokens have all axes of the outputs.
+  const auto note = [&](size_t n, const at::Tensor& tensor) {
+    for (size_t axis = 0; axis < kFields[n].shape.rank; ++axis) {
+      lengths[kFields[n].shape.letters[axis]] = tensor.sym_size(static_cast<int64_t>(axis));
+    }
+  };
+  note(0, arguments.x);
+  note(2, arguments.v);
+  const auto make = [&](const AxisLetters& shape) {
+    return at::empty_symint(lengths.Sizes(shape), arguments.x.options());
+  };
+  return {make(Arguments::kOutputs[0]), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
+}
+
+// The tensors that the forward operator takes and returns, by name, and their axes.
+template <class Arguments>
+std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
+  std::vector<std::string> names;
+  std::vector<std::string> axes;
+  for (const ArgumentField& field : Arguments::Fields()) {
+    if (field.kind == ArgumentKind::kOption) continue;
+    names.emplace_back(field.name);
+    axes.emplace_back(field.shape.text);
+  }
+  for (size_t n = 0; n < 3; ++n) {
+    names.emplace_back(std::array{"o", "lse", "statistics"}[n]);
+    axes.emplace_back(Arguments::kOutputs[n].text);
+  }
+  return {names, axes};
+}
+
+template <class Arguments>
+std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Arguments& arguments,
+                                       const typename FusedOperator<Arguments>::Needed& needed) {
+  return FusedOperator<Arguments>::MakeGradients(arguments, needed, [](const at::Tensor& of) {
+    return at::empty_symint(of.sym_sizes(), of.options());
+  });
+}
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
