@@ -68,9 +68,16 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
 
 @dataclass(frozen=True, eq=False)
 class Dot(Similarity):
-    """scale * q.k, by default with 1/sqrt(D) (Vaswani et al. 2017, eq. 1)."""
+    """scale * q.k, by default with 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
+
+    Under a soft cap c it is c tanh(scale * q.k / c), between -c and c (Riviere et al. 2024, Gemma
+    2); masks and biases come after it.
+    """
+
+    softcap: float | None = None
 
     _name: ClassVar[str] = "dot"
+    _options: ClassVar[tuple[str, ...]] = ("softcap",)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,6 +51,7 @@ inline Number Sqrt(Number a) { return Special(a.value); }
 inline Number Rsqrt(Number a) { return Special(a.value); }
 inline Number Log(Number a) { return Special(a.value); }
 inline Number Log1p(Number a) { return Special(a.value); }
+inline Number Tanh(Number a) { return Special(a.value); }
 inline Number Angle(Number x, Number /*y*/) { return Special(x.value); }
 
 // Of the forward pass.

@@ -86,6 +86,46 @@ HWY_INLINE VF Log1p(VF a) {
   return Log(sum) + lost / sum;
 }
 
+// 2^a for a <= 128, relative error 2e-7; exactly 1 at 0, so that the weight of a row's largest
+// score is, and exactly 0 below -126.5. NaN gives NaN.
+HWY_INLINE VF Exp2(VF a) {
+  const DF d;
+  const DI di;
+  a = Max(hn::Set(d, -127.0f), a);
+  // Adding 1.5 * 2^23 rounds to an integer in the low bits; 127 more makes it the biased exponent.
+  const VF magic = hn::Set(d, 12583039.0f);
+  const VF shifted = a + magic;
+  const VF r = a - (shifted - magic);
+  const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
+  // 1 + r p(r), minimax on [-1/2, 1/2].
+  VF p = hn::Set(d, 0.00132647273f);
+  p = hn::MulAdd(p, r, hn::Set(d, 0.00967151299f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0555073358f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.240222424f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.693147004f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  return p * scale;
+}
+
+// The hyperbolic tangent, relative error 3e-7; infinity and NaN give 1 and NaN.
+HWY_INLINE VF Tanh(VF a) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  // From 10 on it rounds to 1.
+  const VF size = Min(hn::Set(d, 10.0f), hn::Abs(a));
+  const VF z = size * size;
+  // tanh(x) = x + x^3 p(x^2) below 0.625, p minimax.
+  VF p = hn::Set(d, -0.00570498593f);
+  p = hn::MulAdd(p, z, hn::Set(d, 0.0206390861f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0.0537397154f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.133314416f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0.333332807f));
+  const VF low = hn::MulAdd(size * z, p, size);
+  const VF power = Exp2(size * hn::Set(d, 2.88539008f));
+  const VF high = one - hn::Set(d, 2.0f) / (power + one);
+  return hn::CopySign(Select(size < hn::Set(d, 0.625f), low, high), a);
+}
+
 // The angle of (x, y), y >= 0, from the axis of x: 0 to pi, error 3e-7; 0 at the origin.
 HWY_INLINE VF Angle(VF x, VF y) {
   const DF d;
@@ -108,27 +148,6 @@ HWY_INLINE VF Angle(VF x, VF y) {
   angle = angle + Select(wide, hn::Set(d, 0.785398163f), zero);
   angle = Select(steep, hn::Set(d, 1.57079633f) - angle, angle);
   return Select(x < zero, hn::Set(d, 3.14159265f) - angle, angle);
-}
-
-// 2^a for a <= 128, relative error 2e-7; exactly 1 at 0, so that the weight of a row's largest
-// score is, and exactly 0 below -126.5. NaN gives NaN.
-HWY_INLINE VF Exp2(VF a) {
-  const DF d;
-  const DI di;
-  a = Max(hn::Set(d, -127.0f), a);
-  // Adding 1.5 * 2^23 rounds to an integer in the low bits; 127 more makes it the biased exponent.
-  const VF magic = hn::Set(d, 12583039.0f);
-  const VF shifted = a + magic;
-  const VF r = a - (shifted - magic);
-  const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  // 1 + r p(r), minimax on [-1/2, 1/2].
-  VF p = hn::Set(d, 0.00132647273f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00967151299f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0555073358f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.240222424f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.693147004f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  return p * scale;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -15,6 +15,7 @@ inline double Sqrt(double a) { return std::sqrt(a); }
 inline double Rsqrt(double a) { return 1.0 / std::sqrt(a); }
 inline double Log(double a) { return std::log(a); }
 inline double Log1p(double a) { return std::log1p(a); }
+inline double Tanh(double a) { return std::tanh(a); }
 // x + 0 is not -0: the angle of the origin is 0.
 inline double Angle(double x, double y) { return std::atan2(y, x + 0.0); }
 inline double Select(bool mask, double yes, double no) { return mask ? yes : no; }

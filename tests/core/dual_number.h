@@ -97,6 +97,11 @@ Dual<T> Log1p(Dual<T> a) {
   return {std::log1p(a.value), a.tangent / (1 + a.value)};
 }
 template <class T>
+Dual<T> Tanh(Dual<T> a) {
+  const T tanh = std::tanh(a.value);
+  return {tanh, a.tangent * (1 - tanh * tanh)};
+}
+template <class T>
 Dual<T> Angle(Dual<T> x, Dual<T> y) {
   const T square = x.value * x.value + y.value * y.value;
   return {std::atan2(y.value, x.value), (x.value * y.tangent - y.value * x.tangent) / square};

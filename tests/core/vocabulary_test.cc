@@ -36,6 +36,9 @@ void LogOf(const float* x, const float* y, float* to, size_t n) {
 void Log1pOf(const float* x, const float* y, float* to, size_t n) {
   ForVectors([](VF a, VF) HWY_ATTR { return Log1p(a); }, x, y, to, n);
 }
+void TanhOf(const float* x, const float* y, float* to, size_t n) {
+  ForVectors([](VF a, VF) HWY_ATTR { return Tanh(a); }, x, y, to, n);
+}
 void AngleOf(const float* x, const float* y, float* to, size_t n) {
   ForVectors([](VF a, VF b) HWY_ATTR { return Angle(a, b); }, x, y, to, n);
 }
@@ -51,6 +54,7 @@ namespace gnomon {
 
 HWY_EXPORT(LogOf);
 HWY_EXPORT(Log1pOf);
+HWY_EXPORT(TanhOf);
 HWY_EXPORT(AngleOf);
 
 namespace testing {
@@ -109,6 +113,15 @@ TEST(VocabularyTest, Log1p) {
   ExpectWithin(
       3e-7, x, x, [](auto... a) { HWY_DYNAMIC_DISPATCH(Log1pOf)(a...); },
       [](double a, double) { return reference::Log1p(a); });
+}
+
+TEST(VocabularyTest, Tanh) {
+  std::vector<float> x = Numbers();
+  for (size_t i = 0; i < x.size(); i += 2) x[i] = -x[i];
+  x = WithSpecials(x, {0.0f, -0.0f, kInfinity, -kInfinity, 0.625f, -0.625f, 9.5f, kNan});
+  ExpectWithin(
+      3e-7, x, x, [](auto... a) { HWY_DYNAMIC_DISPATCH(TanhOf)(a...); },
+      [](double a, double) { return reference::Tanh(a); });
 }
 
 TEST(VocabularyTest, Angle) {

@@ -197,6 +197,10 @@ SIMILARITIES = {
     "dot": Similarity(
         lambda p: None, lambda p, q, k: q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     ),
+    "dot softcap": Similarity(
+        lambda p: gnomon.similarity.Dot(softcap=1.5),
+        lambda p, q, k: 1.5 * (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) / 1.5).tanh(),
+    ),
     "laplacian": Similarity(
         lambda p: gnomon.similarity.Laplacian(p["gamma"]),
         lambda p, q, k: -per_head(p["gamma"]) * distance(q, k),

@@ -1,12 +1,15 @@
 """Positions and similarities against implementations that others published."""
 
 import math
+import types
 
 import geoopt
 import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.swin.modeling_swin import SwinConfig, SwinModel
@@ -261,3 +264,33 @@ def test_transformer_xl_of_xlnet():
         causal=True,
     )
     torch.testing.assert_close(ours.permute(2, 0, 1, 3), expected, atol=2e-5, rtol=2e-5)
+
+
+def grouped_tokens():
+    """q of four heads, k and v of two, and the causal mask as numbers."""
+    torch.manual_seed(0)
+    q, k, v = (3 * torch.randn(2, heads, 21, 8) for heads in (4, 2, 2))
+    return q, k, v, torch.full((21, 21), -math.inf).triu(1)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_soft_caps_of_gemma_2(softcap):
+    q, k, v, mask = grouped_tokens()
+    module = types.SimpleNamespace(num_key_value_groups=2, training=False)
+    expected, _ = modeling_gemma2.eager_attention_forward(
+        module, q, k, v, mask, scaling=0.3, softcap=softcap
+    )
+    capped = gnomon.similarity.Dot(softcap=softcap)
+    ours = gnomon.attention(q, k, v, similarity=capped, scale=0.3, causal=True)
+    torch.testing.assert_close(ours.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
+    by_name = gnomon.attention(q, k, v, similarity=f"dot:softcap={softcap}", scale=0.3, causal=True)
+    assert torch.equal(by_name, ours)
+
+
+def test_sinks_of_gpt_oss():
+    q, k, v, mask = grouped_tokens()
+    sinks = torch.randn(4)
+    module = types.SimpleNamespace(num_key_value_groups=2, training=False, sinks=sinks)
+    expected, _ = modeling_gpt_oss.eager_attention_forward(module, q, k, v, mask, scaling=0.3)
+    ours = gnomon.attention(q, k, v, scale=0.3, causal=True, sink=sinks)
+    torch.testing.assert_close(ours.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)

@@ -12,7 +12,7 @@ from gnomon.similarity import Entailment, Hyperbolic, Penumbral, Umbral
 CURVED = [
     name
     for name in SIMILARITIES
-    if name not in ("dot", "laplacian", "gaussian", "additive", "penumbral height2")
+    if name not in ("dot", "dot softcap", "laplacian", "gaussian", "additive", "penumbral height2")
 ]
 # Whose maps hold tokens of any size near the origin.
 BOUNDED = [

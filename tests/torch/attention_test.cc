@@ -470,7 +470,7 @@ TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
 TEST(CatalogueTest, CostsAreCounted) {
   std::map<std::string, std::string> told;
   for (const CatalogueEntry& entry : SimilarityCatalogue()) told[entry.name] = entry.cost;
-  EXPECT_EQ(told["dot"], "0 + 0");
+  EXPECT_EQ(told["dot"], "0 + 0; softcap: 1 + 1");
   EXPECT_EQ(told["laplacian"], "5 + 1");  // a root
   EXPECT_EQ(told["gaussian"], "5 + 0");
   EXPECT_EQ(told["additive"], "4 + 0, and no product");

@@ -66,7 +66,9 @@ Position operator+(const Position& a, const Position& b);
 namespace similarity {
 
 // scale * q.k; scale is AttentionOptions::scale, by default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
-Similarity Dot();
+// Under a soft cap c it is c tanh(scale * q.k / c), between -c and c (Riviere et al. 2024, Gemma 2);
+// masks and biases come after it.
+Similarity Dot(std::optional<double> softcap = std::nullopt);
 
 // -gamma |q - k|.
 Similarity Laplacian(HeadValue gamma);

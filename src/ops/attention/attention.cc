@@ -91,7 +91,11 @@ Position operator+(const Position& a, const Position& b) {
 
 namespace similarity {
 
-Similarity Dot() { return TermBuilder("dot").Build<Similarity>(); }
+Similarity Dot(std::optional<double> softcap) {
+  TermBuilder builder("dot");
+  if (softcap) builder.Option("softcap", HeadValue(*softcap));
+  return builder.Build<Similarity>();
+}
 
 Similarity Laplacian(HeadValue gamma) {
   return TermBuilder("laplacian").Option("gamma", gamma).Build<Similarity>();

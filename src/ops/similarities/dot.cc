@@ -5,19 +5,28 @@
 namespace gnomon {
 namespace {
 
-MappedTokens Map(const Component&, const at::Tensor& q, const at::Tensor& k,
+MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& scale) {
-  return {.function = "dot", .x = q, .y = k, .factor = scale};
+  if (!component.Find("softcap")) return {.function = "dot", .x = q, .y = k, .factor = scale};
+  const double cap = component.Number("softcap");
+  return {.function = "softcap",
+          .x = q,
+          .y = k,
+          .factor = at::full_like(scale, cap),
+          .head_scalars = (scale / cap).unsqueeze(0)};
 }
 
 const RegisterSimilarity dot({
     .catalogue = {.name = "dot",
                   .title = "dot product",
-                  .formula = "q.k / sqrt(D)",
-                  .latex = R"(\frac{q \cdot k}{\sqrt{D}})",
-                  .source = "Vaswani et al. 2017, Attention Is All You Need",
+                  .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c",
+                  .latex = R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
+                  .source = "Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et "
+                            "al. 2024, Gemma 2",
                   .takes_scale = true},
+    .parameters = {PositiveNumber("softcap", "")},
     .map = Map,
+    .functions = {{"", "dot"}, {"softcap", "softcap"}},
 });
 
 }  // namespace
