@@ -19,9 +19,9 @@ namespace gnomon {
 
 struct CatalogueParameter {
   // What a specification may give: a number, an integer, "true" or "false", one of the choices, the
-  // lengths of a grid's axes ("14x14"), a number for all heads or "learned" or "fixed", or nothing,
-  // since there are only tensors for it.
-  enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kHeads, kTable };
+  // lengths of a grid's axes ("14x14"), numbers likewise ("1x1.5x2"), a number for all heads or
+  // "learned" or "fixed", or nothing, since there are only tensors for it.
+  enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
   // What the entries or rows of a table are for: nothing that a place has to do with, buckets of
   // offsets, the offsets from a row of the call to a column, offsets that end somewhere, distances
   // to the past, the columns, the offsets on a grid, or those along the first or the second of its
@@ -45,6 +45,9 @@ struct CatalogueParameter {
   std::string default_value = "";
   std::string otherwise = "";
   std::string meaning = "";  // where the name does not say it
+  // The parameter that it belongs to, one of choices of which some need more words: facades take
+  // them with it, scaling="yarn:factor=4".
+  std::string detail_of = "";
   std::vector<std::string> choices = {};
   // Of a number or an integer; without the lowest itself where it is `above`.
   std::optional<double> lowest = std::nullopt;

@@ -141,6 +141,12 @@ class MultiheadAttention(torch.nn.Module):
             has a length.
         kdim: columns of key, embed_dim by default.
         vdim: columns of value, embed_dim by default.
+        qk_norm: whether q and k of each head are normed before anything else acts on them, by the
+            RMSNorms q_norm and k_norm (Henry et al. 2020; Dehghani et al. 2023).
+        gate: whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
+            2025).
+        sink: whether each head has a learned sink, as of gnomon.attention: the parameter sink (H,),
+            which starts at 0.
 
     A tensor of a term is held under the name "<component>_<name>", of a similarity "<name>", and
     read as it is: a parameter where it requires grad, the same object if it is a
@@ -162,6 +168,9 @@ class MultiheadAttention(torch.nn.Module):
         max_length: int = 512,
         kdim: int | None = None,
         vdim: int | None = None,
+        qk_norm: bool = False,
+        gate: bool = False,
+        sink: bool = False,
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
@@ -216,6 +225,16 @@ class MultiheadAttention(torch.nn.Module):
         self.k_proj = torch.nn.Linear(self.kdim, self.kv_heads * self.qk_dim, bias=bias)
         self.v_proj = torch.nn.Linear(self.vdim, self.kv_heads * value_dim, bias=bias)
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.qk_norm = check_flag(operator, "qk_norm", qk_norm)
+        self.gate = check_flag(operator, "gate", gate)
+        if self.gate:
+            self.gate_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
+        if self.qk_norm:
+            self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
+            self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
+        has_sink = check_flag(operator, "sink", sink)
+        sink_start = torch.nn.Parameter(torch.zeros(num_heads)) if has_sink else None
+        self.register_parameter("sink", sink_start)
         names, starts, learned = ops.module_tensors(
             self.similarity, self.position, num_heads, self.qk_dim, value_dim, max_length, given
         )
@@ -236,7 +255,8 @@ class MultiheadAttention(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the projections anew."""
-        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+        gate = [self.gate_proj] if self.gate else []
+        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, *gate):
             torch.nn.init.normal_(layer.weight, 0, layer.in_features**-0.5)
             if layer.bias is not None:
                 torch.nn.init.zeros_(layer.bias)
@@ -268,8 +288,7 @@ class MultiheadAttention(torch.nn.Module):
             ("value", value, self.vdim, self.v_proj),
         ):
             _check_embeddings("MultiheadAttention", name, tokens, width, layer)
-        q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        q, k = self._queries_and_keys(query, key)
         v = self.v_proj(value).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
         if cache is not None:
             if not isinstance(cache, KVCache):
@@ -292,6 +311,7 @@ class MultiheadAttention(torch.nn.Module):
             arguments,
             MaskArguments,
             dropout=self.dropout if self.training else 0.0,
+            sink=self.sink,
         )
         o = ops.module_attention.default(
             q,
@@ -302,10 +322,19 @@ class MultiheadAttention(torch.nn.Module):
             [getattr(self, name) for name in self._term_names],
             *call.values(),
         )
-        out: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
+        o = o.transpose(1, 2).flatten(2)
+        if self.gate:
+            o = o * self.gate_proj(query).sigmoid()
+        out: Tensor = self.out_proj(o)
         if cache is not None:
             cache.k, cache.v = k, v
         return out
+
+    def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, H, Lq, qk_dim) and (B, Hkv, Lk, qk_dim)."""
+        q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        return (self.q_norm(q), self.k_norm(k)) if self.qk_norm else (q, k)
 
     @takes(MaskArguments)
     def attention_weights(
@@ -324,8 +353,7 @@ class MultiheadAttention(torch.nn.Module):
         key = query if key is None else key
         _check_embeddings("MultiheadAttention", "query", query, self.embed_dim, self.q_proj)
         _check_embeddings("MultiheadAttention", "key", key, self.kdim, self.k_proj)
-        q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        q, k = self._queries_and_keys(query, key)
         weights: Tensor = ops.module_attention_weights.default(
             q,
             k,
@@ -334,7 +362,7 @@ class MultiheadAttention(torch.nn.Module):
             self.position,
             [getattr(self, name) for name in self._term_names],
             self.embed_dim // self.num_heads,
-            *lower_call(operator, q, arguments, MaskArguments).values(),
+            *lower_call(operator, q, arguments, MaskArguments, sink=self.sink).values(),
         )
         return weights
 
@@ -420,7 +448,8 @@ class MultiheadAttention(torch.nn.Module):
 
     def __repr__(self) -> str:
         # Projections are in the arguments, unless others have taken their place.
-        if all(type(layer) is torch.nn.Linear for layer in self.children()):
+        plain = (torch.nn.Linear, torch.nn.RMSNorm)
+        if all(type(layer) in plain for layer in self.children()):
             return f"{self._get_name()}({self.extra_repr()})"
         return super().__repr__()
 
@@ -434,6 +463,8 @@ class MultiheadAttention(torch.nn.Module):
             "dropout": 0.0,
             "kdim": self.embed_dim,
             "vdim": self.embed_dim,
+            "qk_norm": False,
+            "gate": False,
         }
         given = [
             f"{name}={getattr(self, name)!r}"
@@ -442,6 +473,8 @@ class MultiheadAttention(torch.nn.Module):
         ]
         if isinstance(self.q_proj, torch.nn.Linear) and self.q_proj.bias is None:
             given.append("bias=False")
+        if self.sink is not None:
+            given.append("sink=True")
         return ", ".join([str(self.embed_dim), str(self.num_heads), *given])
 
 

@@ -154,6 +154,15 @@ class RoPE(Position):
     rotated. The rotated coordinates are split evenly over its axes, each of which rotates its part
     by its own coordinate, with dims / axes for dims; dims is by default the largest multiple of
     2 * axes.
+
+    scaling changes the frequencies for sequences longer than those of the training, by the names
+    and numbers that transformers has: "linear:factor=4", "ntk:factor=4",
+    "dynamic:factor=4:original_max_position_embeddings=2048", "yarn:..." (Peng et al. 2023),
+    "longrope:...:short_factor=1x1.5:long_factor=2x3" with a number for each pair (Ding et al.
+    2024), "llama3:...", "proportional:partial_rotary_factor=0.25"; see docs/catalogue.md for all.
+    dynamic and longrope go by the length of the call, one past its farthest position. With xpos,
+    products of pairs decay with the distance, for dot alone and lengths up to 65536 (Sun et al.
+    2023, A Length-Extrapolatable Transformer).
     """
 
     base: float = 10000.0
@@ -161,9 +170,19 @@ class RoPE(Position):
     dims: int | None = None
     shape: Sequence[int] | None = None
     prefix: int = 0
+    scaling: str | None = None
+    xpos: bool = False
 
     _name: ClassVar[str] = "rope"
-    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix")
+    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix", "xpos")
+
+    def _to_spec(self) -> str:
+        spec = super()._to_spec()
+        if self.scaling is None:
+            return spec
+        # Its own numbers come with it.
+        self._check("scaling", self.scaling, "str", "a string")
+        return f"{spec}:scaling={self.scaling}"
 
     def __post_init__(self) -> None:
         if self.shape is not None:

@@ -313,3 +313,65 @@ def test_token_position(position, max_length, names):
     x = torch.randn(1, 4, 8)
     changes = "learned" in position or "sinusoidal" in position
     assert torch.equal(module(x), x) != changes
+
+
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+def test_norms_gates_and_sinks(similarity):
+    """Each changes what it says, and nothing else; the operator has the rest."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(
+        16,
+        4,
+        kv_heads=2,
+        similarity=similarity,
+        position="rope",
+        qk_norm=True,
+        gate=True,
+        sink=True,
+    ).double()
+    for parameter in module.parameters():
+        parameter.data.normal_()
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+
+    def heads(name, count):
+        return getattr(module, name)(x).unflatten(2, (count, -1)).transpose(1, 2)
+
+    def normed(tokens, weight):
+        return tokens / (tokens.square().mean(3, keepdim=True) + 1e-6).sqrt() * weight
+
+    q = normed(heads("q_proj", 4), module.q_norm.weight)
+    k = normed(heads("k_proj", 2), module.k_norm.weight)
+    gamma = module.gamma_start * (5 * module.gamma_theta).exp() if similarity != "dot" else None
+    term = gnomon.similarity.Penumbral(gamma) if similarity != "dot" else None
+    o = gnomon.attention(
+        q, k, heads("v_proj", 2), similarity=term, position="rope", causal=True, sink=module.sink
+    )
+    o = o.transpose(1, 2).flatten(2) * torch.sigmoid(module.gate_proj(x))
+    torch.testing.assert_close(module(x, causal=True), module.out_proj(o))
+    weights = module.attention_weights(x, rows=slice(None), causal=True)
+    expected = gnomon.attention_weights(
+        q, k, slice(None), similarity=term, position="rope", causal=True, sink=module.sink
+    )
+    torch.testing.assert_close(weights, expected)
+
+    cache = gnomon.nn.KVCache()
+    parts = [module(part, causal=True, cache=cache) for part in x.split([4, 1, 4], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
+    module(x, causal=True).sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in module.parameters())
+    assert {"q_norm.weight", "k_norm.weight", "gate_proj.weight", "sink"} <= set(
+        module.state_dict()
+    )
+    assert "qk_norm=True, gate=True, sink=True" in repr(module)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
+
+
+def test_modules_without_them_are_as_before():
+    names = set(MultiheadAttention(16, 4).state_dict())
+    assert names == {
+        f"{part}_proj.{kind}" for part in ("q", "k", "v", "out") for kind in ("weight", "bias")
+    }
+    for flag in ("qk_norm", "gate", "sink"):
+        with pytest.raises(TypeError, match=f"{flag} is a int; expected True or False"):
+            MultiheadAttention(16, 4, **{flag: 1})

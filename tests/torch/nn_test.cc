@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,42 @@ TEST(MultiheadAttentionTest, Golden) {
                      0.212166622111, 0.373149561168, 0.360602219062, 0.180139130061},
                     torch::kDouble);
   EXPECT_TRUE(torch::allclose(out, expected, 0, 1e-9)) << out;
+}
+
+// As test_nn.py::test_norms_gates_and_sinks, whose names these are.
+TEST(MultiheadAttentionTest, NormsGatesAndSinks) {
+  torch::manual_seed(0);
+  MultiheadAttention module(
+      MultiheadAttentionOptions(16, 4).kv_heads(2).position("rope").qk_norm(true).gate(true).sink(
+          true));
+  EXPECT_THAT(Names(module->named_parameters()),
+              ElementsAre("sink", "q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias",
+                          "v_proj.weight", "v_proj.bias", "out_proj.weight", "out_proj.bias",
+                          "gate_proj.weight", "gate_proj.bias", "q_norm.weight", "k_norm.weight"));
+  module->to(torch::kDouble);
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : module->parameters()) parameter.normal_();
+  }
+  const torch::Tensor x = torch::randn({2, 9, 16}, torch::kDouble);
+  const auto heads = [&](torch::nn::Linear& projection, int64_t count) {
+    return projection(x).unflatten(2, {count, -1}).transpose(1, 2);
+  };
+  const auto normed = [](const torch::Tensor& tokens, const RMSNorm& norm) {
+    return tokens * (tokens.square().mean(3, true) + 1e-6).rsqrt() * norm->weight;
+  };
+  const torch::Tensor o =
+      attention(normed(heads(module->q_proj, 4), module->q_norm),
+                normed(heads(module->k_proj, 2), module->k_norm), heads(module->v_proj, 2),
+                AttentionOptions().position("rope").causal(true).sink(module->sink));
+  const torch::Tensor gate = module->gate_proj(x).sigmoid();
+  const torch::Tensor expected = module->out_proj(o.transpose(1, 2).flatten(2) * gate);
+  const torch::Tensor out =
+      module(x, torch::Tensor(), torch::Tensor(), AttentionCall{.causal = true});
+  EXPECT_TRUE(torch::allclose(out, expected, 1e-9, 1e-9));
+  const auto copy = std::dynamic_pointer_cast<MultiheadAttentionImpl>(module->clone());
+  EXPECT_TRUE(torch::equal(copy->forward(x, {}, {}, AttentionCall{.causal = true}), out));
+  EXPECT_NE(copy->sink.data_ptr(), module->sink.data_ptr());
 }
 
 TEST(MultiheadAttentionTest, TrainsItsTerms) {

@@ -66,8 +66,8 @@ Position operator+(const Position& a, const Position& b);
 namespace similarity {
 
 // scale * q.k; scale is AttentionOptions::scale, by default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
-// Under a soft cap c it is c tanh(scale * q.k / c), between -c and c (Riviere et al. 2024, Gemma 2);
-// masks and biases come after it.
+// Under a soft cap c it is c tanh(scale * q.k / c), between -c and c (Riviere et al. 2024, Gemma
+// 2); masks and biases come after it.
 Similarity Dot(std::optional<double> softcap = std::nullopt);
 
 // -gamma |q - k|.
@@ -146,9 +146,15 @@ Position OffsetBias(torch::Tensor table);
 // rotated. The rotated coordinates are split evenly over its axes, each of which rotates its part
 // by its own coordinate, with dims / axes for dims; dims is by default the largest multiple of 2 *
 // axes.
+//
+// scaling changes the frequencies for sequences longer than those of the training: "linear", "ntk",
+// "dynamic", "yarn", "longrope", "llama3" or "proportional" with numbers of its own, as in
+// "yarn:factor=4:original_max_position_embeddings=2048" (docs/catalogue.md). With xpos, products of
+// pairs decay with the distance, for dot alone and lengths up to 65536 (Sun et al. 2023).
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
-              int64_t prefix = 0);
+              int64_t prefix = 0, const std::optional<std::string>& scaling = std::nullopt,
+              bool xpos = false);
 
 // One bias for each axis of a grid, summed: it reads the coordinates along its axis instead of p_i
 // and p_j. Tokens are in row-major order, after `prefix` tokens (a class token) that have no bias,

@@ -69,7 +69,28 @@ struct MultiheadAttentionOptions {
   // Columns of key and of value; embed_dim by default.
   TORCH_ARG(std::optional<int64_t>, kdim);
   TORCH_ARG(std::optional<int64_t>, vdim);
+  // Whether q and k of each head are normed before anything else acts on them, by RMSNorm (Henry et
+  // al. 2020; Dehghani et al. 2023).
+  TORCH_ARG(bool, qk_norm) = false;
+  // Whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al. 2025).
+  TORCH_ARG(bool, gate) = false;
+  // Whether each head has a learned sink, AttentionOptions::sink, that starts at 0.
+  TORCH_ARG(bool, sink) = false;
 };
+
+// x / sqrt(mean x^2 + 1e-6) times a weight that starts at 1, over the last axis, of `dim` columns
+// (Zhang and Sennrich 2019).
+class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
+ public:
+  explicit RMSNormImpl(int64_t dim);
+
+  void reset() override;
+  torch::Tensor forward(const torch::Tensor& x) const;
+
+  int64_t dim;
+  torch::Tensor weight;
+};
+TORCH_MODULE(RMSNorm);
 
 // The arguments of one call, as in gnomon::AttentionOptions.
 struct AttentionCall {
@@ -98,7 +119,8 @@ struct AttentionCall {
 // N(0, 1 / columns), "relative_table" (2 max_offset + 1, D) among them; "transformer_xl_u" and
 // "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to
 // rows. The start of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of
-// the logits of N(0, 1) tokens 1.
+// the logits of N(0, 1) tokens 1. There are q_norm, k_norm, gate_proj and the parameter "sink" (H,)
+// where the options say so.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -120,6 +142,10 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::nn::Linear k_proj{nullptr};
   torch::nn::Linear v_proj{nullptr};
   torch::nn::Linear out_proj{nullptr};
+  torch::nn::Linear gate_proj{nullptr};
+  RMSNorm q_norm{nullptr};
+  RMSNorm k_norm{nullptr};
+  torch::Tensor sink;
 
  private:
   // Those of the similarity and of the position, as operators take them.

@@ -180,13 +180,18 @@ Position OffsetBias(torch::Tensor table) {
 }
 
 Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims,
-              const std::vector<int64_t>& shape, int64_t prefix) {
+              const std::vector<int64_t>& shape, int64_t prefix,
+              const std::optional<std::string>& scaling, bool xpos) {
   TermBuilder builder("rope");
   builder.Option("base", HeadValue(base)).Option("layout", layout);
   if (dims) builder.Option("dims", std::to_string(*dims));
   if (!shape.empty()) builder.Option("shape", SizesText(shape));
   builder.Option("prefix", std::to_string(prefix));
-  return builder.Build<Position>();
+  if (xpos) builder.Option("xpos", std::string("true"));
+  Position rope = builder.Build<Position>();
+  // Its own numbers come with it.
+  if (scaling) rope.spec += ":scaling=" + *scaling;
+  return rope;
 }
 
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,

@@ -143,6 +143,14 @@ const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
   return found;
 }
 
+// One past the farthest position. Offsets of batches are data, which shapes cannot depend on: what
+// goes by the length then has that of the keys.
+c10::SymInt LengthOf(const at::Tensor& q, const at::Tensor& k, const c10::SymInt& query_offset,
+                     const OptionalTensor& query_offsets) {
+  const c10::SymInt queries = q.sym_size(2) + query_offset;
+  return query_offsets ? k.sym_size(2) : queries.max(k.sym_size(2));
+}
+
 // weights (H, D) times each key (B, Hkv, Lk, D) of their head: (B, H, Lk).
 at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k) {
   const at::Tensor by_key_head = weights.unflatten(0, {SizeOf(k, 1), -1}).transpose(1, 2);
@@ -327,9 +335,19 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   if (bias && grid) bias = FlatGridTable(*bias, *grid);
   if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
   if (rotation) {
-    query = rotation->entry->rotate(rotation->component, query, query_offset, query_offsets,
-                                    has_height);
-    key = rotation->entry->rotate(rotation->component, key, 0, std::nullopt, has_height);
+    RotationCall rotated{.x = query,
+                         .position = query_offset,
+                         .firsts = query_offsets,
+                         .length = LengthOf(q, k, query_offset, query_offsets),
+                         .of_keys = false,
+                         .is_product = entry.catalogue.takes_scale,
+                         .last_is_height = has_height};
+    query = rotation->entry->rotate(rotation->component, rotated);
+    rotated.x = key;
+    rotated.position = 0;
+    rotated.firsts = std::nullopt;
+    rotated.of_keys = true;
+    key = rotation->entry->rotate(rotation->component, rotated);
   }
 
   OperatorArguments call;

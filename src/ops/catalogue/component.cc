@@ -50,6 +50,18 @@ std::optional<std::vector<int64_t>> ParseShape(std::string_view text) {
   return sizes;
 }
 
+constexpr const char* kNumbersExpected = "positive numbers joined by x, as in 1x1.5x2";
+
+std::optional<std::vector<double>> ParseNumbers(std::string_view text) {
+  std::vector<double> numbers;
+  for (const std::string_view part : Split(text, 'x')) {
+    const std::optional<double> number = ParseNumber(part);
+    if (!number || !(*number > 0)) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
 // Levenshtein's distance.
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -90,6 +102,8 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
              parameter.choices.end();
     case Kind::kShape:
       return ParseShape(value).has_value();
+    case Kind::kNumbers:
+      return ParseNumbers(value).has_value();
     case Kind::kHeads:
       return value == "learned" || value == "fixed" || ParseNumber(value);
     case Kind::kTable:
@@ -129,6 +143,8 @@ std::string Expected(const CatalogueParameter& parameter) {
       return "one of " + Join(parameter.choices);
     case Kind::kShape:
       return "positive integers joined by x, as in 14x14";
+    case Kind::kNumbers:
+      return kNumbersExpected;
     case Kind::kHeads:
       return "learned, fixed or a number";
     case Kind::kTable:
@@ -156,6 +172,9 @@ std::string CatalogueParameter::values() const {
       break;
     case Kind::kShape:
       text = "sizes of a grid, 14x14 or 4x8x8";
+      break;
+    case Kind::kNumbers:
+      text = "numbers, 1x1.5x2";
       break;
     case Kind::kHeads:
       text = "learned | fixed | number";
@@ -245,6 +264,14 @@ std::optional<std::vector<int64_t>> Component::FindShape(std::string_view key) c
   std::optional<std::vector<int64_t>> shape = ParseShape(*value);
   if (!shape) Fail(key, *value, "positive integers joined by x, as in 14x14");
   return shape;
+}
+
+std::optional<std::vector<double>> Component::FindNumbers(std::string_view key) const {
+  const std::optional<std::string> value = Value(key);
+  if (!value) return std::nullopt;
+  std::optional<std::vector<double>> numbers = ParseNumbers(*value);
+  if (!numbers) Fail(key, *value, kNumbersExpected);
+  return numbers;
 }
 
 double Component::Number(std::string_view key) const {

@@ -40,6 +40,7 @@ class Component {
   std::optional<int64_t> FindInteger(std::string_view key) const;
   std::optional<bool> FindFlag(std::string_view key) const;
   std::optional<std::vector<int64_t>> FindShape(std::string_view key) const;
+  std::optional<std::vector<double>> FindNumbers(std::string_view key) const;
 
   // Adds key=value where the key is absent: what a caller knows and the text does not say.
   void SetDefault(std::string_view key, std::string_view value);

@@ -232,6 +232,8 @@ Parameter PositiveNumber(const char* name, const char* default_value) {
   return parameter;
 }
 
+Parameter Numbers(const char* name) { return Of(Kind::kNumbers, name, ""); }
+
 Parameter Integer(const char* name, const char* default_value) {
   return Of(Kind::kInteger, name, default_value);
 }

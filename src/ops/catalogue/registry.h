@@ -68,6 +68,8 @@ Parameter Integer(const char* name, const char* default_value);
 Parameter Flag(const char* name, const char* default_value);
 // The first is the default.
 Parameter Choice(const char* name, std::vector<std::string> choices);
+// Positive numbers joined by x.
+Parameter Numbers(const char* name);
 // One value a head; default_value "learned", "fixed" or a number.
 Parameter PerHead(const char* name, const char* default_value, const TensorUse& tensor = {});
 // A tensor that no text stands for.
@@ -100,12 +102,17 @@ struct SimilarityEntry {
   void CheckColumns(const Component& component, int64_t head_dim, const std::string& what) const;
 };
 
-// A rotation of the first coordinates of x (B, H, L, D), whose first row stands at `position`, or
-// at firsts[b] in each batch; the last coordinate stays where it is a height.
-using RotationFunction = at::Tensor (*)(const Component& component, const at::Tensor& x,
-                                        const c10::SymInt& position,
-                                        const std::optional<at::Tensor>& firsts,
-                                        bool last_is_height);
+// What is rotated: the first coordinates of x (B, H, L, D), q or k.
+struct RotationCall {
+  at::Tensor x;
+  c10::SymInt position;              // of the first row
+  std::optional<at::Tensor> firsts;  // (B,), that of each batch
+  c10::SymInt length;                // one past the farthest position of q and k
+  bool of_keys;
+  bool is_product;      // whether the similarity is that of an inner product
+  bool last_is_height;  // the last coordinate then stays where it is
+};
+using RotationFunction = at::Tensor (*)(const Component& component, const RotationCall& call);
 
 struct PositionEntry {
   using Role = CatalogueEntry::Role;

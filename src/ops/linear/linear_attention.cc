@@ -136,13 +136,21 @@ struct Rotation {
   std::optional<Component> rope;
   c10::SymInt query_offset;
 
-  at::Tensor Query(const at::Tensor& x) const { return From(query_offset, x); }
-  at::Tensor Key(const at::Tensor& x) const { return From(0, x); }
+  c10::SymInt length;  // one past the farthest position
+
+  at::Tensor Query(const at::Tensor& x) const { return From(query_offset, x, /*of_keys=*/false); }
+  at::Tensor Key(const at::Tensor& x) const { return From(0, x, /*of_keys=*/true); }
 
  private:
-  at::Tensor From(const c10::SymInt& position, const at::Tensor& x) const {
+  at::Tensor From(const c10::SymInt& position, const at::Tensor& x, bool of_keys) const {
     if (!rope) return x;
-    return FindPosition(*rope).rotate(*rope, x, position, std::nullopt, /*last_is_height=*/false);
+    return FindPosition(*rope).rotate(*rope, {.x = x,
+                                              .position = position,
+                                              .firsts = std::nullopt,
+                                              .length = length,
+                                              .of_keys = of_keys,
+                                              .is_product = false,
+                                              .last_is_height = false});
   }
 };
 
@@ -316,7 +324,8 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
     TORCH_CHECK_VALUE(!outside.any().item<bool>(), kOperation, ": key_lengths is ", *key_lengths,
                       "; expected 0 to Lk = ", keys);
   }
-  Rotation rotation{std::nullopt, arguments.query_offset.value_or(0)};
+  const c10::SymInt offset = arguments.query_offset.value_or(0);
+  Rotation rotation{std::nullopt, offset, (q_in.sym_size(2) + offset).max(k_in.sym_size(2))};
   if (arguments.rope) {
     rotation.rope = Component::Parse(*arguments.rope);
     TORCH_CHECK_VALUE(FindPosition(*rotation.rope).rotate != nullptr, kOperation, ": rope is ",
@@ -346,7 +355,7 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
     return std::get<0>(CallCausalLinear(q, k, v, arguments.feature)).to(q_in.scalar_type());
   }
   // Where there is no rotation, one sum of values and ones; else one of each.
-  const Rotation none{std::nullopt, 0};
+  const Rotation none{std::nullopt, 0, 0};
   const at::Tensor value = rotation.rope ? v : at::cat({v, one}, 3);
   at::Tensor numerator;
   at::Tensor denominator;

@@ -109,6 +109,17 @@ void KVCache::reset() {
   v = torch::Tensor();
 }
 
+RMSNormImpl::RMSNormImpl(int64_t dim) : dim(dim) {
+  TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn.RMSNorm: dim is ", dim, "; expected at least 1");
+  reset();
+}
+
+void RMSNormImpl::reset() { weight = register_parameter("weight", torch::ones({dim})); }
+
+torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) const {
+  return torch::rms_norm(x, {dim}, weight, 1e-6);
+}
+
 MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& options_)
     : options(options_) {
   Check(options);
@@ -130,6 +141,12 @@ void MultiheadAttentionImpl::reset() {
   k_proj = linear("k_proj", KeyDim(options), key_heads * HeadDim(options));
   v_proj = linear("v_proj", ValueDim(options), key_heads * value_dim);
   out_proj = linear("out_proj", embed_dim, embed_dim);
+  if (options.gate()) gate_proj = linear("gate_proj", embed_dim, embed_dim);
+  if (options.qk_norm()) {
+    q_norm = register_module("q_norm", RMSNorm(HeadDim(options)));
+    k_norm = register_module("k_norm", RMSNorm(HeadDim(options)));
+  }
+  if (options.sink()) sink = register_parameter("sink", torch::zeros({options.num_heads()}));
   term_names_.clear();
   const ModuleShape shape{options.num_heads(), HeadDim(options), value_dim, options.max_length()};
   std::vector<torch::Tensor> given = options.similarity().tensors;
@@ -158,8 +175,12 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   const auto heads = [](const torch::Tensor& projected, int64_t count) {
     return projected.unflatten(2, {count, -1}).transpose(1, 2);
   };
-  const torch::Tensor q = heads(q_proj(query), options.num_heads());
+  torch::Tensor q = heads(q_proj(query), options.num_heads());
   torch::Tensor k = heads(k_proj(keys), KeyHeads(options));
+  if (options.qk_norm()) {
+    q = q_norm(q);
+    k = k_norm(k);
+  }
   torch::Tensor v = heads(v_proj(values), KeyHeads(options));
   std::optional<int64_t> query_offset = call.query_offset;
   // The cache takes the tokens once nothing can be refused any more.
@@ -184,11 +205,14 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   arguments.query_offset = query_offset;
   arguments.query_offsets = call.query_offsets;
   arguments.chunks = call.chunks;
+  if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
                                           options.position().spec, TermTensors(), arguments);
   if (call.cache) *call.cache = joined;
-  return out_proj(o.transpose(1, 2).flatten(2));
+  torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
+  if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();
+  return out_proj(joined_heads);
 }
 
 std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {

@@ -1,12 +1,13 @@
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
+#include "ops/positions/rope_frequencies.h"
 
 namespace gnomon {
 namespace {
@@ -34,15 +35,14 @@ int64_t RotatedColumns(const Component& component, int64_t head_dim, bool last_i
 }
 
 // All columns of x (B, H, L, C), C even, by positions (L,) or (B, 1, L), float64.
-at::Tensor RotateColumns(const at::Tensor& x, const at::Tensor& positions, double base, bool half) {
+at::Tensor RotateColumns(const at::Tensor& x, const at::Tensor& positions,
+                         const RotationFrequencies& frequencies, bool half) {
   const int64_t dims = x.sym_size(3).guard_int(__FILE__, __LINE__);
   // In float64: float32 angles are off by 8e-3 at position a million.
-  const at::Tensor frequencies = (at::arange(dims / 2, positions.options()) *
-                                  (-2.0 / static_cast<double>(dims)) * std::log(base))
-                                     .exp();
-  const at::Tensor angles = positions.unsqueeze(-1) * frequencies;
-  const at::Tensor cosine = angles.cos().to(x.scalar_type());
-  const at::Tensor sine = angles.sin().to(x.scalar_type());
+  const at::Tensor angles = positions.unsqueeze(-1) * frequencies.of_pairs;
+  const double factor = frequencies.attention_factor;
+  const at::Tensor cosine = (angles.cos() * factor).to(x.scalar_type());
+  const at::Tensor sine = (angles.sin() * factor).to(x.scalar_type());
   const at::Tensor first = half ? x.narrow(3, 0, dims / 2) : x.slice(3, 0, dims, 2);
   const at::Tensor second = half ? x.narrow(3, dims / 2, dims / 2) : x.slice(3, 1, dims, 2);
   const at::Tensor turned_first = first * cosine - second * sine;
@@ -51,35 +51,63 @@ at::Tensor RotateColumns(const at::Tensor& x, const at::Tensor& positions, doubl
               : at::stack({turned_first, turned_second}, 4).flatten(3);
 }
 
+// Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
+// that their product decays with the distance. Only differences of positions count: those from the
+// middle of the sequence keep the powers within float32 up to lengths of 65536.
+at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const c10::SymInt& length,
+                 bool of_keys, bool half) {
+  constexpr double kScaleBase = 512;
+  const int64_t dims = x.sym_size(3).guard_int(__FILE__, __LINE__);
+  const at::Tensor zeta =
+      (at::arange(0, dims, 2, positions.options()) / static_cast<double>(dims) + 0.4) / 1.4;
+  const at::Tensor middle = at::scalar_tensor(length, positions.options()) / 2;
+  const at::Tensor powers = (positions - middle) * ((of_keys ? -1 : 1) / kScaleBase);
+  const at::Tensor scale = zeta.pow(powers.unsqueeze(-1)).to(x.scalar_type());
+  return x * (half ? at::cat({scale, scale}, -1) : scale.repeat_interleave(2, -1));
+}
+
 // Su et al. 2021, eq. 34. Over a grid each axis rotates an equal part of the columns by its own
 // coordinate.
-at::Tensor Rotate(const Component& component, const at::Tensor& x, const c10::SymInt& position,
-                  const std::optional<at::Tensor>& firsts, bool last_is_height) {
+at::Tensor Rotate(const Component& component, const RotationCall& call) {
+  const at::Tensor& x = call.x;
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
-  TORCH_CHECK_VALUE(!grid || !firsts,
+  TORCH_CHECK_VALUE(!grid || !call.firsts,
                     "gnomon.attention: query_offset is a tensor and RoPE lies on ", "the grid ",
                     grid ? grid->Text() : "", "; expected an integer, or None");
-  const int64_t dims =
-      RotatedColumns(component, x.sym_size(3).guard_int(__FILE__, __LINE__), last_is_height, grid);
-  const double base = component.Number("base");
+  const int64_t dims = RotatedColumns(component, x.sym_size(3).guard_int(__FILE__, __LINE__),
+                                      call.last_is_height, grid);
   const bool half = component.Choice("layout") == "half";
+  const bool xpos = component.Flag("xpos");
+  TORCH_CHECK_VALUE(!xpos || call.is_product,
+                    "gnomon.attention: RoPE has xpos, which scales inner ",
+                    "products; expected the similarity dot");
+  TORCH_CHECK_VALUE(!xpos || !grid, "gnomon.attention: RoPE has xpos on the grid ",
+                    grid ? grid->Text() : "", "; expected a sequence");
+  TORCH_CHECK_VALUE(!grid || !DependOnLength(component), "gnomon.attention: RoPE on a grid has ",
+                    "scaling=", component.Choice("scaling"), ", which goes by the length");
   if (dims == 0) return x;
 
   const at::TensorOptions options = x.options().dtype(at::kDouble);
   std::vector<at::Tensor> coordinates;
   if (grid) {
-    coordinates = grid->Coordinates("gnomon.attention: RoPE", position, x.sym_size(2), x.options());
+    coordinates =
+        grid->Coordinates("gnomon.attention: RoPE", call.position, x.sym_size(2), x.options());
     for (at::Tensor& coordinate : coordinates) coordinate = coordinate.to(at::kDouble);
   } else {
-    const at::Tensor positions = at::arange(position, position + x.sym_size(2), options);
-    coordinates.push_back(firsts ? positions + firsts->to(at::kDouble).reshape({-1, 1, 1})
-                                 : positions);
+    const at::Tensor positions = at::arange(call.position, call.position + x.sym_size(2), options);
+    coordinates.push_back(call.firsts ? positions + call.firsts->to(at::kDouble).reshape({-1, 1, 1})
+                                      : positions);
   }
   const int64_t columns = dims / static_cast<int64_t>(coordinates.size());
+  const int64_t length = DependOnLength(component) ? call.length.guard_int(__FILE__, __LINE__) : 0;
+  const RotationFrequencies frequencies = FrequenciesOf(component, columns, length, options);
   std::vector<at::Tensor> parts;
   for (size_t axis = 0; axis < coordinates.size(); ++axis) {
     const int64_t begin = static_cast<int64_t>(axis) * columns;
-    parts.push_back(RotateColumns(x.narrow(3, begin, columns), coordinates[axis], base, half));
+    at::Tensor part =
+        RotateColumns(x.narrow(3, begin, columns), coordinates[axis], frequencies, half);
+    if (xpos) part = Decay(part, coordinates[axis], call.length, call.of_keys, half);
+    parts.push_back(part);
   }
   parts.push_back(x.slice(3, dims));
   return at::cat(parts, 3);
@@ -89,6 +117,16 @@ Parameter Dims() {
   Parameter dims = Integer("dims", "");
   dims.otherwise = "all (all but the height)";
   return dims;
+}
+
+std::vector<Parameter> Parameters() {
+  std::vector<Parameter> parameters = {PositiveNumber("base", "10000"),
+                                       Choice("layout", {"interleaved", "half"}), Dims()};
+  for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
+  Parameter xpos = Flag("xpos", "false");
+  xpos.meaning = "whether products decay with the distance (Sun et al. 2023)";
+  parameters.push_back(std::move(xpos));
+  return parameters;
 }
 
 const RegisterPosition rope({
@@ -102,8 +140,7 @@ const RegisterPosition rope({
                   .source = "Su et al. 2021, RoFormer",
                   .role = CatalogueEntry::Role::kRotation,
                   .cost = "0 + 0"},
-    .parameters = OnGrid({PositiveNumber("base", "10000"),
-                          Choice("layout", {"interleaved", "half"}), Dims()}),
+    .parameters = OnGrid(Parameters()),
     .rotate = Rotate,
 });
 

@@ -17,13 +17,15 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
 }
 
 const RegisterSimilarity dot({
-    .catalogue = {.name = "dot",
-                  .title = "dot product",
-                  .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c",
-                  .latex = R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
-                  .source = "Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et "
-                            "al. 2024, Gemma 2",
-                  .takes_scale = true},
+    .catalogue =
+        {.name = "dot",
+         .title = "dot product",
+         .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c",
+         .latex =
+             R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
+         .source = "Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et "
+                   "al. 2024, Gemma 2",
+         .takes_scale = true},
     .parameters = {PositiveNumber("softcap", "")},
     .map = Map,
     .functions = {{"", "dot"}, {"softcap", "softcap"}},

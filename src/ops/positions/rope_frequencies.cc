@@ -1,0 +1,170 @@
+#include "ops/positions/rope_frequencies.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
+namespace gnomon {
+namespace {
+
+// What a scaling cannot do without.
+double Needed(const Component& component, const char* name) {
+  const std::optional<double> number = component.FindNumber(name);
+  TORCH_CHECK_VALUE(number, "gnomon.attention: RoPE has scaling=", component.Choice("scaling"),
+                    " without ", name, "; expected a number");
+  return *number;
+}
+
+double NumberOr(const Component& component, const char* name, double otherwise) {
+  return component.FindNumber(name).value_or(otherwise);
+}
+
+// Su et al. 2021, section 3.2.2.
+at::Tensor Plain(double base, int64_t dims, const at::TensorOptions& options) {
+  const double step = -2.0 / static_cast<double>(dims);
+  return (at::arange(dims / 2, options) * step * std::log(base)).exp();
+}
+
+// A larger base turns the slowest pairs `stretch` times slower and the fastest as before.
+double NtkBase(double base, int64_t dims, double stretch) {
+  const auto columns = static_cast<double>(dims);
+  return dims > 2 ? base * std::pow(stretch, columns / (columns - 2)) : base;
+}
+
+// Peng et al. 2023, sections 3.2 and 3.4: pairs that turn often within the original length keep
+// their frequency, those that turn less than once are slowed down by the factor, with a ramp
+// between.
+RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
+                         const at::TensorOptions& options) {
+  const double factor = Needed(component, "factor");
+  const double original = Needed(component, "original_max_position_embeddings");
+  const auto columns = static_cast<double>(dims);
+  // The pair that turns so many times within the original length.
+  const auto pair_of = [&](double turns) {
+    return columns * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
+  };
+  double low = pair_of(component.Number("beta_fast"));
+  double high = pair_of(component.Number("beta_slow"));
+  if (component.Flag("truncate")) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, columns - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor slowed = ((at::arange(dims / 2, options) - low) / (high - low)).clamp(0, 1);
+  const auto scale = [&](double weight) {
+    return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1;
+  };
+  const double mscale = NumberOr(component, "mscale", 0);
+  const double mscale_all_dim = NumberOr(component, "mscale_all_dim", 0);
+  const double by_default =
+      mscale != 0 && mscale_all_dim != 0 ? scale(mscale) / scale(mscale_all_dim) : scale(1);
+  return {Plain(base, dims, options) * (slowed / factor + (1 - slowed)),
+          NumberOr(component, "attention_factor", by_default)};
+}
+
+// Ding et al. 2024: a factor for each pair, found by search, in short and in long sequences.
+RotationFrequencies LongRope(const Component& component, double base, int64_t dims, int64_t length,
+                             const at::TensorOptions& options) {
+  const double original = Needed(component, "original_max_position_embeddings");
+  const char* name = static_cast<double>(length) > original ? "long_factor" : "short_factor";
+  const std::optional<std::vector<double>> factors = component.FindNumbers(name);
+  TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
+                    "gnomon.attention: RoPE has scaling=longrope and ", name, " of ",
+                    factors ? factors->size() : 0, " numbers; expected dims / 2 = ", dims / 2,
+                    " of them, joined by x");
+  std::vector<at::Tensor> divisors;
+  for (const double number : *factors) divisors.push_back(at::scalar_tensor(number, options));
+  const double factor = NumberOr(component, "factor", 1);
+  return {Plain(base, dims, options) / at::stack(divisors),
+          NumberOr(component, "attention_factor",
+                   factor <= 1 ? 1.0 : std::sqrt(1 + std::log(factor) / std::log(original)))};
+}
+
+// Grattafiori et al. 2024 (Llama 3.1): by the wavelength, with a ramp between two of them.
+RotationFrequencies Llama3(const Component& component, double base, int64_t dims,
+                           const at::TensorOptions& options) {
+  const double factor = Needed(component, "factor");
+  const double original = Needed(component, "original_max_position_embeddings");
+  const double low = component.Number("low_freq_factor");
+  const double high = component.Number("high_freq_factor");
+  TORCH_CHECK_VALUE(low < high, "gnomon.attention: RoPE has low_freq_factor ", low,
+                    " and high_freq_factor ", high, "; expected the first to be less");
+  const at::Tensor frequencies = Plain(base, dims, options);
+  const at::Tensor turns = frequencies * (original / (2 * std::numbers::pi));
+  const at::Tensor kept = ((turns - low) / (high - low)).clamp(0, 1);
+  return {frequencies * (kept + (1 - kept) / factor)};
+}
+
+// Gemma 4: only the fastest share of the pairs turns at all.
+RotationFrequencies Proportional(const Component& component, double base, int64_t dims,
+                                 const at::TensorOptions& options) {
+  const double share = component.Number("partial_rotary_factor");
+  TORCH_CHECK_VALUE(share <= 1, "gnomon.attention: RoPE has partial_rotary_factor ", share,
+                    "; expected at most 1");
+  // Rounded as the published code does.
+  const double turning = std::floor(share * static_cast<double>(dims) / 2);
+  const at::Tensor turns = at::arange(dims / 2, options) < turning;
+  return {Plain(base, dims, options) * turns / NumberOr(component, "factor", 1)};
+}
+
+}  // namespace
+
+bool DependOnLength(const Component& component) {
+  const std::string scaling = component.Choice("scaling");
+  return scaling == "dynamic" || scaling == "longrope";
+}
+
+RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int64_t length,
+                                  const at::TensorOptions& options) {
+  const double base = component.Number("base");
+  const std::string scaling = component.Choice("scaling");
+  if (scaling == "none") return {Plain(base, dims, options)};
+  if (scaling == "yarn") return Yarn(component, base, dims, options);
+  if (scaling == "longrope") return LongRope(component, base, dims, length, options);
+  if (scaling == "llama3") return Llama3(component, base, dims, options);
+  if (scaling == "proportional") return Proportional(component, base, dims, options);
+  const double factor = Needed(component, "factor");
+  if (scaling == "ntk") return {Plain(NtkBase(base, dims, factor), dims, options)};
+  if (scaling == "dynamic") {
+    const double original = Needed(component, "original_max_position_embeddings");
+    const double stretch =
+        factor * std::max(static_cast<double>(length), original) / original - (factor - 1);
+    return {Plain(NtkBase(base, dims, stretch), dims, options)};
+  }
+  TORCH_INTERNAL_ASSERT(scaling == "linear", scaling);
+  return {Plain(base, dims, options) / factor};
+}
+
+std::vector<Parameter> FrequencyParameters() {
+  const auto detail = [](Parameter parameter, const char* meaning) {
+    parameter.meaning = meaning;
+    parameter.detail_of = "scaling";
+    return parameter;
+  };
+  Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
+                                         "llama3", "proportional"});
+  scaling.meaning = "of the frequencies, for longer sequences than those of the training";
+  return {
+      scaling,
+      detail(PositiveNumber("factor", ""), "how many times longer sequences are"),
+      detail(PositiveNumber("original_max_position_embeddings", ""), "the length of the training"),
+      detail(PositiveNumber("attention_factor", ""), "of yarn and longrope: what q and k take"),
+      detail(PositiveNumber("beta_fast", "32"), "of yarn: turns of the fastest pair of the ramp"),
+      detail(PositiveNumber("beta_slow", "1"), "of yarn: turns of the slowest pair of the ramp"),
+      detail(Flag("truncate", "true"), "of yarn: whether the ramp ends at whole pairs"),
+      detail(PositiveNumber("mscale", ""), "of yarn: weight in the attention factor"),
+      detail(PositiveNumber("mscale_all_dim", ""), "of yarn: what that is divided by"),
+      detail(PositiveNumber("low_freq_factor", "1"), "of llama3: turns below which pairs are slow"),
+      detail(PositiveNumber("high_freq_factor", "4"), "of llama3: turns from which they are not"),
+      detail(PositiveNumber("partial_rotary_factor", "1"), "of proportional: pairs that turn"),
+      detail(Numbers("short_factor"), "of longrope: of each pair, up to the training's length"),
+      detail(Numbers("long_factor"), "of longrope: of each pair, beyond it"),
+  };
+}
+
+}  // namespace gnomon

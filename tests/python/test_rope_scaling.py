@@ -1,0 +1,220 @@
+"""RoPE beyond the length of the training: scaled frequencies and xPos."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from formulas import rotate
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import gnomon
+
+D = 16
+LIST = [1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.5, 8.0]
+TEXT = "x".join(map(str, LIST))
+LONGER = [2 * number for number in LIST]
+LONGER_TEXT = "x".join(map(str, LONGER))
+
+# Options as transformers has them, and the length of the sequence.
+SCALINGS = {
+    "linear": ({"factor": 4.0}, 40),
+    "dynamic, short": ({"factor": 2.0, "original_max_position_embeddings": 64}, 40),
+    "dynamic, long": ({"factor": 2.0, "original_max_position_embeddings": 16}, 40),
+    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 256}, 40),
+    "yarn of deepseek": (
+        {
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.2,
+        },
+        40,
+    ),
+    "yarn of gpt-oss": (
+        {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+        40,
+    ),
+    "yarn, attention factor": (
+        {"factor": 4.0, "original_max_position_embeddings": 256, "attention_factor": 1.5},
+        40,
+    ),
+    "longrope, short": (
+        {
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "short_factor": LIST,
+            "long_factor": LONGER,
+        },
+        40,
+    ),
+    "longrope, long": (
+        {
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "short_factor": LIST,
+            "long_factor": LONGER,
+        },
+        40,
+    ),
+    "llama3": (
+        {
+            "factor": 8.0,
+            "original_max_position_embeddings": 512,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        40,
+    ),
+    "proportional": ({"partial_rotary_factor": 0.4}, 40),
+    "proportional, scaled": ({"partial_rotary_factor": 0.75, "factor": 3.0}, 40),
+}
+
+
+def specification(name: str, base: float) -> str:
+    options, _ = SCALINGS[name]
+    words = [f"rope:base={base}:layout=half:scaling={name.split(',')[0].split(' ')[0]}"]
+    for key, value in options.items():
+        if isinstance(value, list):
+            value = "x".join(map(str, value))
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        words.append(f"{key}={value}")
+    return ":".join(words)
+
+
+def tokens(length: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 2, length, D, dtype=torch.float64) for _ in range(3)]
+
+
+def turned(x: torch.Tensor, frequencies: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The half layout, by complex multiplication."""
+    angles = positions[:, None] * frequencies.double()
+    pairs = torch.complex(x[..., : D // 2], x[..., D // 2 :]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mask = torch.full((q.shape[2], k.shape[2]), -math.inf, dtype=q.dtype).triu(1)
+    return (q @ k.mT / math.sqrt(D) + mask).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scalings_of_transformers(name, base):
+    options, length = SCALINGS[name]
+    kind = name.split(",")[0].split(" ")[0]
+    original = options.get("original_max_position_embeddings", 64)
+    # What dynamic calls original is the maximum there.
+    config = LlamaConfig(
+        hidden_size=2 * D,
+        num_attention_heads=2,
+        max_position_embeddings=original,
+        rope_parameters={"rope_type": kind, "rope_theta": base, **options},
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=length)
+    q, k, v = tokens(length)
+    positions = torch.arange(length, dtype=torch.float64)
+    theirs = plain(*(turned(x, frequencies, positions) * factor for x in (q, k)), v)
+    ours = gnomon.attention(q, k, v, position=specification(name, base), causal=True)
+    # Their frequencies are float32.
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+    without = gnomon.attention(q, k, v, position=f"rope:base={base}:layout=half", causal=True)
+    if name != "dynamic, short":
+        assert (ours - without).abs().max() > 1e-3
+
+
+def test_ntk_is_a_larger_base():
+    q, k, v = tokens(40)
+    ours = gnomon.attention(q, k, v, position="rope:scaling=ntk:factor=4", causal=True)
+    base = 10000 * 4 ** (D / (D - 2))
+    torch.testing.assert_close(
+        ours, gnomon.attention(q, k, v, position=gnomon.position.RoPE(base=base), causal=True)
+    )
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("offset", [0, 1000, 50000])
+def test_xpos_is_the_formula_of_the_paper(layout, offset):
+    q, k, v = tokens(40)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    keys = torch.arange(40, dtype=torch.float64)
+    # Keys stand at 0: a query far from them sees products that have decayed.
+    queries = keys + offset
+    zeta = (torch.arange(0, D, 2, dtype=torch.float64) / D + 0.4) / 1.4
+
+    def scaled(x, positions, sign):
+        power = zeta ** (sign * positions[:, None] / 512)
+        columns = power.repeat(1, 2) if layout == "half" else power.repeat_interleave(2, 1)
+        return rotate(x, positions, has_height=False, layout=layout) * columns
+
+    scores = scaled(q, queries, 1) @ scaled(k, keys, -1).mT / math.sqrt(D)
+    theirs = scores.softmax(-1) @ v
+    position = f"rope:xpos:layout={layout}"
+    ours = gnomon.attention(q, k, v, position=position, query_offset=offset)
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(theirs.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    single = gnomon.attention(*(x.float() for x in leaves), position=position, query_offset=offset)
+    torch.testing.assert_close(single.double(), theirs, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["dynamic, long", "yarn", "longrope, long", "llama3"])
+def test_compiled_and_in_a_module(name):
+    torch.manual_seed(0)
+    _, length = SCALINGS[name]
+    module = gnomon.nn.MultiheadAttention(2 * D, 2, position=specification(name, 10000.0))
+    x = torch.randn(2, length, 2 * D)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
+    # Two tokens at a time, of which those that go by the length see it grow.
+    if name in ("yarn", "llama3"):
+        cache = gnomon.nn.KVCache()
+        parts = [module(part, causal=True, cache=cache) for part in x.split(2, 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        ("rope:scaling=yarn", "scaling=yarn without factor"),
+        ("rope:scaling=yarn:factor=4", "without original_max_position_embeddings"),
+        ("rope:scaling=linear", "scaling=linear without factor"),
+        ("rope:scaling=lin:factor=2", "expected one of none, linear"),
+        ("rope:scaling=linear:factor=-2", "expected a positive number"),
+        (
+            "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x2",
+            r"long_factor of 2 numbers; expected dims / 2 = 8",
+        ),
+        (
+            "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x-2",
+            "joined by x",
+        ),
+        ("rope:scaling=proportional:partial_rotary_factor=1.5", "expected at most 1"),
+        (
+            "rope:scaling=llama3:factor=8:original_max_position_embeddings=9:low_freq_factor=5",
+            "expected the first to be less",
+        ),
+    ],
+)
+def test_wrong_scalings(position, message):
+    q, k, v = tokens(40)
+    with pytest.raises(ValueError, match=message):
+        gnomon.attention(q, k, v, position=position, causal=True)
+
+
+def test_xpos_needs_products():
+    q, k, v = tokens(5)
+    with pytest.raises(ValueError, match="xpos, which scales inner products"):
+        gnomon.attention(q, k, v, similarity="penumbral", position="rope:xpos")
