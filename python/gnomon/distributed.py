@@ -121,7 +121,8 @@ def context_parallel_attention(
         ValueError: a shape or a value, also where processes disagree on a shape.
         TypeError: a dtype or a device.
         NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
-            have their place by a row of the whole sequence, and dropout, whose mask has it, too.
+            have their place by a row of the whole sequence, dropout, whose mask has it, too, and
+            frequencies of RoPE that go by the length of a call.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
@@ -177,6 +178,11 @@ def _check_position(term: position_terms.Specified) -> None:
         raise NotImplementedError(
             f"gnomon.{_NAME}: position is {term.spec}, on a grid; expected positions in the "
             "sequence"
+        )
+    if ops.goes_by_length(term.spec):
+        raise NotImplementedError(
+            f"gnomon.{_NAME}: position is {term.spec}, which goes by the length of a call; "
+            "expected one that is the same in all parts"
         )
 
 

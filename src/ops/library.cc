@@ -2,6 +2,7 @@
 #include <gnomon/torch/attention.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -17,6 +18,7 @@
 #include "ops/linear/linear_attention.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
+#include "ops/positions/rope_frequencies.h"
 
 namespace gnomon {
 namespace {
@@ -49,6 +51,11 @@ at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const
                            std::vector<int64_t> rows, const std::string& similarity,
                            const std::string& position, at::TensorList tensors, int64_t value_dim) {
   return ModuleAttentionWeights(q, k, rows, similarity, position, tensors, value_dim, call);
+}
+
+bool GoesByLength(const std::string& position) {
+  const std::vector<Component> components = ParseSum(position);
+  return std::any_of(components.begin(), components.end(), DependOnLength);
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(
@@ -236,6 +243,8 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
         ComponentsOf);
   m.def("has_height(str similarity) -> bool", HasHeight);
+  // Whether a position is another in a call of another length.
+  m.def("goes_by_length(str position) -> bool", GoesByLength);
   m.def("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   m.def(
       "token_encoding_tensors(str spec, int dim, bool causal) -> "

@@ -30,7 +30,7 @@ from gnomon.position import (
     Sum,
     TransformerXL,
 )
-from gnomon.similarity import Entailment, Gaussian, Hyperbolic, Laplacian, Penumbral, Umbral
+from gnomon.similarity import Dot, Entailment, Gaussian, Hyperbolic, Laplacian, Penumbral, Umbral
 
 B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
@@ -140,6 +140,13 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": HyPE(0.1, 0.1),
     },
     "chunks": lambda draw: {"chunks": (5, 1, 0), "position": ALiBi(0.1)},
+    "sinks": lambda draw: {"sink": draw(H), "causal": True, "similarity": Penumbral(draw.heads())},
+    "sinks of rows": lambda draw: {"sink": draw(B, H, LENGTH), "key_lengths": [0, 9]},
+    "soft cap, yarn and xpos": lambda draw: {
+        "similarity": Dot(softcap=0.8),
+        "position": RoPE(scaling="yarn:factor=4:original_max_position_embeddings=8", xpos=True),
+        "causal": True,
+    },
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
     "one gamma, one length, one number for a window": lambda draw: {
         "similarity": Gaussian(draw().detach().abs().requires_grad_()),
@@ -168,6 +175,7 @@ def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
     flat = [t for term in flat for t in (term.terms if isinstance(term, Sum) else [term])]
     flat = [term for term in flat if not isinstance(term, str)]
     values = [value for term in flat if term is not None for value in vars(term).values()]
+    values.append(arguments.get("sink"))
     return [value for value in values if isinstance(value, Tensor)]
 
 
@@ -197,6 +205,9 @@ def compare(name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: li
     if "query_segments" in arguments:
         arguments["query_segments"] = part_of(arguments["query_segments"], rows, rank, 1)
         arguments["key_segments"] = part_of(arguments["key_segments"], key_rows, rank, 1)
+    sink = arguments.get("sink")
+    if isinstance(sink, Tensor) and sink.dim() == 3:
+        arguments["sink"] = part_of(sink, rows, rank, 2)
     part_o, part_lse = context_parallel_attention(*parts, **arguments, group=group, return_lse=True)
     got = torch.autograd.grad(
         (part_o, part_lse),
@@ -266,6 +277,7 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "similarity": lambda: ring(q, similarity=1),
         "position": lambda: ring(q, position=[1]),
         "grid of a specification": lambda: ring(q, position=RoPE() + "alibi:shape=2x2"),
+        "by the length": lambda: ring(q, position=RoPE(scaling="longrope:factor=2")),
     }
 
     def ring(x: Any, **arguments: Any) -> object:
@@ -357,6 +369,7 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
         ("similarity", "TypeError", ["similarity is a int"]),
         ("position", "TypeError", ["position is a int"]),
         ("grid of a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
+        ("by the length", "NotImplementedError", ["scaling=longrope", "goes by the length"]),
     ],
 )
 def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):

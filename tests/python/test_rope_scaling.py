@@ -214,6 +214,16 @@ def test_wrong_scalings(position, message):
         gnomon.attention(q, k, v, position=position, causal=True)
 
 
+def test_rows_whose_frequencies_go_by_the_length_of_all():
+    q, k, _ = tokens(40)
+    position = "rope:scaling=dynamic:factor=2:original_max_position_embeddings=8"
+    arguments = {"position": position, "query_offset": 30}
+    some = gnomon.attention_weights(q, k[:, :, :9], [3, 20], **arguments)
+    torch.testing.assert_close(
+        some, gnomon.attention_weights(q, k[:, :, :9], slice(None), **arguments)[:, :, [3, 20]]
+    )
+
+
 def test_xpos_needs_products():
     q, k, v = tokens(5)
     with pytest.raises(ValueError, match="xpos, which scales inner products"):

@@ -8,6 +8,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/operators.h"
 #include "ops/nn/module_terms.h"
+#include "ops/positions/rope_frequencies.h"
 
 namespace gnomon {
 namespace {
@@ -41,7 +42,8 @@ bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
                       !position.component.FindFlag("centred").value_or(false);
-  return !by_row && !position.entry->catalogue.needs_grid && !position.component.Find("shape");
+  return !by_row && !DependOnLength(position.component) && !position.entry->catalogue.needs_grid &&
+         !position.component.Find("shape");
 }
 
 at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<int64_t>& rows,

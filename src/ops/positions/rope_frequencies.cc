@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
 #include <string>
 
 namespace gnomon {
@@ -115,7 +116,7 @@ RotationFrequencies Proportional(const Component& component, double base, int64_
 }  // namespace
 
 bool DependOnLength(const Component& component) {
-  const std::string scaling = component.Choice("scaling");
+  const std::optional<std::string> scaling = component.Find("scaling");
   return scaling == "dynamic" || scaling == "longrope";
 }
 

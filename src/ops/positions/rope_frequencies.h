@@ -23,7 +23,7 @@ struct RotationFrequencies {
 RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int64_t length,
                                   const at::TensorOptions& options);
 
-// Whether the frequencies depend on the length.
+// Whether a position has frequencies that go by the length.
 bool DependOnLength(const Component& component);
 
 // The parameters that it reads.
