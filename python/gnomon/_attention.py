@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon._checks import (
+    as_autocast,
     check_flag,
     check_integer,
     check_integers,
@@ -272,6 +273,7 @@ def attention(
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
             and float16 are computed in float32 and rounded at the end; where the processor
             multiplies bfloat16 itself, the forward pass lets it, with the weights rounded to it.
+            Under torch.autocast q, k and v of other types than float64 go to its type first.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         similarity: of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is Dot().
@@ -324,6 +326,7 @@ def attention(
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
     check_tensors("attention", q=q, k=k, v=v)
+    q, k, v = as_autocast(q, k, v)
     terms = lower("attention", arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call("attention", q, arguments, AttentionArguments)
     o, lse, _ = ops.attention.default(q, k, v, *terms, return_lse, *call.values())
@@ -360,6 +363,7 @@ def attention_weights(
     """
     operator = "attention_weights"
     check_tensors(operator, q=q, k=k)
+    q, k = as_autocast(q, k)
     terms = lower(operator, arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call(operator, q, arguments, ScoreArguments)
     weights: Tensor = ops.attention_weights.default(

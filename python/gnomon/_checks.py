@@ -26,6 +26,18 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise TypeError(f"gnomon.{operator}: {name} is nested; expected a tensor of one shape")
 
 
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under torch.autocast, tensors of floating point in its type, as SDPA's; float64 stays."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in tensors
+    )
+
+
 def plain(value: Any) -> Any:
     """NumPy's scalars, and its arrays without axes, as Python's own; what else there is as it is.
 

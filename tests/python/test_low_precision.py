@@ -121,3 +121,36 @@ def test_autocast(similarity):
     assert y.dtype == torch.bfloat16
     assert (y.float() - exact).abs().max() < 0.1 * exact.abs().max()
     assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+def test_autocast_takes_tokens_of_several_types():
+    torch.manual_seed(0)
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    q, k, v = (torch.randn(2, 4, 9, 8).to(dtype).requires_grad_() for dtype in types)
+    low = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    expected = gnomon.attention(*low, causal=True)
+    weights = gnomon.attention_weights(*low[:2], causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = gnomon.attention(q, k, v, causal=True)
+        assert torch.equal(gnomon.attention_weights(q, k, causal=True), weights)
+        exact = gnomon.attention(q.double(), k.double(), v.double(), causal=True)
+        assert exact.dtype == torch.float64
+        with pytest.raises(TypeError, match="k has dtype"):
+            gnomon.attention(q, k.double(), v)
+    assert torch.equal(o, expected)
+    o.float().square().sum().backward()
+    expected.float().square().sum().backward()
+    for mine, its in zip((q, k, v), low, strict=True):
+        assert mine.grad.dtype == mine.dtype
+        assert torch.equal(mine.grad, its.grad.to(mine.dtype))
+    with pytest.raises(TypeError, match="dtype"):
+        gnomon.attention(q, k, v)
+
+
+def test_autocast_compiles():
+    q = torch.randn(1, 2, 9, 8)
+    compiled = torch.compile(
+        lambda q: gnomon.attention(q, q.bfloat16(), q), fullgraph=True, backend="aot_eager"
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(compiled(q), gnomon.attention(q, q, q))
