@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 
@@ -16,6 +18,8 @@ from transformers import masking_utils as masks  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
+from gnomon.integrations.transformers import _cones, _switch  # noqa: E402
+from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -275,7 +279,7 @@ def test_dropout_of_weights(family):
     def drop(model, chance):
         model.train()
         for layer in model.modules():
-            if not integration._attends(layer):
+            if not _switch.attends(layer):
                 continue
             for name in ("attention_dropout", "attn_dropout_p", "attn_dropout", "dropout"):
                 dropout = getattr(layer, name, None)
@@ -403,10 +407,10 @@ def test_without_a_mask_the_flag_of_the_module_counts():
     torch.testing.assert_close(last.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(NotImplementedError, match="3 causal queries of 5 keys"):
         attend(module, q[:, :, :3], k, v, None, is_causal=True)
-    with pytest.raises(NotImplementedError, match="window"):
-        attend(module, q, k, v, None, sliding_window=3)
     mask = transformers.AttentionMaskInterface()[integration.NAME](1, 5, 6)
-    with pytest.raises(ValueError, match=r"5 queries and 6 keys; expected 5 and 5"):
+    with pytest.raises(
+        NotImplementedError, match=r"5 queries and 6 keys, and attention of 5 and 5"
+    ):
         attend(module, q, k, v, mask)
 
 
@@ -418,43 +422,196 @@ def test_weights_are_refused(family):
         ours(**inputs, output_attentions=True)
 
 
-def test_soft_caps_and_sinks_are_refused():
-    sizes = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    ids = torch.ones(1, 5, dtype=torch.int64)
-    for config, what in (
-        (transformers.Gemma2Config(**sizes), "softcap"),
-        (transformers.GptOssConfig(**sizes, **experts), "s_aux"),
+def small(config):
+    """A model of its configuration with weights that make attention uneven, and ours."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval(), integration.use_gnomon(copy.deepcopy(model.eval()))
+
+
+def test_sinks():
+    config = transformers.GptOssConfig(
+        **SIZES,
+        **TOKENS,
+        intermediate_size=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=4,
+    )
+    theirs, ours = small(config)
+    assert all(layer.self_attn.sinks.abs().max() > 0.01 for layer in ours.model.layers)
+    check_outputs_and_gradients(theirs, ours, *inputs_of("llama", "left"))
+
+
+def test_soft_caps():
+    config = transformers.Gemma2Config(
+        **SIZES,
+        **TOKENS,
+        intermediate_size=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=4,
+        attn_logit_softcapping=0.5,
+    )
+    check_outputs_and_gradients(*small(config), *inputs_of("llama", "left"))
+
+
+def test_eager_attention_reads_nothing_else_of_a_module():
+    """What its function of transformers reads of a module, the integration must read as well."""
+    known = {"num_key_value_groups", "training", "head_dim", "scaling", "sinks"}
+    read = {}
+    for package in pkgutil.iter_modules(transformers.models.__path__):
+        folder = package.module_finder.path
+        path = f"{folder}/{package.name}/modeling_{package.name}.py"
+        try:
+            with open(path) as file:
+                source = file.read()
+        except OSError:
+            continue
+        body = re.search(r"\ndef eager_attention_forward\(.*?\n(?=\S)(?!\))", source, re.DOTALL)
+        if body is not None:
+            read[package.name] = set(re.findall(r"\bmodule\.(\w+)", body[0]))
+    assert len(read) > 300
+    assert set().union(*read.values()) <= known
+
+
+HANDWRITTEN = {
+    "gptj": lambda: transformers.GPTJConfig(
+        **SIZES, **TOKENS, rotary_dim=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
+    ),
+    "codegen": lambda: transformers.CodeGenConfig(
+        **SIZES, **TOKENS, rotary_dim=4, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
+    ),
+    "gpt_neo": lambda: transformers.GPTNeoConfig(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=61,
+        attention_types=[[["global", "local"], 1]],
+        window_size=5,
+        max_position_embeddings=64,
+        attention_dropout=0.0,
+        embed_dropout=0.0,
+        resid_dropout=0.0,
+        **TOKENS,
+    ),
+    "falcon": lambda: transformers.FalconConfig(**SIZES, **TOKENS),
+}
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("family", HANDWRITTEN)
+def test_attention_that_a_model_writes_itself(family, padding):
+    theirs, ours = small(HANDWRITTEN[family]())
+    check_outputs_and_gradients(theirs, ours, *inputs_of(family, padding))
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        ours(**inputs_of(family, padding)[0])
+    names = [event.key for event in profile.key_averages()]
+    assert "gnomon::attention_forward" in names
+    assert not any("softmax" in name for name in names)
+
+
+@pytest.mark.parametrize("family", HANDWRITTEN)
+def test_generation_where_a_model_writes_its_attention(family):
+    theirs, ours = small(HANDWRITTEN[family]())
+    sequences, logits = generate(theirs, family)
+    found, its_logits = generate(ours, family)
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        ours(**inputs_of(family)[0], output_attentions=True)
+    # Back to what it was.
+    for part in ours.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            part.config._attn_implementation = "eager"
+    inputs, rows = inputs_of(family)
+    assert torch.equal(output_of(ours, inputs, rows), output_of(theirs, inputs, rows))
+
+
+def test_masks_as_arrays():
+    theirs, ours = both("llama")
+    inputs, _ = inputs_of("llama")
+    causal = torch.ones(13, 13, dtype=torch.bool).tril()
+    for seen in (causal, causal.triu(-3), causal & (torch.arange(13) < 9)):
+        seen = seen.expand(3, 1, 13, 13)
+        rows = seen.any(-1)[:, 0]
+        array = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        expected = output_of(theirs, inputs | {"attention_mask": array}, rows)
+        for mask in (array, seen):
+            found = output_of(ours, inputs | {"attention_mask": mask}, rows)
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    holes = causal.clone()
+    holes[5, 2] = False
+    for mask, what in (
+        (holes.expand(3, 1, 13, 13), "no band"),
+        (torch.randn(3, 1, 13, 13), "a bias as an array"),
     ):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with pytest.raises(NotImplementedError, match=what):
-            integration.use_gnomon(model)(ids)
+        with pytest.raises(NotImplementedError, match=f"LlamaAttention has .*{what}"):
+            ours(**inputs | {"attention_mask": mask})
+
+
+@pytest.mark.parametrize("queries", [1, 4, 9])
+def test_bands_are_read_from_arrays(queries):
+    keys = 9
+    generator = torch.Generator().manual_seed(queries)
+    query = torch.arange(queries)[:, None] + keys - queries
+    offset = torch.arange(keys) - query
+    for left in (0, 2, keys):
+        for right in (0, 1, keys):
+            there = torch.rand(2, 1, 1, keys, generator=generator) < 0.7
+            seen = there & (offset >= -left) & (offset <= right)
+            mask = read_array(seen, (2, 1, queries, keys))
+            assert mask is not None
+            assert torch.equal(mask.is_seen(), seen)
+    seen[0, 0, queries // 2, keys // 2] ^= True
+    assert queries == 1 or read_array(seen, (2, 1, queries, keys)) is None
+
+
+def test_masks_that_models_compute_with():
+    integration.register()
+    to_mask = transformers.AttentionMaskInterface()[integration.NAME]
+    mask = to_mask(3, 13, 13, attention_mask=padded("left").bool())
+    array = masks.eager_mask(3, 13, 13, attention_mask=padded("left").bool())
+    assert mask.size() == array.shape
+    assert mask.size(2) == mask.shape[2] == 13
+    assert (mask.dim(), mask.dtype) == (4, torch.float32)
+    assert mask[:, :, :, :13] is mask
+    assert mask.contiguous() is mask
+    assert mask.to(torch.bfloat16).dtype == torch.bfloat16
+    for use in (
+        lambda m: m[:, :, -3:],
+        lambda m: torch.zeros(()) + m,
+        lambda m: m + 1.0,
+        lambda m: 1.0 - m,
+        lambda m: m == 0,
+        lambda m: m.repeat(1, 2, 1, 1),
+        lambda m: m.to(torch.bool),
+        lambda m: torch.where(m < 0, 1.0, 0.0),
+    ):
+        assert torch.equal(use(mask), use(array))
 
 
 def test_masks_that_are_refused():
     _, ours = both("llama")
-    ids = torch.ones(2, 5, dtype=torch.int64)
-    with pytest.raises(NotImplementedError, match=r"shape \[2, 1, 5, 5\]"):
-        ours(ids, attention_mask=torch.ones(2, 1, 5, 5, dtype=torch.bool))
     to_mask = transformers.AttentionMaskInterface()[integration.NAME]
+    attend = transformers.AttentionInterface()[integration.NAME]
+    q = torch.randn(2, 4, 5, 8)
     anything = masks.or_masks(masks.causal_mask_function, lambda b, h, q, k: k < 2)
-    for function, name in (
-        (anything, "or_masks"),
-        (lambda b, h, q, k: k < 2, "test_masks_that_are_refused"),
-        (masks.blockwise_overlay(torch.zeros(2, 5)), "blockwise_overlay"),
-        (
-            masks.packed_sequence_compatibility_function(
-                FUNCTIONS["chunked"](), torch.arange(5)[None], torch.zeros(1, 5)
-            ),
-            "chunks of packed sequences",
-        ),
-    ):
-        with pytest.raises(NotImplementedError, match=name):
-            to_mask(2, 5, 5, mask_function=function)
-    mask = to_mask(2, 5, 5)
-    for use in (lambda: torch.zeros(5) + mask, lambda: mask[:, :, :, :3]):
-        with pytest.raises(NotImplementedError, match="as an array"):
-            use()
+    chunks = masks.packed_sequence_compatibility_function(
+        FUNCTIONS["chunked"](), torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])
+    )
+    for function in (anything, chunks, masks.blockwise_overlay(torch.tensor([[0, 0, 1, 1, 0]]))):
+        mask = to_mask(1, 5, 5, mask_function=function)
+        seen = masks.sdpa_mask(1, 5, 5, mask_function=function, allow_is_causal_skip=False)
+        assert torch.equal(mask.is_seen(), seen)
+        with pytest.raises(NotImplementedError, match="no band"):
+            attend(torch.nn.Module(), q[:1], q[:1], q[:1], mask)
     _, ours = both("bloom")
     inputs, _ = inputs_of("bloom", "holes")
     with pytest.raises(NotImplementedError, match="BLOOM"):
@@ -462,9 +619,11 @@ def test_masks_that_are_refused():
 
 
 def test_models_that_are_refused():
-    config = transformers.FalconConfig(**SIZES)
-    with pytest.raises(NotImplementedError, match="Falcon"):
-        integration.use_gnomon(transformers.FalconForCausalLM(config))
+    model = transformers.MambaModel(transformers.MambaConfig(hidden_size=16, num_hidden_layers=1))
+    before = model.config._attn_implementation
+    with pytest.raises(NotImplementedError, match="MambaModel has no attention that is known"):
+        integration.use_gnomon(model)
+    assert model.config._attn_implementation == before
     with pytest.raises(TypeError, match="model is a Linear"):
         integration.use_gnomon(torch.nn.Linear(2, 2))
     # It has the interface, and a bias that is its own.
@@ -473,6 +632,64 @@ def test_models_that_are_refused():
     inputs, _ = inputs_of("t5")
     with pytest.raises(NotImplementedError, match="position_bias"):
         model(**inputs)
+
+
+def test_a_model_whose_similarity_is_refused_stays_as_it_was():
+    model = eager("llama")
+    state = copy.deepcopy(model.state_dict())
+    for spec in ("nonsense", "additive"):
+        with pytest.raises((ValueError, NotImplementedError)):
+            integration.with_cone_attention(model, spec)
+    assert model.config._attn_implementation == "eager"
+    assert model.state_dict().keys() == state.keys()
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+
+
+def test_layers_that_stay_dense_say_so():
+    class OddAttention(torch.nn.Module):
+        pass
+
+    model = eager("llama")
+    model.model.odd = OddAttention()
+    with pytest.warns(UserWarning, match="OddAttention of LlamaForCausalLM attend in a way"):
+        integration.use_gnomon(model)
+    with pytest.raises(NotImplementedError, match="OddAttention"):
+        integration.with_cone_attention(eager_with(OddAttention()))
+
+
+def eager_with(part):
+    model = eager("llama")
+    model.model.odd = part
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_autocast(family):
+    """Cosines and sines of float32 make q and k of it, and v stays in autocast's type."""
+    config = transformers.DeepseekV3Config(
+        **SIZES,
+        **TOKENS,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+    )
+    theirs, ours = both("llama") if family == "llama" else small(config)
+    inputs, rows = inputs_of("llama", "left")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = (
+            output_of(m, inputs | {"use_cache": False}, rows) for m in (theirs, ours)
+        )
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
 
 
 def test_other_models_stay_as_they_are():
@@ -489,7 +706,7 @@ def test_other_models_stay_as_they_are():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cones_train_and_are_saved(family):
+def test_cones_train_and_are_saved(family, tmp_path):
     theirs, _ = both(family)
     model = integration.with_cone_attention(copy.deepcopy(theirs))
     inputs, rows = inputs_of(family)
@@ -511,6 +728,9 @@ def test_cones_train_and_are_saved(family):
     again = integration.with_cone_attention(eager(family))
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(output_of(again, inputs, rows), trained, atol=0, rtol=0)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(output_of(loaded, inputs, rows), trained, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("family", GENERATORS)
@@ -551,7 +771,7 @@ def test_what_has_a_height(similarity, has_height):
     layer = integration.with_cone_attention(eager("llama"), similarity).model.layers[0].self_attn
     assert layer.gnomon_similarity.has_height == has_height
     cos, sin = torch.rand(2, 1, 5, 4).repeat(1, 1, 1, 2)
-    _, kwargs = integration._keep_heights((), layer, (), {"position_embeddings": (cos, sin)})
+    _, kwargs = _cones._keep_heights((), layer, (), {"position_embeddings": (cos, sin)})
     kept = kwargs["position_embeddings"][0]
     assert torch.equal(kept, cos) != has_height
 
@@ -574,12 +794,108 @@ def test_heads_that_are_rotated_in_part_or_otherwise():
     integration.with_cone_attention(model)
     here, there = (model(ids, position_ids=places + shift).logits for shift in (0, 9))
     torch.testing.assert_close(here, there, atol=5e-5, rtol=5e-5)
+
+
+def rotates_no_height(model, ids):
+    """Whether the last coordinates of all queries are the same of tokens that are."""
+    found = []
+    attend = _cones_attend = gnomon.integrations.transformers._interface.attention
+
+    def watch(q, k, v, **options):
+        found.append((q, k))
+        return attend(q, k, v, **options)
+
+    gnomon.integrations.transformers._interface.attention = watch
+    try:
+        with torch.no_grad():
+            model(torch.full_like(ids, 7))
+    finally:
+        gnomon.integrations.transformers._interface.attention = _cones_attend
+    # Of the first layer, whose tokens have no other position.
+    return all(
+        torch.allclose(x[..., -1], x[..., :1, -1].expand_as(x[..., -1]), atol=1e-5)
+        for x in found[0]
+    )
+
+
+ROTATING = {
     # Pairs of neighbours.
-    model = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES, pad_token_id=0))
-    integration.use_gnomon(model)(ids)
+    "cohere": lambda: transformers.CohereConfig(**SIZES, pad_token_id=0),
+    "glm": lambda: transformers.GlmConfig(
+        **SIZES,
+        intermediate_size=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    ),
+    # Complex numbers.
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **SIZES,
+        intermediate_size=48,
+        intermediate_size_mlp=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        pad_token_id=0,
+        use_qk_norm=False,
+    ),
+    # A part of the layer.
+    "kyutai": lambda: transformers.KyutaiSpeechToTextConfig(
+        **SIZES,
+        ffn_dim=48,
+        num_key_value_heads=4,
+        head_dim=8,
+        codebook_vocab_size=61,
+        num_codebooks=2,
+        audio_bos_token_id=3,
+        audio_pad_token_id=4,
+        pad_token_id=0,
+    ),
+    # The end of a head alone.
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **SIZES,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        pad_token_id=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROTATING)
+def test_other_rotations_leave_heights(kind):
+    torch.manual_seed(0)
+    config = ROTATING[kind]()
+    ids = inputs_of("llama")[0]["input_ids"]
+    if kind == "kyutai":
+        model = transformers.KyutaiSpeechToTextModel(config).eval()
+        ids = ids[..., None].repeat(1, 1, 3)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    integration.use_gnomon(model)
+    assert not rotates_no_height(model, ids)
     integration.with_cone_attention(model)
-    with pytest.raises(NotImplementedError, match="CohereAttention"):
-        model(ids)
+    assert rotates_no_height(model, ids)
+    # Without a height, all is rotated.
+    integration.with_cone_attention(model, "laplacian")
+    assert not rotates_no_height(model, ids)
+
+
+def test_rotations_by_the_layer_itself_are_refused():
+    model = transformers.GPTJForCausalLM(HANDWRITTEN["gptj"]())
+    with pytest.raises(NotImplementedError, match="GPTJAttention rotates queries and keys by"):
+        integration.with_cone_attention(model)
+    integration.with_cone_attention(model, "laplacian")
 
 
 def test_cones_of_one_layer():

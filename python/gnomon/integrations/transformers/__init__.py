@@ -1,0 +1,48 @@
+"""gnomon as an attention implementation of Hugging Face's transformers.
+
+    from gnomon.integrations.transformers import register
+
+    register()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="gnomon")
+
+transformers' masks become gnomon's causal flag, window, starts and lengths of keys, segments and
+offset, and no L x L array is made of them. It serves the models that attend through transformers'
+AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and others), with rotary positions,
+attention sinks (GPT-OSS) and soft caps (Gemma 2) as these models have them. In T5 and MT5 (learned
+buckets), BLOOM and MPT (ALiBi) and Swin (tables over shifted windows) the attention itself is
+replaced, and no L x L array of biases is made. Modules that write softmax(q k^T ...) v by hand
+(GPT-J, GPT-Neo, CodeGen, Falcon and others) are watched while they run. Dropout of weights is
+honoured in training. A mask that is an array of all pairs is read: it is taken if it is a band of
+keys beside the queries, causal or a window, less those that no query sees.
+
+Refused, with NotImplementedError: output_attentions, biases as arrays (BEiT, Swin v2, UMT5,
+DeBERTa), other masks as arrays, keys chosen for each query (DeepSeek V3.2), paged caches. Modules
+that are called attention and attend in no way that is known stay as they are, and a warning says
+so. Masks are read from the values of padding, so that torch.compile breaks its graph there. A query
+that sees no key, padding on the left, gives 0, where the eager implementation gives the mean of all
+values.
+"""
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError(
+        "gnomon.integrations.transformers: the package transformers, 5.23 or newer, is needed: "
+        "pip install 'transformers>=5.23'"
+    ) from error
+
+# The attention of older models has other arguments.
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
+    raise ImportError(
+        f"gnomon.integrations.transformers: transformers is {transformers.__version__}; "
+        "expected 5.23 or newer"
+    )
+
+from gnomon.integrations.transformers._adapters import NAME
+from gnomon.integrations.transformers._switch import (
+    register,
+    use_gnomon,
+    with_cone_attention,
+)
+
+__all__ = ["NAME", "register", "use_gnomon", "with_cone_attention"]

@@ -1,0 +1,244 @@
+"""Models whose attention is replaced, since their arrays of biases are terms of the operator.
+
+A bias that depends on the offset alone is a table here, and no L x L array is made of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock
+from transformers.models.mt5.modeling_mt5 import MT5Attention
+from transformers.models.swin.modeling_swin import SwinAttention, SwinLayer
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from gnomon._encodings import alibi_slopes
+from gnomon.integrations.transformers._interface import OPERATOR, attend, refusal, refuse
+from gnomon.integrations.transformers._masks import Mask, given_or_plain
+from gnomon.position import T5, ALiBi, GridBias
+
+#: The value of attn_implementation.
+NAME = "gnomon"
+#: What is replaced.
+ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
+
+
+def replace_forwards() -> None:
+    """Sets the forwards of these classes to functions that call the former ones by default."""
+    for layer in (T5Attention, MT5Attention):
+        _replace(layer, "forward", _t5_forward, _has_our_config)
+    _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)
+    _replace(MptAttention, "forward", _mpt_forward, _has_our_mask)
+    _replace(MptBlock, "forward", _mpt_block_forward, _asks_for_weights)
+    _replace(SwinAttention, "forward", _swin_forward, _has_our_config)
+    _replace(SwinLayer, "get_attn_mask", _swin_segments, _has_our_config)
+
+
+def _replace(
+    layer: type[torch.nn.Module],
+    method: str,
+    ours: Callable[..., Any],
+    is_ours: Callable[[torch.nn.Module, Mapping[str, Any]], bool],
+) -> None:
+    theirs = getattr(layer, method)
+
+    @functools.wraps(theirs)
+    def chosen(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (ours if is_ours(self, kwargs) else theirs)(self, *args, **kwargs)
+
+    setattr(layer, method, chosen)
+
+
+def _has_our_config(layer: torch.nn.Module, _kwargs: Mapping[str, Any]) -> bool:
+    holder: Any = layer.attention if isinstance(layer, SwinLayer) else layer
+    return bool(holder.config._attn_implementation == NAME)
+
+
+def _has_our_mask(_layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    """Of modules that have no configuration."""
+    return isinstance(kwargs.get("attention_mask"), Mask)
+
+
+def _asks_for_weights(layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    return _has_our_mask(layer, kwargs) and bool(kwargs.get("output_attentions"))
+
+
+def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoReturn:
+    # Its attention is not told that weights are wanted.
+    raise refusal("output_attentions")
+
+
+def _t5_forward(
+    layer: Any,
+    hidden_states: Tensor,
+    mask: Mask | Tensor | None = None,
+    key_value_states: Tensor | None = None,
+    position_bias: T5 | Tensor | None = None,
+    past_key_values: Any = None,
+    **kwargs: object,
+) -> tuple[Tensor, T5 | None, None]:
+    """The first layer makes the bias and hands it on, as a term instead of an array."""
+    refuse(kwargs)
+    if isinstance(position_bias, Tensor):
+        raise refusal("position_bias")
+    heads = (layer.n_heads, layer.key_value_proj_dim)
+    q = layer.q(hidden_states).unflatten(2, heads).transpose(1, 2)
+    crosses = key_value_states is not None
+    cache, is_kept = past_key_values, False
+    if isinstance(cache, transformers.EncoderDecoderCache):
+        is_kept = crosses and bool(cache.is_updated.get(layer.layer_idx))
+        cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
+    if is_kept:
+        k, v = cache.layers[layer.layer_idx].keys, cache.layers[layer.layer_idx].values
+    else:
+        source = key_value_states if crosses else hidden_states
+        k, v = (part(source).unflatten(2, heads).transpose(1, 2) for part in (layer.k, layer.v))
+        if cache is not None:
+            k, v = cache.update(k, v, layer.layer_idx)
+            if cache is not past_key_values and crosses:
+                past_key_values.is_updated[layer.layer_idx] = True
+    if layer.has_relative_attention_bias:
+        position_bias = T5(
+            layer.relative_attention_bias.weight,
+            bidirectional=not layer.is_decoder,
+            max_distance=layer.relative_attention_max_distance,
+        )
+    o = attend(
+        layer,
+        q,
+        k,
+        v,
+        given_or_plain(mask, q, k, layer.is_causal),
+        position=position_bias,
+        scale=layer.scaling,
+        dropout=layer.dropout if layer.training else 0.0,
+    )
+    return layer.o(o.flatten(2)), position_bias, None
+
+
+def _bloom_forward(
+    layer: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Mask,
+    layer_past: Any = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Its array of biases, slope * column, differs from ALiBi's by a constant of the row."""
+    refuse(kwargs)
+    if attention_mask.key_segments is not None:
+        raise NotImplementedError(
+            f"{OPERATOR}: padding between the tokens, over which BLOOM counts no distance, is not "
+            "supported"
+        )
+    qkv = layer.query_key_value(hidden_states).unflatten(2, (layer.num_heads, 3, layer.head_dim))
+    q, k, v = qkv.transpose(1, 2).unbind(3)
+    if layer_past is not None:
+        k, v = layer_past.update(k, v, layer.layer_idx)
+    o = attend(
+        layer,
+        q,
+        k,
+        v,
+        attention_mask,
+        position=ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads))),
+        scale=layer.inv_norm_factor,
+        dropout=layer.attention_dropout.p if layer.training else 0.0,
+    )
+    out = torch.nn.functional.dropout(
+        layer.dense(o.flatten(2)), layer.hidden_dropout, layer.training
+    )
+    return residual + out, None
+
+
+def _slopes_for(q: Tensor, slopes: Tensor) -> Tensor:
+    return slopes.to(q.device, torch.promote_types(q.dtype, torch.float32))
+
+
+def _mpt_forward(
+    layer: Any,
+    hidden_states: Tensor,
+    position_bias: Tensor | None,
+    past_key_values: Any = None,
+    attention_mask: Mask | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Its biases (H, 1, n), slope * (column - (n - 1)), have the slopes one before the end."""
+    refuse(kwargs)
+    qkv = layer.Wqkv(hidden_states)
+    if layer.clip_qkv:
+        qkv = qkv.clamp(-layer.clip_qkv, layer.clip_qkv)
+    qkv = qkv.unflatten(2, (3, layer.n_heads, layer.head_dim))
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, layer.layer_idx)
+    position = None
+    if position_bias is not None and position_bias.shape[2] > 1:
+        position = ALiBi(_slopes_for(q, -position_bias[:, 0, -2]))
+    o = attend(
+        layer,
+        q,
+        k,
+        v,
+        given_or_plain(attention_mask, q, k, causal=True),
+        position=position,
+        scale=layer.softmax_scale,
+        dropout=layer.attn_dropout_p if layer.training else 0.0,
+    )
+    return layer.out_proj(o.flatten(2)), None
+
+
+def _swin_segments(
+    layer: Any, height: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """(windows, tokens): tokens that lay together before the shift share a number."""
+    if layer.shift_size <= 0:
+        return None
+    size = layer.window_size
+
+    def bands(length: int) -> Tensor:
+        places = torch.arange(length, device=device)
+        return (places >= length - size).long() + (places >= length - layer.shift_size).long()
+
+    image = 3 * bands(height)[:, None] + bands(width)
+    windows = image.unflatten(0, (-1, size)).unflatten(2, (-1, size)).transpose(1, 2)
+    return windows.reshape(-1, size * size)
+
+
+def _swin_forward(
+    layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
+) -> tuple[Tensor, None]:
+    """hidden_states (B * windows, tokens, channels); attention_mask as _swin_segments makes it."""
+    refuse(kwargs)
+    windows, tokens, _ = hidden_states.shape
+    q, k, v = (
+        part(hidden_states).unflatten(2, (layer.num_attention_heads, -1)).transpose(1, 2)
+        for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    mask = Mask((windows, 1, tokens, tokens))
+    if attention_mask is not None:
+        segments = attention_mask.repeat(windows // attention_mask.shape[0], 1)
+        mask = replace(mask, query_segments=segments, key_segments=segments)
+    height, width = layer.relative_position_bias.window_size
+    table = layer.relative_position_bias.relative_position_bias_table
+    # Its rows are differences query - key.
+    table = table.unflatten(0, (2 * height - 1, 2 * width - 1)).permute(2, 0, 1).flip(1, 2)
+    o = attend(
+        layer,
+        q,
+        k,
+        v,
+        mask,
+        position=GridBias(table),
+        scale=layer.scaling,
+        dropout=layer.attention_dropout if layer.training else 0.0,
+    )
+    return layer.o_proj(o.flatten(2)), None

@@ -1,0 +1,201 @@
+"""The function of transformers' AttentionInterface, and the call of the operator that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils.output_capturing import _active_collector
+
+from gnomon._attention import attention
+from gnomon.integrations.transformers._masks import Mask, both, given_or_plain, read_array, seen_by
+from gnomon.position import Position
+from gnomon.similarity import Dot
+
+OPERATOR = "gnomon.integrations.transformers"
+#: The similarity of an attention module that has another than the dot product.
+SIMILARITY = "gnomon_similarity"
+
+_REFUSED = {
+    "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
+    "the rows that you want to see, or set_attn_implementation('eager')",
+    "position_bias": "biases as an array (position_bias); use set_attn_implementation('eager')",
+    "indices": "keys chosen for each query (indices); use set_attn_implementation('eager')",
+    "head_mask": "masks of heads (head_mask); use set_attn_implementation('eager')",
+    "cache": "paged caches (cache); use generate() instead of generate_batch()",
+}
+
+
+def refusal(argument: str) -> NotImplementedError:
+    return NotImplementedError(f"{OPERATOR}: not supported: {_REFUSED[argument]}")
+
+
+def refuse(arguments: Mapping[str, object]) -> None:
+    """Raises where one of these arguments asks for what is not supported."""
+    for name in _REFUSED:
+        value = arguments.get(name)
+        if value is not None and value is not False:
+            raise refusal(name)
+
+
+def weights_are_collected() -> bool:
+    """Whether a forward pass runs whose caller asks for weights.
+
+    Some models (GPT-2) do not tell their attention.
+    """
+    return any("attentions" in name for name in _active_collector.get() or ())
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function of transformers' AttentionInterface; returns (B, Lq, H, Dv)."""
+    refuse(kwargs)
+    if weights_are_collected():
+        raise refusal("output_attentions")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # Some eager implementations read them from the module.
+    sink = kwargs.get("s_aux")
+    o = attend(
+        module,
+        query,
+        key,
+        value,
+        given_or_plain(attention_mask, query, key, bool(causal)),
+        scale=scaling,
+        dropout=dropout,
+        sink=getattr(module, "sinks", None) if sink is None else sink,
+        softcap=kwargs.get("softcap"),
+    )
+    return o, None
+
+
+def attend(
+    module: torch.nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor,
+    *,
+    position: Position | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    sink: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """As call(), of a mask that may be an array; returns (B, Lq, H, Dv), contiguous."""
+    is_bias = isinstance(mask, Tensor) and mask.dtype != torch.bool
+    o = call(
+        module,
+        q,
+        k,
+        v,
+        mask if isinstance(mask, Mask) else None,
+        biases=(mask,) if isinstance(mask, Tensor) and is_bias else (),
+        hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
+        position=position,
+        scale=scale,
+        dropout=dropout,
+        sink=sink,
+        softcap=softcap,
+    )
+    # Models view it as (B, Lq, H * Dv).
+    return o.transpose(1, 2).contiguous()
+
+
+def call(
+    module: torch.nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    *,
+    biases: tuple[Tensor, ...] = (),
+    hidden: Tensor | None = None,
+    position: Position | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    sink: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The operator with the similarity of a module.
+
+    Args:
+        biases: added to the scores, (1 or B, 1 or H, 1 or Lq, 1 or Lk).
+        hidden: True where a query does not see a key, of such a shape, too.
+        sink: (H,), a score that no value answers to (GPT-OSS).
+        softcap: the dot product lies between it and its negative (Gemma 2).
+
+    Returns:
+        (B, H, Lq, Dv).
+    """
+    shape = (q.shape[0], 1, q.shape[2], k.shape[2])
+    if mask is None:
+        mask = Mask(shape, device=q.device)
+    if mask.shape[2:] == (1, shape[3]) and not mask.causal and mask.window == (None, None):
+        # One row for all.
+        mask = replace(mask, shape=shape)
+    if mask.shape[2:] != shape[2:]:
+        raise NotImplementedError(
+            f"{OPERATOR}: the mask of {type(module).__name__} is of {mask.shape[2]} queries and "
+            f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
+            "supported; use set_attn_implementation('eager')"
+        )
+    mask = _with_arrays(module, mask, biases, hidden, shape)
+    learned = getattr(module, SIMILARITY, None)
+    return attention(
+        q,
+        k,
+        v,
+        # A cap is the dot product's, as the scale is.
+        similarity=Dot(softcap=softcap) if learned is None else learned(),
+        position=position,
+        causal=mask.causal,
+        window=mask.window,
+        key_starts=mask.key_starts,
+        key_lengths=mask.key_lengths,
+        query_segments=mask.query_segments,
+        key_segments=mask.key_segments,
+        query_offset=mask.query_offset,
+        scale=scale if learned is None or learned.takes_scale else None,
+        sink=sink,
+        dropout=dropout,
+    )
+
+
+def _with_arrays(
+    module: torch.nn.Module,
+    mask: Mask,
+    biases: tuple[Tensor, ...],
+    hidden: Tensor | None,
+    shape: tuple[int, int, int, int],
+) -> Mask:
+    """A mask and those that are arrays, as one."""
+    arrays = [seen_by(bias) for bias in biases]
+    if hidden is not None:
+        arrays.append(~hidden)
+    if mask.seen is not None:
+        arrays.append(mask.seen)
+        mask = replace(mask, seen=None)
+    for array in arrays:
+        read = None if array is None else read_array(array, shape)
+        together = None if read is None else both(mask, read)
+        if together is None:
+            what = "a bias as an array" if array is None else "a mask as an array that is no band"
+            raise NotImplementedError(
+                f"{OPERATOR}: {type(module).__name__} has {what}, which is not supported; use "
+                "set_attn_implementation('eager')"
+            )
+        mask = together
+    return mask

@@ -1,0 +1,379 @@
+"""transformers' masks as gnomon's arguments, in the place of arrays (B, 1, Lq, Lk)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from gnomon._attention import Window
+
+#: The segment of keys that no query sees.
+_HIDDEN = -(2**31)
+#: What is added to the scores of a key that is hidden is not more.
+LOWEST = -1e4
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A mask that is no array, until a model computes with it as one.
+
+    It then becomes the array that transformers' eager attention adds to the scores: 0 where a query
+    sees a key, and the least number of its dtype where it does not.
+    """
+
+    shape: tuple[int, int, int, int]
+    query_offset: int = 0
+    causal: bool = False
+    window: Window = (None, None)
+    key_starts: Tensor | None = None
+    key_lengths: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    #: What else hides keys, True where they are seen: (B, 1, Lq, Lk).
+    seen: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    #: With shape, what transformers asks of a mask that it has made itself before (generate()).
+    ndim: ClassVar[int] = 4
+
+    def is_seen(self) -> Tensor:
+        """(B, 1, Lq, Lk), True where a query sees a key."""
+        _, _, queries, keys = self.shape
+        key = torch.arange(keys, device=self.device)
+        query = torch.arange(queries, device=self.device)[:, None] + self.query_offset
+        seen = torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        left, right = self.window
+        if self.causal:
+            seen = seen & (key <= query)
+        if left is not None:
+            seen = seen & (key >= query - left)
+        if right is not None:
+            seen = seen & (key <= query + right)
+        if self.key_starts is not None:
+            seen = seen & (key >= self.key_starts[:, None, None, None])
+        if self.key_lengths is not None:
+            seen = seen & (key < self.key_lengths[:, None, None, None])
+        if self.query_segments is not None and self.key_segments is not None:
+            same = self.query_segments[..., :, None] == self.key_segments[..., None, :]
+            seen = seen & same[:, None]
+        return seen if self.seen is None else seen & self.seen
+
+    def array(self) -> Tensor:
+        """(B, 1, Lq, Lk), to be added to scores; of booleans, where those of it are not 0."""
+        hidden = ~self.is_seen()
+        if self.dtype == torch.bool:
+            return hidden
+        scores = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return scores.masked_fill(hidden, torch.finfo(self.dtype).min)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """As a Tensor's."""
+        return torch.Size(self.shape) if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """As a Tensor's."""
+        return self.ndim
+
+    def contiguous(self) -> Mask:
+        """Itself, for generate() with static caches."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Mask | Tensor:
+        """Itself in another dtype of floating point or of booleans, or elsewhere."""
+        dtype = kwargs.get("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
+        device = kwargs.get("device", next((a for a in args if _is_device(a)), self.device))
+        like = next((a for a in args if isinstance(a, Tensor)), None)
+        if like is not None:
+            dtype, device = like.dtype, like.device
+        if self.dtype == torch.bool or not (
+            dtype is None or dtype == torch.bool or dtype.is_floating_point
+        ):
+            return self.array().to(*args, **kwargs)
+        return replace(self, dtype=dtype or self.dtype, device=device)
+
+    def __getitem__(self, index: Any) -> Mask | Tensor:
+        """Itself where the slices take all of it, as those of keys that a cache has do."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) <= 4 and all(
+            part is Ellipsis or (isinstance(part, slice) and _takes_all(part, length))
+            for part, length in zip(parts, self.shape, strict=False)
+        ):
+            return self
+        return self.array()[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        return getattr(self.array(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = torch.utils._pytree.tree_map_only(
+            Mask, lambda mask: mask.array(), (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+def _as_arrays(name: str) -> Callable[..., Any]:
+    def operator(self: Mask, *args: Any) -> Any:
+        return getattr(self.array(), name)(*args)
+
+    return operator
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "invert", "neg", "and", "or"):
+    setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
+# Equality is of its array, identity its hash, as a Tensor's.
+Mask.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, (torch.device, str))
+
+
+def _takes_all(part: slice, length: int) -> bool:
+    return part.indices(length) == (0, length, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pattern:
+    """What transformers' functions of (batch, head, query, key) say."""
+
+    causal: bool = False
+    left: int | None = None
+    right: int | None = None
+    segments: Tensor | None = None
+    chunk: int | None = None
+    chunk_starts: Tensor | None = None
+
+    def within(self, left: int, right: int | None) -> _Pattern:
+        """Narrowed to a window."""
+        narrowed = left if self.left is None else min(left, self.left)
+        if right is not None and self.right is not None:
+            right = min(right, self.right)
+        return replace(self, left=narrowed, right=self.right if right is None else right)
+
+
+def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
+    """Adds what a function of transformers' masking_utils says; None where it is another.
+
+    They are closures, and what they close over says what they do; a function of the caller says
+    nothing but its values, L x L of them.
+    """
+    if function is masking_utils.causal_mask_function:
+        return replace(pattern, causal=True)
+    if function is masking_utils.bidirectional_mask_function:
+        return pattern
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return None
+    name = function.__qualname__.split(".")[0]
+    cells = function.__closure__ or ()
+    held = dict(
+        zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True)
+    )
+    if name == "and_masks":
+        read: _Pattern | None = pattern
+        for part in held["mask_functions"]:
+            read = None if read is None else _read(part, read)
+        return read
+    if name == "sliding_window_overlay":
+        return pattern.within(held["sliding_window"] - 1, None)
+    if name == "sliding_window_bidirectional_overlay":
+        return pattern.within(held["sliding_window"], held["sliding_window"])
+    if name == "packed_sequence_mask_function":
+        return replace(pattern, segments=held["packed_sequence_mask"])
+    if name == "remap_positions_for_packed_sequence":
+        # Positions count on within a segment, so that differences stay what they are; chunks of
+        # them do not.
+        inner = _read(held["mask_function"], _Pattern())
+        if inner is None or inner.chunk is not None:
+            return None
+        return _read(held["mask_function"], pattern)
+    if name == "chunked_overlay":
+        return replace(pattern, chunk=held["chunk_size"], chunk_starts=held["left_padding"])
+    return None
+
+
+def to_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | Mask | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    use_vmap: bool = False,
+    **_kwargs: object,
+) -> Mask:
+    """The mask function that transformers calls, once for a forward and a kind of layer."""
+    if isinstance(attention_mask, Mask):
+        return attention_mask
+    # Static caches count in tensors.
+    first_query, first_key = int(q_offset), int(kv_offset)
+    shape = (batch_size, 1, q_length, kv_length)
+    pattern = _read(mask_function, _Pattern())
+    if pattern is None:
+        seen = masking_utils.sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            first_query,
+            first_key,
+            mask_function,
+            attention_mask,
+            allow_is_causal_skip=False,
+            use_vmap=use_vmap,
+            device=device,
+        )
+        return Mask(shape, seen=seen, dtype=dtype, device=device)
+    mask = Mask(
+        shape,
+        query_offset=first_query - first_key,
+        causal=pattern.causal,
+        window=(pattern.left, pattern.right),
+        dtype=dtype,
+        device=device,
+    )
+    if pattern.segments is not None:
+        mask = replace(mask, query_segments=pattern.segments, key_segments=pattern.segments)
+    if pattern.chunk is not None and pattern.chunk_starts is not None:
+        starts = pattern.chunk_starts[:, None]
+        places = torch.arange(
+            min(first_query, first_key),
+            max(first_query + q_length, first_key + kv_length),
+            device=starts.device,
+        )
+        chunks = (places - starts).div(pattern.chunk, rounding_mode="floor")
+        chunks = chunks.expand(batch_size, -1)
+        query, key = first_query - int(places[0]), first_key - int(places[0])
+        mask = replace(
+            mask,
+            query_segments=chunks[:, query : query + q_length],
+            key_segments=chunks[:, key : key + kv_length],
+        )
+    if attention_mask is None:
+        return mask
+    visible = attention_mask[:, first_key : first_key + kv_length].bool()
+    visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
+    return without_padding(mask, visible)
+
+
+def without_padding(mask: Mask, visible: Tensor) -> Mask:
+    """Narrowed to the keys that are visible (B, Lk)."""
+    count = visible.sum(1)
+    length = visible.shape[1]
+    if int(count.min()) == length:
+        return mask
+    starts = visible.int().argmax(1)
+    ends = torch.where(count > 0, length - visible.int().flip(1).argmax(1), 0)
+    if torch.equal(ends - starts, count):
+        return replace(mask, key_starts=starts, key_lengths=ends)
+    batch, _, queries, keys = mask.shape
+    query_segments, key_segments = mask.query_segments, mask.key_segments
+    if query_segments is None or key_segments is None:
+        query_segments, key_segments = (
+            torch.zeros(batch, n, dtype=torch.int64, device=visible.device) for n in (queries, keys)
+        )
+    return replace(
+        mask,
+        query_segments=query_segments,
+        key_segments=key_segments.masked_fill(~visible, _HIDDEN),
+    )
+
+
+def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
+    """The mask; without one, that of a causal layer or of any other."""
+    if mask is not None:
+        return mask
+    queries, keys = q.shape[2], k.shape[2]
+    # As transformers has it: a single query is the last one, and sees all.
+    causal = causal and queries > 1
+    if causal and queries != keys:
+        raise NotImplementedError(
+            f"gnomon.integrations.transformers: {queries} causal queries of {keys} keys without a "
+            "mask do not say where they stand; give the model an attention_mask"
+        )
+    return Mask((q.shape[0], 1, queries, keys), causal=causal, device=q.device)
+
+
+def seen_by(array: Tensor) -> Tensor | None:
+    """Of an array that is added to scores: True where it is 0; None if it is no mask.
+
+    A mask is 0 or so low that nothing is left of a weight.
+    """
+    if array.requires_grad:
+        return None
+    seen = array == 0
+    return seen if bool((seen | (array <= LOWEST)).all()) else None
+
+
+def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
+    """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None where it is no band of keys.
+
+    A band: keys that are there for all queries, and of these the ones from `left` before to `right`
+    after a query, the last query beside the last key.
+    """
+    batch, _, queries, keys = shape
+    seen = seen.reshape(*(1,) * (4 - seen.dim()), *seen.shape)
+    if seen.shape[1] > 1:
+        if not torch.equal(seen, seen[:, :1].expand_as(seen)):
+            return None
+        seen = seen[:, :1]
+    seen = seen.expand(batch, 1, queries, keys)[:, 0]
+    there = seen.any(1)
+    offset = keys - queries
+    query = torch.arange(queries, device=seen.device)[:, None] + offset
+    behind = query - torch.arange(keys, device=seen.device)
+    left, right = (max(int(x.masked_fill(~seen, 0).max()), 0) for x in (behind, -behind))
+    if not torch.equal(seen, there[:, None] & (behind <= left) & (-behind <= right)):
+        return None
+    # As far as there are keys is as far as may be.
+    window = (left if left < keys - 1 else None, right if right < queries - 1 else None)
+    mask = Mask(shape, query_offset=offset, window=window, device=seen.device)
+    return without_padding(mask, there)
+
+
+def both(mask: Mask, other: Mask) -> Mask | None:
+    """What both leave, of the same shape; None where that is no mask of this kind."""
+    if mask.query_segments is not None:
+        mask, other = other, mask
+    if mask.query_segments is not None:
+        return None
+    left, right = mask.window
+    right = min(0, right or 0) if mask.causal else right
+    if (left, right) != (None, None):
+        if other.causal or other.window != (None, None):
+            if mask.query_offset != other.query_offset:
+                return None
+            left, right = (_least(pair) for pair in zip((left, right), other.window, strict=True))
+        other = replace(other, query_offset=mask.query_offset, window=(left, right))
+    if mask.key_starts is None or mask.key_lengths is None:
+        return other
+    there = _there(mask, mask.key_starts, mask.key_lengths)
+    if other.key_starts is not None and other.key_lengths is not None:
+        there &= _there(other, other.key_starts, other.key_lengths)
+        other = replace(other, key_starts=None, key_lengths=None)
+    return without_padding(other, there)
+
+
+def _least(numbers: tuple[int | None, ...]) -> int | None:
+    """Of bounds, of which None is none."""
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def _there(mask: Mask, starts: Tensor, lengths: Tensor) -> Tensor:
+    """(B, Lk), True for the keys from the starts to the lengths."""
+    key = torch.arange(mask.shape[3], device=mask.device)
+    return (key >= starts[:, None]) & (key < lengths[:, None])

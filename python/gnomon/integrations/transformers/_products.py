@@ -1,0 +1,556 @@
+"""Attention that a model writes by hand: softmax(q k^T ...) v, seen while it is computed.
+
+A module without transformers' interface runs as it is, with a product of three axes or more
+standing for itself until it is known what becomes of it. Scaled, biased and masked, it stays a
+product; its softmax stands for weights; and weights times values are one call of the operator.
+Whatever else is done with a product needs its array, and gets it: the module computes what it
+always did, and a warning says that its attention stays dense.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_any, tree_map_only
+
+from gnomon.integrations.transformers._interface import (
+    OPERATOR,
+    SIMILARITY,
+    call,
+    refusal,
+    weights_are_collected,
+)
+from gnomon.integrations.transformers._masks import LOWEST, Mask
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """scale q k^T + addends, of leading axes that q and k have in common or one of them lacks."""
+
+    q: Tensor
+    k: Tensor
+    scale: float = 1.0
+    #: Arrays that broadcast to the product's shape.
+    addends: tuple[Tensor, ...] = ()
+    mask: Mask | None = None
+    #: True where a key is hidden.
+    hidden: Tensor | None = None
+
+    @property
+    def lead(self) -> torch.Size:
+        """The axes before the last two."""
+        return torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2])
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.lead, self.q.shape[-2], self.k.shape[-2]))
+
+    def array(self) -> Tensor:
+        """What it stands for."""
+        scores = torch.matmul(self.q, self.k.transpose(-1, -2))
+        if self.scale != 1:
+            scores = scores * self.scale
+        for addend in self.addends:
+            scores = scores + addend
+        if self.mask is not None:
+            scores = scores + self.mask.array()
+        if self.hidden is not None:
+            scores = scores.masked_fill(self.hidden, torch.finfo(scores.dtype).min)
+        return scores
+
+    def times(self, factor: float) -> _Product:
+        addends = tuple(addend * factor for addend in self.addends)
+        return replace(self, scale=self.scale * factor, addends=addends)
+
+    def hiding(self, hidden: Tensor) -> _Product:
+        return replace(self, hidden=hidden if self.hidden is None else self.hidden | hidden)
+
+    def reshaped(self, lead: Sequence[int]) -> _Product:
+        """With other leading axes, of as many elements."""
+
+        def lead_of(tensor: Tensor) -> Tensor:
+            rows, columns = tensor.shape[-2:] if tensor.dim() > 1 else (1, tensor.shape[-1])
+            whole = tensor.expand(*self.lead, rows, columns)
+            return whole.reshape(*lead, rows, columns)
+
+        return _Product(
+            lead_of(self.q),
+            lead_of(self.k),
+            self.scale,
+            tuple(lead_of(addend) for addend in self._arrays()),
+            None,
+            None if self.hidden is None else lead_of(self.hidden),
+        )
+
+    def _arrays(self) -> tuple[Tensor, ...]:
+        return self.addends if self.mask is None else (*self.addends, self.mask.array())
+
+
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """The softmax of a product."""
+
+    product: _Product
+    dropout: float = 0.0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.product.shape
+
+    def array(self) -> Tensor:
+        weights = self.product.array().softmax(-1)
+        return torch.nn.functional.dropout(weights, self.dropout) if self.dropout else weights
+
+    def reshaped(self, lead: Sequence[int]) -> _Weights:
+        return replace(self, product=self.product.reshaped(lead))
+
+
+_Kind = TypeVar("_Kind", _Product, _Weights)
+
+
+class _Standing(Tensor):
+    """A tensor that stands for a product or for weights, with their shape and a dtype, no array."""
+
+    meaning: _Product | _Weights
+
+    @staticmethod
+    def of(meaning: _Product | _Weights, dtype: torch.dtype) -> _Standing:
+        device = (meaning if isinstance(meaning, _Product) else meaning.product).q.device
+        standing: _Standing = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            _Standing, meaning.shape, dtype=dtype, device=device
+        )
+        standing.meaning = meaning
+        return standing
+
+    def array(self) -> Tensor:
+        """What it stands for."""
+        return self.meaning.array().to(self.dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Outside of the module that made it.
+        return _apply(_Seen(torch.nn.Module()), function, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What reaches it without having asked above."""
+        arrays = tree_map_only(_Standing, lambda standing: standing.array(), (args, kwargs or {}))
+        return function(*arrays[0], **arrays[1])
+
+
+class _Seen(TorchFunctionMode):
+    """While a module runs: its products and what becomes of them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.calls = 0
+        #: The first operation that needed the array of a product.
+        self.needed_by = ""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _apply(self, function, args, kwargs or {})
+
+
+def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    name = getattr(function, "__name__", "")
+    stands = tree_any(lambda leaf: isinstance(leaf, _Standing), (args, kwargs))
+    if not stands and name not in _PRODUCTS:
+        return function(*args, **kwargs)
+    rule = _RULES.get(name)
+    if rule is not None:
+        result = rule(seen, function, *args, **kwargs)
+        if result is not NotImplemented:
+            if name.endswith("_") and not name.endswith("__") and isinstance(result, _Standing):
+                args[0].meaning = result.meaning
+                return args[0]
+            return result
+    if not stands:
+        return function(*args, **kwargs)
+    seen.needed_by = seen.needed_by or name
+    args, kwargs = tree_map_only(_Standing, lambda standing: standing.array(), (args, kwargs))
+    return function(*args, **kwargs)
+
+
+_RULES: dict[str, Callable[..., Any]] = {}
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def _rule(*names: str) -> Callable[[_Rule], _Rule]:
+    def add(rule: _Rule) -> _Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return add
+
+
+# Products of plain tensors begin with these.
+_PRODUCTS = {"matmul", "__matmul__", "bmm", "baddbmm", "einsum"}
+_METADATA = {"shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"}
+
+
+@_rule("__get__")
+def _attribute(_seen: _Seen, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if function.__self__.__name__ not in _METADATA:
+        return NotImplemented
+    return _metadata(_seen, function, *args, **kwargs)
+
+
+@_rule("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "__len__")
+def _metadata(_seen: _Seen, function: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def _product_of(value: Any) -> _Product | None:
+    meaning = value.meaning if isinstance(value, _Standing) else None
+    return meaning if isinstance(meaning, _Product) else None
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, _Standing)
+
+
+def _number(value: Any) -> float | None:
+    """Of a Python number."""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _is_low(value: Any) -> bool:
+    """Whether a score of it is that of a hidden key."""
+    if _is_array(value):
+        return value.numel() == 1 and not value.requires_grad and float(value) <= LOWEST
+    number = _number(value)
+    return number is not None and number <= LOWEST
+
+
+@_rule("matmul", "__matmul__", "bmm")
+def _matmul(seen: _Seen, _function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    if kwargs:
+        return NotImplemented
+    if isinstance(a, _Standing) and isinstance(a.meaning, _Weights) and _is_array(b):
+        return _values(seen, a, b)
+    if not (_is_array(a) and _is_array(b)) or min(a.dim(), b.dim()) < 3:
+        return NotImplemented
+    if not (a.is_floating_point() and b.is_floating_point()):
+        return NotImplemented
+    return _product(a, b.transpose(-1, -2))
+
+
+def _product(q: Tensor, k: Tensor, scale: float = 1.0) -> _Standing:
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        q, k = (part.to(torch.get_autocast_dtype(kind)) for part in (q, k))
+    return _Standing.of(_Product(q, k, scale), q.dtype)
+
+
+@_rule("baddbmm")
+def _baddbmm(
+    _seen: _Seen, _function: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    if not all(_is_array(part) for part in (bias, a, b)):
+        return NotImplemented
+    product = _product(a, b.transpose(-1, -2), float(alpha))
+    if beta == 0:
+        return product
+    assert isinstance(product.meaning, _Product)
+    meaning = replace(product.meaning, addends=(bias * beta,))
+    return _Standing.of(meaning, product.dtype)
+
+
+@_rule("einsum")
+def _einsum(seen: _Seen, _function: Any, equation: Any, *operands: Any) -> Any:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation:
+        return NotImplemented
+    left, _, out = equation.replace(" ", "").partition("->")
+    a, _, b = left.partition(",")
+    if len(out) < 3 or any(len(set(part)) != len(part) for part in (a, b, out)):
+        return NotImplemented
+    first, second = operands
+    summed = [letter for letter in a if letter in b and letter not in out]
+    own = [[x for x in part if x not in other] for part, other in ((a, b), (b, a))]
+    if len(summed) != 1 or any(len(letters) != 1 for letters in own):
+        return NotImplemented
+    (d,), (i,), (j,) = summed, *own
+    lead = [letter for letter in out if letter not in (i, j)]
+    if isinstance(first, _Standing):
+        if not isinstance(first.meaning, _Weights) or a != "".join([*lead, i, d]):
+            return NotImplemented
+        o = _values(seen, first, _arranged(second, b, [*lead, d, j]))
+        return _arranged(o, "".join([*lead, i, j]), out)
+    if out != "".join([*lead, i, j]) or not (_is_array(first) and _is_array(second)):
+        return NotImplemented
+    return _product(_arranged(first, a, [*lead, i, d]), _arranged(second, b, [*lead, j, d]))
+
+
+def _arranged(tensor: Tensor, letters: str, order: Sequence[str]) -> Tensor:
+    return tensor.permute(*(letters.index(letter) for letter in order))
+
+
+@_rule("mul", "__mul__", "__rmul__", "multiply", "mul_", "__imul__")
+def _mul(_seen: _Seen, _function: Any, a: Any, b: Any) -> Any:
+    standing, factor = (a, b) if isinstance(a, _Standing) else (b, a)
+    product = _product_of(standing)
+    if product is None or isinstance(factor, _Standing):
+        return NotImplemented
+    if (number := _number(factor)) is not None:
+        if number <= 0 and (product.mask is not None or product.hidden is not None):
+            return NotImplemented
+        return _Standing.of(product.times(number), standing.dtype)
+    # A factor for each head or row goes to the queries.
+    if not _is_array(factor) or (factor.dim() > 0 and factor.shape[-1] != 1):
+        return NotImplemented
+    if product.addends or product.mask is not None or not _fits(factor, product):
+        return NotImplemented
+    return _Standing.of(replace(product, q=product.q * factor), standing.dtype)
+
+
+@_rule("div", "__truediv__", "true_divide", "div_", "__itruediv__")
+def _div(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    if kwargs or not isinstance(a, _Standing) or isinstance(b, _Standing):
+        return NotImplemented
+    return _mul(seen, function, a, 1 / b)
+
+
+def _fits(tensor: Tensor, product: _Product) -> bool:
+    """Whether it broadcasts to the product's shape."""
+    try:
+        return torch.broadcast_shapes(tensor.shape, product.shape) == product.shape
+    except RuntimeError:
+        return False
+
+
+def _takes(product: _Product, mask: Mask) -> bool:
+    """Whether it is the first one, and has the product's shape."""
+    return product.mask is None and mask.shape == (*product.shape[:1], 1, *product.shape[2:])
+
+
+@_rule("add", "__add__", "__radd__", "add_", "__iadd__")
+def _add(_seen: _Seen, _function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    if kwargs:
+        return NotImplemented
+    if _product_of(a) is None:
+        a, b = b, a
+    product = _product_of(a)
+    if product is None:
+        return NotImplemented
+    if isinstance(b, Mask):
+        if product.mask is not None or tuple(b.shape) != (
+            *product.shape[:1],
+            1,
+            *product.shape[2:],
+        ):
+            b = b.array()
+        else:
+            return _Standing.of(replace(product, mask=b), a.dtype)
+    if isinstance(b, _Standing):
+        b = b.array()
+    if _number(b) == 0:
+        return a
+    if not _is_array(b) or not b.is_floating_point() or not _fits(b, product):
+        return NotImplemented
+    return _Standing.of(replace(product, addends=(*product.addends, b)), a.dtype)
+
+
+@_rule("sub", "__sub__", "sub_", "__isub__")
+def _sub(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    if kwargs or not _is_array(b):
+        return NotImplemented
+    return _add(seen, function, a, -b)
+
+
+@_rule("masked_fill", "masked_fill_")
+def _masked_fill(_seen: _Seen, _function: Any, a: Any, mask: Any, value: Any) -> Any:
+    if isinstance(a, _Standing) and isinstance(a.meaning, _Weights):
+        # Again, so that a row without keys gives 0, as it does here.
+        hidden = a.meaning.product.hidden
+        again = value == 0 and hidden is not None and _is_array(mask) and torch.equal(mask, hidden)
+        return a if again else NotImplemented
+    product = _product_of(a)
+    if isinstance(mask, Mask) and product is not None:
+        if mask.dtype == torch.bool and _is_low(value) and _takes(product, mask):
+            mask = replace(mask, dtype=torch.float32)
+            return _Standing.of(replace(product, mask=mask), a.dtype)
+        mask = mask.array()
+    if product is None or not _is_array(mask) or not _is_low(value) or not _fits(mask, product):
+        return NotImplemented
+    return _Standing.of(product.hiding(mask), a.dtype)
+
+
+@_rule("where")
+def _where(_seen: _Seen, _function: Any, condition: Any, a: Any, b: Any) -> Any:
+    product, low, hidden = _product_of(a), b, True
+    standing = a
+    if product is None:
+        product, low, hidden, standing = _product_of(b), a, False, b
+    if product is None or not _is_array(condition) or not _is_low(low):
+        return NotImplemented
+    if not _fits(condition, product):
+        return NotImplemented
+    return _Standing.of(product.hiding(~condition if hidden else condition), standing.dtype)
+
+
+@_rule("max", "maximum", "clamp", "clamp_min")
+def _at_least(_seen: _Seen, _function: Any, a: Any, b: Any = None, **kwargs: Any) -> Any:
+    # No score lies below it.
+    low = kwargs.pop("min", b)
+    return a if _product_of(a) is not None and not kwargs and _is_low(low) else NotImplemented
+
+
+@_rule("view", "reshape", "flatten", "unflatten", "reshape_as", "view_as")
+def _reshape(_seen: _Seen, function: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(a, _Standing) or any(isinstance(arg, torch.dtype) for arg in args):
+        return NotImplemented
+    shape = function(torch.empty(a.meaning.shape, device="meta"), *args, **kwargs).shape
+    if len(shape) < 3 or shape[-2:] != a.meaning.shape[-2:]:
+        return NotImplemented
+    return _Standing.of(a.meaning.reshaped(shape[:-2]), a.dtype)
+
+
+@_rule("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone")
+def _to(_seen: _Seen, function: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(a, _Standing):
+        return NotImplemented
+    if any(isinstance(arg, _Standing) for arg in args):
+        args = tuple(
+            torch.empty(0, dtype=arg.dtype, device=arg.device)
+            if isinstance(arg, _Standing)
+            else arg
+            for arg in args
+        )
+    one = function(torch.empty(0, dtype=a.dtype, device=a.device), *args, **kwargs)
+    if not isinstance(one, Tensor) or one.device != a.device or not one.is_floating_point():
+        return NotImplemented
+    return _Standing.of(a.meaning, one.dtype)
+
+
+@_rule("softmax")
+def _softmax(
+    _seen: _Seen, _function: Any, a: Any, dim: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    product = _product_of(a)
+    if product is None or dim not in (-1, len(product.shape) - 1):
+        return NotImplemented
+    dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), a.dtype)
+    if torch.is_autocast_enabled(a.device.type):
+        dtype = torch.float32
+    return _Standing.of(_Weights(product), dtype)
+
+
+@_rule("dropout")
+def _dropout(
+    _seen: _Seen,
+    _function: Any,
+    a: Any,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Any:
+    if not isinstance(a, _Standing) or not isinstance(a.meaning, _Weights):
+        return NotImplemented
+    if not training or p == 0:
+        return a
+    if a.meaning.dropout:
+        return NotImplemented
+    return _Standing.of(replace(a.meaning, dropout=p), a.dtype)
+
+
+def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
+    """Weights times values (..., Lk, Dv)."""
+    assert isinstance(weights.meaning, _Weights)
+    product = weights.meaning.product
+    lead = torch.broadcast_shapes(product.lead, v.shape[:-2])
+    # Of several axes before the last two, the last one is that of heads.
+    heads = lead[-1] if len(lead) > 1 else 1
+    batch = math.prod(lead) // heads if heads else 0
+
+    def in_four(tensor: Tensor, whole: bool) -> Tensor:
+        """(B, H, rows, columns); unless whole, one batch or head may stand for all."""
+        rows = tensor.shape[-2:] if tensor.dim() > 1 else (1, *tensor.shape)
+        if len(lead) == 2 and not whole:
+            return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape[:-2], *rows)
+        return tensor.expand(*lead, *rows).reshape(batch, heads, *rows)
+
+    q = in_four(product.q, whole=True)
+    one_head = len(lead) == 2 and all(
+        part.dim() == 4 and part.shape[:2] == (batch, 1) for part in (product.k, v)
+    )
+    k, values = (in_four(part, whole=not one_head) for part in (product.k, v))
+    dtype = v.dtype
+    if torch.is_autocast_enabled(v.device.type):
+        dtype = torch.get_autocast_dtype(v.device.type)
+    o = call(
+        seen.module,
+        q,
+        k,
+        values.to(q.dtype),
+        product.mask,
+        biases=tuple(in_four(addend, whole=False) for addend in product.addends),
+        hidden=None if product.hidden is None else in_four(product.hidden, whole=False),
+        scale=product.scale,
+        dropout=weights.meaning.dropout,
+    )
+    seen.calls += 1
+    return o.reshape(*lead, *o.shape[-2:]).to(dtype)
+
+
+# Modules.
+
+_RUNNING = threading.local()
+
+
+def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
+    """Has a module run as this file says while its configuration names this implementation."""
+    if any(
+        isinstance(hook, functools.partial) and hook.func is _enter
+        for hook in module._forward_pre_hooks.values()
+    ):
+        return
+    module.register_forward_pre_hook(functools.partial(_enter, config, name), with_kwargs=True)
+    module.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(
+    config: Any, name: str, module: torch.nn.Module, _args: Any, kwargs: dict[str, Any]
+) -> None:
+    if config._attn_implementation != name:
+        return
+    if kwargs.get("output_attentions") or weights_are_collected():
+        raise refusal("output_attentions")
+    seen = _Seen(module)
+    if not hasattr(_RUNNING, "stack"):
+        _RUNNING.stack = []
+    _RUNNING.stack.append(seen)
+    seen.__enter__()
+
+
+def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
+    stack = getattr(_RUNNING, "stack", [])
+    if not stack or stack[-1].module is not module:
+        return output
+    seen = stack.pop()
+    seen.__exit__(None, None, None)
+    if seen.needed_by and not seen.calls:
+        what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
+        if hasattr(module, SIMILARITY):
+            raise NotImplementedError(f"{what}, and keeps the dot product")
+        warnings.warn(f"{what}: its attention stays dense", stacklevel=2)
+    # The weights that it returns beside its output are nowhere.
+    return tree_map_only(_Standing, lambda _: None, output)

@@ -1,0 +1,167 @@
+"""Which models use gnomon."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from gnomon._checks import wrong_type
+from gnomon.integrations.transformers import _cones
+from gnomon.integrations.transformers._adapters import ADAPTED, NAME, replace_forwards
+from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY, attention_forward
+from gnomon.integrations.transformers._masks import to_mask
+from gnomon.integrations.transformers._products import see_products
+from gnomon.integrations.transformers._sources import (
+    has_interface,
+    has_own_softmax,
+    is_named_attention,
+)
+
+#: The field of a configuration with the similarity of a model's layers.
+_FIELD = "gnomon_similarity"
+
+
+def register() -> None:
+    """Makes "gnomon" a value of attn_implementation; calling it again does nothing.
+
+    Sets the forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
+    SwinAttention and SwinLayer.get_attn_mask to functions that call the former ones unless the
+    model's implementation is "gnomon", and PreTrainedModel's post_init and
+    get_correct_attn_implementation to functions that call them first, which make the models that
+    are built or loaded from then on what use_gnomon and with_cone_attention make of others.
+    """
+    if NAME in AttentionInterface().valid_keys():
+        return
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, to_mask)
+    replace_forwards()
+    theirs = PreTrainedModel.post_init
+
+    @functools.wraps(theirs)
+    def post_init(self: PreTrainedModel) -> None:
+        theirs(self)
+        if (similarity := getattr(self.config, _FIELD, None)) is not None:
+            with_cone_attention(self, similarity)
+        elif self.config._attn_implementation == NAME:
+            _switch_parts(self)
+
+    PreTrainedModel.post_init = post_init
+
+
+def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
+    """Calls register() and makes a model that exists use gnomon; returns it.
+
+    Modules that write their attention by hand, and so would not know, are watched while they run:
+    their softmax of a product, times values, becomes a call of the operator. Where one of them
+    does what the operator does not, its attention stays dense, and a warning says so, as it does
+    of modules that are called attention and have neither.
+
+    Raises:
+        TypeError: it is no transformers.PreTrainedModel.
+        NotImplementedError: it has no attention that is known. The model is as it was.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise wrong_type(
+            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
+        )
+    register()
+    if not any(attends(layer) for layer in model.modules()):
+        raise NotImplementedError(
+            f"{OPERATOR}: {type(model).__name__} has no attention that is known: none through "
+            "transformers' AttentionInterface, and none that is a softmax of a product of its own; "
+            "leave it as it is"
+        )
+    _switch_parts(model)
+    if dense := _unknown(model):
+        warnings.warn(
+            f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
+            "known, and stay as they are",
+            stacklevel=2,
+        )
+    return model
+
+
+def _unknown(model: torch.nn.Module) -> list[str]:
+    """The classes of modules that are called attention and do not attend by the operator."""
+    return sorted(
+        {
+            type(layer).__name__
+            for layer in model.modules()
+            if is_named_attention(type(layer))
+            and not any(attends(part) for part in layer.modules())
+        }
+    )
+
+
+def attends(layer: torch.nn.Module) -> bool:
+    """Whether a module calls the operator, not one of those around it."""
+    kind = type(layer)
+    if isinstance(layer, PreTrainedModel):
+        return False
+    return isinstance(layer, ADAPTED) or has_interface(kind) or has_own_softmax(kind)
+
+
+def _switch_parts(model: PreTrainedModel) -> None:
+    owners = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    for part in owners:
+        # Not by set_attn_implementation(), which leaves those without the interface as they are.
+        part.config._attn_implementation = NAME
+    for owner in reversed(owners):
+        for layer in owner.modules():
+            kind = type(layer)
+            if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
+                see_products(layer, owner.config, NAME)
+
+
+def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -> PreTrainedModel:
+    """Calls use_gnomon and swaps the similarity of all attention layers; returns the model.
+
+    Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (or
+    "beta_theta") (H,) and the buffer "gamma_start", as in gnomon.nn.MultiheadAttention: gamma =
+    gamma_start * exp(5 theta), and theta starts at 0, where the logits of N(0, 1) tokens have a
+    spread of 1. They train, and are saved with the model: its configuration names the similarity,
+    so that after register() from_pretrained() loads them. Calling it again starts the similarity
+    anew. The model's own scale of the dot product has no meaning then.
+
+    Rotary positions leave the last coordinate of a head, the height of cones, and the coordinate
+    that it is paired with as they are, as gnomon.position.RoPE does.
+
+    Args:
+        model: of transformers, one that use_gnomon takes, with two coordinates a head or more.
+        similarity: a specification of the catalogue, "penumbral:score=height2".
+
+    Raises:
+        ValueError: the specification, or a width of the heads that the similarity does not take.
+        NotImplementedError: as use_gnomon, or the heads of a layer are not known, or it rotates
+            them in a way that is not known. But in a forward pass, the model is as it was.
+    """
+    if not isinstance(similarity, str):
+        raise wrong_type(
+            "integrations.transformers", "similarity", similarity, "a specification, a string"
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise wrong_type(
+            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
+        )
+    if dense := _unknown(model):
+        raise NotImplementedError(
+            f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
+            "known, and would keep the dot product; give a part of the model without them"
+        )
+    layers = [layer for layer in model.modules() if attends(layer)]
+    learned = [
+        _cones.LearnedSimilarity(similarity, *_cones.shape_of_heads(layer)) for layer in layers
+    ]
+    for layer, its in zip(layers, learned, strict=True):
+        if its.has_height:
+            _cones.check_rotation(layer)
+    use_gnomon(model)
+    for layer, its in zip(layers, learned, strict=True):
+        if not hasattr(layer, SIMILARITY):
+            _cones.keep_heights(layer)
+        setattr(layer, SIMILARITY, its.to(model.device, model.dtype))
+    setattr(model.config, _FIELD, similarity)
+    return model
