@@ -1,6 +1,7 @@
 #include "ops/catalogue/registry.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -130,8 +131,9 @@ std::string TitleOf(const CatalogueEntry& entry, const Component& component) {
 }
 
 const char* KindName(Kind kind) {
-  constexpr const char* kNames[] = {"number", "integer",  "flag", "choice",
-                                    "shape",  "per_head", "table"};
+  constexpr std::array kNames = {"number", "integer", "flag",     "choice",
+                                 "shape",  "numbers", "per_head", "table"};
+  static_assert(kNames.size() == static_cast<size_t>(Kind::kTable) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 
