@@ -60,6 +60,8 @@ def test_python_has_a_class_of_each_with_its_parameters(entry):
         default = parameters[name]["default"]
         if parameters[name]["kind"] in ("number", "integer"):
             assert float(default) == field.default, name
+        elif parameters[name]["kind"] == "flag":
+            assert default == str(field.default).lower(), name
         else:
             assert default == field.default, name
         if parameters[name]["kind"] == "choice":

@@ -142,8 +142,9 @@ RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int6
 }
 
 std::vector<Parameter> FrequencyParameters() {
-  const auto detail = [](Parameter parameter, const char* meaning) {
+  const auto detail = [](Parameter parameter, const char* meaning, const char* otherwise = "") {
     parameter.meaning = meaning;
+    parameter.otherwise = otherwise;
     parameter.detail_of = "scaling";
     return parameter;
   };
@@ -152,19 +153,25 @@ std::vector<Parameter> FrequencyParameters() {
   scaling.meaning = "of the frequencies, for longer sequences than those of the training";
   return {
       scaling,
-      detail(PositiveNumber("factor", ""), "how many times longer sequences are"),
-      detail(PositiveNumber("original_max_position_embeddings", ""), "the length of the training"),
-      detail(PositiveNumber("attention_factor", ""), "of yarn and longrope: what q and k take"),
+      detail(PositiveNumber("factor", ""), "how many times longer sequences are",
+             "1 with longrope and proportional, else needed"),
+      detail(PositiveNumber("original_max_position_embeddings", ""), "the length of the training",
+             "needed by dynamic, yarn, longrope and llama3"),
+      detail(PositiveNumber("attention_factor", ""), "of yarn and longrope: what q and k take",
+             "by the factor"),
       detail(PositiveNumber("beta_fast", "32"), "of yarn: turns of the fastest pair of the ramp"),
       detail(PositiveNumber("beta_slow", "1"), "of yarn: turns of the slowest pair of the ramp"),
       detail(Flag("truncate", "true"), "of yarn: whether the ramp ends at whole pairs"),
-      detail(PositiveNumber("mscale", ""), "of yarn: weight in the attention factor"),
-      detail(PositiveNumber("mscale_all_dim", ""), "of yarn: what that is divided by"),
+      detail(PositiveNumber("mscale", ""), "of yarn: weight in the attention factor",
+             "1, and nothing is divided"),
+      detail(PositiveNumber("mscale_all_dim", ""), "of yarn: what that is divided by",
+             "1, and nothing is divided"),
       detail(PositiveNumber("low_freq_factor", "1"), "of llama3: turns below which pairs are slow"),
       detail(PositiveNumber("high_freq_factor", "4"), "of llama3: turns from which they are not"),
       detail(PositiveNumber("partial_rotary_factor", "1"), "of proportional: pairs that turn"),
-      detail(Numbers("short_factor"), "of longrope: of each pair, up to the training's length"),
-      detail(Numbers("long_factor"), "of longrope: of each pair, beyond it"),
+      detail(Numbers("short_factor"), "of longrope: of each pair, up to the training's length",
+             "needed by longrope"),
+      detail(Numbers("long_factor"), "of longrope: of each pair, beyond it", "needed by longrope"),
   };
 }
 

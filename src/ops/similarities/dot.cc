@@ -16,6 +16,13 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
           .head_scalars = (scale / cap).unsqueeze(0)};
 }
 
+Parameter Softcap() {
+  Parameter softcap = PositiveNumber("softcap", "");
+  softcap.meaning = "scores lie between it and its negative";
+  softcap.otherwise = "none";
+  return softcap;
+}
+
 const RegisterSimilarity dot({
     .catalogue =
         {.name = "dot",
@@ -26,7 +33,7 @@ const RegisterSimilarity dot({
          .source = "Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et "
                    "al. 2024, Gemma 2",
          .takes_scale = true},
-    .parameters = {PositiveNumber("softcap", "")},
+    .parameters = {Softcap()},
     .map = Map,
     .functions = {{"", "dot"}, {"softcap", "softcap"}},
 });
