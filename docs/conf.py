@@ -30,7 +30,6 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 # One parameter per line where they do not fit into one.
 maximum_signature_line_length = 76
 napoleon_use_ivar = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_type_hints, overload
 
 import torch
 from torch import Tensor
@@ -179,13 +179,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def takes(arguments: Any) -> Callable[[_Function], _Function]:
     """Of a function with **arguments of that TypedDict, gives it the signature that it has."""
+    types = get_type_hints(AttentionArguments)
     names = [name for name in ("similarity", "position", *_ARGUMENTS) if name in _names(arguments)]
     own = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_ARGUMENTS[name].default if name in _ARGUMENTS else None,
-            annotation=_annotation(name),
+            annotation=types[name],
         )
         for name in names
     ]
@@ -208,12 +209,6 @@ def takes(arguments: Any) -> Callable[[_Function], _Function]:
 def _names(arguments: Any) -> frozenset[str]:
     names: frozenset[str] = arguments.__optional_keys__
     return names
-
-
-def _annotation(name: str) -> str:
-    annotation: Any = AttentionArguments.__annotations__[name]
-    text: str = getattr(annotation, "__forward_arg__", annotation)
-    return text
 
 
 def lower_call(

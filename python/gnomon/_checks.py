@@ -29,7 +29,8 @@ def check_tensors(operator: str, **tensors: object) -> None:
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under torch.autocast, tensors of floating point in its type, as SDPA's; float64 stays."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    # Tensors without data have a device that autocast does not know.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
