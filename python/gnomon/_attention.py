@@ -180,7 +180,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def takes(arguments: Any) -> Callable[[_Function], _Function]:
     """Of a function with **arguments of that TypedDict, gives it the signature that it has."""
     types = get_type_hints(AttentionArguments)
-    names = [name for name in ("similarity", "position", *_ARGUMENTS) if name in _names(arguments)]
     own = [
         inspect.Parameter(
             name,
@@ -188,7 +187,7 @@ def takes(arguments: Any) -> Callable[[_Function], _Function]:
             default=_ARGUMENTS[name].default if name in _ARGUMENTS else None,
             annotation=types[name],
         )
-        for name in names
+        for name in _in_order(arguments)
     ]
 
     def decorate(function: _Function) -> _Function:
@@ -211,6 +210,10 @@ def _names(arguments: Any) -> frozenset[str]:
     return names
 
 
+def _in_order(arguments: Any) -> list[str]:
+    return [name for name in ("similarity", "position", *_ARGUMENTS) if name in _names(arguments)]
+
+
 def lower_call(
     operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
 ) -> _Lowered:
@@ -227,9 +230,9 @@ def lower_call(
 
 
 def _unknown(operator: str, name: str, arguments: Any) -> TypeError:
-    known = [own for own in ("similarity", "position", *_ARGUMENTS) if own in _names(arguments)]
+    known = ", ".join(_in_order(arguments))
     return TypeError(
-        f"gnomon.{operator}: {name} is none of its arguments; expected some of {', '.join(known)}"
+        f"gnomon.{operator}: {name} is none of its arguments; expected some of {known}"
     )
 
 

@@ -666,23 +666,7 @@ def eager_with(part):
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_autocast(family):
     """Cosines and sines of float32 make q and k of it, and v stays in autocast's type."""
-    config = transformers.DeepseekV3Config(
-        **SIZES,
-        **TOKENS,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_key_value_heads=4,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        q_lora_rank=16,
-        kv_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=8,
-        v_head_dim=6,
-    )
-    theirs, ours = both("llama") if family == "llama" else small(config)
+    theirs, ours = both("llama") if family == "llama" else small(ROTATING[family]())
     inputs, rows = inputs_of("llama", "left")
     with torch.autocast("cpu", torch.bfloat16):
         expected, found = (

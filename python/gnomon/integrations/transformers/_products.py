@@ -352,14 +352,9 @@ def _add(_seen: _Seen, _function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
     if product is None:
         return NotImplemented
     if isinstance(b, Mask):
-        if product.mask is not None or tuple(b.shape) != (
-            *product.shape[:1],
-            1,
-            *product.shape[2:],
-        ):
-            b = b.array()
-        else:
+        if _takes(product, b):
             return _Standing.of(replace(product, mask=b), a.dtype)
+        b = b.array()
     if isinstance(b, _Standing):
         b = b.array()
     if _number(b) == 0:

@@ -29,9 +29,9 @@ def register() -> None:
 
     Sets the forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
     SwinAttention and SwinLayer.get_attn_mask to functions that call the former ones unless the
-    model's implementation is "gnomon", and PreTrainedModel's post_init and
-    get_correct_attn_implementation to functions that call them first, which make the models that
-    are built or loaded from then on what use_gnomon and with_cone_attention make of others.
+    model's implementation is "gnomon", and PreTrainedModel's post_init to a function that calls it
+    first, which makes the models that are built or loaded from then on what use_gnomon and
+    with_cone_attention make of others.
     """
     if NAME in AttentionInterface().valid_keys():
         return
