@@ -24,7 +24,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -231,18 +230,6 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
            gradients + ")";
   }
 
-  // The gradients that are needed, made by make(argument), the others empty.
-  template <class Make>
-  static std::vector<at::Tensor> MakeGradients(const Arguments& arguments, const Needed& needed,
-                                               const Make& make) {
-    std::vector<at::Tensor> gradients;
-    ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
-      if (n >= kGradients) return;
-      gradients.push_back(needed[n] ? make(*tensor) : at::empty({0}, arguments.x.options()));
-    });
-    return gradients;
-  }
-
   // Calls body(n, member) for every member that is or may be a tensor, the n-th of all members.
   template <class Self, class Body>
   static void ForEachTensor(Self& arguments, const Body& body) {
@@ -306,17 +293,11 @@ void ExpectTensor(const char* operation, std::string_view name, const at::Tensor
 template <class Arguments>
 void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   static constexpr auto kFields = Arguments::Fields();
-  FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const auto& tensor) {
+  FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+    if (!tensor) return;
     const at::ScalarType dtype =
         kFields[n].kind == ArgumentKind::kInteger ? at::kLong : arguments.x.scalar_type();
-    if constexpr (std::is_same_v<std::decay_t<decltype(tensor)>, OptionalTensor>) {
-      if (!tensor) return;
-      ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype,
-                   lengths);
-    } else {
-      ExpectTensor(Arguments::kOperation, kFields[n].name, tensor, kFields[n].shape, dtype,
-                   lengths);
-    }
+    ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype, lengths);
   });
 }
 
@@ -370,12 +351,17 @@ std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
   return {names, axes};
 }
 
+// The gradients that are needed, with nothing in them, the others of no element.
 template <class Arguments>
 std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Arguments& arguments,
                                        const typename FusedOperator<Arguments>::Needed& needed) {
-  return FusedOperator<Arguments>::MakeGradients(arguments, needed, [](const at::Tensor& of) {
-    return at::empty_symint(of.sym_sizes(), of.options());
+  std::vector<at::Tensor> gradients;
+  FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& of) {
+    if (n >= needed.size()) return;
+    gradients.push_back(needed[n] ? at::empty_symint(of->sym_sizes(), of->options())
+                                  : at::empty({0}, arguments.x.options()));
   });
+  return gradients;
 }
 
 }  // namespace gnomon

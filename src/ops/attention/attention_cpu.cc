@@ -30,11 +30,7 @@ class Arguments {
  public:
   explicit Arguments(const OperatorArguments& a)
       : bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
-    Translate([&] { function_ = &FindPairFunction(a.function); });
-    lengths_['r'] = function_->row_scalars;
-    lengths_['c'] = function_->column_scalars;
-    lengths_['s'] = function_->head_scalars;
-    CheckArguments(a, lengths_);
+    function_ = &CheckedFunction(a, lengths_);
     shape_ = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
               *lengths_['K'], *lengths_['D'], *lengths_['V']};
     x_ = WithRows(a.x);

@@ -19,6 +19,19 @@ void Translate(const Body& body) {
   }
 }
 
+// The pair function that the arguments name, with its scalars among the lengths; checks the
+// tensors.
+template <class Arguments>
+const PairFunction& CheckedFunction(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
+  const PairFunction* function = nullptr;
+  Translate([&] { function = &FindPairFunction(arguments.function); });
+  lengths['r'] = function->row_scalars;
+  lengths['c'] = function->column_scalars;
+  lengths['s'] = function->head_scalars;
+  CheckArguments(arguments, lengths);
+  return *function;
+}
+
 // The tensor with its last axis contiguous.
 inline at::Tensor WithRows(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous();

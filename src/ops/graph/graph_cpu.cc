@@ -28,11 +28,7 @@ View<T> MutableNodes(at::Tensor& tensor) {
 // alive that the views of Input() point into.
 struct Arguments {
   explicit Arguments(const GraphArguments& a) {
-    Translate([&] { function = &FindPairFunction(a.function); });
-    lengths['r'] = function->row_scalars;
-    lengths['c'] = function->column_scalars;
-    lengths['s'] = function->head_scalars;
-    CheckArguments(a, lengths);
+    function = &CheckedFunction(a, lengths);
     shape.heads = *lengths['H'];
     shape.key_heads = *lengths['G'];
     shape.queries = *lengths['N'];
