@@ -87,14 +87,13 @@ def attend(
     k: Tensor,
     v: Tensor,
     mask: Mask | Tensor,
-    *,
-    position: Position | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    sink: Tensor | None = None,
-    softcap: float | None = None,
+    **arguments: Any,
 ) -> Tensor:
-    """As call(), of a mask that may be an array; returns (B, Lq, H, Dv), contiguous."""
+    """As call(), whose arguments it takes, of a mask that may be an array.
+
+    Returns:
+        (B, Lq, H, Dv), contiguous.
+    """
     is_bias = isinstance(mask, Tensor) and mask.dtype != torch.bool
     o = call(
         module,
@@ -104,11 +103,7 @@ def attend(
         mask if isinstance(mask, Mask) else None,
         biases=(mask,) if isinstance(mask, Tensor) and is_bias else (),
         hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
-        position=position,
-        scale=scale,
-        dropout=dropout,
-        sink=sink,
-        softcap=softcap,
+        **arguments,
     )
     # Models view it as (B, Lq, H * Dv).
     return o.transpose(1, 2).contiguous()

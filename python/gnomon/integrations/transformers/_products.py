@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map_only
 
+from gnomon._checks import as_autocast
 from gnomon.integrations.transformers._interface import (
     OPERATOR,
     SIMILARITY,
@@ -253,9 +254,7 @@ def _matmul(seen: _Seen, _function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 
 
 def _product(q: Tensor, k: Tensor, scale: float = 1.0) -> _Standing:
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        q, k = (part.to(torch.get_autocast_dtype(kind)) for part in (q, k))
+    q, k = as_autocast(q, k)
     return _Standing.of(_Product(q, k, scale), q.dtype)
 
 
@@ -471,6 +470,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     """Weights times values (..., Lk, Dv)."""
     assert isinstance(weights.meaning, _Weights)
     product = weights.meaning.product
+    (v,) = as_autocast(v)
     lead = torch.broadcast_shapes(product.lead, v.shape[:-2])
     # Of several axes before the last two, the last one is that of heads.
     heads = lead[-1] if len(lead) > 1 else 1
@@ -488,9 +488,6 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
         part.dim() == 4 and part.shape[:2] == (batch, 1) for part in (product.k, v)
     )
     k, values = (in_four(part, whole=not one_head) for part in (product.k, v))
-    dtype = v.dtype
-    if torch.is_autocast_enabled(v.device.type):
-        dtype = torch.get_autocast_dtype(v.device.type)
     o = call(
         seen.module,
         q,
@@ -503,7 +500,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
         dropout=weights.meaning.dropout,
     )
     seen.calls += 1
-    return o.reshape(*lead, *o.shape[-2:]).to(dtype)
+    return o.reshape(*lead, *o.shape[-2:]).to(v.dtype)
 
 
 # Modules.
