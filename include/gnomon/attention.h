@@ -1,15 +1,15 @@
 // The attention operator on plain views: no Torch, no allocation by the caller.
 //
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
-//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj
+//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj + pi_hij
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
 // bias read from a table (by offset unless a layout says otherwise), E and W relative keys and
-// values read from tables of rows, kappa a bias of the key, m the mask of dropout. No array of
-// Lq x Lk numbers is ever allocated, in either direction. Results are bitwise the same from run to
-// run and for any number of workers.
+// values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the caller's own
+// array), m the mask of dropout. No array of Lq x Lk numbers is ever allocated, in either
+// direction. Results are bitwise the same from run to run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -90,7 +90,7 @@ struct Chunks {
 
 // Query i stands at position query_offset + i, key j at j. Query i sees key j iff
 // p_i - left <= j <= p_i + right, key_starts[b] <= j < key_lengths[b], and both are of the same
-// segment and of chunks that see each other. Causal is right = 0.
+// segment and of chunks that see each other, and pairs is not 0 there. Causal is right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
@@ -100,6 +100,9 @@ struct Mask {
   // (B, Lq) and (B, Lk), contiguous, any numbers: packed documents. Both or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
+  // (B, H, Lq, Lk), the caller's own array of pairs; stride 0 along axes that share it. Tiles of
+  // which nothing is seen are skipped. Null data: all is seen.
+  View<const uint8_t> pairs = {};
 };
 
 // Part of a row of pairs that reads a table in order: the pair with key column + n reads entry
@@ -176,6 +179,9 @@ struct AttentionInput {
   const T* factor = nullptr;          // c: (H)
   Bias<const T> bias;
   const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
+  // pi: (B, H, Lq, Lk), the caller's own array; stride 0 along axes that share it. -inf masks the
+  // pair. Null data: none.
+  View<const T> pair_bias;
   Relative<T> relative;
   Dropout dropout;
   Mask mask;
@@ -221,6 +227,9 @@ struct AttentionGradient {
   T* factor = nullptr;
   Bias<T> bias;  // batch_stride and layout as in the input
   T* key_bias = nullptr;
+  // (B, H, Lq, Lk), every element of which is written, 0 where a query does not see the key. Along
+  // batch or heads the stride may be 0: the gradient is then summed over them, in their order.
+  View<T> pair_bias;
   View<T> relative_query;
   T* relative_keys = nullptr;
   T* relative_values = nullptr;

@@ -101,6 +101,10 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
               in.relative.keys != nullptr,
           "d_relative_keys", "a gradient of relative keys that are not there");
+  Require(grad.pair_bias.data == nullptr || in.pair_bias.data != nullptr, "d_pair_bias",
+          "a gradient of a bias that is not there");
+  Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,
+          "d_pair_bias", "its rows share memory");
   Require(grad.relative_values == nullptr || in.relative.values != nullptr, "d_relative_values",
           "a gradient of relative values that are not there");
 }

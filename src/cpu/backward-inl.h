@@ -73,7 +73,8 @@ class BackwardPass {
         row_sums_(kRowSums + (grad.factor != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
-        part_turns_(n_.batch * n_.key_heads * parts_) {
+        part_turns_(n_.batch * n_.key_heads * parts_),
+        pair_turns_(PairSums() * row_blocks_ * blocks_) {
     // Gradients are added up in whole vectors.
     if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
       d_queries_.Reset(head_rows_ * padded_dim_);
@@ -94,7 +95,8 @@ class BackwardPass {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t tasks = heads * blocks_;
     const int64_t scratch =
-        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3) +
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 2 +
+                            group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0)) +
         row_sums_ * kRowBlock + 2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     // As many heads side by side as there are workers: none waits for its turn, and each head's
@@ -254,7 +256,8 @@ class BackwardPass {
     float* d_keys;        // kBackwardColumns x padded_dim_
     float* d_values;      // kBackwardColumns x padded_value_dim_
     float* d_columns;     // kColumnSums x kBackwardColumns
-    float* d_key_bias;    // kBackwardColumns
+    float* d_key_biases;  // kBackwardColumns for each head of the group
+    float* d_pairs;       // of pairs' biases, kRowBlock x kBackwardColumns
     float* d_rows;        // row_sums_ x kRowBlock: what the tile adds to its rows' sums
     float* added;         // scratch of one row: what is added to its scores
     float* d_added;       // and its gradient
@@ -278,35 +281,42 @@ class BackwardPass {
     block.d_keys = block.gradient + kRowBlock * kBackwardColumns;
     block.d_values = block.d_keys + kBackwardColumns * padded_dim_;
     block.d_columns = block.d_values + kBackwardColumns * padded_value_dim_;
-    block.d_key_bias = block.d_columns + kBackwardColumns * kColumnSums;
-    block.added = block.d_key_bias + kBackwardColumns;
+    block.d_key_biases = block.d_columns + kBackwardColumns * kColumnSums;
+    block.added = block.d_key_biases + kBackwardColumns * group_;
     block.d_added = block.added + kBackwardColumns;
     block.key_window = block.d_added + kBackwardColumns;
     block.value_window = block.key_window + terms_.window_size();
     block.d_rows = block.value_window + terms_.window_size();
+    block.d_pairs = block.d_rows + row_sums_ * kRowBlock;
     const int64_t sums = (b * n_.key_heads + key_head) * parts_ + block.part;
     if (sums_tables()) {
       part_turns_.Wait(sums, index / parts_);
       if (index == block.part) ClearTables(b, key_head, block.part);
     }
-    std::fill_n(block.d_keys, kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums),
-                0.0f);
-    for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
-      std::fill_n(block.d_key_bias, kBackwardColumns, 0.0f);
-      for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
-        const int64_t row = row_block * kRowBlock;
-        const int64_t rows = std::min(kRowBlock, n_.queries - row);
-        const KeyRange seen = SeenBlocks(b, row, row + rows);
-        if (index < seen.begin || index >= seen.end) continue;
-        const int64_t turn = (b * n_.heads + h) * row_blocks_ + row_block;
-        const bool adds = Tile(block, h, row, rows);
-        row_turns_.Wait(turn, index);
-        if (adds) AddToRows(block, h, row, rows);
-        row_turns_.Pass(turn, index);
+    std::fill_n(block.d_keys,
+                kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + group_), 0.0f);
+    // The heads of a group one after the other at each block of rows: heads that share the gradient
+    // of their pairs' bias wait for each other there.
+    for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
+      const int64_t row = row_block * kRowBlock;
+      const int64_t rows = std::min(kRowBlock, n_.queries - row);
+      const KeyRange seen = SeenBlocks(b, row, row + rows);
+      const bool sees = index >= seen.begin && index < seen.end;
+      for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
+        const bool adds = sees && Tile(block, h, row, rows);
+        if (sees) {
+          const int64_t turn = (b * n_.heads + h) * row_blocks_ + row_block;
+          row_turns_.Wait(turn, index);
+          if (adds) AddToRows(block, h, row, rows);
+          row_turns_.Pass(turn, index);
+        }
+        if (grad_.pair_bias.data != nullptr) AddToPairs(block, h, row, rows, adds);
       }
-      if (grad_.key_bias != nullptr) {
-        std::copy_n(block.d_key_bias, columns,
-                    grad_.key_bias + (b * n_.heads + h) * n_.keys + first);
+    }
+    if (grad_.key_bias != nullptr) {
+      for (int64_t h = 0; h < group_; ++h) {
+        std::copy_n(block.d_key_biases + h * kBackwardColumns, columns,
+                    grad_.key_bias + (b * n_.heads + key_head * group_ + h) * n_.keys + first);
       }
     }
     if (sums_tables()) part_turns_.Pass(sums, index / parts_);
@@ -357,6 +367,7 @@ class BackwardPass {
     mask.Set(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryOffset(in_, b) + first_row, rows,
              first, std::min(kBackwardColumns, n_.keys - first));
     mask.SetSegments(segments_, b, first_row, rows, first);
+    mask.SetPairs(terms_.pair_mask(), b, h, 1, first_row, rows, first);
     if (mask.end <= mask.begin) return false;
     const Rows d_o = d_o_.Head(b, h);
     for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
@@ -424,6 +435,50 @@ class BackwardPass {
                 QueryGradient(b, h, first_row), Size(query_stride()));
   }
 
+  // Which sum a head's gradient of its pairs' bias belongs to, and its place in that sum.
+  struct PairSum {
+    int64_t sum;
+    int64_t place;
+  };
+  PairSum PairSumOf(int64_t b, int64_t h) const {
+    const int64_t of_batch = grad_.pair_bias.stride[1] == 0 ? 1 : n_.heads;
+    const int64_t of_sum = n_.heads / of_batch;
+    PairSum to{h % of_batch, h / of_batch};
+    if (grad_.pair_bias.stride[0] == 0) {
+      to.place += b * of_sum;
+    } else {
+      to.sum += b * of_batch;
+    }
+    return to;
+  }
+  int64_t PairSums() const {
+    if (grad_.pair_bias.data == nullptr || n_.batch * n_.heads == 0) return 0;
+    return PairSumOf(n_.batch - 1, n_.heads - 1).sum + 1;
+  }
+
+  // Writes a tile's gradients of its pairs' biases, or adds them to those of the heads before it
+  // that share them. `sees`: whether the tile has any.
+  void AddToPairs(const Block& block, int64_t h, int64_t first_row, int64_t rows, bool sees) {
+    const auto [sum, place] = PairSumOf(block.b, h);
+    const int64_t columns = std::min(kBackwardColumns, n_.keys - block.first);
+    const int64_t begin = sees ? block.mask.begin : columns;
+    const int64_t end = sees ? block.mask.end : columns;
+    const int64_t turn = (sum * row_blocks_ + first_row / kRowBlock) * blocks_ + block.index;
+    pair_turns_.Wait(turn, place);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* HWY_RESTRICT from = block.d_pairs + r * kBackwardColumns;
+      float* HWY_RESTRICT to = grad_.pair_bias.row(block.b, h, first_row + r) + block.first;
+      if (place == 0) {
+        std::fill_n(to, begin, 0.0f);
+        std::copy(from + begin, from + end, to + begin);
+        std::fill(to + end, to + columns, 0.0f);
+      } else {
+        for (int64_t j = begin; j < end; ++j) to[j] += from[j];
+      }
+    }
+    pair_turns_.Pass(turn, place);
+  }
+
   // Turns a tile's products into weights and gradients of the scores, and the windows' products
   // into what each entry of the tables gets of them. Flat, as ForwardPass::AddWeights is.
   HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows,
@@ -436,6 +491,7 @@ class BackwardPass {
     const int64_t begin = mask.begin / kLaneCount * kLaneCount;
     const int64_t end = RoundUp(mask.end, kLaneCount);
     const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
+    float* const d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
     for (int s = 0; s < kColumnSums; ++s) {
@@ -445,7 +501,8 @@ class BackwardPass {
     totals.Clear();
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = first_row + r;
-      const TileRow at{b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end};
+      const TileRow at{
+          b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end, mask.paired};
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);
@@ -465,13 +522,16 @@ class BackwardPass {
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums<Definition> sums;
-      if (terms_.to_scores()) {
+      if (terms_.to_scores() || at.paired) {
         const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
         const float* added =
             terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs);
         ScoreGradients to;
         if (d_bias_) to.bias = BiasGradient(block.part, head);
-        if (grad_.key_bias != nullptr) to.key_bias = block.d_key_bias + begin;
+        if (grad_.key_bias != nullptr) to.key_bias = d_key_bias;
+        if (grad_.pair_bias.data != nullptr) {
+          to.pairs = block.d_pairs + r * kBackwardColumns + begin;
+        }
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
         float* d_added = terms_.GradientRow(at, to, block.d_added);
         sums = TileRowGradient<Definition, true>(weights, d_scores, at.count, open, row,
@@ -674,6 +734,7 @@ class BackwardPass {
   std::vector<HeadSums> d_head_;  // of each block of keys
   Turns row_turns_;               // of each block of queries, by blocks of keys
   Turns part_turns_;              // of each part of the tables' sums
+  Turns pair_turns_;              // of each tile of the gradient of pairs' biases
   Buffer d_queries_;              // padded, where whole vectors are not whole rows
   Buffer d_rows_;
   Buffer d_bias_;

@@ -218,7 +218,8 @@ class ForwardPass {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
-                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists();
+                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists() ||
+                       terms_.pair_mask().exists();
     if (hides) {
       non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
     }
@@ -363,6 +364,8 @@ class ForwardPass {
               std::min(width, n_.keys - first));
     mask->Repeat(block.queries, block.heads);
     mask->SetSegments(segments_, block.b, block.i, block.queries, first);
+    mask->SetPairs(terms_.pair_mask(), block.b, block.h, block.heads, block.i, block.queries,
+                   first);
   }
 
   void AddTile(Block& block, const TileMask& mask, Keys& keys, Scratch& scratch) const {
@@ -394,7 +397,7 @@ class ForwardPass {
     }
     // Whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
-    bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented;
+    bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented || mask.paired;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);
       masked = terms_.masks(block.b, block.head(r)) || masked;
@@ -449,7 +452,8 @@ class ForwardPass {
                         keys.first + span.begin,
                         span.end - span.begin,
                         keys.first + seen.begin,
-                        keys.first + seen.end};
+                        keys.first + seen.end,
+                        mask.paired};
       float* const tile = scratch.tile + r * kForwardColumns + span.begin;
       AddWeights(block, r, row, masked, mask.rows[r], span.begin,
                  terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin,
@@ -479,11 +483,10 @@ class ForwardPass {
     const RowView view{{visible.begin - begin, visible.end - begin},
                        segments_.Keys(block.b, at.begin),
                        segments_.Query(block.b, at.i)};
-    const int64_t open = !masked                       ? columns
-                         : terms_.masks(block.b, at.h) ? 0
-                                                       : OpenColumns(view, columns);
+    const bool masks_any = at.paired || terms_.masks(block.b, at.h);
+    const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
     float top;
-    if (terms_.to_scores()) {
+    if (terms_.to_scores() || at.paired) {
       const float* bias = terms_.ScoreRow(at, key_products, origin, scratch.added, &scratch.runs);
       top = TileRowScores<Definition, true>(tile, columns, open, row, scalars.data(), factor, bias,
                                             view);
@@ -563,9 +566,10 @@ class ForwardPass {
         *segments_.Keys(block.b, keys.first + j) != segments_.Query(block.b, i)) {
       return false;
     }
-    if (!terms_.masks(block.b, h)) return true;
+    if (!terms_.masks(block.b, h) && !mask.paired) return true;
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
-    const TileRow row{block.b, h, i, begin, kLaneCount, keys.first + j, keys.first + j + 1};
+    const TileRow row{block.b,    h, i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
+                      mask.paired};
     const float* bias = terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }

@@ -76,6 +76,94 @@ class Segments {
   std::vector<Range> ranges_;
 };
 
+// The caller's mask of pairs in cells of kRowBlock queries by kCell keys: which have pairs that are
+// seen, and which have others.
+class PairMask {
+ public:
+  static constexpr int64_t kCell = 64;
+
+  PairMask(const Mask& mask, const AttentionShape& n)
+      : pairs_(mask.pairs),
+        heads_(n.heads),
+        queries_(n.queries),
+        keys_(n.keys),
+        row_blocks_(DivideUp(n.queries, kRowBlock)),
+        columns_(DivideUp(n.keys, kCell)),
+        batch_step_(exists() && pairs_.stride[0] != 0 ? 1 : 0),
+        head_step_(exists() && pairs_.stride[1] != 0 ? 1 : 0) {
+    if (!exists()) return;
+    tables_ = (batch_step_ != 0 ? n.batch : 1) * OfBatch();
+    cells_.resize(Size(tables_ * row_blocks_ * columns_));
+  }
+
+  bool exists() const { return pairs_.data != nullptr; }
+  const uint8_t* Row(int64_t b, int64_t h, int64_t i) const { return pairs_.row(b, h, i); }
+
+  int64_t tasks() const { return exists() ? tables_ * row_blocks_ : 0; }
+  void Fill(int64_t task) {
+    const int64_t table = task / row_blocks_;
+    const int64_t b = table / OfBatch();
+    const int64_t h = table % OfBatch();
+    const int64_t begin = task % row_blocks_ * kRowBlock;
+    const int64_t end = std::min(begin + kRowBlock, queries_);
+    Cell* cells = cells_.data() + task * columns_;
+    for (int64_t i = begin; i < end; ++i) {
+      const uint8_t* row = pairs_.row(b, h, i);
+      for (int64_t c = 0; c < columns_; ++c) {
+        const uint8_t* HWY_RESTRICT at = row + c * kCell;
+        const int64_t count = std::min(kCell, keys_ - c * kCell);
+        uint8_t some = 0;
+        uint8_t all = 1;
+        for (int64_t n = 0; n < count; ++n) {
+          some |= at[n];
+          all &= at[n] != 0 ? 1 : 0;
+        }
+        cells[c].sees |= some != 0;
+        cells[c].hides |= all == 0;
+      }
+    }
+  }
+
+  // Whether any of `heads` heads from h on sees a pair of the block of queries from `query` on with
+  // the cell of a key; whether one hides such a pair.
+  bool Sees(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key) const {
+    return Any(b, h, heads, query, key, [](Cell cell) { return cell.sees; });
+  }
+  bool Hides(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key) const {
+    return Any(b, h, heads, query, key, [](Cell cell) { return cell.hides; });
+  }
+
+ private:
+  struct Cell {
+    bool sees = false;
+    bool hides = false;
+  };
+
+  int64_t OfBatch() const { return head_step_ != 0 ? heads_ : 1; }
+
+  template <class Flag>
+  bool Any(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key,
+           const Flag& flag) const {
+    for (int64_t n = 0; n < (head_step_ != 0 ? heads : 1); ++n) {
+      const int64_t table = b * batch_step_ * OfBatch() + (h + n) * head_step_;
+      const int64_t row = table * row_blocks_ + query / kRowBlock;
+      if (flag(cells_[Size(row * columns_ + key / kCell)])) return true;
+    }
+    return false;
+  }
+
+  View<const uint8_t> pairs_;
+  int64_t heads_;
+  int64_t queries_;
+  int64_t keys_;
+  int64_t row_blocks_;
+  int64_t columns_;
+  int64_t batch_step_;  // 1, or 0 where the batch shares the mask
+  int64_t head_step_;
+  int64_t tables_ = 0;
+  std::vector<Cell> cells_;
+};
+
 // The visible part of one row of a tile, relative to the tile's first column.
 struct RowSpan {
   int64_t begin = 0;
@@ -89,6 +177,7 @@ struct TileMask {
   int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
   bool partial = false;
   bool segmented = false;  // rows may not see a key of their span, for its segment
+  bool paired = false;     // or for the caller's mask of pairs
 
   // Spans of `count` queries from `position` on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
@@ -123,6 +212,33 @@ struct TileMask {
     }
     segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||
                 rows_range.low != rows_range.high;
+  }
+
+  // After Set and Repeat, for `count` queries from `query` on, the first of a block, of each of
+  // `heads` heads.
+  void SetPairs(const PairMask& pairs, int64_t b, int64_t h, int64_t heads, int64_t query,
+                int64_t count, int64_t first) {
+    if (!pairs.exists()) return;
+    constexpr int64_t kCell = PairMask::kCell;
+    // Cells in which nothing is seen go from both ends.
+    const int64_t before = begin;
+    const int64_t after = end;
+    while (begin < end && !pairs.Sees(b, h, heads, query, first + begin)) {
+      begin = (first + begin) / kCell * kCell + kCell - first;
+    }
+    while (begin < end && !pairs.Sees(b, h, heads, query, first + end - 1)) {
+      end = (first + end - 1) / kCell * kCell - first;
+    }
+    if (end <= begin) return;
+    for (int64_t j = begin; j < end; j = (first + j) / kCell * kCell + kCell - first) {
+      paired = paired || pairs.Hides(b, h, heads, query, first + j);
+    }
+    if (begin == before && end == after) return;
+    for (int64_t r = 0; r < heads * count; ++r) {
+      rows[r].begin = std::clamp(rows[r].begin, begin, end);
+      rows[r].end = std::clamp(rows[r].end, rows[r].begin, end);
+    }
+    partial = HidesWithin({begin, end}, 0, heads * count);
   }
 
   // What any of rows [first_row, last_row) sees.

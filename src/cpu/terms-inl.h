@@ -13,6 +13,7 @@
 #include "base/dropout.h"
 #include "base/visible_keys.h"
 #include "cpu/gemm-inl.h"
+#include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
@@ -33,6 +34,7 @@ struct TileRow {
   int64_t count;
   int64_t first;
   int64_t last;
+  bool paired;  // whether the caller's mask of pairs hides some
 };
 
 // to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
@@ -301,10 +303,11 @@ class RowTableGradient {
 struct ScoreGradients {
   float* bias = nullptr;      // a table of BiasTable::stride() floats
   float* key_bias = nullptr;  // of the row's first column on
+  float* pairs = nullptr;     // likewise, written and not added to
   float* relative = nullptr;  // the row of a TableWindow
 
   int count() const {
-    return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) +
+    return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
            (relative != nullptr ? 1 : 0);
   }
 };
@@ -318,6 +321,7 @@ class Terms {
       : in_(in),
         bias_(in),
         key_bias_(in),
+        pair_mask_(in.mask, in.shape),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
               in.shape, TableSize(in), in.relative.dim, keys),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
@@ -331,25 +335,32 @@ class Terms {
   }
 
   const BiasTable& bias() const { return bias_; }
+  const PairMask& pair_mask() const { return pair_mask_; }
   const RowTable& keys() const { return keys_; }
   const RowTable& values() const { return values_; }
 
   // Whether anything is added to scores.
-  bool to_scores() const { return bias_.exists() || key_bias_.exists() || keys_.exists(); }
+  bool to_scores() const {
+    return bias_.exists() || key_bias_.exists() || pair_bias() || keys_.exists();
+  }
   bool relative() const { return keys_.exists() || values_.exists(); }
   bool drops() const { return in_.dropout.rate > 0; }
   // Whether a bias of -inf may mask a key of this head.
-  bool masks(int64_t b, int64_t h) const { return bias_.masks(b, h) || key_bias_.masks(b, h); }
+  bool masks(int64_t b, int64_t h) const {
+    return bias_.masks(b, h) || key_bias_.masks(b, h) || pair_bias();
+  }
 
   int64_t tasks() const {
-    return bias_.tables() + key_bias_.rows() + (keys_.exists() ? keys_.tasks() : 0) +
-           (values_.exists() ? values_.tasks() : 0);
+    return bias_.tables() + key_bias_.rows() + pair_mask_.tasks() +
+           (keys_.exists() ? keys_.tasks() : 0) + (values_.exists() ? values_.tasks() : 0);
   }
   void Fill(int64_t task) {
     if (task < bias_.tables()) return bias_.Fill(task);
     task -= bias_.tables();
     if (task < key_bias_.rows()) return key_bias_.Fill(task, in_.mask);
     task -= key_bias_.rows();
+    if (task < pair_mask_.tasks()) return pair_mask_.Fill(task);
+    task -= pair_mask_.tasks();
     if (!keys_.exists()) return values_.Fill(task);
     if (task < keys_.tasks()) return keys_.Fill(task);
     values_.Fill(task - keys_.tasks());
@@ -378,13 +389,14 @@ class Terms {
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
-  // What a row's scores take, in units of log2: in place if it lies in one row of memory, else
-  // added up in `scratch`. `products` is the row's in the window of MultiplyKeys, null for the
-  // biases alone.
+  // What a row's scores take, in units of log2, -inf where the caller's mask hides a pair: in place
+  // if it lies in one row of memory, else added up in `scratch`. `products` is the row's in the
+  // window of MultiplyKeys, null for the biases alone.
   const float* ScoreRow(const TileRow& row, const float* products, int64_t origin, float* scratch,
                         std::vector<TableRun>* runs) const {
     const bool by_offset = bias_.exists() && bias_.layout() == nullptr;
-    if (products == nullptr && bias_.exists() != key_bias_.exists()) {
+    const bool of_pairs = pair_bias() || row.paired;
+    if (products == nullptr && !of_pairs && bias_.exists() != key_bias_.exists()) {
       if (by_offset) return bias_.Table(row.b, row.h) + bias_.FirstEntry(row);
       if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
     }
@@ -405,6 +417,11 @@ class Terms {
       FindRuns(*in_.relative.layout, row, runs);
       Gather(*runs, products, origin, in_.relative.factor * kLog2E, row.begin, scratch);
     }
+    if (pair_bias()) {
+      const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
+      for (int64_t n = 0; n < ColumnsOf(row); ++n) scratch[n] += from[n] * kLog2E;
+    }
+    if (row.paired) HidePairs(row, scratch);
     return scratch;
   }
 
@@ -414,6 +431,10 @@ class Terms {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1) {
       if (to.key_bias != nullptr) return to.key_bias;
+      if (to.pairs != nullptr) {
+        std::fill_n(to.pairs, row.count, 0.0f);
+        return to.pairs;
+      }
       if (to.bias != nullptr && bias_.layout() == nullptr) return to.bias + bias_.FirstEntry(row);
     }
     std::fill_n(scratch, row.count, 0.0f);
@@ -431,6 +452,7 @@ class Terms {
     if (to.key_bias != nullptr) {
       for (int64_t n = 0; n < row.count; ++n) to.key_bias[n] += scratch[n];
     }
+    if (to.pairs != nullptr) std::copy_n(scratch, row.count, to.pairs);
     if (to.relative != nullptr) {
       FindRuns(*in_.relative.layout, row, runs);
       Scatter(*runs, scratch, row.begin, in_.relative.factor, to.relative, origin);
@@ -482,12 +504,34 @@ class Terms {
 
   // The entries of the relative tables that a pair reads.
   void FindEntries(int64_t b, int64_t i, int64_t j, std::vector<TableRun>* runs) const {
-    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1}, runs);
+    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1, false}, runs);
   }
 
  private:
   static int64_t TableSize(const AttentionInput<float>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
+  }
+
+  bool pair_bias() const { return in_.pair_bias.data != nullptr; }
+  // Of a row of whole vectors, the columns that there are.
+  int64_t ColumnsOf(const TileRow& row) const {
+    return std::min(row.count, in_.shape.keys - row.begin);
+  }
+
+  // Puts -inf where the caller's mask hides a pair.
+  void HidePairs(const TileRow& row, float* scores) const {
+    const DF d;
+    const hn::Rebind<uint8_t, DF> bytes;
+    const uint8_t* seen = pair_mask_.Row(row.b, row.h, row.i) + row.begin;
+    const int64_t columns = ColumnsOf(row);
+    const VF hidden = hn::Set(d, -kInfinity);
+    int64_t n = 0;
+    for (; n + kLaneCount <= columns; n += kLaneCount) {
+      const VI sees = hn::PromoteTo(DI(), hn::LoadU(bytes, seen + n));
+      const auto hides = hn::RebindMask(d, sees == hn::Zero(DI()));
+      hn::StoreU(hn::IfThenElse(hides, hidden, hn::LoadU(d, scores + n)), d, scores + n);
+    }
+    for (; n < columns; ++n) scores[n] = seen[n] != 0 ? scores[n] : -kInfinity;
   }
 
   void FindRuns(const TableLayout& layout, const TileRow& row, std::vector<TableRun>* runs) const {
@@ -498,6 +542,7 @@ class Terms {
   const AttentionInput<float>& in_;
   BiasTable bias_;
   KeyBias key_bias_;
+  PairMask pair_mask_;
   RowTable keys_;
   RowTable values_;
   int64_t window_stride_ = 0;

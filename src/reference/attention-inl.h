@@ -104,7 +104,7 @@ class Problem {
     return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
   }
 
-  // s_ij for a value of f. Another segment or a bias of -inf masks whatever f is, NaN included.
+  // s_ij for a value of f. What is masked is so whatever f is, NaN included.
   double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
     constexpr double kHidden = -std::numeric_limits<double>::infinity();
     const Mask& mask = in_.mask;
@@ -112,6 +112,7 @@ class Problem {
         mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
       return kHidden;
     }
+    if (mask.pairs.data != nullptr && mask.pairs.row(b, h, i)[j] == 0) return kHidden;
     double score = in_.factor[h] * f;
     std::vector<int64_t> entries;
     BiasEntries(b, i, j, &entries);
@@ -122,6 +123,11 @@ class Problem {
     }
     if (in_.key_bias != nullptr) {
       const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+    }
+    if (in_.pair_bias.data != nullptr) {
+      const double bias = in_.pair_bias.row(b, h, i)[j];
       if (bias == kHidden) return kHidden;
       score += bias;
     }
@@ -241,7 +247,16 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
   std::vector<double> d_values(
       static_cast<size_t>(grad.relative_values ? n.batch * n.heads * value_table : 0));
 
-  ParallelTasks(executor, n.batch * n.key_heads, [&](int64_t task, int) {
+  const View<double>& d_pairs = grad.pair_bias;
+  for (int64_t row = 0; d_pairs.data && row < rows; ++row) {
+    const int64_t head = row / n.queries;
+    std::fill_n(d_pairs.row(head / n.heads, head % n.heads, row % n.queries), n.keys, 0.0);
+  }
+  // Heads that share a sum add to it one after the other.
+  const bool shares = d_pairs.data && (d_pairs.stride[0] == 0 || d_pairs.stride[1] == 0);
+  const Executor& workers = shares ? SerialExecutor() : executor;
+
+  ParallelTasks(workers, n.batch * n.key_heads, [&](int64_t task, int) {
     const int64_t b = task / n.key_heads;
     const int64_t key_head = task % n.key_heads;
     for (int64_t j = 0; j < n.keys; ++j) {
@@ -316,6 +331,7 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
             for (const int64_t entry : entries) d_bias[head * bias_size + entry] += d_score;
           }
           if (grad.key_bias) grad.key_bias[head * n.keys + j] += d_score;
+          if (d_pairs.data) d_pairs.row(b, h, i)[j] += d_score;
           problem.RelativeEntries(b, i, j, &entries);
           for (const int64_t entry : entries) {
             const double d_product = in.relative.factor * d_score;

@@ -42,6 +42,9 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   o.padded = chance(50);
   if (chance(20)) o.chunks = {draw(1, 100), draw(0, 2), draw(0, 2)};
   o.key_bias = chance(25);
+  for (PairOptions* pairs : {&o.pair_bias, &o.pair_mask}) {
+    *pairs = {.exists = chance(25), .shares_batch = chance(50), .shares_heads = chance(50)};
+  }
   if (chance(50)) {
     const auto far = chance(50) ? OffsetLayout::Far::kClip : OffsetLayout::Far::kZero;
     *layout = std::make_unique<OffsetLayout>(chance(30) ? 400 : draw(0, 40),
@@ -91,6 +94,7 @@ TEST_P(FuzzTest, KernelsMatchReference) {
         if (engine() % 16 == 0) bias = -kInfinity;
       }
     }
+    p.pair_bias.ForEach([&](float& bias) { bias = engine() % 16 == 0 ? -kInfinity : bias; });
     SCOPED_TRACE(function.name);
     SCOPED_TRACE(target);
     SCOPED_TRACE(::testing::PrintToString(options));

@@ -180,6 +180,13 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
        }},
       {"attention: d_key_bias: a gradient of a bias that is not there",
        [](C& c) { c.gradient.key_bias = c.memory.data(); }},
+      {"attention: d_pair_bias: a gradient of a bias that is not there",
+       [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
+      {"attention: d_pair_bias: its rows share memory",
+       [](C& c) {
+         c.in.pair_bias = c.in.x;
+         c.gradient.pair_bias = {c.memory.data(), {8, 4, 0}};
+       }},
       {"attention: d_relative_keys: a gradient of relative keys that are not there",
        [](C& c) { c.gradient.relative_keys = c.memory.data(); }},
       {"attention: d_relative_keys: a gradient of relative keys that are not there",

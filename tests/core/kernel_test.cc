@@ -111,6 +111,18 @@ std::vector<Case> AccuracyCases() {
         .key_starts = {0, 70},
         .query_offsets = {150, -40}}},
       {"NoValueColumns", {.shape = {1, 2, 2, 47, 49, 17, 0}, .right = 0}},
+      {"PairBias",
+       {.shape = {2, 4, 2, 97, 300, 17, 3}, .right = 150, .pair_bias = {true, false, false}}},
+      {"PairBiasOfHeads",
+       {.shape = {2, 4, 2, 97, 300, 3, 17}, .pair_bias = {true, false, true}, .padded = true}},
+      {"PairMask",
+       {.shape = {2, 4, 2, 300, 700, 17, 17}, .bias = kEach, .pair_mask = {true, true, false}}},
+      {"PairMaskDecode", {.shape = {2, 6, 2, 3, 900, 17, 3}, .pair_mask = {true, false, false}}},
+      {"PairBiasAndMaskOfAll",
+       {.shape = {2, 2, 1, 130, 257, 17, 17},
+        .left = 100,
+        .pair_bias = {true, true, true},
+        .pair_mask = {true, true, true}}},
   };
 }
 
@@ -349,6 +361,9 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .bias = ProblemOptions::kBiasForEachBatch},
         {.shape = shape, .key_bias = true},
+        {.shape = shape, .pair_mask = {true, false, false}},
+        {.shape = shape, .right = 50, .pair_mask = {true, true, true}},
+        {.shape = shape, .pair_bias = {true, false, false}},
         {.shape = shape,
          .query_segments = Documents(2, 130, 50),
          .key_segments = Documents(2, 130, 50)},
@@ -369,6 +384,8 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
       Expect({.shape = {2, 4, 2, 3, 300, 17, 17}, .right = 0, .query_offset = key - 1}, key, spoil);
       Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .right = 0, .query_offset = key + 999},
              key + 1000, spoil);
+      Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
+             spoil);
     }
   }
 
@@ -380,8 +397,8 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
     const AttentionShape& shape = options.shape;
     Problem<float> p = RandomProblem(function(), options);
     // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone;
-    // that of keys, the poisoned one from head 0. Where batches have their own, the first hides
-    // nothing.
+    // that of keys, the poisoned one from head 0; that of pairs, it from every third row of head 1.
+    // Where batches have their own, the first hides nothing.
     const int64_t zero = shape.queries - 1;
     const int64_t last = shape.batch - 1;
     const bool shared = options.bias == ProblemOptions::kSharedBias;
@@ -396,8 +413,15 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
       const int64_t row = last * shape.heads;
       p.key_bias[static_cast<size_t>(row * shape.keys + poisoned)] = -kInfinity;
     }
+    const auto pair_hides = [&](int64_t h, int64_t i) {
+      return options.pair_bias.exists && h == 1 && i % 3 == 0;
+    };
+    for (int64_t i = 0; i < shape.queries; ++i) {
+      if (pair_hides(1, i)) p.pair_bias.at(last, 1, i, poisoned) = -kInfinity;
+    }
     const auto sees = [&](int64_t b, int64_t h, int64_t i) {
       return b == last && h < 2 && testing::Sees(options, b, i, poisoned) &&
+             p.SeesPair(b, h, i, poisoned) && !pair_hides(h, i) &&
              (p.bias.empty() || p.bias_at(b, h, zero + poisoned - i) != -kInfinity) &&
              (!options.key_bias || h != 0);
     };

@@ -109,6 +109,13 @@ class Array {
   std::vector<T> data_;
 };
 
+// An array of pairs of queries and keys that batch or heads may share.
+struct PairOptions {
+  bool exists = false;
+  bool shares_batch = false;
+  bool shares_heads = false;
+};
+
 struct ProblemOptions {
   AttentionShape shape;
   int64_t left = kUnbounded;
@@ -123,6 +130,8 @@ struct ProblemOptions {
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
   const TableLayout* layout = nullptr;
   bool key_bias = false;
+  PairOptions pair_bias = {};
+  PairOptions pair_mask = {};
   const TableLayout* relative = nullptr;  // null: neither relative keys nor values
   int64_t relative_dim = 5;               // 0: no relative keys
   bool relative_values = true;
@@ -136,6 +145,12 @@ struct ProblemOptions {
   bool on_grid = true;
   unsigned seed = 1;
 };
+
+inline std::string Describe(const char* name, const PairOptions& o) {
+  if (!o.exists) return "";
+  return name + std::string(o.shares_batch ? " of all batches" : "") +
+         (o.shares_heads ? " of all heads" : "");
+}
 
 inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   const AttentionShape& n = o.shape;
@@ -156,14 +171,16 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   list(" offsets", o.query_offsets);
   if (!o.query_segments.empty()) out << " segments";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
-             << (o.key_bias ? " key bias" : "")
+             << (o.key_bias ? " key bias" : "") << Describe(" pair bias", o.pair_bias)
+             << Describe(" pair mask", o.pair_mask)
              << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
              << (o.relative && o.relative_values ? " relative values" : "")
              << (o.relative_heads ? " for each head" : "") << " dropout " << o.dropout
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
 
-// Whether query i of batch b sees key j, but for a bias of -inf: the definition of the mask.
+// Whether query i of batch b sees key j, but for a bias of -inf and a mask of pairs: the definition
+// of the other masks.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
   const int64_t offset =
@@ -209,7 +226,8 @@ struct Problem {
   Array<T> x = {}, y = {}, v = {}, d_o = {};
   std::vector<T> row = {}, column = {}, head = {}, factor = {}, bias = {}, d_lse = {};
   std::vector<T> key_bias = {}, relative_keys = {}, relative_values = {};
-  Array<T> relative_query = {};
+  Array<T> relative_query = {}, pair_bias = {};
+  Array<uint8_t> pair_mask = {};
   T relative_factor = T(0.75);
   bool pass_d_lse = true;
 
@@ -224,6 +242,18 @@ struct Problem {
   }
   T& bias_at(int64_t b, int64_t h, int64_t entry) {
     return bias[static_cast<size_t>(b * bias_stride() + h * bias_size() + entry)];
+  }
+  // The view of an array of pairs with a stride of 0 along what is shared.
+  template <class U>
+  static View<U> PairView(View<U> view, const PairOptions& pairs) {
+    if (pairs.shares_batch) view.stride[0] = 0;
+    if (pairs.shares_heads) view.stride[1] = 0;
+    return view;
+  }
+  // Whether the mask of pairs, if there is one, lets query i see key j.
+  bool SeesPair(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return !options.pair_mask.exists ||
+           PairView(pair_mask.view(), options.pair_mask).row(b, h, i)[j] != 0;
   }
   // Scalar s of a key.
   T& column_at(int s, int64_t b, int64_t h, int64_t j) {
@@ -251,6 +281,8 @@ struct Problem {
             .relative_keys = to(relative_keys),
             .relative_values = to(relative_values),
             .relative_query = Array<double>(relative_query),
+            .pair_bias = Array<double>(pair_bias),
+            .pair_mask = pair_mask,
             .pass_d_lse = pass_d_lse};
   }
 
@@ -268,6 +300,7 @@ struct Problem {
       in.bias = {bias.data(), bias_stride(), options.layout};
     }
     if (options.key_bias) in.key_bias = key_bias.data();
+    if (options.pair_bias.exists) in.pair_bias = PairView(pair_bias.view(), options.pair_bias);
     if (options.relative != nullptr) {
       in.relative.layout = options.relative;
       in.relative.query = relative_query.view();
@@ -285,6 +318,7 @@ struct Problem {
                options.key_lengths.empty() ? nullptr : options.key_lengths.data(),
                options.query_segments.empty() ? nullptr : options.query_segments.data(),
                options.key_segments.empty() ? nullptr : options.key_segments.data()};
+    if (options.pair_mask.exists) in.mask.pairs = PairView(pair_mask.view(), options.pair_mask);
     in.bfloat16 = options.bfloat16;
     in.query_offset = options.query_offset;
     if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();
@@ -336,6 +370,9 @@ struct Problem {
       gradient.bias = {pointer("d_bias", bias), bias_stride(), options.layout};
     }
     if (options.key_bias) gradient.key_bias = pointer("d_key_bias", key_bias);
+    if (options.pair_bias.exists) {
+      gradient.pair_bias = PairView(view("d_pair_bias", pair_bias), options.pair_bias);
+    }
     if (in.relative.keys != nullptr) {
       gradient.relative_query = view("d_relative_query", relative_query);
       gradient.relative_keys = pointer("d_relative_keys", relative_keys);
@@ -423,6 +460,38 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     p.bias = vector(tables * n.heads * p.bias_size(), unit);
   }
   if (options.key_bias) p.key_bias = vector(n.batch * n.heads * n.keys, unit);
+  const auto pairs = [&](const PairOptions& of) {
+    return std::array<int64_t, 4>{of.shares_batch ? std::min<int64_t>(1, n.batch) : n.batch,
+                                  of.shares_heads ? std::min<int64_t>(1, n.heads) : n.heads,
+                                  n.queries, n.keys};
+  };
+  if (options.pair_bias.exists) {
+    p.pair_bias = Array<float>(pairs(options.pair_bias), options.padded, 0.0f);
+    p.pair_bias.ForEach([&](float& element) { element = unit(); });
+  }
+  if (options.pair_mask.exists) {
+    // A third of the blocks is seen, a third is not, and of the others some of the pairs are.
+    const std::array<int64_t, 4> size = pairs(options.pair_mask);
+    p.pair_mask = Array<uint8_t>(size, options.padded, 0);
+    const int64_t height = 1 + engine() % 60;
+    const int64_t width = 1 + engine() % 130;
+    std::vector<uint8_t> blocks(
+        static_cast<size_t>((n.queries / height + 1) * (n.keys / width + 1)));
+    for (int64_t b = 0; b < size[0]; ++b) {
+      for (int64_t h = 0; h < size[1]; ++h) {
+        for (uint8_t& block : blocks) block = static_cast<uint8_t>(engine() % 3);
+        for (int64_t i = 0; i < n.queries; ++i) {
+          for (int64_t j = 0; j < n.keys; ++j) {
+            const uint8_t block =
+                blocks[static_cast<size_t>(i / height * (n.keys / width + 1) + j / width)];
+            // Any number but 0 is seen.
+            const auto seen = static_cast<uint8_t>(1 + engine() % 255);
+            p.pair_mask.at(b, h, i, j) = block == 0 || (block == 2 && engine() % 2 == 0) ? 0 : seen;
+          }
+        }
+      }
+    }
+  }
   if (options.relative != nullptr) {
     const int64_t rows = (options.relative_heads ? n.heads : 1) * options.relative->size();
     const auto some = [&] { return normal(engine) / 2; };

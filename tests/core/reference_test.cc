@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/random_problem.h"
@@ -58,6 +59,10 @@ Results<double> Naive(const Problem<double>& p) {
           if (!p.bias.empty()) {
             score += p.bias.at(b * p.bias_stride() + h * p.bias_size() + n.queries - 1 + j - i);
           }
+          if (p.options.pair_bias.exists) {
+            score +=
+                Problem<double>::PairView(p.pair_bias.view(), p.options.pair_bias).row(b, h, i)[j];
+          }
           if (!p.key_bias.empty()) score += p.key_bias.at((b * n.heads + h) * n.keys + j);
           for (const int64_t entry : entries(j)) {
             for (int64_t d = 0; d < p.options.relative_dim; ++d) {
@@ -65,7 +70,8 @@ Results<double> Naive(const Problem<double>& p) {
                        p.relative_keys.at(entry * p.options.relative_dim + d);
             }
           }
-          weights.push_back(Sees(p.options, b, i, j) ? std::exp(score) : 0);
+          const bool sees = Sees(p.options, b, i, j) && p.SeesPair(b, h, i, j);
+          weights.push_back(sees ? std::exp(score) : 0);
         }
         const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
         results["lse"].push_back(std::log(sum));
@@ -145,6 +151,22 @@ const std::vector<Case>& Cases() {
     image.relative_heads = true;
     ProblemOptions& key_bias = add("KeyBias", {2, 2, 1, 4, 5, 3, 2});
     key_bias.key_bias = true;
+    for (const auto& [name, batch, heads] :
+         {std::tuple{"PairBias", false, false}, std::tuple{"PairBiasOfBatches", false, true},
+          std::tuple{"PairBiasOfHeads", true, false}, std::tuple{"PairBiasOfAll", true, true}}) {
+      ProblemOptions& pairs = add(name, {2, 4, 2, 4, 5, 3, 2});
+      pairs.pair_bias = {true, batch, heads};
+      pairs.pair_mask = {true, heads, batch};
+      pairs.padded = batch;
+    }
+    ProblemOptions& all_pairs = add("PairsAndAll", {2, 4, 2, 6, 6, 3, 2});
+    all_pairs.relative = &clip;
+    all_pairs.relative_heads = true;
+    all_pairs.right = 1;
+    all_pairs.bias = ProblemOptions::kSharedBias;
+    all_pairs.key_bias = true;
+    all_pairs.pair_bias = {true, false, true};
+    all_pairs.pair_mask = {true, true, false};
     return list;
   }();
   return cases;
@@ -231,6 +253,7 @@ TEST_P(ReferenceTest, GradientsAreDifferences) {
   check("d_factor", p.factor);
   if (!p.bias.empty()) check("d_bias", p.bias);
   if (!p.key_bias.empty()) check("d_key_bias", p.key_bias);
+  if (p.options.pair_bias.exists) check_array("d_pair_bias", p.pair_bias);
   if (!p.relative_keys.empty()) {
     check_array("d_relative_query", p.relative_query);
     check("d_relative_keys", p.relative_keys);
