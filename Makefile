@@ -94,9 +94,9 @@ bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.m
 docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 
-.PHONY: docs-catalogue
-docs-catalogue: build ## write docs/catalogue.md anew
-	$(BIN)/gnomon list --markdown > docs/catalogue.md
+.PHONY: facades
+facades: build .venv/.setup-test ## write what restates the catalogue: classes, functions, a page
+	$(BIN)/python scripts/write_facades.py
 
 .PHONY: format
 format: .venv/.setup-dev ## format all files

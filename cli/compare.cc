@@ -370,7 +370,7 @@ int RunAll(Comparison* work) {
 
 int Run(const CLI::App& command, const CompareFlags& flags) {
   SetThreads(flags.threads);
-  if (!flags.resume.empty()) CheckStandsAlone(command, "--resume", {"--threads"});
+  if (!flags.resume.empty()) CheckStandsAlone(command, "--resume", {"--threads", "--terms"});
   Comparison work =
       flags.resume.empty() ? NewComparison(command, flags) : ResumedComparison(flags.resume);
   return RunAll(&work);

@@ -16,10 +16,8 @@ constexpr const char* kSupport =
     "and float16 are computed in float32, and float64 runs on the reference.";
 constexpr const char* kCost =
     "Cost counts the operations for each pair of a query and a key in the forward pass, besides "
-    "the "
-    "inner product, the scale and the exponential: simple ones (arithmetic, comparisons, choices) "
-    "+ "
-    "special ones (roots, logarithms, angles, divisions).";
+    "the inner product, the scale and the exponential: simple ones (arithmetic, comparisons, "
+    "choices) + special ones (roots, logarithms, angles, divisions).";
 
 // The parameters that a text can set.
 std::vector<CatalogueParameter> Options(const CatalogueEntry& entry) {
@@ -43,6 +41,7 @@ void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
     for (const CatalogueParameter& parameter : Options(entry)) {
       std::cout << "      :" << parameter.name << "=" << parameter.values() << "  (default "
                 << Default(parameter) << ")\n";
+      if (!parameter.meaning.empty()) std::cout << "          " << parameter.meaning << "\n";
     }
     std::cout << "      cost: " << entry.cost << "\n      taken by: " << entry.use();
     if (!entry.tokens().empty()) std::cout << "; tokens: " << entry.tokens();
@@ -75,13 +74,14 @@ void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries
     if (!entry.latex.empty()) std::cout << "$$\n" << entry.latex << "\n$$\n\n";
     const std::string& words = entry.latex.empty() ? entry.formula : entry.note;
     if (!words.empty()) std::cout << words << ".\n\n";
+    if (!entry.details.empty()) std::cout << entry.details << "\n\n";
     std::cout << entry.source << ".\n";
     const std::vector<CatalogueParameter> options = Options(entry);
     if (options.empty()) continue;
-    std::cout << "\n| parameter | values | default |\n|---|---|---|\n";
+    std::cout << "\n| parameter | values | default | meaning |\n|---|---|---|---|\n";
     for (const CatalogueParameter& parameter : options) {
       std::cout << "| " << parameter.name << " | " << Cell(parameter.values()) << " | "
-                << Cell(Default(parameter)) << " |\n";
+                << Cell(Default(parameter)) << " | " << Cell(parameter.meaning) << " |\n";
     }
   }
 }
@@ -94,8 +94,8 @@ int Run(Format format) {
       std::cout << nlohmann::json::parse(CatalogueJson()).dump(2) << "\n";
       break;
     case Format::kMarkdown:
-      std::cout << "# Catalogue\n\nWritten by `make docs-catalogue`; `gnomon list` prints the "
-                   "same, with the formulas as text."
+      std::cout << "# Catalogue\n\nWritten by `make facades`; `gnomon list` prints the same, with "
+                   "the formulas as text."
                 << "\n\n"
                 << kSupport << "\n\n"
                 << kCost << "\n";

@@ -10,12 +10,14 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "build_info.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
+#include "gnomon/catalogue.h"
 #include "models/strings.h"
 
 namespace gnomon::cli {
@@ -90,6 +92,25 @@ int Fail(const Failure& failure) {
   return failure.code;
 }
 
+// Adds --terms to a command. The libraries are loaded before the command runs.
+void AddTermsFlag(CLI::App* command) {
+  const auto load = [](const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+      try {
+        LoadTerms(path);
+      } catch (const c10::ValueError& error) {
+        throw Error(error.what_without_backtrace());
+      }
+    }
+  };
+  command
+      ->add_option_function<std::vector<std::string>>(
+          "--terms", load,
+          "A library of similarities, positions and encodings from outside, which "
+          "gnomon_add_terms() of the CMake package makes; repeatable")
+      ->allow_extra_args(false);
+}
+
 }  // namespace
 
 void Together(const models::Processes& processes, const std::function<void()>& part) {
@@ -130,6 +151,9 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   AddList(app, &action);
   AddInspect(app, &action);
   AddBench(app, &action);
+  for (const char* name : {"train", "eval", "generate", "compare", "list"}) {
+    AddTermsFlag(app.get_subcommand(name));
+  }
   int code = 0;
   const ThrowingOutput throwing;
   try {

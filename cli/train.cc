@@ -142,7 +142,7 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
   Together(*processes, [&] {
     if (flags.resume.empty()) return;
     CheckStandsAlone(command, "--resume",
-                     {"--threads", "--checkpoint-every", "--evaluation-bytes"});
+                     {"--threads", "--checkpoint-every", "--evaluation-bytes", "--terms"});
   });
   SetThreads(flags.threads);
   Work work = flags.resume.empty() ? NewWork(command, flags, processes)

@@ -27,6 +27,44 @@ function(gnomon_register_definitions target)
   endforeach()
 endfunction()
 
+# The name of a struct's pair function: PenumbralSquare is penumbral_square.
+function(gnomon_definition_name struct result)
+  string(REGEX REPLACE "([a-z0-9])([A-Z])" "\\1_\\2" name ${struct})
+  string(TOLOWER ${name} name)
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+# Makes those of the definitions in `files` that are similarities by themselves known to the
+# catalogue of a library or program that `target` is, and after PAIR_FUNCTIONS the pair functions
+# of all, which are not the library's own.
+function(gnomon_register_similarities target)
+  cmake_parse_arguments(PARSE_ARGV 1 argument "PAIR_FUNCTIONS" "" "")
+  set(GNOMON_INCLUDES "")
+  set(GNOMON_DECLARATIONS "")
+  set(GNOMON_REGISTRATIONS "")
+  foreach(file IN LISTS argument_UNPARSED_ARGUMENTS)
+    string(APPEND GNOMON_INCLUDES "#include \"${file}\"\n")
+    gnomon_definition_structs(${file} structs)
+    foreach(struct IN LISTS structs)
+      gnomon_definition_name(${struct} name)
+      if(argument_PAIR_FUNCTIONS)
+        string(APPEND GNOMON_DECLARATIONS "const PairFunction& PairFunctionOf${struct}();\n")
+        string(
+          APPEND GNOMON_REGISTRATIONS
+          "  const RegisterPairFunction function_of_${name}(PairFunctionOf${struct}());\n"
+        )
+      endif()
+      string(
+        APPEND GNOMON_REGISTRATIONS
+        "  RegisterDefinition<reference::${struct}>(\"${name}\", \"${struct}\");\n"
+      )
+    endforeach()
+  endforeach()
+  set(source ${PROJECT_BINARY_DIR}/generated/${target}/definition_terms.cc)
+  configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_terms.cc.in ${source} @ONLY)
+  target_sources(${target} PRIVATE ${source})
+endfunction()
+
 # Compiles each definition in `files` on the kernel template, into `target`, and sets `entries` to
 # their list, " X(PenumbralSquare, penumbral_square)", by which they are known.
 function(gnomon_add_definitions target entries)
@@ -34,13 +72,7 @@ function(gnomon_add_definitions target entries)
   foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)
     gnomon_definition_structs(${GNOMON_DEFINITION_FILE} structs)
     foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
-      string(
-        REGEX REPLACE "([a-z0-9])([A-Z])"
-        "\\1_\\2"
-        GNOMON_DEFINITION_NAME
-        ${GNOMON_DEFINITION_STRUCT}
-      )
-      string(TOLOWER ${GNOMON_DEFINITION_NAME} GNOMON_DEFINITION_NAME)
+      gnomon_definition_name(${GNOMON_DEFINITION_STRUCT} GNOMON_DEFINITION_NAME)
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
       configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_kernel.cc.in ${source} @ONLY)
       target_sources(${target} PRIVATE ${source})

@@ -63,7 +63,19 @@ if(TARGET gnomon_torch)
     COMPONENT torch
   )
   install(EXPORT gnomonTorchTargets NAMESPACE gnomon:: DESTINATION ${package_dir} COMPONENT torch)
-  install(FILES cmake/torch.cmake DESTINATION ${package_dir} COMPONENT torch)
+  install(
+    FILES cmake/definition_terms.cc.in cmake/terms.cmake cmake/terms_library.cc.in cmake/torch.cmake
+    DESTINATION ${package_dir}
+    COMPONENT torch
+  )
+  # What the sources of terms include, by the names that they have in the library.
+  install(
+    DIRECTORY src/ops
+    DESTINATION ${GNOMON_KERNEL_DIR}
+    COMPONENT torch
+    FILES_MATCHING
+    PATTERN "*.h"
+  )
 endif()
 
 # The component python, not part of an installation otherwise: what a wheel holds.

@@ -6,9 +6,10 @@
 #
 #   namespace gnomon { const PairFunction& PairFunctionOfMatern(); }
 #
-# gives it to AttentionForward and AttentionBackward, as FindPairFunction("matern") does. gnomon/kernel/definitions/README.md among the
-# headers says what a definition is; no struct may have the name of one of the library's. Instruction
-# sets are chosen at run time: no -march.
+# gives it to AttentionForward and AttentionBackward, as FindPairFunction("matern") does.
+# gnomon/kernel/definitions/README.md among the headers says what a definition is; no struct may have
+# the name of one of the library's. Instruction sets are chosen at run time: no -march. A similarity
+# of gnomon::torch, with a name for attention(), is a matter of gnomon_add_terms().
 function(gnomon_add_similarity target file)
   get_filename_component(name ${file} NAME_WE)
   get_filename_component(path ${file} ABSOLUTE)

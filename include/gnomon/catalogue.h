@@ -37,6 +37,10 @@ struct CatalogueParameter {
     kFirstAxis,
     kSecondAxis
   };
+  // As an argument of the term's class in Python and of its function in C++: none, since something
+  // else says it, a module, a grid or a table; one that a caller must give; or one that has a
+  // default, the parameter's.
+  enum class Argument { kNone, kRequired, kOptional };
 
   std::string name;
   Kind kind = Kind::kNumber;
@@ -44,7 +48,8 @@ struct CatalogueParameter {
   // on something else it is empty, and `otherwise` says what it is.
   std::string default_value = "";
   std::string otherwise = "";
-  std::string meaning = "";  // where the name does not say it
+  // What it is, with the shape of a table: a phrase, or several.
+  std::string meaning = "";
   // The parameter that it belongs to, one of choices of which some need more words: facades take
   // them with it, scaling="yarn:factor=4".
   std::string detail_of = "";
@@ -56,6 +61,9 @@ struct CatalogueParameter {
   // Whether it may be a tensor, "name=tensor" with the tensor beside the specification.
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
+  Argument argument = Argument::kNone;
+  // Of a shape that always has the same axes: what their lengths are called, each an argument.
+  std::vector<std::string> axes = {};
 
   // "number", "abs | odd | cosh".
   std::string values() const;
@@ -74,6 +82,9 @@ struct CatalogueEntry {
   // words.
   std::string latex = "";
   std::string note = "";
+  // What else there is to know of a call: paragraphs with an empty line between them, and items of
+  // a list, each a line that begins with "- ".
+  std::string details = "";
   std::string source;
   Role role = Role::kSimilarity;
   std::vector<CatalogueParameter> parameters = {};
@@ -86,6 +97,10 @@ struct CatalogueEntry {
   bool needs_causal = false;
   bool needs_dot = false;
   bool takes_scale = false;  // of a similarity: whether the argument `scale` multiplies its scores
+  // Its class in Python and its function in C++, "HyPE"; empty: it has none.
+  std::string class_name = "";
+  // The file that LoadTerms read it from; empty: the library's own.
+  std::string library = "";
 
   const CatalogueParameter* Find(const std::string& parameter) const;
   // Whether it has a table that is indexed so.
@@ -106,6 +121,13 @@ std::vector<CatalogueEntry> PositionCatalogue();
 
 // All of that as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
 std::string CatalogueJson();
+
+// Loads a shared library of terms, made by gnomon_add_terms() of gnomon's CMake package, and
+// returns their names, in the order of the catalogue. From then on they are terms as the library's
+// own are. A library that is loaded already has none to add and returns them again. Throws
+// c10::ValueError where there is no such file, where it was built for another gnomon or another
+// PyTorch, where it has no terms, and where a name is taken; then it adds nothing.
+std::vector<std::string> LoadTerms(const std::string& path);
 
 // A specification as a person says it: "RoPE + learned HyPE" of "rope+hype:tau=learned". Mistakes
 // throw c10::ValueError.

@@ -2,7 +2,7 @@
 
 from gnomon import _library, _vmap, cones, distributed, models, nn, position, similarity
 from gnomon._attention import attention, attention_weights
-from gnomon._catalogue import catalogue
+from gnomon._catalogue import catalogue, load_terms
 from gnomon._encodings import (
     alibi_slopes,
     grid_sinusoid,
@@ -29,6 +29,7 @@ __all__ = [
     "grid_sinusoid",
     "hype_augment",
     "linear_attention",
+    "load_terms",
     "models",
     "nn",
     "position",

@@ -25,8 +25,8 @@ from gnomon._checks import (
     plain,
 )
 from gnomon._library import ops
-from gnomon.position import Position, to_positions
-from gnomon.similarity import Similarity, to_similarity
+from gnomon._position import Position, to_positions
+from gnomon._similarity import Similarity, to_similarity
 
 Window = tuple[int | None, int | None]
 #: Integers, or what makes a tensor of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, NamedTuple
 
 from gnomon._library import ops
@@ -13,18 +14,46 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry has its name and
-        title, formula (as text and in LaTeX, with a note), source, role ("similarity"; of a
-        position "none", "embedding", "rotation", "bias", "grid_bias" or "content"), cost, whether
-        it needs a grid, causal or the dot product, and parameters: name, kind, default, choices,
-        range, whether it may be a tensor, and what a table is indexed by. The fields are those of
-        include/gnomon/catalogue.h.
+        title, formula (as text and in LaTeX, with a note), details, source, role ("similarity"; of
+        a position "none", "embedding", "rotation", "bias", "grid_bias" or "content"), cost, whether
+        it needs a grid, causal or the dot product, the name of its class here, the library of
+        load_terms that it is from, and parameters: name, kind, meaning, default, choices, range,
+        whether it may be a tensor, what a table is indexed by, and whether it is an argument of the
+        class. The fields are those of include/gnomon/catalogue.h.
     """
     found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
     return found
 
 
-#: By name. Read once: torch.compile cannot read it while it traces.
-_ENTRIES = {entry["name"]: entry for entries in catalogue().values() for entry in entries}
+def _entries_by_name() -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entries in catalogue().values() for entry in entries}
+
+
+#: Read in advance: torch.compile cannot read it while it traces.
+_ENTRIES = _entries_by_name()
+
+
+def load_terms(path: str | os.PathLike[str]) -> list[str]:
+    """Loads a library of similarities, positions and encodings from outside, for this process.
+
+    From then on their names work wherever a specification does: attention(), modules, grids,
+    catalogue(). As terms with tensors they are ``similarity.Specified("student_t:gamma=tensor",
+    (gamma,))`` and ``position.Specified``. The programs take such libraries by --terms.
+
+    Args:
+        path: of the shared library, which gnomon_add_terms() of gnomon's CMake package makes
+            (examples/terms). To load it again changes nothing.
+
+    Returns:
+        The names of its terms.
+
+    Raises:
+        ValueError: there is no such file, it was built for another gnomon or another PyTorch, it
+            has no terms, or one of a name that is taken. Nothing is added then.
+    """
+    names: list[str] = ops.load_terms(os.fspath(path))
+    _ENTRIES.update(_entries_by_name())
+    return names
 
 
 def entry_of(name: str) -> dict[str, Any] | None:

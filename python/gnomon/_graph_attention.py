@@ -14,7 +14,7 @@ from gnomon._checks import (
     check_tensors,
 )
 from gnomon._library import ops
-from gnomon.similarity import Similarity, to_similarity
+from gnomon._similarity import Similarity, to_similarity
 
 
 @overload

@@ -70,13 +70,37 @@ def _fits(value: object, kinds: str) -> bool:
 class Term:
     """A similarity or a position. Its fields are its parameters."""
 
+    #: The module that has it, "position".
+    _module: ClassVar[str]
     #: The name in the catalogue, and the fields that are numbers, words and flags there.
     _name: ClassVar[str]
     _options: ClassVar[tuple[str, ...]] = ()
-    #: The fields that may be a tensor instead of a number.
+    #: The fields that may be tensors, in the order of the catalogue.
     _tensors: ClassVar[tuple[str, ...]] = ()
+    #: Those of them that have no number in their place, and may be None if that is their default.
+    _tables: ClassVar[tuple[str, ...]] = ()
+    #: The fields that are words which options of their own may follow, "yarn:factor=4".
+    _detailed: ClassVar[tuple[str, ...]] = ()
+    #: The options that are shapes, and the fields that are the lengths of one, height and width.
+    _shapes: ClassVar[tuple[str, ...]] = ()
+    _axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        for field in self._tables:
+            value = getattr(self, field)
+            if isinstance(value, Tensor):
+                continue
+            # A field with a default is an attribute of the class, too.
+            optional = hasattr(type(self), field)
+            if value is not None or not optional:
+                expected = "a tensor, or None" if optional else "a tensor"
+                raise wrong_type(f"{self._module}.{type(self).__name__}", field, value, expected)
+        for field in self._shapes:
+            shape = getattr(self, field)
+            if shape is not None:
+                what = f"gnomon.{self._module}.{type(self).__name__}: {field}"
+                # A list that is changed later would leave the specification, which is kept, behind.
+                self._set(field, tuple(check_shape(what, shape)))
         self._keep_spec()
 
     def _keep_spec(self) -> None:
@@ -105,14 +129,24 @@ class Term:
         options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) and field not in self._tables:
                 self._check(field, value, "float", "a number or a tensor (H,)")
             options[field] = "tensor" if isinstance(value, Tensor) else value
+        for field in self._axes:
+            self._check(field, getattr(self, field), "int")
+        if self._axes:
+            options["shape"] = tuple([getattr(self, field) for field in self._axes])
         for field in self._options:
             value = getattr(self, field)
             self._check(field, value, type(self).__annotations__[field])
             options[field] = value
-        return to_spec(self._name, **options)
+        spec = to_spec(self._name, **options)
+        for field in self._detailed:
+            words = getattr(self, field)
+            if words is not None:
+                self._check(field, words, "str", "a string")
+                spec += f":{field}={words}"
+        return spec
 
     def _check(self, field: str, value: object, kinds: str, expected: str = "") -> None:
         if not _fits(value, kinds):

@@ -32,9 +32,9 @@ from gnomon._catalogue import components_of
 from gnomon._checks import check_flag, check_tensors
 from gnomon._derivatives import first_derivatives_only
 from gnomon._library import ops
+from gnomon._position import to_components, to_positions
+from gnomon._similarity import to_similarity
 from gnomon._terms import Term
-from gnomon.position import to_components, to_positions
-from gnomon.similarity import to_similarity
 
 __all__ = ["context_parallel_attention"]
 

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from gnomon import _safetensors
 from gnomon._checks import check_integer, check_number, check_string, check_tensors, wrong_type
+from gnomon._position import Position, Sum, to_positions
+from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn import (
     KVCache,
     LearnedValue,
@@ -29,8 +31,6 @@ from gnomon.nn import (
     TokenPosition,
     attention_position,
 )
-from gnomon.position import Position, Sum, to_positions
-from gnomon.similarity import Similarity, to_similarity
 
 __all__ = [
     "Checkpoint",

@@ -24,9 +24,9 @@ from gnomon._checks import (
     wrong_type,
 )
 from gnomon._library import ops
+from gnomon._position import Position, Sum, to_positions
+from gnomon._similarity import Similarity, to_similarity
 from gnomon._terms import to_spec
-from gnomon.position import Position, Sum, to_positions
-from gnomon.similarity import Similarity, to_similarity
 
 __all__ = [
     "CAPE",

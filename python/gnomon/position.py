@@ -1,13 +1,15 @@
 """Positions: what the places p_i of a query and p_j of a key do to the scores.
 
 ``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
-(Relative, TransformerXL, Relative2D, AbsoluteKeys), which reads q as it was passed, and any number
+(AbsoluteKeys, Relative, Relative2D, TransformerXL), which reads q as it was passed, and any number
 of biases. Each is learned iff its tensor requires grad. What is (H,), one for each query head, may
 also be a number, or a tensor () without axes, for all heads.
 
 Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
 ``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
 """
+
+# Written by `make facades` from the catalogue, that is the files of the terms.
 
 from __future__ import annotations
 
@@ -17,9 +19,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._catalogue import components_of, entry_of, names_of
-from gnomon._checks import check_integer, wrong_type
-from gnomon._terms import Term, check_shape, to_spec
+from gnomon._grid import Grid
+from gnomon._position import Position, Specified, Sum, reversed_rows
 
 __all__ = [
     "T5",
@@ -40,129 +41,24 @@ __all__ = [
 ]
 
 
-class Position(Term):
-    """The base of all positions."""
-
-    def _is_bias(self) -> bool:
-        """Whether it is one bias by offset, which may lie along an axis of a grid."""
-        if hasattr(self, "_name"):
-            entry = entry_of(self._name)
-            return entry is not None and entry["role"] == "bias"
-        components = components_of(self._lower()[0])
-        return [c.entry.get("role") for c in components] == ["bias"] and not any(
-            c.lies_on_a_grid for c in components
-        )
-
-    def __add__(self, other: Position | str) -> Sum:
-        """The sum of both."""
-        if not isinstance(other, (Position, str)):
-            return NotImplemented
-        return Sum((self, other))
-
-    def __radd__(self, other: str) -> Sum:
-        """The sum of both."""
-        if not isinstance(other, str):
-            return NotImplemented
-        return Sum((other, self))
-
-
-@dataclass(frozen=True, eq=False)
-class Specified(Position):
-    """One that is given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
-
-    tensors are those of its parameters that are "name=tensor" there, in their order.
-    """
-
-    spec: str
-    tensors: tuple[Tensor, ...] = ()
-
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, list(self.tensors)
-
-    def _own_tensors(self) -> list[Tensor]:
-        return list(self.tensors)
-
-
-@dataclass(frozen=True, eq=False)
-class Sum(Position):
-    """The sum of several positions, which may be sums and specifications; ``a + b`` makes one."""
-
-    terms: Sequence[Position | str]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
-            raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
-        # A list may change later.
-        self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
-
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        spec, tensors = "", []
-        for term in to_positions("position.Sum", self.terms):
-            its_spec, its_tensors = term._lower()
-            spec += ("+" if spec else "") + its_spec
-            tensors += its_tensors
-        return spec or "none", tensors
-
-    def __repr__(self) -> str:
-        return " + ".join(
-            repr(term.spec) if isinstance(term, Specified) and not term.tensors else repr(term)
-            for term in self.terms
-        )
-
-
-def to_positions(operator: str, position: object, argument: str = "position") -> list[Position]:
-    """The positions whose sum an argument is: a position, a specification, a list of them, None."""
-    if position is None:
-        return []
-    if isinstance(position, Sum):
-        return [term for term in position.terms if isinstance(term, Position)]
-    if isinstance(position, Position):
-        return [position]
-    if isinstance(position, str):
-        return [Specified(position)]
-    expected = "one of gnomon.position, a specification, or a list of them"
-    if not isinstance(position, Sequence):
-        raise wrong_type(operator, argument, position, expected)
-    terms: list[Position] = []
-    for term in position:
-        if not isinstance(term, (Position, str)):
-            raise wrong_type(operator, argument, term, expected)
-        terms += to_positions(operator, term, argument)
-    return terms
-
-
-def to_components(positions: Sequence[Position]) -> list[Specified]:
-    """Each term of these by itself, with its own tensors."""
-    parts = []
-    for position in positions:
-        spec, tensors = position._lower()
-        for component in components_of(spec):
-            count = len(component.tensors)
-            parts.append(Specified(component.spec, tuple(tensors[:count])))
-            del tensors[:count]
-    return parts
-
-
 @dataclass(frozen=True, eq=False)
 class RoPE(Position):
-    """Rotates the first `dims` coordinates of q and k by p base^(-2 i / dims), before the map.
+    """q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by each coordinate.
 
-    layout "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2). By default dims is
-    D, or the largest even number <= D - 1 where the last coordinate is a height (Su et al. 2021).
+    Pair i of the first dims coordinates is rotated, before the map of the similarity. With a
+    shape, tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated
+    coordinates are split evenly over its axes, each of which rotates its part by its own
+    coordinate, with dims / axes for dims.
 
-    With a shape, tokens lie on a grid in row-major order, after `prefix` tokens that are not
-    rotated. The rotated coordinates are split evenly over its axes, each of which rotates its part
-    by its own coordinate, with dims / axes for dims; dims is by default the largest multiple of
-    2 * axes.
+    Su et al. 2021, RoFormer.
 
-    scaling changes the frequencies for sequences longer than those of the training, by the names
-    and numbers that transformers has: "linear:factor=4", "ntk:factor=4",
-    "dynamic:factor=4:original_max_position_embeddings=2048", "yarn:..." (Peng et al. 2023),
-    "longrope:...:short_factor=1x1.5:long_factor=2x3" with a number for each pair (Ding et al.
-    2024), "llama3:...", "proportional:partial_rotary_factor=0.25"; see docs/catalogue.md for all.
-    dynamic and longrope go by the length of the call, one past its farthest position. With xpos,
-    products of pairs decay with the distance, for dot alone and lengths up to 65536 (Sun et al.
-    2023, A Length-Extrapolatable Transformer).
+    Args:
+        base: the base of the frequencies.
+        layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
+        dims: how many coordinates are rotated; by default D, or the largest even number <= D - 1
+            where the last coordinate is a height; on a grid the largest multiple of 2 * axes.
+        shape: lengths of the axes of the grid that tokens lie on, in row-major order.
+        prefix: tokens before the grid, as a class token is one.
     """
 
     base: float = 10000.0
@@ -170,30 +66,21 @@ class RoPE(Position):
     dims: int | None = None
     shape: Sequence[int] | None = None
     prefix: int = 0
-    scaling: str | None = None
-    xpos: bool = False
 
     _name: ClassVar[str] = "rope"
-    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix", "xpos")
-
-    def _to_spec(self) -> str:
-        spec = super()._to_spec()
-        if self.scaling is None:
-            return spec
-        # Its own numbers come with it.
-        self._check("scaling", self.scaling, "str", "a string")
-        return f"{spec}:scaling={self.scaling}"
-
-    def __post_init__(self) -> None:
-        if self.shape is not None:
-            # A list that is changed later would leave the specification, which is kept, behind.
-            self._set("shape", tuple(check_shape("gnomon.position.RoPE: shape", self.shape)))
-        super().__post_init__()
+    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix")
+    _shapes: ClassVar[tuple[str, ...]] = ("shape",)
 
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(Position):
-    """-slopes_h |p_i - p_j|; slopes (H,), see gnomon.alibi_slopes (Press et al. 2022)."""
+    """-slopes_h |p_i - p_j|.
+
+    Press et al. 2022, Train Short, Test Long.
+
+    Args:
+        slopes: slope of each head; alibi_slopes gives the paper's.
+    """
 
     slopes: float | Tensor
 
@@ -203,12 +90,19 @@ class ALiBi(Position):
 
 @dataclass(frozen=True, eq=False)
 class HyPE(Position):
-    """-tau_h sinh(mu_h |p_i - p_j|); tau and mu numbers or (H,) (Angelotti 2023).
+    """-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...)).
 
-    mode "abs" is that; "odd" takes p_i - p_j, as the paper does; "cosh" is
-    tau_h (1 - cosh(mu_h (p_i - p_j))). With causal "abs" and "odd" are the same; without it "odd"
-    favours later keys, and the last one most of all. The argument is clamped to +-80; beyond it mu
-    has gradient zero.
+    With causal "abs" and "odd" are the same; without it "odd" favours later keys, and the last
+    one most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has gradient
+    zero.
+
+    Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding.
+
+    Args:
+        tau: amplitude of each head.
+        mu: rate of each head, per token.
+        mode: "abs": -tau_h sinh(mu_h |p_i - p_j|); "odd": -tau_h sinh(mu_h (p_i - p_j)), the form
+            of the paper; "cosh": tau_h (1 - cosh(mu_h (p_i - p_j))).
     """
 
     tau: float | Tensor
@@ -220,35 +114,16 @@ class HyPE(Position):
     _options: ClassVar[tuple[str, ...]] = ("mode",)
 
 
-class _TableTerm(Position):
-    """A position with tables, which have no number in their place."""
-
-    def __post_init__(self) -> None:
-        for field in self._tensors:
-            value = getattr(self, field)
-            if not isinstance(value, Tensor):
-                raise wrong_type(f"position.{type(self).__name__}", field, value, "a tensor")
-        super().__post_init__()
-
-
-@dataclass(frozen=True, eq=False)
-class T5(_TableTerm):
-    """table[bucket(p_j - p_i), h], the table (buckets, H) (Raffel et al. 2020); see t5_bucket."""
-
-    table: Tensor
-    bidirectional: bool
-    max_distance: int = 128
-
-    _name: ClassVar[str] = "t5"
-    _tensors: ClassVar[tuple[str, ...]] = ("table",)
-    _options: ClassVar[tuple[str, ...]] = ("bidirectional", "max_distance")
-
-
 @dataclass(frozen=True, eq=False)
 class Kerple(Position):
-    """-r1_h log(1 + r2_h |p_i - p_j|) ("log") or -r1_h |p_i - p_j|^r2_h ("power").
+    """log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h.
 
-    r1 and r2 (H,) (Chi et al. 2022).
+    Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding.
+
+    Args:
+        r1: factor of each head.
+        r2: rate of each head, per token, or its exponent.
+        kind: "log": -r1_h log(1 + r2_h |p_i - p_j|); "power": -r1_h |p_i - p_j|^r2_h.
     """
 
     r1: float | Tensor
@@ -261,28 +136,108 @@ class Kerple(Position):
 
 
 @dataclass(frozen=True, eq=False)
-class OffsetBias(_TableTerm):
-    """table (H, Lq + Lk - 1): entry n belongs to column - row = n - (Lq - 1).
+class OffsetBias(Position):
+    """attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + length - 1].
 
-    Whatever query_offset is; -inf masks. In a module the table is (H, 2 n - 1), of positions: entry
-    m belongs to p_j - p_i = m - (n - 1), and calls of up to n tokens, cached ones counted, read
-    what they need of it.
+    Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; -inf masks. In a
+    module the table is (H, 2 n - 1), of positions: entry m belongs to p_j - p_i = m - (n - 1),
+    and calls of up to n tokens, cached ones counted, read what they need of it.
+
+    Shaw et al. 2018, Self-Attention with Relative Position Representations.
+
+    Args:
+        table: (H, Lq + Lk - 1).
     """
 
     table: Tensor
 
     _name: ClassVar[str] = "offset_bias"
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tables: ClassVar[tuple[str, ...]] = ("table",)
 
 
 @dataclass(frozen=True, eq=False)
-class Relative(_TableTerm):
-    """scale q_i.table[p_j - p_i + max_offset], past first.
+class T5(Position):
+    """table[bucket(p_j - p_i), h].
 
-    table (2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs causal.
-    Beyond max_offset far "clip" takes the nearest row (Shaw et al. 2018), "zero" none (Huang et al.
-    2019). With values, (n, Dv) of as many rows, their row is added to v_j. Both tables may have one
-    more axis in front, (H, n, D), for a table of each head.
+    t5_bucket gives the bucket of a relative position.
+
+    Raffel et al. 2020, Exploring the Limits of Transfer Learning.
+
+    Args:
+        table: (buckets, H).
+        bidirectional: whether keys ahead of the query have buckets of their own.
+        max_distance: the distance from which on all share a bucket.
+    """
+
+    table: Tensor
+    bidirectional: bool
+    max_distance: int = 128
+
+    _name: ClassVar[str] = "t5"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tables: ClassVar[tuple[str, ...]] = ("table",)
+    _options: ClassVar[tuple[str, ...]] = ("bidirectional", "max_distance")
+
+
+@dataclass(frozen=True, eq=False)
+class GridBias(Position):
+    """table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number of
+    axes.
+
+    Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
+    Swin's tables are indexed by the opposite differences: flip them along both axes.
+
+    Liu et al. 2021, Swin Transformer.
+
+    Args:
+        table: (H, 2 height - 1, 2 width - 1), or of any number of axes.
+        prefix: tokens before the grid, as a class token is one.
+    """
+
+    table: Tensor
+    prefix: int = 0
+
+    _name: ClassVar[str] = "grid_bias"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tables: ClassVar[tuple[str, ...]] = ("table",)
+    _options: ClassVar[tuple[str, ...]] = ("prefix",)
+
+
+@dataclass(frozen=True, eq=False)
+class AbsoluteKeys(Position):
+    """q_i.R[j] scale: learned absolute positions inside attention.
+
+    Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training.
+
+    Args:
+        table: (Lk, D), or (H, Lk, D).
+    """
+
+    table: Tensor
+
+    _name: ClassVar[str] = "absolute_keys"
+    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tables: ClassVar[tuple[str, ...]] = ("table",)
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(Position):
+    """q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset]
+    for v_j; far: the nearest row, or none.
+
+    A table that has the future first is this one with its rows reversed, table.flip(-2).
+
+    Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019,
+    Music Transformer.
+
+    Args:
+        table: (2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs causal;
+            or (H, n, D), a table of each head.
+        max_offset: the offset of the table's last row.
+        far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang
+            et al.).
+        values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
     """
 
     table: Tensor
@@ -291,7 +246,8 @@ class Relative(_TableTerm):
     values: Tensor | None = None
 
     _name: ClassVar[str] = "relative"
-    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tensors: ClassVar[tuple[str, ...]] = ("table", "values")
+    _tables: ClassVar[tuple[str, ...]] = ("table", "values")
     _options: ClassVar[tuple[str, ...]] = ("max_offset", "far")
 
     @classmethod
@@ -299,54 +255,28 @@ class Relative(_TableTerm):
         cls, table: Tensor, max_offset: int, far: str = "clip", values: Tensor | None = None
     ) -> Relative:
         """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
-
-        def reversed_rows(name: str, rows: Tensor) -> Tensor:
-            if not isinstance(rows, Tensor):
-                raise wrong_type("position.Relative", name, rows, "a tensor")
-            if rows.dim() < 2:
-                raise ValueError(
-                    f"gnomon.position.Relative: {name} has shape {list(rows.shape)}; expected "
-                    "(n, D) or (H, n, D)"
-                )
-            return rows.flip(-2)
-
-        table = reversed_rows("table", table)
-        return cls(
-            table, max_offset, far, values if values is None else reversed_rows("values", values)
-        )
-
-    def _to_spec(self) -> str:
-        if self.values is None:
-            return super()._to_spec()
-        if not isinstance(self.values, Tensor):
-            raise wrong_type("position.Relative", "values", self.values, "a tensor, or None")
-        return to_spec(super()._to_spec(), values="tensor")
-
-    def _tensor_fields(self) -> list[str]:
-        return ["table"] if self.values is None else ["table", "values"]
+        table = reversed_rows("position.Relative", "table", table)
+        if values is not None:
+            values = reversed_rows("position.Relative", "values", values)
+        return cls(table, max_offset, far, values)
 
 
 @dataclass(frozen=True, eq=False)
-class TransformerXL(_TableTerm):
-    """scale (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]), with Dot and causal alone (Dai et al. 2019).
+class Relative2D(Position):
+    """q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx = x_j - x_i.
 
-    u and v (H, D); r (H, n, D), row n the distance p_i - p_j = n, at least Lq + query_offset rows.
-    """
+    R are the rows and C the columns; tokens lie on a grid in row-major order, after `prefix`
+    tokens that have no such term, as in Grid.
 
-    u: Tensor
-    v: Tensor
-    r: Tensor
+    Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
+    Transformers.
 
-    _name: ClassVar[str] = "transformer_xl"
-    _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
-
-
-@dataclass(frozen=True, eq=False)
-class Relative2D(_TableTerm):
-    """scale q_i.(rows[y_j - y_i + height - 1] + columns[x_j - x_i + width - 1]).
-
-    rows (2 height - 1, D) and columns (2 width - 1, D), or (H, n, D); tokens as in Grid
-    (Ramachandran et al. 2019; Srinivas et al. 2021).
+    Args:
+        rows: (2 height - 1, D), or (H, n, D).
+        columns: (2 width - 1, D), or (H, n, D).
+        height: height of the grid.
+        width: width of the grid.
+        prefix: tokens before the grid, as a class token is one.
     """
 
     rows: Tensor
@@ -357,91 +287,29 @@ class Relative2D(_TableTerm):
 
     _name: ClassVar[str] = "relative2d"
     _tensors: ClassVar[tuple[str, ...]] = ("rows", "columns")
-
-    def _to_spec(self) -> str:
-        for field in ("height", "width", "prefix"):
-            self._check(field, getattr(self, field), "int")
-        shape = (self.height, self.width)
-        return to_spec(super()._to_spec(), shape=shape, prefix=self.prefix)
-
-
-@dataclass(frozen=True, eq=False)
-class AbsoluteKeys(_TableTerm):
-    """scale q_i.table[j], the table (Lk, D) or (H, Lk, D): learned absolute positions of keys."""
-
-    table: Tensor
-
-    _name: ClassVar[str] = "absolute_keys"
-    _tensors: ClassVar[tuple[str, ...]] = ("table",)
-
-
-@dataclass(frozen=True, eq=False)
-class Grid(Position):
-    """One bias for each axis of a grid, summed.
-
-    Each of axes (ALiBi, HyPE, T5, Kerple or OffsetBias) reads the coordinates along its axis
-    instead of p_i and p_j; shape is (height, width), or of any number of axes. Tokens are in
-    row-major order, after `prefix` tokens (a class token) that have no bias, neither as queries nor
-    as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product of the shape,
-    query_offset None or 0.
-    """
-
-    shape: Sequence[int]
-    axes: Sequence[Position]
-    prefix: int = 0
-
-    _name: ClassVar[str] = "grid"
-
-    def __post_init__(self) -> None:
-        shape = check_shape("gnomon.position.Grid: shape", self.shape)
-        if not isinstance(self.axes, Sequence):
-            raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
-        # Lists may change later.
-        self._set("shape", tuple(shape))
-        self._set("axes", tuple(self.axes))
-        self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
-        if len(shape) != len(self.axes):
-            raise ValueError(
-                f"gnomon.position.Grid: shape has {len(shape)} axes and axes "
-                f"{len(self.axes)} biases; expected one bias for each axis"
-            )
-        for bias in self.axes:
-            if not isinstance(bias, Position):
-                raise TypeError(
-                    f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
-                    "one offset"
-                )
-            if not bias._is_bias():
-                what = bias.spec if isinstance(bias, Specified) else f"a {type(bias).__name__}"
-                raise ValueError(
-                    f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
-                    f"{', '.join(names_of('bias'))}"
-                )
-        super().__post_init__()
-
-    def _to_spec(self) -> str:
-        spec = ""
-        for axis, bias in enumerate(self.axes):
-            plus = "+" if axis > 0 else ""
-            its_spec, _ = bias._lower()
-            spec += plus + to_spec(its_spec, shape=self.shape, axis=axis, prefix=self.prefix)
-        return spec
-
-    def _own_tensors(self) -> list[Tensor]:
-        return [tensor for bias in self.axes for tensor in bias._own_tensors()]
-
-
-@dataclass(frozen=True, eq=False)
-class GridBias(_TableTerm):
-    """table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i.
-
-    table (H, 2 height - 1, 2 width - 1), or of any number of axes; tokens as in Grid. Swin's tables
-    (Liu et al. 2021) are indexed by the opposite differences: flip them along both axes.
-    """
-
-    table: Tensor
-    prefix: int = 0
-
-    _name: ClassVar[str] = "grid_bias"
-    _tensors: ClassVar[tuple[str, ...]] = ("table",)
+    _tables: ClassVar[tuple[str, ...]] = ("rows", "columns")
     _options: ClassVar[tuple[str, ...]] = ("prefix",)
+    _axes: ClassVar[tuple[str, ...]] = ("height", "width")
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerXL(Position):
+    """(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
+
+    With dot and causal alone.
+
+    Dai et al. 2019, Transformer-XL.
+
+    Args:
+        u: (H, D), the part of the query that asks for keys.
+        v: (H, D), the part of the query that asks for distances.
+        r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows.
+    """
+
+    u: Tensor
+    v: Tensor
+    r: Tensor
+
+    _name: ClassVar[str] = "transformer_xl"
+    _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
+    _tables: ClassVar[tuple[str, ...]] = ("u", "v", "r")

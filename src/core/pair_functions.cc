@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/pair_function_name.h"
 #include "definition_list.h"
@@ -32,27 +34,42 @@ Added& AddedFunctions() {
   return added;
 }
 
+const PairFunction* FindIn(const std::vector<const PairFunction*>& functions,
+                           std::string_view name) {
+  const auto found =
+      std::find_if(functions.begin(), functions.end(),
+                   [&](const PairFunction* function) { return function->name == name; });
+  return found == functions.end() ? nullptr : *found;
+}
+
+std::string NamesOf(const std::vector<const PairFunction*>& functions) {
+  std::string names;
+  for (const PairFunction* function : functions) {
+    names += (names.empty() ? "" : ", ") + std::string(function->name);
+  }
+  return names;
+}
+
 }  // namespace
 
 void AddPairFunction(const PairFunction& function) {
   Added& added = AddedFunctions();
   const std::lock_guard<std::mutex> lock(added.mutex);
+  if (FindIn(PairFunctions(), function.name) != nullptr ||
+      FindIn(added.functions, function.name) != nullptr) {
+    throw Error("there are two pair functions of the name " + std::string(function.name));
+  }
   added.functions.push_back(&function);
 }
 
 const PairFunction& FindPairFunction(std::string_view name) {
-  std::string known;
-  for (const PairFunction* function : PairFunctions()) {
-    if (function->name == name) return *function;
-    known += (known.empty() ? "" : ", ") + std::string(function->name);
-  }
+  if (const PairFunction* function = FindIn(PairFunctions(), name)) return *function;
   Added& added = AddedFunctions();
   const std::lock_guard<std::mutex> lock(added.mutex);
-  for (const PairFunction* function : added.functions) {
-    if (function->name == name) return *function;
-    known += ", " + std::string(function->name);
-  }
-  throw Error("attention: no pair function '" + std::string(name) + "'; there are " + known);
+  if (const PairFunction* function = FindIn(added.functions, name)) return *function;
+  const std::string own = NamesOf(PairFunctions());
+  throw Error("attention: no pair function '" + std::string(name) + "'; there are " + own +
+              (added.functions.empty() ? "" : ", " + NamesOf(added.functions)));
 }
 
 }  // namespace gnomon

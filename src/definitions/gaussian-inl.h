@@ -1,5 +1,11 @@
 // Gaussian: f = |x_i - y_j|^2. c = -gamma.
 struct Gaussian {
+  static constexpr const char* kTitle = "Gaussian";
+  static constexpr const char* kFormula = "-gamma |q - k|^2";
+  static constexpr const char* kLatex = R"(-\gamma_h\, |q - k|^2)";
+  static constexpr const char* kSource = "Chen et al. 2021, Skyformer";
+  static constexpr const char* kFactor = "-gamma";
+
   static constexpr int kRowScalars = 0;
   static constexpr int kColumnScalars = 0;
   static constexpr int kHeadScalars = 0;

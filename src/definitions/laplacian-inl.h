@@ -1,5 +1,11 @@
 // Laplacian: f = |x_i - y_j|. c = -gamma.
 struct Laplacian {
+  static constexpr const char* kTitle = "Laplacian";
+  static constexpr const char* kFormula = "-gamma |q - k|";
+  static constexpr const char* kLatex = R"(-\gamma_h\, |q - k|)";
+  static constexpr const char* kSource = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention";
+  static constexpr const char* kFactor = "-gamma";
+
   static constexpr int kRowScalars = 0;
   static constexpr int kColumnScalars = 0;
   static constexpr int kHeadScalars = 0;

@@ -239,6 +239,7 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("attention_position(str position) -> str", AttentionPosition);
   // gnomon/catalogue.h; JSON.
   m.def("catalogue() -> str", CatalogueJson);
+  m.def("load_terms(str path) -> str[]", LoadTerms);
   // A sum's components: their names, options as "key=value", and each by itself.
   m.def("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
         ComponentsOf);

@@ -1,6 +1,6 @@
 """The catalogue: what the library says of its terms, and what is written of them elsewhere."""
 
-import dataclasses
+import inspect
 import json
 
 import pytest
@@ -13,14 +13,31 @@ from gnomon._catalogue import components_of, entry_of, names_of
 
 CATALOGUE = gnomon.catalogue()
 ENTRIES = CATALOGUE["similarities"] + CATALOGUE["positions"]
-CLASSES = {
-    term._name: term
-    for module in (similarity, position)
-    for term in (getattr(module, name) for name in module.__all__)
-    if hasattr(term, "_name")
+#: What callers of the first release have written: names, order, defaults.
+SIGNATURES = {
+    "Additive": "(slope=0.2)",
+    "Dot": "(softcap=None)",
+    "Entailment": "(gamma, K=0.1, map='ball')",
+    "Gaussian": "(gamma)",
+    "Hyperbolic": "(beta, model='hyperboloid', map=None)",
+    "Laplacian": "(gamma)",
+    "Penumbral": "(gamma, r=1.0, map='xi', score='height')",
+    "Umbral": "(gamma, r=0.1, map='psi', score='height')",
+    "T5": "(table, bidirectional, max_distance=128)",
+    "ALiBi": "(slopes)",
+    "AbsoluteKeys": "(table)",
+    "Grid": "(shape, axes, prefix=0)",
+    "GridBias": "(table, prefix=0)",
+    "HyPE": "(tau, mu, mode='abs')",
+    "Kerple": "(r1, r2, kind='log')",
+    "OffsetBias": "(table)",
+    "Relative": "(table, max_offset, far='clip', values=None)",
+    "Relative.from_future_first": "(table, max_offset, far='clip', values=None)",
+    "Relative2D": "(rows, columns, height, width, prefix=0)",
+    "RoPE": "(base=10000.0, layout='interleaved', dims=None, shape=None, prefix=0, "
+    "scaling=None, xpos=False)",
+    "TransformerXL": "(u, v, r)",
 }
-#: A sum over axes, which has no entry.
-CLASSES.pop("grid")
 
 
 def test_it_is_what_the_program_lists(tmp_path):
@@ -39,33 +56,25 @@ def test_an_entry_is_whole(entry):
         assert (parameter["kind"] == "choice") == bool(parameter["choices"])
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in ENTRIES if entry["role"] not in ("none", "embedding")],
-    ids=lambda entry: entry["name"],
-)
-def test_python_has_a_class_of_each_with_its_parameters(entry):
-    """What modules alone have is no field, and neither is a shape that a table tells."""
-    term = CLASSES[entry["name"]]
-    fields = {field.name: field for field in dataclasses.fields(term)}
-    parameters = {parameter["name"]: parameter for parameter in entry["parameters"]}
-    beside = {"height", "width"}  # of Relative2D: its shape
-    assert fields.keys() - beside <= parameters.keys()
-    for name, parameter in parameters.items():
-        if parameter["kind"] in ("per_head", "table"):
-            assert name in fields, name
-    for name, field in fields.items():
-        if field.default in (dataclasses.MISSING, None) or name in beside:
-            continue
-        default = parameters[name]["default"]
-        if parameters[name]["kind"] in ("number", "integer"):
-            assert float(default) == field.default, name
-        elif parameters[name]["kind"] == "flag":
-            assert default == str(field.default).lower(), name
-        else:
-            assert default == field.default, name
-        if parameters[name]["kind"] == "choice":
-            assert field.default == parameters[name]["choices"][0]
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_stay_as_they_are(name):
+    what = similarity if hasattr(similarity, name) else position
+    for part in name.split("."):
+        what = getattr(what, part)
+    signature = inspect.signature(what)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    assert str(inspect.Signature(bare)) == SIGNATURES[name]
+
+
+def test_every_term_of_attention_has_a_class():
+    named = {entry["class_name"] for entry in ENTRIES}
+    assert named - {""} == SIGNATURES.keys() - {"Grid", "Relative.from_future_first"}
+    for entry in ENTRIES:
+        assert (entry["class_name"] == "") == (entry["role"] in ("none", "embedding"))
+        assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
 
 
 def test_names_of_a_role():

@@ -474,7 +474,7 @@ TEST(CatalogueTest, CostsAreCounted) {
   EXPECT_EQ(told["laplacian"], "5 + 1");  // a root
   EXPECT_EQ(told["gaussian"], "5 + 0");
   EXPECT_EQ(told["additive"], "4 + 0, and no product");
-  EXPECT_EQ(told["student_t"], "5 + 1");  // of CONTRIBUTING.md: a logarithm
+  EXPECT_EQ(told["student_t"], "5 + 1");  // of examples/terms: a logarithm
   // u - v, its square, the maximum, the difference; a root. For the logarithm u + v + M, the least.
   EXPECT_EQ(told["umbral"], "height: 9 + 1; log: 11 + 2");
 }

@@ -1,5 +1,5 @@
-// The examples of CONTRIBUTING.md, as they stand there: files that this program is linked with, and
-// that nothing else names.
+// The terms of examples/terms, which CONTRIBUTING.md shows: files that this program is linked with,
+// and that nothing else names.
 #include <gmock/gmock.h>
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>
@@ -54,7 +54,7 @@ TEST(ContributingTest, AFileIsAPosition) {
   }
 }
 
-TEST(ContributingTest, TwoFilesAreASimilarity) {
+TEST(ContributingTest, ADefinitionIsASimilarity) {
   EXPECT_THAT(Names(SimilarityCatalogue()), Contains("student_t"));
   torch::manual_seed(0);
   const torch::Tensor q = torch::randn({1, 2, 5, 4}, torch::kDouble);
@@ -70,6 +70,24 @@ TEST(ContributingTest, TwoFilesAreASimilarity) {
       attention(q.to(torch::kFloat), q.to(torch::kFloat), q.to(torch::kFloat),
                 AttentionOptions().similarity("student_t:gamma=0.5"));
   EXPECT_TRUE(torch::allclose(single.select(1, 0).to(torch::kDouble), o.select(1, 0), 1e-5, 1e-5));
+}
+
+TEST(ContributingTest, TwoFilesAreASimilarityWithAMap) {
+  EXPECT_THAT(Names(SimilarityCatalogue()), Contains("adaptive"));
+  torch::manual_seed(0);
+  const torch::Tensor q = torch::randn({1, 2, 5, 4}, torch::kDouble).requires_grad_(true);
+  const torch::Tensor gamma = torch::tensor({0.5, 1.5}, torch::kDouble).requires_grad_(true);
+  const Similarity adaptive{Term{"adaptive:gamma=tensor:limit=1", {gamma}}};
+  const torch::Tensor o = attention(q, q, q, AttentionOptions().similarity(adaptive));
+  const torch::Tensor x = q.slice(3, 0, 3);
+  const torch::Tensor square = (x.unsqueeze(3) - x.unsqueeze(2)).square().sum(4);
+  const torch::Tensor scores = -gamma.view({2, 1, 1}) * q.slice(3, 3).clamp(-1, 1).exp() * square;
+  const torch::Tensor expected = torch::matmul(scores.softmax(-1), q);
+  EXPECT_TRUE(torch::allclose(o, expected));
+  const auto ours = torch::autograd::grad({o.square().sum()}, {q, gamma});
+  const auto theirs = torch::autograd::grad({expected.square().sum()}, {q, gamma});
+  EXPECT_TRUE(torch::allclose(ours[0], theirs[0]));
+  EXPECT_TRUE(torch::allclose(ours[1], theirs[1]));
 }
 
 TEST(ContributingTest, BothAreThereInModulesAndModels) {

@@ -183,7 +183,7 @@ std::string CatalogueParameter::values() const {
       text = "tensor";
       break;
   }
-  return meaning.empty() ? text : text + ": " + meaning;
+  return text;
 }
 
 Component Component::Parse(std::string_view text) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <shared_mutex>
 #include <stdexcept>
 #include <utility>
@@ -67,14 +68,59 @@ Registry<PositionEntry>& Positions() {
   return registry;
 }
 
+// What RegisterTogether has collected so far.
+struct Collection {
+  std::string library;
+  std::vector<const PairFunction*> functions;
+  std::vector<SimilarityEntry> similarities;
+  std::vector<PositionEntry> positions;
+};
+
+// That of the RegisterTogether which runs in this thread, or null.
+thread_local Collection* collecting = nullptr;
+
+bool HasPairFunction(const std::string& name) {
+  try {
+    FindPairFunction(name);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 template <class Entry>
 Entry Completed(Entry entry) {
-  CatalogueEntry& catalogue = entry.catalogue;
-  if (FindCatalogueEntry(catalogue.name) != nullptr) {
-    throw std::runtime_error("gnomon: there are two terms of the name " + catalogue.name);
-  }
-  catalogue.parameters.assign(entry.parameters.begin(), entry.parameters.end());
+  entry.catalogue.parameters.assign(entry.parameters.begin(), entry.parameters.end());
   return entry;
+}
+
+template <class Entry>
+void AddNow(Entry entry, Registry<Entry>* registry) {
+  if (FindCatalogueEntry(entry.catalogue.name) != nullptr) {
+    throw std::runtime_error("gnomon: there are two terms of the name " + entry.catalogue.name);
+  }
+  registry->Add(std::move(entry));
+}
+
+// Throws where one of a collection's names is taken, by another library or within it.
+void CheckNames(const Collection& collection) {
+  std::set<std::string> functions;
+  for (const PairFunction* function : collection.functions) {
+    TORCH_CHECK_VALUE(functions.insert(function->name).second && !HasPairFunction(function->name),
+                      "gnomon.load_terms: ", collection.library, " has the pair function ",
+                      function->name, ", and there is one of that name; expected another name");
+  }
+  std::set<std::string> terms;
+  const auto check = [&](const CatalogueEntry& entry) {
+    const CatalogueEntry* known = FindCatalogueEntry(entry.name);
+    TORCH_CHECK_VALUE(terms.insert(entry.name).second && known == nullptr,
+                      "gnomon.load_terms: ", collection.library, " has the term ", entry.name,
+                      ", and there is one of that name",
+                      known == nullptr || known->library.empty() ? "" : " of " + known->library,
+                      "; expected another name");
+  };
+  for (const SimilarityEntry& entry : collection.similarities) check(entry.catalogue);
+  for (const PositionEntry& entry : collection.positions) check(entry.catalogue);
 }
 
 // "height: 9 + 1; log: 11 + 2".
@@ -114,6 +160,7 @@ Parameter Of(Kind kind, const char* name, const char* default_value) {
   parameter.name = name;
   parameter.kind = kind;
   parameter.default_value = default_value;
+  parameter.argument = CatalogueParameter::Argument::kOptional;
   return parameter;
 }
 
@@ -143,6 +190,11 @@ const char* IndexName(Index index) {
   return kNames[static_cast<size_t>(index)];
 }
 
+const char* ArgumentName(CatalogueParameter::Argument argument) {
+  constexpr const char* kNames[] = {"", "required", "optional"};
+  return kNames[static_cast<size_t>(argument)];
+}
+
 nlohmann::json ToJson(const CatalogueParameter& parameter) {
   const auto text_or_null = [](const std::string& text) {
     return text.empty() ? nlohmann::json() : nlohmann::json(text);
@@ -155,12 +207,16 @@ nlohmann::json ToJson(const CatalogueParameter& parameter) {
           {"values", parameter.values()},
           {"default", text_or_null(parameter.default_value)},
           {"otherwise", text_or_null(parameter.otherwise)},
+          {"meaning", text_or_null(parameter.meaning)},
+          {"detail_of", text_or_null(parameter.detail_of)},
           {"choices", parameter.choices},
           {"lowest", number_or_null(parameter.lowest)},
           {"highest", number_or_null(parameter.highest)},
           {"above", parameter.above},
           {"takes_tensor", parameter.takes_tensor},
-          {"index", text_or_null(IndexName(parameter.index))}};
+          {"index", text_or_null(IndexName(parameter.index))},
+          {"argument", text_or_null(ArgumentName(parameter.argument))},
+          {"axes", parameter.axes}};
 }
 
 nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
@@ -175,6 +231,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
                     {"formula", entry.formula},
                     {"latex", entry.latex},
                     {"note", entry.note},
+                    {"details", entry.details},
                     {"source", entry.source},
                     {"role", RoleName(entry.role)},
                     {"parameters", parameters},
@@ -184,7 +241,9 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
                     {"needs_grid", entry.needs_grid},
                     {"needs_causal", entry.needs_causal},
                     {"needs_dot", entry.needs_dot},
-                    {"takes_scale", entry.takes_scale}});
+                    {"takes_scale", entry.takes_scale},
+                    {"class_name", entry.class_name},
+                    {"library", entry.library}});
   }
   return list;
 }
@@ -223,13 +282,54 @@ std::string CatalogueEntry::tokens() const {
   return Find("shape") == nullptr ? "sequence" : "sequence, grid";
 }
 
+Parameter Parameter::Means(const char* text) const {
+  Parameter parameter = *this;
+  parameter.meaning = text;
+  return parameter;
+}
+
+Parameter Parameter::Otherwise(const char* text) const {
+  Parameter parameter = *this;
+  parameter.otherwise = text;
+  return parameter;
+}
+
+Parameter Parameter::AtLeast(double number) const {
+  Parameter parameter = *this;
+  parameter.lowest = number;
+  return parameter;
+}
+
+Parameter Parameter::AtMost(double number) const {
+  Parameter parameter = *this;
+  parameter.highest = number;
+  return parameter;
+}
+
+Parameter Parameter::Required() const {
+  Parameter parameter = *this;
+  parameter.argument = Argument::kRequired;
+  return parameter;
+}
+
+Parameter Parameter::NoArgument() const {
+  Parameter parameter = *this;
+  parameter.argument = Argument::kNone;
+  return parameter;
+}
+
+Parameter Parameter::OfAxes(std::vector<std::string> names) const {
+  Parameter parameter = *this;
+  parameter.axes = std::move(names);
+  return parameter;
+}
+
 Parameter Number(const char* name, const char* default_value) {
   return Of(Kind::kNumber, name, default_value);
 }
 
 Parameter PositiveNumber(const char* name, const char* default_value) {
-  Parameter parameter = Number(name, default_value);
-  parameter.lowest = 0;
+  Parameter parameter = Number(name, default_value).AtLeast(0);
   parameter.above = true;
   return parameter;
 }
@@ -251,7 +351,7 @@ Parameter Choice(const char* name, std::vector<std::string> choices) {
 }
 
 Parameter PerHead(const char* name, const char* default_value, const TensorUse& tensor) {
-  Parameter parameter = Of(Kind::kHeads, name, default_value);
+  Parameter parameter = Of(Kind::kHeads, name, default_value).Required();
   parameter.takes_tensor = true;
   parameter.tensor = tensor;
   parameter.tensor.learned = parameter.default_value == "learned";
@@ -259,38 +359,48 @@ Parameter PerHead(const char* name, const char* default_value, const TensorUse& 
 }
 
 Parameter Table(const char* name, Index index, const TensorUse& tensor) {
-  Parameter parameter = Of(Kind::kTable, name, "");
+  Parameter parameter = Of(Kind::kTable, name, "").Required();
   parameter.index = index;
   parameter.takes_tensor = true;
   parameter.tensor = tensor;
   return parameter;
 }
 
-std::vector<Parameter> OnGrid(std::vector<Parameter> parameters) {
-  Parameter shape = Of(Kind::kShape, "shape", "");
-  shape.otherwise = "none: a sequence";
-  parameters.push_back(std::move(shape));
-  Parameter prefix = Integer("prefix", "0");
-  prefix.meaning = "tokens before the grid";
-  prefix.lowest = 0;
-  parameters.push_back(std::move(prefix));
+Parameter Shape() {
+  return Of(Kind::kShape, "shape", "")
+      .Means("lengths of the axes of the grid that tokens lie on, in row-major order")
+      .Otherwise("none: a sequence");
+}
+
+std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape) {
+  parameters.push_back(shape);
+  parameters.push_back(
+      Integer("prefix", "0").Means("tokens before the grid, as a class token is one").AtLeast(0));
   return parameters;
 }
 
 std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
-  parameters = OnGrid(std::move(parameters));
-  Parameter axis = Integer("axis", "");
-  axis.meaning = "of the grid";
-  axis.otherwise = "all, summed";
-  parameters.push_back(std::move(axis));
+  parameters = OnGrid(std::move(parameters), Shape().NoArgument());
+  parameters.back() = parameters.back().NoArgument();
+  parameters.push_back(Integer("axis", "")
+                           .Means("the axis of the grid along which it reads coordinates")
+                           .Otherwise("all, summed")
+                           .NoArgument());
   return parameters;
 }
 
 Parameter Length() {
-  Parameter length = Integer("length", "");
-  length.otherwise = "the module's";
-  length.lowest = 1;
-  return length;
+  return Integer("length", "")
+      .Means("positions that a module's table is for")
+      .Otherwise("the module's")
+      .AtLeast(1)
+      .NoArgument();
+}
+
+Parameter TablePerHead() {
+  return Flag("per_head", "false")
+      .Means("whether each head of a module has a table of its own")
+      .NoArgument();
 }
 
 std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise) {
@@ -302,11 +412,59 @@ std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise) {
 
 RegisterSimilarity::RegisterSimilarity(SimilarityEntry entry) {
   entry.catalogue.role = Role::kSimilarity;
-  Similarities().Add(Completed(std::move(entry)));
+  entry = Completed(std::move(entry));
+  if (collecting != nullptr) {
+    collecting->similarities.push_back(std::move(entry));
+  } else {
+    AddNow(std::move(entry), &Similarities());
+  }
 }
 
 RegisterPosition::RegisterPosition(PositionEntry entry) {
-  Positions().Add(Completed(std::move(entry)));
+  entry = Completed(std::move(entry));
+  if (collecting != nullptr) {
+    collecting->positions.push_back(std::move(entry));
+  } else {
+    AddNow(std::move(entry), &Positions());
+  }
+}
+
+RegisterPairFunction::RegisterPairFunction(const PairFunction& function) {
+  if (collecting != nullptr) {
+    collecting->functions.push_back(&function);
+  } else {
+    AddPairFunction(function);
+  }
+}
+
+std::vector<std::string> RegisterTogether(const std::string& library,
+                                          const std::function<void()>& load) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  Collection collection;
+  collection.library = library;
+  {
+    struct Collecting {
+      explicit Collecting(Collection* into) { collecting = into; }
+      ~Collecting() { collecting = nullptr; }
+    };
+    const Collecting into(&collection);
+    load();
+  }
+  CheckNames(collection);
+  std::vector<std::string> names;
+  for (const PairFunction* function : collection.functions) AddPairFunction(*function);
+  for (SimilarityEntry& entry : collection.similarities) {
+    entry.catalogue.library = library;
+    names.push_back(entry.catalogue.name);
+    Similarities().Add(std::move(entry));
+  }
+  for (PositionEntry& entry : collection.positions) {
+    entry.catalogue.library = library;
+    names.push_back(entry.catalogue.name);
+    Positions().Add(std::move(entry));
+  }
+  return names;
 }
 
 const CatalogueEntry* FindCatalogueEntry(const std::string& name) {

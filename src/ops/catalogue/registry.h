@@ -1,12 +1,14 @@
 // The similarities and positions that there are. Each is a file of similarities/, positions/ or
-// encodings/: its functions, and an object that registers what the file says of itself. There is
-// no other list.
+// encodings/: its functions, and an object that registers what the file says of itself; or a
+// definition that is a similarity by itself (similarities/definition.h). There is no other list.
 #ifndef GNOMON_OPS_CATALOGUE_REGISTRY_H_
 #define GNOMON_OPS_CATALOGUE_REGISTRY_H_
 
 #include <ATen/core/Tensor.h>
+#include <gnomon/attention.h>
 #include <gnomon/catalogue.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,9 +61,22 @@ struct Parameter : CatalogueParameter {
   TensorUse tensor = {};
 
   bool is_per_head() const { return kind == Kind::kHeads; }
+
+  // The same with one thing said of it, PositiveNumber("r", "1").Means("radius of the balls").
+  Parameter Means(const char* text) const;
+  // What it stands for where it has no default, or where it is not a number.
+  Parameter Otherwise(const char* text) const;
+  Parameter AtLeast(double number) const;
+  Parameter AtMost(double number) const;
+  // As an argument of a call: one that must be given, or none.
+  Parameter Required() const;
+  Parameter NoArgument() const;
+  // Of a shape: the names of the lengths of its axes.
+  Parameter OfAxes(std::vector<std::string> names) const;
 };
 
-// Parameters as the files of terms write them.
+// Parameters as the files of terms write them. Values for heads and tables are required arguments,
+// the others optional ones.
 Parameter Number(const char* name, const char* default_value);
 Parameter PositiveNumber(const char* name, const char* default_value);
 Parameter Integer(const char* name, const char* default_value);
@@ -75,11 +90,13 @@ Parameter PerHead(const char* name, const char* default_value, const TensorUse& 
 // A tensor that no text stands for.
 Parameter Table(const char* name, CatalogueParameter::Index index, const TensorUse& tensor);
 // Of a position that knows grids: "shape" and "prefix", and of a bias the "axis" that it lies
-// along.
-std::vector<Parameter> OnGrid(std::vector<Parameter> parameters);
+// along; a sum over axes gives a bias all three.
+Parameter Shape();
+std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape = Shape());
 std::vector<Parameter> OnAxis(std::vector<Parameter> parameters);
-// "length", the positions that a table of a module is for, and their number.
+// Of modules alone: "length", the positions that a table is for, and their number; "per_head".
 Parameter Length();
+Parameter TablePerHead();
 std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise);
 
 struct SimilarityEntry {
@@ -131,14 +148,22 @@ struct PositionEntry {
   std::vector<const Parameter*> Tensors(const Component& component) const;
 };
 
-// An object of these in a file makes its entry one of the library's. A name that there is already
-// is an error that LoadTerms throws, and terminates the program otherwise.
+// An object of these in a file makes its entry, or its pair function, one of the library's. A name
+// that there is already is an error that LoadTerms throws, and terminates the program otherwise.
 struct RegisterSimilarity {
   explicit RegisterSimilarity(SimilarityEntry entry);
 };
 struct RegisterPosition {
   explicit RegisterPosition(PositionEntry entry);
 };
+struct RegisterPairFunction {
+  explicit RegisterPairFunction(const PairFunction& function);
+};
+
+// What the objects above register while `load` runs, under the name of a library: it is added when
+// `load` has returned, all of it or, if a name is taken, nothing. Returns the names of the terms.
+std::vector<std::string> RegisterTogether(const std::string& library,
+                                          const std::function<void()>& load);
 
 // That of a name, a similarity or a position; null: none.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);

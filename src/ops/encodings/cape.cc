@@ -139,12 +139,6 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
   return std::make_unique<Encoder>(component, dim, causal);
 }
 
-Parameter OfGridToo(const char* name, const char* otherwise) {
-  Parameter number = Number(name, "");
-  number.otherwise = otherwise;
-  return number;
-}
-
 const RegisterPosition cape({
     .catalogue = {.name = "cape",
                   .title = "CAPE",
@@ -161,9 +155,15 @@ const RegisterPosition cape({
                             "Continuous Augmented Positional Embeddings",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters = OnGrid({OfGridToo("global_shift", "5 (grid: 0.5)"), Number("local_shift", "0.5"),
-                          OfGridToo("global_scale", "1.03 (grid: 1.4)"),
-                          Flag("normalize", "false")}),
+    .parameters =
+        OnGrid({Number("global_shift", "")
+                    .Means("the farthest that training shifts all positions")
+                    .Otherwise("5 (grid: 0.5)"),
+                Number("local_shift", "0.5").Means("the farthest that it shifts each, in spacings"),
+                Number("global_scale", "")
+                    .Means("the most that it stretches them by")
+                    .Otherwise("1.03 (grid: 1.4)"),
+                Flag("normalize", "false").Means("whether positions are taken from their mean")}),
     .encoder = Make,
 });
 

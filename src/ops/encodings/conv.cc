@@ -97,12 +97,6 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
   return std::make_unique<Encoder>(component, dim, causal);
 }
 
-Parameter Groups() {
-  Parameter groups = Integer("groups", "16");
-  groups.meaning = "a divisor of E";
-  return groups;
-}
-
 const RegisterPosition conv({
     .catalogue = {.name = "conv",
                   .title = "convolution",
@@ -113,7 +107,8 @@ const RegisterPosition conv({
                   .source = "Baevski et al. 2020, wav2vec 2.0",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters = {Integer("kernel", "128"), Groups()},
+    .parameters = {Integer("kernel", "128").Means("tokens that it spans"),
+                   Integer("groups", "16").Means("a divisor of E")},
     .encoder = Make,
 });
 

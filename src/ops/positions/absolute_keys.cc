@@ -37,9 +37,11 @@ const RegisterPosition absolute_keys({
                   .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
                             "Pre-training",
                   .role = CatalogueEntry::Role::kContent,
-                  .cost = "1 + 0, and q times the rows"},
-    .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys}), Length(),
-                   Flag("per_head", "false")},
+                  .cost = "1 + 0, and q times the rows",
+                  .class_name = "AbsoluteKeys"},
+    .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys})
+                       .Means("(Lk, D), or (H, Lk, D)"),
+                   Length(), TablePerHead()},
     .content = Content,
     .max_length = LengthOf,
 });

@@ -35,8 +35,10 @@ const RegisterPosition alibi({
                   .latex = R"(-\text{slope}_h\, |p_i - p_j|)",
                   .source = "Press et al. 2022, Train Short, Test Long",
                   .role = CatalogueEntry::Role::kBias,
-                  .cost = "1 + 0"},
-    .parameters = OnAxis({PerHead("slopes", "fixed", {.start = Start})}),
+                  .cost = "1 + 0",
+                  .class_name = "ALiBi"},
+    .parameters = OnAxis({PerHead("slopes", "fixed", {.start = Start})
+                              .Means("slope of each head; alibi_slopes gives the paper's")}),
     .bias = Bias,
 });
 

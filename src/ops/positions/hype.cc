@@ -39,12 +39,6 @@ at::Tensor TauStart(const Component& component, const ModuleShape& n) {
   return alibi_slopes(n.heads) / MuStart(component, n);
 }
 
-Parameter Tau() {
-  Parameter tau = PerHead("tau", "fixed", {.start = TauStart});
-  tau.otherwise = "ALiBi's slopes / mu";
-  return tau;
-}
-
 const RegisterPosition hype({
     .catalogue =
         {.name = "hype",
@@ -53,12 +47,24 @@ const RegisterPosition hype({
                     "cosh(...))",
          .latex =
              R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
+         .details =
+             "With causal \"abs\" and \"odd\" are the same; without it \"odd\" favours later "
+             "keys, and the last one most of all. The argument of sinh and cosh is clamped "
+             "to +-80; beyond it mu has gradient zero.",
          .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
                    "Positional Encoding",
          .role = CatalogueEntry::Role::kBias,
-         .cost = "1 + 0"},
-    .parameters = OnAxis({Tau(), PerHead("mu", "0.001", {.start = MuStart}),
-                          Choice("mode", {"abs", "odd", "cosh"})}),
+         .cost = "1 + 0",
+         .class_name = "HyPE"},
+    .parameters =
+        OnAxis({PerHead("tau", "fixed", {.start = TauStart})
+                    .Means("amplitude of each head")
+                    .Otherwise("ALiBi's slopes / mu"),
+                PerHead("mu", "0.001", {.start = MuStart}).Means("rate of each head, per token"),
+                Choice("mode", {"abs", "odd", "cosh"})
+                    .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h "
+                           "(p_i - p_j)), the form of the paper; \"cosh\": tau_h (1 - cosh(mu_h "
+                           "(p_i - p_j)))")}),
     .bias = Bias,
 });
 

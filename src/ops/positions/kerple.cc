@@ -38,10 +38,14 @@ const RegisterPosition kerple({
              R"(\begin{aligned}\text{log} && -r_{1h} \log(1 + r_{2h} |p_i - p_j|) \\ \text{power} && -r_{1h}\, |p_i - p_j|^{r_{2h}}\end{aligned})",
          .source = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
          .role = CatalogueEntry::Role::kBias,
-         .cost = "1 + 0"},
-    .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}),
-                          PerHead("r2", "learned", {.start = R2Start}),
-                          Choice("kind", {"log", "power"})}),
+         .cost = "1 + 0",
+         .class_name = "Kerple"},
+    .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("factor of each head"),
+                          PerHead("r2", "learned", {.start = R2Start})
+                              .Means("rate of each head, per token, or its exponent"),
+                          Choice("kind", {"log", "power"})
+                              .Means("\"log\": -r1_h log(1 + r2_h |p_i - p_j|); \"power\": -r1_h "
+                                     "|p_i - p_j|^r2_h")}),
     .bias = Bias,
 });
 

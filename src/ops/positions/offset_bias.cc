@@ -66,17 +66,23 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
 }
 
 const RegisterPosition offset_bias({
-    .catalogue = {.name = "offset_bias",
-                  .title = "offset bias",
-                  .formula = "attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + "
-                             "length - 1]",
-                  .latex = R"(\text{table}[h, j - i + L_q - 1])",
-                  .note = "in attention(); in modules table[h, p_j - p_i + length - 1]",
-                  .source =
-                      "Shaw et al. 2018, Self-Attention with Relative Position Representations",
-                  .role = CatalogueEntry::Role::kBias,
-                  .cost = "1 + 0"},
-    .parameters = OnAxis({Table("table", Index::kOffsets, {.start = Start}), Length()}),
+    .catalogue =
+        {.name = "offset_bias",
+         .title = "offset bias",
+         .formula = "attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + "
+                    "length - 1]",
+         .latex = R"(\text{table}[h, j - i + L_q - 1])",
+         .note = "in attention(); in modules table[h, p_j - p_i + length - 1]",
+         .details = "Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; "
+                    "-inf masks. In a module the table is (H, 2 n - 1), of positions: entry m "
+                    "belongs to p_j - p_i = m - (n - 1), and calls of up to n tokens, cached ones "
+                    "counted, read what they need of it.",
+         .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
+         .role = CatalogueEntry::Role::kBias,
+         .cost = "1 + 0",
+         .class_name = "OffsetBias"},
+    .parameters = OnAxis(
+        {Table("table", Index::kOffsets, {.start = Start}).Means("(H, Lq + Lk - 1)"), Length()}),
     .bias = Bias,
     .max_length = MaxLength,
 });

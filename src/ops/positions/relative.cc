@@ -50,43 +50,48 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
   return RandomRows(Stream::kValues, TableRows(component, RowsOf(component), n), n.value_dim);
 }
 
-Parameter MaxOffset() {
-  Parameter most = Integer("max_offset", "128");
-  most.lowest = 0;
-  most.highest = (1 << 30) - 1;
-  return most;
-}
-
 // The table of what is added to the values, or whether a module has one.
 Parameter Values() {
-  Parameter values = Flag("values", "false");
+  Parameter values = Flag("values", "false")
+                         .Means(
+                             "(n, Dv) of as many rows as the table, or (H, n, Dv): their row is "
+                             "added to v_j");
   values.takes_tensor = true;
   values.index = Index::kNearOffsets;
   values.tensor = {.start = ValuesStart, .of_values = true, .present = HasValues};
   return values;
 }
 
-Parameter Past() {
-  Parameter past = Flag("past", "false");
-  past.meaning = "rows for the past alone";
-  return past;
-}
-
 const RegisterPosition relative({
-    .catalogue = {.name = "relative",
-                  .title = "relative keys",
-                  .formula = "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
-                             "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none",
-                  .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
-                  .note = "where m is max_offset, past first; beyond it the nearest row, or none. "
-                          "With values, W[p_j - p_i + m] is added to the value",
-                  .source =
-                      "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
-                      "Huang et al. 2019, Music Transformer",
-                  .role = CatalogueEntry::Role::kContent,
-                  .cost = "1 + 0, and q times the rows; with values: 2 + 0"},
-    .parameters = {Table("table", Index::kNearOffsets, {.start = TableStart}), MaxOffset(),
-                   Choice("far", {"clip", "zero"}), Values(), Flag("per_head", "false"), Past()},
+    .catalogue =
+        {.name = "relative",
+         .title = "relative keys",
+         .formula = "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
+                    "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none",
+         .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
+         .note = "where m is max_offset, past first; beyond it the nearest row, or none. "
+                 "With values, W[p_j - p_i + m] is added to the value",
+         .details = "A table that has the future first is this one with its rows reversed, "
+                    "table.flip(-2).",
+         .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
+                   "Huang et al. 2019, Music Transformer",
+         .role = CatalogueEntry::Role::kContent,
+         .cost = "1 + 0, and q times the rows; with values: 2 + 0",
+         .class_name = "Relative"},
+    .parameters =
+        {Table("table", Index::kNearOffsets, {.start = TableStart})
+             .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs "
+                    "causal; or (H, n, D), a table of each head"),
+         Integer("max_offset", "128")
+             .Means("the offset of the table's last row")
+             .AtLeast(0)
+             .AtMost((1 << 30) - 1)
+             .Required(),
+         Choice("far", {"clip", "zero"})
+             .Means("the row beyond max_offset: \"clip\" is the nearest one (Shaw et al.), "
+                    "\"zero\" none (Huang et al.)"),
+         Values(), TablePerHead(),
+         Flag("past", "false").Means("rows of a module for the past alone").NoArgument()},
     .content = Content,
 });
 

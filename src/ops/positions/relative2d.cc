@@ -58,14 +58,21 @@ const RegisterPosition relative2d({
                     "and dx = x_j - x_i",
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
+         .details =
+             "R are the rows and C the columns; tokens lie on a grid in row-major order, after "
+             "`prefix` tokens that have no such term, as in Grid.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,
          .cost = "2 + 0, and q times the rows",
-         .needs_grid = true},
-    .parameters = OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart}),
-                          Table("columns", Index::kSecondAxis, {.start = ColumnsStart}),
-                          Flag("per_head", "false")}),
+         .needs_grid = true,
+         .class_name = "Relative2D"},
+    .parameters = OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart})
+                              .Means("(2 height - 1, D), or (H, n, D)"),
+                          Table("columns", Index::kSecondAxis, {.start = ColumnsStart})
+                              .Means("(2 width - 1, D), or (H, n, D)"),
+                          TablePerHead()},
+                         Shape().OfAxes({"height", "width"}).Required()),
     .content = Content,
 });
 

@@ -113,19 +113,22 @@ at::Tensor Rotate(const Component& component, const RotationCall& call) {
   return at::cat(parts, 3);
 }
 
-Parameter Dims() {
-  Parameter dims = Integer("dims", "");
-  dims.otherwise = "all (all but the height)";
-  return dims;
-}
-
 std::vector<Parameter> Parameters() {
-  std::vector<Parameter> parameters = {PositiveNumber("base", "10000"),
-                                       Choice("layout", {"interleaved", "half"}), Dims()};
+  std::vector<Parameter> parameters = OnGrid(
+      {PositiveNumber("base", "10000").Means("the base of the frequencies"),
+       Choice("layout", {"interleaved", "half"})
+           .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
+       Integer("dims", "")
+           .Means(
+               "how many coordinates are rotated; by default D, or the largest even number <= D "
+               "- 1 where the last coordinate is a height; on a grid the largest multiple of 2 * "
+               "axes")
+           .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
-  Parameter xpos = Flag("xpos", "false");
-  xpos.meaning = "whether products decay with the distance (Sun et al. 2023)";
-  parameters.push_back(std::move(xpos));
+  parameters.push_back(
+      Flag("xpos", "false")
+          .Means("whether products of pairs decay with the distance, for dot alone "
+                 "and lengths up to 65536 (Sun et al. 2023)"));
   return parameters;
 }
 
@@ -137,10 +140,17 @@ const RegisterPosition rope({
                   .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
                   .note = "is the angle by which pair i of the coordinates of q and k is rotated; "
                           "on a grid, dims / axes of them by each coordinate",
+                  .details =
+                      "Pair i of the first dims coordinates is rotated, before the map of the "
+                      "similarity. With a shape, tokens lie on a grid, after `prefix` tokens that "
+                      "are not rotated. The rotated coordinates are split evenly over its axes, "
+                      "each of which rotates its part by its own coordinate, with dims / axes for "
+                      "dims.",
                   .source = "Su et al. 2021, RoFormer",
                   .role = CatalogueEntry::Role::kRotation,
-                  .cost = "0 + 0"},
-    .parameters = OnGrid(Parameters()),
+                  .cost = "0 + 0",
+                  .class_name = "RoPE"},
+    .parameters = Parameters(),
     .rotate = Rotate,
 });
 

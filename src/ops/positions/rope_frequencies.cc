@@ -146,11 +146,16 @@ std::vector<Parameter> FrequencyParameters() {
     parameter.meaning = meaning;
     parameter.otherwise = otherwise;
     parameter.detail_of = "scaling";
+    parameter.argument = CatalogueParameter::Argument::kNone;
     return parameter;
   };
   Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
                                          "llama3", "proportional"});
-  scaling.meaning = "of the frequencies, for longer sequences than those of the training";
+  scaling.meaning =
+      "of the frequencies, for longer sequences than those of the training, by the names and "
+      "numbers "
+      "that transformers has: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic and "
+      "longrope go by the length of the call, one past its farthest position";
   return {
       scaling,
       detail(PositiveNumber("factor", ""), "how many times longer sequences are",

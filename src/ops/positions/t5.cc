@@ -53,23 +53,24 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   return at::zeros({component.Integer("buckets"), n.heads}, at::TensorOptions().dtype(at::kDouble));
 }
 
-Parameter Bidirectional() {
-  Parameter flag = Flag("bidirectional", "");
-  flag.otherwise = "unless causal in a sequence";
-  return flag;
-}
-
 const RegisterPosition t5({
     .catalogue = {.name = "t5",
                   .title = "T5",
                   .formula = "table[bucket(p_j - p_i), h]",
                   .latex = R"(\text{table}[\text{bucket}(p_j - p_i), h])",
+                  .details = "t5_bucket gives the bucket of a relative position.",
                   .source = "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
                   .role = CatalogueEntry::Role::kBias,
-                  .cost = "1 + 0"},
-    .parameters = OnAxis({Table("table", Index::kBuckets, {.start = Start}),
-                          Integer("buckets", "32"), Integer("max_distance", "128"),
-                          Bidirectional()}),
+                  .cost = "1 + 0",
+                  .class_name = "T5"},
+    .parameters = OnAxis(
+        {Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
+         Integer("buckets", "32").Means("rows of a module's table").NoArgument(),
+         Flag("bidirectional", "")
+             .Means("whether keys ahead of the query have buckets of their own")
+             .Otherwise("unless causal in a sequence")
+             .Required(),
+         Integer("max_distance", "128").Means("the distance from which on all share a bucket")}),
     .bias = Bias,
 });
 

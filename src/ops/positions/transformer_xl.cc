@@ -65,17 +65,15 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
 
 // The table of distances, or in a module what it is.
 Parameter DistancesParameter() {
-  Parameter r = Choice("r", {"sinusoidal", "learned"});
+  Parameter r = Choice("r", {"sinusoidal", "learned"})
+                    .Means(
+                        "(H, n, D): row n is the distance p_i - p_j = n, at least Lq + "
+                        "query_offset rows")
+                    .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
   r.tensor = {.start = DistancesStart, .expand = Distances};
   return r;
-}
-
-Parameter LengthOfDistances() {
-  Parameter length = Length();
-  length.meaning = "distances of a learned r";
-  return length;
 }
 
 const RegisterPosition transformer_xl({
@@ -85,14 +83,18 @@ const RegisterPosition transformer_xl({
                              "learned",
                   .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
                   .note = "where r maps sinusoids of the distance, or is learned",
+                  .details = "With dot and causal alone.",
                   .source = "Dai et al. 2019, Transformer-XL",
                   .role = CatalogueEntry::Role::kContent,
                   .cost = "2 + 0, and q times the rows",
                   .needs_causal = true,
-                  .needs_dot = true},
-    .parameters = {Table("u", Index::kNone, {.start = VectorStart}),
-                   Table("v", Index::kNone, {.start = VectorStart}), DistancesParameter(),
-                   LengthOfDistances()},
+                  .needs_dot = true,
+                  .class_name = "TransformerXL"},
+    .parameters = {Table("u", Index::kNone, {.start = VectorStart})
+                       .Means("(H, D), the part of the query that asks for keys"),
+                   Table("v", Index::kNone, {.start = VectorStart})
+                       .Means("(H, D), the part of the query that asks for distances"),
+                   DistancesParameter(), Length().Means("distances of a module's learned r")},
     .content = Content,
     .max_length = MaxLength,
 });

@@ -23,8 +23,10 @@ const RegisterSimilarity additive({
                   .formula = "LeakyReLU(q + k), of one column",
                   .latex = R"(\text{LeakyReLU}(q + k))",
                   .note = "where q and k have one column",
-                  .source = "Velickovic et al. 2018, Graph Attention Networks"},
-    .parameters = {Number("slope", "0.2")},
+                  .details = "q and k (B, H, L, 1) are the two scores of graph attention (eq. 3).",
+                  .source = "Velickovic et al. 2018, Graph Attention Networks",
+                  .class_name = "Additive"},
+    .parameters = {Number("slope", "0.2").Means("slope of the LeakyReLU below 0")},
     .map = Map,
     .columns = 1,
 });

@@ -51,9 +51,17 @@ const RegisterSimilarity entailment({
              R"(-\gamma_h \max(0, \Xi - \psi), \qquad \psi = \arcsin\left(K\, \frac{1 - |q|^2}{|q|}\right))",
          .note = "where Xi is the angle of k off the axis of the cone of q in the "
                  "Poincare ball, and psi is the cone's aperture",
-         .source = "Ganea et al. 2018, Hyperbolic Entailment Cones"},
-    .parameters = {PerHead("gamma", "learned"), PositiveNumber("K", "0.1"),
-                   Choice("map", {"ball", "none"})},
+         .details =
+             "How far k is outside the entailment cone of q (eqs. 26 and 28). The aperture is "
+             "pi / 2 where it is not defined.",
+         .source = "Ganea et al. 2018, Hyperbolic Entailment Cones",
+         .class_name = "Entailment"},
+    .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
+                   PositiveNumber("K", "0.1").Means("the constant of the aperture"),
+                   Choice("map", {"ball", "none"})
+                       .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": they are "
+                              "points of the unit ball, where those outside are pulled to its "
+                              "edge")},
     .map = Map,
 });
 

@@ -37,10 +37,19 @@ const RegisterSimilarity penumbral({
              R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
          .note = "the height is that of the lowest common ancestor of penumbral cones "
                  "below the horosphere of height r",
-         .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention"},
-    .parameters = {PerHead("gamma", "learned"), PositiveNumber("r", "1"),
-                   Choice("map", {"xi", "exp", "none"}),
-                   Choice("score", {"height", "height2", "log"})},
+         .details = "Needs D >= 2: the last coordinate z of a token is the height's, x are the "
+                    "others.",
+         .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
+         .class_name = "Penumbral"},
+    .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
+                   PositiveNumber("r", "1").Means("height of the horosphere"),
+                   Choice("map", {"xi", "exp", "none"})
+                       .Means("\"xi\": height r sigmoid(z), X = x r sigmoid(z); \"exp\": the "
+                              "exponential map of the half-space at (0, ..., 0, 1), heights "
+                              "clamped to r; \"none\": (X, height) = (x, z), z clamped to [0, r]"),
+                   Choice("score", {"height", "height2", "log"})
+                       .Means("\"height\": -gamma h; \"height2\": -gamma h^2; \"log\": gamma "
+                              "log(r / h)")},
     .map = Map,
     .functions = {{"height", "penumbral"},
                   {"height2", "penumbral_square"},

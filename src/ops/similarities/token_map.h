@@ -23,8 +23,8 @@ struct MappedTokens {
 };
 
 // head_factor (H): the scale of a dot product, gamma or beta of the others, or 1.
-using TokenMap = MappedTokens (*)(const Component& component, const at::Tensor& q,
-                                  const at::Tensor& k, const at::Tensor& head_factor);
+using TokenMap = std::function<MappedTokens(const Component& component, const at::Tensor& q,
+                                            const at::Tensor& k, const at::Tensor& head_factor)>;
 
 }  // namespace gnomon
 

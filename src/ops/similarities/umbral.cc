@@ -31,9 +31,18 @@ const RegisterSimilarity umbral({
          .latex = R"(-\gamma_h\, \text{height} \quad\text{or}\quad -\gamma_h \log \text{height})",
          .note = "the height is that of the lowest common ancestor of umbral cones of "
                  "radius r",
-         .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention"},
-    .parameters = {PerHead("gamma", "learned"), PositiveNumber("r", "0.1"),
-                   Choice("map", {"psi", "exp", "none"}), Choice("score", {"height", "log"})},
+         .details = "Needs D >= 2: the last coordinate z of a token is the height's, x are the "
+                    "others. The cones are those of balls of radius r.",
+         .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
+         .class_name = "Umbral"},
+    .parameters =
+        {PerHead("gamma", "learned").Means("factor of each head"),
+         PositiveNumber("r", "0.1").Means("radius of the balls"),
+         Choice("map", {"psi", "exp", "none"})
+             .Means("\"psi\": height e^z, X = x e^z, z clamped to +-30; \"exp\": the "
+                    "exponential map of the half-space at (0, ..., 0, 1), tangents no "
+                    "longer than 30; \"none\": (X, height) = (x, z)"),
+         Choice("score", {"height", "log"}).Means("\"height\": -gamma h; \"log\": -gamma log h")},
     .map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},
     .has_height = [](const Component&) { return true; },

@@ -1,0 +1,256 @@
+// The similarities and positions of attention, as functions.
+//
+// Written by `make facades` from the catalogue, that is the files of the terms.
+#ifndef GNOMON_TORCH_TERMS_H_
+#define GNOMON_TORCH_TERMS_H_
+
+#include <gnomon/torch/term.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gnomon {
+
+namespace similarity {
+
+// q.k / sqrt(D).
+//
+// The argument scale of attention() takes the place of 1/sqrt(D).
+//
+// Vaswani et al. 2017, Attention Is All You Need.
+Similarity Dot();
+
+// LeakyReLU(q + k), of one column.
+//
+// q and k (B, H, L, 1) are the two scores of graph attention (eq. 3).
+//
+// Velickovic et al. 2018, Graph Attention Networks.
+//
+// slope: slope of the LeakyReLU below 0.
+Similarity Additive(double slope = 0.2);
+
+// -gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in the Poincare ball,
+// psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture.
+//
+// How far k is outside the entailment cone of q (eqs. 26 and 28). The aperture is pi / 2 where it
+// is not defined.
+//
+// Ganea et al. 2018, Hyperbolic Entailment Cones.
+//
+// gamma: factor of each head.
+// K: the constant of the aperture.
+// map: "ball": tokens x become tanh(|x| / 2) x / |x|; "none": they are points of the unit ball,
+//   where those outside are pulled to its edge.
+Similarity Entailment(HeadValue gamma, double K = 0.1, const std::string& map = "ball");
+
+// -gamma |q - k|^2.
+//
+// Chen et al. 2021, Skyformer.
+//
+// gamma: factor of each head.
+Similarity Gaussian(HeadValue gamma);
+
+// -beta d, d the distance in hyperbolic space.
+//
+// The model says what the map "none" takes, and which maps there are, the first by default:
+//
+// - "hyperboloid": "pseudopolar", the point at distance z, the last coordinate, from the origin in
+//   the direction of the others, x; "exp", the exponential map at the origin, of D-dimensional
+//   tangents; "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2)
+// - "half_space": "psi" and "exp" as of umbral cones; "xi", height sigmoid(z), X = x sigmoid(z);
+//   "none", (X, height), heights clamped to e^-30 .. e^30
+// - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, where those outside
+//   are pulled to its edge
+//
+// Needs D >= 2, but for the two balls and "exp" of the hyperboloid. Maps reach no farther than 30
+// from the origin.
+//
+// Gulcehre et al. 2019, Hyperbolic Attention Networks.
+//
+// beta: factor of each head.
+// model: the model of hyperbolic space.
+// map: how a token becomes a point of the model.
+Similarity Hyperbolic(HeadValue beta, const std::string& model = "hyperboloid",
+                      const std::optional<std::string>& map = std::nullopt);
+
+// -gamma |q - k|.
+//
+// Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
+//
+// gamma: factor of each head.
+Similarity Laplacian(HeadValue gamma);
+
+// -gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common ancestor of penumbral
+// cones below the horosphere of height r.
+//
+// Needs D >= 2: the last coordinate z of a token is the height's, x are the others.
+//
+// Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
+//
+// gamma: factor of each head.
+// r: height of the horosphere.
+// map: "xi": height r sigmoid(z), X = x r sigmoid(z); "exp": the exponential map of the half-space
+//   at (0, ..., 0, 1), heights clamped to r; "none": (X, height) = (x, z), z clamped to [0, r].
+// score: "height": -gamma h; "height2": -gamma h^2; "log": gamma log(r / h).
+Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "xi",
+                     const std::string& score = "height");
+
+// -gamma h or -gamma log h, h the height of the lowest common ancestor of umbral cones of radius r.
+//
+// Needs D >= 2: the last coordinate z of a token is the height's, x are the others. The cones are
+// those of balls of radius r.
+//
+// Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
+//
+// gamma: factor of each head.
+// r: radius of the balls.
+// map: "psi": height e^z, X = x e^z, z clamped to +-30; "exp": the exponential map of the
+//   half-space at (0, ..., 0, 1), tangents no longer than 30; "none": (X, height) = (x, z).
+// score: "height": -gamma h; "log": -gamma log h.
+Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi",
+                  const std::string& score = "height");
+
+}  // namespace similarity
+
+namespace position {
+
+// q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by each coordinate.
+//
+// Pair i of the first dims coordinates is rotated, before the map of the similarity. With a shape,
+// tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
+// split evenly over its axes, each of which rotates its part by its own coordinate, with dims /
+// axes for dims.
+//
+// Su et al. 2021, RoFormer.
+//
+// base: the base of the frequencies.
+// layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
+// dims: how many coordinates are rotated; by default D, or the largest even number <= D - 1 where
+//   the last coordinate is a height; on a grid the largest multiple of 2 * axes.
+// shape: lengths of the axes of the grid that tokens lie on, in row-major order.
+// prefix: tokens before the grid, as a class token is one.
+Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
+              std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
+              int64_t prefix = 0);
+
+// -slopes_h |p_i - p_j|.
+//
+// Press et al. 2022, Train Short, Test Long.
+//
+// slopes: slope of each head; alibi_slopes gives the paper's.
+Position ALiBi(HeadValue slopes);
+
+// -tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...)).
+//
+// With causal "abs" and "odd" are the same; without it "odd" favours later keys, and the last one
+// most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has gradient zero.
+//
+// Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding.
+//
+// tau: amplitude of each head.
+// mu: rate of each head, per token.
+// mode: "abs": -tau_h sinh(mu_h |p_i - p_j|); "odd": -tau_h sinh(mu_h (p_i - p_j)), the form of the
+//   paper; "cosh": tau_h (1 - cosh(mu_h (p_i - p_j))).
+Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode = "abs");
+
+// log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h.
+//
+// Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding.
+//
+// r1: factor of each head.
+// r2: rate of each head, per token, or its exponent.
+// kind: "log": -r1_h log(1 + r2_h |p_i - p_j|); "power": -r1_h |p_i - p_j|^r2_h.
+Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
+
+// attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + length - 1].
+//
+// Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; -inf masks. In a module
+// the table is (H, 2 n - 1), of positions: entry m belongs to p_j - p_i = m - (n - 1), and calls of
+// up to n tokens, cached ones counted, read what they need of it.
+//
+// Shaw et al. 2018, Self-Attention with Relative Position Representations.
+//
+// table: (H, Lq + Lk - 1).
+Position OffsetBias(torch::Tensor table);
+
+// table[bucket(p_j - p_i), h].
+//
+// t5_bucket gives the bucket of a relative position.
+//
+// Raffel et al. 2020, Exploring the Limits of Transfer Learning.
+//
+// table: (buckets, H).
+// bidirectional: whether keys ahead of the query have buckets of their own.
+// max_distance: the distance from which on all share a bucket.
+Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
+
+// table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number of axes.
+//
+// Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
+// Swin's tables are indexed by the opposite differences: flip them along both axes.
+//
+// Liu et al. 2021, Swin Transformer.
+//
+// table: (H, 2 height - 1, 2 width - 1), or of any number of axes.
+// prefix: tokens before the grid, as a class token is one.
+Position GridBias(torch::Tensor table, int64_t prefix = 0);
+
+// q_i.R[j] scale: learned absolute positions inside attention.
+//
+// Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training.
+//
+// table: (Lk, D), or (H, Lk, D).
+Position AbsoluteKeys(torch::Tensor table);
+
+// q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset] for
+// v_j; far: the nearest row, or none.
+//
+// A table that has the future first is this one with its rows reversed, table.flip(-2).
+//
+// Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
+// Transformer.
+//
+// table: (2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs causal; or
+//   (H, n, D), a table of each head.
+// max_offset: the offset of the table's last row.
+// far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang et
+//   al.).
+// values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
+Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
+                  std::optional<torch::Tensor> values = std::nullopt);
+
+// q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx = x_j - x_i.
+//
+// R are the rows and C the columns; tokens lie on a grid in row-major order, after `prefix` tokens
+// that have no such term, as in Grid.
+//
+// Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
+// Transformers.
+//
+// rows: (2 height - 1, D), or (H, n, D).
+// columns: (2 width - 1, D), or (H, n, D).
+// height: height of the grid.
+// width: width of the grid.
+// prefix: tokens before the grid, as a class token is one.
+Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
+                    int64_t prefix = 0);
+
+// (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
+//
+// With dot and causal alone.
+//
+// Dai et al. 2019, Transformer-XL.
+//
+// u: (H, D), the part of the query that asks for keys.
+// v: (H, D), the part of the query that asks for distances.
+// r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows.
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r);
+
+}  // namespace position
+
+}  // namespace gnomon
+
+#endif  // GNOMON_TORCH_TERMS_H_

@@ -1,0 +1,74 @@
+"""Grids: biases along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gnomon._catalogue import names_of
+from gnomon._checks import check_integer, wrong_type
+from gnomon._position import Position, Specified
+from gnomon._terms import check_shape, to_spec
+
+
+@dataclass(frozen=True, eq=False)
+class Grid(Position):
+    """One bias for each axis of a grid, summed.
+
+    Each of axes, any bias by offset, reads the coordinates along its axis instead of p_i and p_j;
+    shape is (height, width), or of any number of axes. Tokens are in
+    row-major order, after `prefix` tokens (a class token) that have no bias, neither as queries nor
+    as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product of the shape,
+    query_offset None or 0.
+    """
+
+    shape: Sequence[int]
+    axes: Sequence[Position]
+    prefix: int = 0
+
+    _name: ClassVar[str] = "grid"
+
+    def __post_init__(self) -> None:
+        shape = check_shape("gnomon.position.Grid: shape", self.shape)
+        if not isinstance(self.axes, Sequence):
+            raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
+        # Lists may change later.
+        self._set("shape", tuple(shape))
+        self._set("axes", tuple(self.axes))
+        self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
+        if len(shape) != len(self.axes):
+            raise ValueError(
+                f"gnomon.position.Grid: shape has {len(shape)} axes and axes "
+                f"{len(self.axes)} biases; expected one bias for each axis"
+            )
+        for bias in self.axes:
+            if not isinstance(bias, Position):
+                raise TypeError(
+                    f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
+                    "one offset"
+                )
+            if not bias._is_bias():
+                what = bias.spec if isinstance(bias, Specified) else f"a {type(bias).__name__}"
+                raise ValueError(
+                    f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
+                    f"{', '.join(names_of('bias'))}"
+                )
+        super().__post_init__()
+
+    def _to_spec(self) -> str:
+        spec = ""
+        for axis, bias in enumerate(self.axes):
+            plus = "+" if axis > 0 else ""
+            its_spec, _ = bias._lower()
+            spec += plus + to_spec(its_spec, shape=self.shape, axis=axis, prefix=self.prefix)
+        return spec
+
+    def _own_tensors(self) -> list[Tensor]:
+        return [tensor for bias in self.axes for tensor in bias._own_tensors()]
+
+
+# Where it is found.
+Grid.__module__ = "gnomon.position"

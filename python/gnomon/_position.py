@@ -1,0 +1,133 @@
+"""What gnomon.position has besides a class for each term: their base, specifications and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnomon._catalogue import components_of, entry_of
+from gnomon._checks import wrong_type
+from gnomon._terms import Term
+
+
+class Position(Term):
+    """The base of all positions."""
+
+    _module = "position"
+
+    def _is_bias(self) -> bool:
+        """Whether it is one bias by offset, which may lie along an axis of a grid."""
+        if hasattr(self, "_name"):
+            entry = entry_of(self._name)
+            return entry is not None and entry["role"] == "bias"
+        components = components_of(self._lower()[0])
+        return [c.entry.get("role") for c in components] == ["bias"] and not any(
+            c.lies_on_a_grid for c in components
+        )
+
+    def __add__(self, other: Position | str) -> Sum:
+        """The sum of both."""
+        if not isinstance(other, (Position, str)):
+            return NotImplemented
+        return Sum((self, other))
+
+    def __radd__(self, other: str) -> Sum:
+        """The sum of both."""
+        if not isinstance(other, str):
+            return NotImplemented
+        return Sum((other, self))
+
+
+@dataclass(frozen=True, eq=False)
+class Specified(Position):
+    """One that is given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
+
+    tensors are those of its parameters that are "name=tensor" there, in their order.
+    """
+
+    spec: str
+    tensors: tuple[Tensor, ...] = ()
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        return self.spec, list(self.tensors)
+
+    def _own_tensors(self) -> list[Tensor]:
+        return list(self.tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Position):
+    """The sum of several positions, which may be sums and specifications; ``a + b`` makes one."""
+
+    terms: Sequence[Position | str]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
+            raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
+        # A list may change later.
+        self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
+
+    def _lower(self) -> tuple[str, list[Tensor]]:
+        spec, tensors = "", []
+        for term in to_positions("position.Sum", self.terms):
+            its_spec, its_tensors = term._lower()
+            spec += ("+" if spec else "") + its_spec
+            tensors += its_tensors
+        return spec or "none", tensors
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            repr(term.spec) if isinstance(term, Specified) and not term.tensors else repr(term)
+            for term in self.terms
+        )
+
+
+def to_positions(operator: str, position: object, argument: str = "position") -> list[Position]:
+    """The positions whose sum an argument is: a position, a specification, a list of them, None."""
+    if position is None:
+        return []
+    if isinstance(position, Sum):
+        return [term for term in position.terms if isinstance(term, Position)]
+    if isinstance(position, Position):
+        return [position]
+    if isinstance(position, str):
+        return [Specified(position)]
+    expected = "one of gnomon.position, a specification, or a list of them"
+    if not isinstance(position, Sequence):
+        raise wrong_type(operator, argument, position, expected)
+    terms: list[Position] = []
+    for term in position:
+        if not isinstance(term, (Position, str)):
+            raise wrong_type(operator, argument, term, expected)
+        terms += to_positions(operator, term, argument)
+    return terms
+
+
+def to_components(positions: Sequence[Position]) -> list[Specified]:
+    """Each term of these by itself, with its own tensors."""
+    parts = []
+    for position in positions:
+        spec, tensors = position._lower()
+        for component in components_of(spec):
+            count = len(component.tensors)
+            parts.append(Specified(component.spec, tuple(tensors[:count])))
+            del tensors[:count]
+    return parts
+
+
+def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
+    """A table (n, D) or (H, n, D) with its last row first."""
+    if not isinstance(rows, Tensor):
+        raise wrong_type(operator, name, rows, "a tensor")
+    if rows.dim() < 2:
+        raise ValueError(
+            f"gnomon.{operator}: {name} has shape {list(rows.shape)}; expected (n, D) or (H, n, D)"
+        )
+    return rows.flip(-2)
+
+
+# Where they are found.
+for _term in (Position, Specified, Sum):
+    _term.__module__ = "gnomon.position"

@@ -1,0 +1,433 @@
+"""Writes what restates the catalogue: `make facades`, after a change of a term.
+
+From gnomon.catalogue() come the classes of python/gnomon/similarity.py and position.py, and the
+functions of include/gnomon/torch/terms.h with their definitions; docs/catalogue.md is what
+`gnomon list --markdown` prints. All are committed. With --check nothing is written, and the exit
+status says whether a file is stale.
+
+clang-format and ruff of requirements-test.txt must be beside this interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gnomon
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WIDTH = 100
+NOTICE = "Written by `make facades` from the catalogue, that is the files of the terms."
+
+#: What each module of Python says of its terms, and what it has besides them, from a module beside.
+MODULES = {
+    "similarity": (
+        """Similarities: the number s_ij that a query and a key give to the softmax.
+
+gamma and beta are any real number, or a tensor, which may require grad: (H,) with one for each
+query head, or () with one for all.
+
+Whatever takes a similarity takes a specification in its place, too: "penumbral:score=height2". Of
+what it does not mention, gamma and beta are those that a module starts with, which make the spread
+of the scores of N(0, 1) tokens 1.
+""",
+        {"gnomon._similarity": ["Similarity", "Specified"]},
+    ),
+    "position": (
+        """Positions: what the places p_i of a query and p_j of a key do to the scores.
+
+``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
+({content}), which reads q as it was passed, and any number
+of biases. Each is learned iff its tensor requires grad. What is (H,), one for each query head, may
+also be a number, or a tensor () without axes, for all heads.
+
+Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
+``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
+""",
+        {
+            "gnomon._grid": ["Grid"],
+            "gnomon._position": ["Position", "Specified", "Sum"],
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One of a class in Python and of a function in C++."""
+
+    name: str
+    kind: str  # number, integer, flag, choice, shape, heads or table
+    meaning: str
+    required: bool
+    default: str | None
+    index: str | None = None
+    axis: bool = False  # whether it is the length of an axis of the option `shape`
+    detailed: bool = False  # whether options of its own may follow the word
+
+    @property
+    def option(self) -> bool:
+        return self.kind not in ("heads", "table") and not self.axis and not self.detailed
+
+    @property
+    def method(self) -> str:
+        """Of TermBuilder."""
+        return "WithDetails" if self.detailed else "With"
+
+    @property
+    def python(self) -> str:
+        """The annotation and the default."""
+        kind = {
+            "number": "float",
+            "integer": "int",
+            "flag": "bool",
+            "choice": "str",
+            "shape": "Sequence[int]",
+            "heads": "float | Tensor",
+            "table": "Tensor",
+        }[self.kind]
+        if self.required:
+            return f"{self.name}: {kind}"
+        if self.default is None:
+            return f"{self.name}: {kind} | None = None"
+        return f"{self.name}: {kind} = {self._literal('True', 'False')}"
+
+    @property
+    def cpp(self) -> str:
+        """The type, the name and the default."""
+        kind = {
+            "number": "double",
+            "integer": "int64_t",
+            "flag": "bool",
+            "choice": "std::string",
+            "shape": "std::vector<int64_t>",
+            "heads": "HeadValue",
+            "table": "torch::Tensor",
+        }[self.kind]
+        default = "" if self.required else f" = {self._literal('true', 'false')}"
+        if not self.required and self.default is None:
+            if self.kind == "shape":
+                default = " = {}"
+            else:
+                kind, default = f"std::optional<{kind}>", " = std::nullopt"
+        if self.kind in ("choice", "shape"):
+            kind = f"const {kind}&"
+        return f"{kind} {self.name}{default}"
+
+    def _literal(self, true: str, false: str) -> str:
+        default = self.default or ""
+        if self.kind == "number":
+            return repr(float(default))
+        if self.kind == "flag":
+            return true if default == "true" else false
+        return f'"{default}"' if self.kind == "choice" else default
+
+
+def arguments_of(entry: dict[str, Any]) -> list[Argument]:
+    """Those of a term, the required ones first, as its entry has them."""
+    arguments: list[Argument] = []
+    for parameter in entry["parameters"]:
+        if parameter["argument"] is None:
+            continue
+        required = parameter["argument"] == "required"
+        kind = {"per_head": "heads"}.get(parameter["kind"], parameter["kind"])
+        default = parameter["default"]
+        meaning = parameter["meaning"]
+        if not meaning:
+            raise SystemExit(f"{entry['name']}: {parameter['name']} has no meaning")
+        if parameter["takes_tensor"] and kind != "heads":
+            # A word of a module is a table of a call.
+            kind, default = "table", None
+        detailed = any(p.get("detail_of") == parameter["name"] for p in entry["parameters"])
+        if detailed:
+            default = None
+        for axis in parameter["axes"]:
+            meaning = f"{axis} of the grid"
+            arguments.append(Argument(axis, "integer", meaning, required, None, axis=True))
+        if not parameter["axes"]:
+            arguments.append(
+                Argument(
+                    parameter["name"],
+                    kind,
+                    meaning,
+                    required,
+                    default,
+                    index=parameter["index"],
+                    detailed=detailed,
+                )
+            )
+    for before, after in itertools.pairwise(arguments):
+        if after.required and not before.required:
+            raise SystemExit(f"{entry['name']}: {after.name} is required and {before.name} is not")
+    return arguments
+
+
+def paragraphs_of(entry: dict[str, Any]) -> list[str]:
+    """What there is to say of a term: its formula, the details, its source."""
+    details = entry["details"].split("\n\n") if entry["details"] else []
+    return [entry["formula"] + ".", *details, entry["source"] + "."]
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def wrap_paragraph(text: str, width: int) -> list[str]:
+    """A paragraph, or a list of items."""
+    if not text.startswith("- "):
+        return wrap(text, width)
+    lines: list[str] = []
+    for item in text.split("\n"):
+        lines += wrap(item.removeprefix("- "), width, "- ", "  ")
+    return lines
+
+
+def terms_of(catalogue: dict[str, list[dict[str, Any]]], module: str) -> list[dict[str, Any]]:
+    entries = catalogue["similarities" if module == "similarity" else "positions"]
+    return [entry for entry in entries if entry["class_name"] and not entry["library"]]
+
+
+def docstring(lines: list[str], indent: str) -> list[str]:
+    if len(lines) == 1:
+        return [f'{indent}"""{lines[0]}"""']
+    return [
+        f'{indent}"""{lines[0]}',
+        *(indent + line if line else "" for line in lines[1:]),
+        f'{indent}"""',
+    ]
+
+
+def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
+    arguments = arguments_of(entry)
+    text: list[str] = []
+    for paragraph in paragraphs_of(entry):
+        text += ([""] if text else []) + wrap_paragraph(paragraph, WIDTH - 7)
+    if arguments:
+        text += ["", "Args:"]
+    for argument in arguments:
+        text += wrap(f"{argument.name}: {argument.meaning}.", WIDTH - 4, " " * 4, " " * 8)
+    yield "@dataclass(frozen=True, eq=False)"
+    yield f"class {entry['class_name']}({base}):"
+    yield from docstring(text, "    ")
+    yield ""
+    for argument in arguments:
+        yield f"    {argument.python}"
+    if arguments:
+        yield ""
+    yield f'    _name: ClassVar[str] = "{entry["name"]}"'
+    groups = {
+        "_tensors": [a.name for a in arguments if a.kind in ("heads", "table")],
+        "_tables": [a.name for a in arguments if a.kind == "table"],
+        "_options": [a.name for a in arguments if a.option],
+        "_detailed": [a.name for a in arguments if a.detailed],
+        "_shapes": [a.name for a in arguments if a.kind == "shape"],
+        "_axes": [a.name for a in arguments if a.axis],
+    }
+    for name, fields in groups.items():
+        if fields:
+            words = ", ".join(f'"{field}"' for field in fields) + "," * (len(fields) == 1)
+            yield f"    {name}: ClassVar[tuple[str, ...]] = ({words})"
+    tables = [a for a in arguments if a.index == "near_offsets"]
+    if tables:
+        yield ""
+        yield from future_first(entry["class_name"], arguments, tables)
+
+
+def future_first(
+    class_name: str, arguments: list[Argument], tables: list[Argument]
+) -> Iterator[str]:
+    """The second constructor of a term whose rows are offsets."""
+    fields = ", ".join(argument.python for argument in arguments)
+    yield "    @classmethod"
+    yield f"    def from_future_first(cls, {fields}) -> {class_name}:"
+    yield '        """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""'
+    for table in tables:
+        inner = "        "
+        if not table.required:
+            yield f"        if {table.name} is not None:"
+            inner += "    "
+        operator = f"position.{class_name}"
+        yield f'{inner}{table.name} = reversed_rows("{operator}", "{table.name}", {table.name})'
+    yield f"        return cls({', '.join(a.name for a in arguments)})"
+
+
+def python_module(catalogue: dict[str, list[dict[str, Any]]], module: str) -> str:
+    head, others = MODULES[module]
+    entries = terms_of(catalogue, module)
+    base = module.capitalize()
+    content = ", ".join(entry["class_name"] for entry in entries if entry["role"] == "content")
+    paragraphs = [
+        "\n".join(wrap(paragraph, WIDTH))
+        for paragraph in head.format(content=content).strip().split("\n\n")
+    ]
+    classes = [list(python_class(entry, base)) for entry in entries]
+    body = "\n\n\n".join("\n".join(lines) for lines in classes)
+    imports = {name: sorted(names) for name, names in others.items()}
+    if "reversed_rows(" in body:
+        imports["gnomon._position"].append("reversed_rows")
+    names = [name for names in others.values() for name in names]
+    names = sorted([*names, *(entry["class_name"] for entry in entries)])
+    lines = ['"""' + "\n\n".join(paragraphs), '"""', "", f"# {NOTICE}", ""]
+    lines += ["from __future__ import annotations", ""]
+    if "Sequence[" in body:
+        lines.append("from collections.abc import Sequence")
+    lines += ["from dataclasses import dataclass", "from typing import ClassVar", ""]
+    lines += ["from torch import Tensor", ""]
+    for name, imported in imports.items():
+        lines.append(f"from {name} import {', '.join(imported)}")
+    lines += ["", "__all__ = [", *(f'    "{name}",' for name in names), "]", "", "", body, ""]
+    return "\n".join(lines)
+
+
+def cpp_comment(entry: dict[str, Any], arguments: list[Argument]) -> Iterator[str]:
+    first = True
+    for paragraph in paragraphs_of(entry):
+        if not first:
+            yield "//"
+        first = False
+        for line in wrap_paragraph(paragraph, WIDTH - 3):
+            yield f"// {line}"
+    if arguments:
+        yield "//"
+    for argument in arguments:
+        yield from wrap(f"{argument.name}: {argument.meaning}.", WIDTH, "// ", "//   ")
+
+
+def cpp_header(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        "// The similarities and positions of attention, as functions.",
+        "//",
+        f"// {NOTICE}",
+        "#ifndef GNOMON_TORCH_TERMS_H_",
+        "#define GNOMON_TORCH_TERMS_H_",
+        "",
+        "#include <gnomon/torch/term.h>",
+        "#include <torch/types.h>",
+        "",
+        "#include <cstdint>",
+        "#include <optional>",
+        "#include <string>",
+        "#include <vector>",
+        "",
+        "namespace gnomon {",
+    ]
+    for module in MODULES:
+        lines += ["", f"namespace {module} {{"]
+        for entry in terms_of(catalogue, module):
+            arguments = arguments_of(entry)
+            declared = ", ".join(argument.cpp for argument in arguments)
+            lines += ["", *cpp_comment(entry, arguments)]
+            lines.append(f"{module.capitalize()} {entry['class_name']}({declared});")
+        lines += ["", f"}}  // namespace {module}"]
+    lines += ["", "}  // namespace gnomon", "", "#endif  // GNOMON_TORCH_TERMS_H_", ""]
+    return "\n".join(lines)
+
+
+def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        f"// {NOTICE}",
+        "#include <gnomon/torch/terms.h>",
+        "",
+        "#include <utility>",
+        "",
+        '#include "ops/catalogue/term_builder.h"',
+        "",
+        "namespace gnomon {",
+    ]
+    for module in MODULES:
+        lines += ["", f"namespace {module} {{"]
+        for entry in terms_of(catalogue, module):
+            arguments = arguments_of(entry)
+            declared = ", ".join(argument.cpp.split(" = ")[0] for argument in arguments)
+            kind = module.capitalize()
+            chain = "".join(
+                f'.{argument.method}("{argument.name}", {value_of(argument)})'
+                for argument in arguments
+                if not argument.axis
+            )
+            axes = ", ".join(argument.name for argument in arguments if argument.axis)
+            if axes:
+                chain += f'.With("shape", std::vector<int64_t>{{{axes}}})'
+            lines += ["", f"{kind} {entry['class_name']}({declared}) {{"]
+            lines.append(f'return TermBuilder("{entry["name"]}"){chain}.Build<{kind}>();')
+            lines.append("}")
+        lines += ["", f"}}  // namespace {module}"]
+    lines += ["", "}  // namespace gnomon", ""]
+    return "\n".join(lines)
+
+
+def value_of(argument: Argument) -> str:
+    return f"std::move({argument.name})" if argument.kind == "table" else argument.name
+
+
+def run(*command: object, given: str | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        input=given,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=ROOT,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(str(word) for word in command)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def formatted(path: str, text: str) -> str:
+    tools = pathlib.Path(sys.executable).parent
+    if path.endswith(".py"):
+        ruff = tools / "ruff"
+        text = run(ruff, "format", "--stdin-filename", path, "-", given=text)
+        return run(ruff, "check", "--quiet", "--fix", "--stdin-filename", path, "-", given=text)
+    if path.endswith((".h", ".cc")):
+        return run(tools / "clang-format", f"--assume-filename={path}", given=text)
+    return text
+
+
+def facades() -> dict[str, str]:
+    """What each file should hold."""
+    catalogue = gnomon.catalogue()
+    files = {
+        "python/gnomon/similarity.py": python_module(catalogue, "similarity"),
+        "python/gnomon/position.py": python_module(catalogue, "position"),
+        "include/gnomon/torch/terms.h": cpp_header(catalogue),
+        "src/ops/catalogue/terms.cc": cpp_source(catalogue),
+        "docs/catalogue.md": run(sys.executable, "-m", "gnomon", "list", "--markdown"),
+    }
+    return {path: formatted(path, text) for path, text in files.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is stale")
+    check = parser.parse_args().check
+    stale = []
+    for path, text in facades().items():
+        file = ROOT / path
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path)
+        if not check:
+            file.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(f"{path} is stale; run: make facades" if check else f"wrote {path}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+// Libraries of terms from outside.
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <gnomon/catalogue.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "build_info.h"
+#include "ops/catalogue/registry.h"
+#include "terms_symbol.h"
+
+// What a library of terms refers to (cmake/terms_library.cc.in).
+extern "C" {
+extern const char GNOMON_TERMS_SYMBOL;
+const char GNOMON_TERMS_SYMBOL = 0;
+}
+
+namespace gnomon {
+namespace {
+
+// Of those that are loaded, the names of their terms.
+struct Loaded {
+  std::mutex mutex;
+  std::map<void*, std::vector<std::string>> libraries;
+};
+
+Loaded& LoadedLibraries() {
+  static Loaded loaded;
+  return loaded;
+}
+
+void* Open(const std::string& file) {
+  // A symbol that is not there must be known before anything registers itself.
+  if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+  const std::string reason = dlerror();
+  TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
+                    "gnomon.load_terms: ", file,
+                    " was built for another gnomon or another PyTorch than these, gnomon ",
+                    GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_VERSION, "; build it again");
+  TORCH_CHECK_VALUE(false, "gnomon.load_terms: cannot load ", reason);
+}
+
+}  // namespace
+
+std::vector<std::string> LoadTerms(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(path, error);
+  TORCH_CHECK_VALUE(!error && std::filesystem::is_regular_file(file), "gnomon.load_terms: ", path,
+                    " is no file; expected a library of terms");
+  Loaded& loaded = LoadedLibraries();
+  const std::lock_guard<std::mutex> lock(loaded.mutex);
+  void* handle = nullptr;
+  std::vector<std::string> names;
+  try {
+    names = RegisterTogether(file.string(), [&] {
+      handle = Open(file.string());
+      TORCH_CHECK_VALUE(
+          dlsym(handle, "gnomon_terms") != nullptr, "gnomon.load_terms: ", file.string(),
+          " is no library of terms; gnomon_add_terms() of the CMake ", "package makes one");
+    });
+  } catch (...) {
+    if (handle != nullptr) dlclose(handle);
+    throw;
+  }
+  // A library that was loaded before has registered nothing now.
+  const auto [known, is_new] = loaded.libraries.try_emplace(handle, names);
+  return known->second;
+}
+
+}  // namespace gnomon

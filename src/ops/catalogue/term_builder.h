@@ -1,0 +1,67 @@
+// Makes terms of names and values, as the functions of gnomon/torch/terms.h do.
+#ifndef GNOMON_OPS_CATALOGUE_TERM_BUILDER_H_
+#define GNOMON_OPS_CATALOGUE_TERM_BUILDER_H_
+
+#include <c10/util/Exception.h>
+#include <gnomon/torch/term.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+
+namespace gnomon {
+
+// A term of a name, with an option for each value that there is, and the tensors of those that are
+// tensors: these in the order of the catalogue.
+class TermBuilder {
+ public:
+  explicit TermBuilder(const char* name) { term_.spec = name; }
+
+  TermBuilder& With(const char* key, const std::string& word) {
+    TORCH_CHECK_VALUE(word.find_first_of(":+=") == std::string::npos, "gnomon: ", term_.spec,
+                      " has ", key, " = \"", word, "\"");
+    return Append(key, word);
+  }
+  TermBuilder& With(const char* key, double number) { return Append(key, NumberText(number)); }
+  TermBuilder& With(const char* key, int64_t number) { return Append(key, std::to_string(number)); }
+  TermBuilder& With(const char* key, bool flag) { return Append(key, flag ? "true" : "false"); }
+  TermBuilder& With(const char* key, const std::vector<int64_t>& shape) {
+    return shape.empty() ? *this : Append(key, SizesText(shape));
+  }
+  TermBuilder& With(const char* key, torch::Tensor tensor) {
+    term_.tensors.push_back(std::move(tensor));
+    return Append(key, "tensor");
+  }
+  TermBuilder& With(const char* key, const HeadValue& value) {
+    return value.is_number() ? With(key, value.number()) : With(key, value.tensor());
+  }
+  // A word that options of its own may follow, "yarn:factor=4".
+  TermBuilder& WithDetails(const char* key, const std::optional<std::string>& words) {
+    return words ? Append(key, *words) : *this;
+  }
+  template <class Value>
+  TermBuilder& With(const char* key, const std::optional<Value>& value) {
+    return value ? With(key, *value) : *this;
+  }
+
+  template <class Kind>
+  Kind Build() {
+    return Kind(std::move(term_));
+  }
+
+ private:
+  TermBuilder& Append(const char* key, const std::string& text) {
+    term_.spec.append(":").append(key).append("=").append(text);
+    return *this;
+  }
+
+  Term term_;
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_CATALOGUE_TERM_BUILDER_H_

@@ -1,0 +1,141 @@
+// Written by `make facades` from the catalogue, that is the files of the terms.
+#include <gnomon/torch/terms.h>
+
+#include <utility>
+
+#include "ops/catalogue/term_builder.h"
+
+namespace gnomon {
+
+namespace similarity {
+
+Similarity Dot() { return TermBuilder("dot").Build<Similarity>(); }
+
+Similarity Additive(double slope) {
+  return TermBuilder("additive").With("slope", slope).Build<Similarity>();
+}
+
+Similarity Entailment(HeadValue gamma, double K, const std::string& map) {
+  return TermBuilder("entailment")
+      .With("gamma", gamma)
+      .With("K", K)
+      .With("map", map)
+      .Build<Similarity>();
+}
+
+Similarity Gaussian(HeadValue gamma) {
+  return TermBuilder("gaussian").With("gamma", gamma).Build<Similarity>();
+}
+
+Similarity Hyperbolic(HeadValue beta, const std::string& model,
+                      const std::optional<std::string>& map) {
+  return TermBuilder("hyperbolic")
+      .With("beta", beta)
+      .With("model", model)
+      .With("map", map)
+      .Build<Similarity>();
+}
+
+Similarity Laplacian(HeadValue gamma) {
+  return TermBuilder("laplacian").With("gamma", gamma).Build<Similarity>();
+}
+
+Similarity Penumbral(HeadValue gamma, double r, const std::string& map, const std::string& score) {
+  return TermBuilder("penumbral")
+      .With("gamma", gamma)
+      .With("r", r)
+      .With("map", map)
+      .With("score", score)
+      .Build<Similarity>();
+}
+
+Similarity Umbral(HeadValue gamma, double r, const std::string& map, const std::string& score) {
+  return TermBuilder("umbral")
+      .With("gamma", gamma)
+      .With("r", r)
+      .With("map", map)
+      .With("score", score)
+      .Build<Similarity>();
+}
+
+}  // namespace similarity
+
+namespace position {
+
+Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims,
+              const std::vector<int64_t>& shape, int64_t prefix) {
+  return TermBuilder("rope")
+      .With("base", base)
+      .With("layout", layout)
+      .With("dims", dims)
+      .With("shape", shape)
+      .With("prefix", prefix)
+      .Build<Position>();
+}
+
+Position ALiBi(HeadValue slopes) {
+  return TermBuilder("alibi").With("slopes", slopes).Build<Position>();
+}
+
+Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode) {
+  return TermBuilder("hype").With("tau", tau).With("mu", mu).With("mode", mode).Build<Position>();
+}
+
+Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind) {
+  return TermBuilder("kerple").With("r1", r1).With("r2", r2).With("kind", kind).Build<Position>();
+}
+
+Position OffsetBias(torch::Tensor table) {
+  return TermBuilder("offset_bias").With("table", std::move(table)).Build<Position>();
+}
+
+Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance) {
+  return TermBuilder("t5")
+      .With("table", std::move(table))
+      .With("bidirectional", bidirectional)
+      .With("max_distance", max_distance)
+      .Build<Position>();
+}
+
+Position GridBias(torch::Tensor table, int64_t prefix) {
+  return TermBuilder("grid_bias")
+      .With("table", std::move(table))
+      .With("prefix", prefix)
+      .Build<Position>();
+}
+
+Position AbsoluteKeys(torch::Tensor table) {
+  return TermBuilder("absolute_keys").With("table", std::move(table)).Build<Position>();
+}
+
+Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
+                  std::optional<torch::Tensor> values) {
+  return TermBuilder("relative")
+      .With("table", std::move(table))
+      .With("max_offset", max_offset)
+      .With("far", far)
+      .With("values", std::move(values))
+      .Build<Position>();
+}
+
+Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
+                    int64_t prefix) {
+  return TermBuilder("relative2d")
+      .With("rows", std::move(rows))
+      .With("columns", std::move(columns))
+      .With("prefix", prefix)
+      .With("shape", std::vector<int64_t>{height, width})
+      .Build<Position>();
+}
+
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r) {
+  return TermBuilder("transformer_xl")
+      .With("u", std::move(u))
+      .With("v", std::move(v))
+      .With("r", std::move(r))
+      .Build<Position>();
+}
+
+}  // namespace position
+
+}  // namespace gnomon

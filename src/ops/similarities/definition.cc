@@ -1,0 +1,42 @@
+#include "ops/similarities/definition.h"
+
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace gnomon {
+
+SimilarityEntry SimilarityOf(const DefinitionText& text) {
+  std::string_view factor = text.factor;
+  const bool is_negative = !factor.empty() && factor.front() == '-';
+  if (is_negative) factor.remove_prefix(1);
+  if (factor.empty()) {
+    throw std::runtime_error(std::string("gnomon: the definition ") + text.name +
+                             " has kFactor = \"" + text.factor +
+                             "\"; expected \"scale\", or a name, \"gamma\" or \"-gamma\"");
+  }
+  SimilarityEntry entry;
+  entry.catalogue.name = text.name;
+  entry.catalogue.title = text.title;
+  entry.catalogue.formula = text.formula;
+  entry.catalogue.latex = text.latex;
+  entry.catalogue.details = text.details;
+  entry.catalogue.source = text.source;
+  entry.catalogue.class_name = text.class_name;
+  if (factor == "scale") {
+    entry.catalogue.takes_scale = true;
+  } else {
+    entry.parameters = {
+        PerHead(std::string(factor).c_str(), "learned").Means("factor of each head")};
+  }
+  entry.map = [function = text.name, is_negative](const Component&, const at::Tensor& q,
+                                                  const at::Tensor& k, const at::Tensor& each) {
+    return MappedTokens{.function = function, .x = q, .y = k, .factor = is_negative ? -each : each};
+  };
+  return entry;
+}
+
+}  // namespace gnomon

@@ -1,0 +1,118 @@
+"""Terms from outside: the project of examples/terms, built against what is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from test_cli import ROOT, TINY, gnomon, refused, succeed
+
+EXAMPLE = ROOT / "examples" / "terms"
+FILES = ["adaptive-inl.h", "adaptive.cc", "bits.cc", "root.cc", "student_t-inl.h"]
+SECONDS = 1200
+
+
+def run(*command: object, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=SECONDS,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> pathlib.Path:
+    """libmine.so, of the example as it stands."""
+    folder = tmp_path_factory.mktemp("terms")
+    tools = pathlib.Path(sys.executable).parent
+    for component in ("core", "torch"):
+        run(tools / "cmake", "--install", ROOT / "build", "--prefix", folder / "prefix",
+            "--component", component)  # fmt: skip
+    run(tools / "cmake", "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
+        f"-DGNOMON_PYTHON={sys.executable}")  # fmt: skip
+    run(tools / "cmake", "--build", folder / "build", "--parallel", 2)
+    return folder / "build" / "libmine.so"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("texts")
+    text = "".join(f"line {n}: the quick brown fox, {n * n} times\n" for n in range(400))
+    (path / "text.txt").write_text(text)
+    return path
+
+
+def test_a_program_in_cpp(library):
+    printed = run(library.parent / "example")
+    assert printed.splitlines()[-1].endswith("the digits of 5 are right")
+
+
+def test_python(library):
+    """What is loaded stays, so in a process of its own."""
+    checks = pathlib.Path(__file__).with_name("terms_checks.py")
+    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks,
+        GNOMON_TEST_TERMS=str(library))  # fmt: skip
+
+
+def test_list(library, tmp_path):
+    entries = json.loads(succeed("list", "--terms", library, "--json", cwd=tmp_path))
+    own = json.loads(succeed("list", "--json", cwd=tmp_path))
+    added = {
+        kind: {e["name"] for e in entries[kind]} - {e["name"] for e in own[kind]} for kind in own
+    }
+    assert added == {"similarities": {"adaptive", "student_t"}, "positions": {"bits", "root"}}
+    assert "-gamma log(1 + |q - k|^2)" in succeed("list", "--terms", library, cwd=tmp_path)
+
+
+def test_compare_train_eval_and_generate(library, folder, tmp_path):
+    run = tmp_path / "run"
+    succeed(
+        "compare", "--terms", library, "--data", folder / "text.txt", "--out", run,
+        "--run", "student_t/rope+root:slopes=learned", "--run", "adaptive/bits", "--steps", 2,
+        "--lengths", "16", "--evaluation-bytes", 64, *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    results = json.loads((run / "results.json").read_text())
+    assert [one["losses"][0]["loss"] < 10 for one in results["runs"]] == [True, True]
+    assert "Student's t" in (run / "table.md").read_text()
+
+    trained = tmp_path / "trained"
+    succeed(
+        "train", "--terms", library, "--data", folder / "text.txt", "--out", trained, "--steps", 2,
+        "--similarity", "student_t", "--position", "root+bits", "--length", 16, *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    evaluate = ("eval", "--model", trained, "--data", folder / "text.txt", "--lengths", "16")
+    succeed(*evaluate, "--bytes", 64, "--terms", library, cwd=tmp_path)
+    assert "student_t" in refused(*evaluate, cwd=tmp_path)
+    succeed("generate", "--model", trained, "--terms", library, "--prompt", "line",
+            "--tokens", 4, cwd=tmp_path)  # fmt: skip
+
+
+def test_wrong_libraries_are_one_line(tmp_path):
+    line = refused("list", "--terms", "absent.so", cwd=tmp_path)
+    assert re.search(r"absent\.so is no file", line)
+    assert "student_t" in refused(
+        "compare", "--data", __file__, "--run", "student_t/none", "--steps", 1, cwd=tmp_path
+    )
+    assert gnomon("list", "--terms", cwd=tmp_path).returncode == 2
+
+
+def test_contributing_shows_the_files():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"<!-- example: (\S+) -->\n```cpp\n(.*?)```", page, re.DOTALL))
+    assert sorted(shown) == FILES
+    for name, text in shown.items():
+        assert text == (EXAMPLE / name).read_text(encoding="utf-8"), name
+    assert sorted(path.name for path in EXAMPLE.iterdir()) == sorted(
+        ["CMakeLists.txt", "main.cc", *FILES]
+    )
