@@ -111,12 +111,14 @@ class Argument:
             "heads": "HeadValue",
             "table": "torch::Tensor",
         }[self.kind]
-        default = "" if self.required else f" = {self._literal('true', 'false')}"
-        if not self.required and self.default is None:
-            if self.kind == "shape":
-                default = " = {}"
-            else:
-                kind, default = f"std::optional<{kind}>", " = std::nullopt"
+        if self.required:
+            default = ""
+        elif self.default is not None:
+            default = f" = {self._literal('true', 'false')}"
+        elif self.kind == "shape":
+            default = " = {}"
+        else:
+            kind, default = f"std::optional<{kind}>", " = std::nullopt"
         if self.kind in ("choice", "shape"):
             kind = f"const {kind}&"
         return f"{kind} {self.name}{default}"

@@ -59,6 +59,12 @@ class RoPE(Position):
             where the last coordinate is a height; on a grid the largest multiple of 2 * axes.
         shape: lengths of the axes of the grid that tokens lie on, in row-major order.
         prefix: tokens before the grid, as a class token is one.
+        scaling: of the frequencies, for longer sequences than those of the training, by the names
+            and numbers that transformers has:
+            "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and longrope go by the
+            length of the call, one past its farthest position.
+        xpos: whether products of pairs decay with the distance, for dot alone and lengths up to
+            65536 (Sun et al. 2023).
     """
 
     base: float = 10000.0
@@ -66,9 +72,12 @@ class RoPE(Position):
     dims: int | None = None
     shape: Sequence[int] | None = None
     prefix: int = 0
+    scaling: str | None = None
+    xpos: bool = False
 
     _name: ClassVar[str] = "rope"
-    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix")
+    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix", "xpos")
+    _detailed: ClassVar[tuple[str, ...]] = ("scaling",)
     _shapes: ClassVar[tuple[str, ...]] = ("shape",)
 
 

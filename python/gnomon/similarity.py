@@ -35,14 +35,20 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Dot(Similarity):
-    """q.k / sqrt(D).
+    """q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
 
     The argument scale of attention() takes the place of 1/sqrt(D).
 
-    Vaswani et al. 2017, Attention Is All You Need.
+    Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et al. 2024, Gemma 2.
+
+    Args:
+        softcap: c: scores lie between -c and c; masks and biases come after it.
     """
 
+    softcap: float | None = None
+
     _name: ClassVar[str] = "dot"
+    _options: ClassVar[tuple[str, ...]] = ("softcap",)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,14 @@ namespace gnomon {
 
 namespace similarity {
 
-// q.k / sqrt(D).
+// q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
 //
 // The argument scale of attention() takes the place of 1/sqrt(D).
 //
-// Vaswani et al. 2017, Attention Is All You Need.
-Similarity Dot();
+// Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et al. 2024, Gemma 2.
+//
+// softcap: c: scores lie between -c and c; masks and biases come after it.
+Similarity Dot(std::optional<double> softcap = std::nullopt);
 
 // LeakyReLU(q + k), of one column.
 //
@@ -132,9 +134,15 @@ namespace position {
 //   the last coordinate is a height; on a grid the largest multiple of 2 * axes.
 // shape: lengths of the axes of the grid that tokens lie on, in row-major order.
 // prefix: tokens before the grid, as a class token is one.
+// scaling: of the frequencies, for longer sequences than those of the training, by the names and
+//   numbers that transformers has: "yarn:factor=4:original_max_position_embeddings=2048"; dynamic
+//   and longrope go by the length of the call, one past its farthest position.
+// xpos: whether products of pairs decay with the distance, for dot alone and lengths up to 65536
+//   (Sun et al. 2023).
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
-              int64_t prefix = 0);
+              int64_t prefix = 0, const std::optional<std::string>& scaling = std::nullopt,
+              bool xpos = false);
 
 // -slopes_h |p_i - p_j|.
 //

@@ -9,7 +9,9 @@ namespace gnomon {
 
 namespace similarity {
 
-Similarity Dot() { return TermBuilder("dot").Build<Similarity>(); }
+Similarity Dot(std::optional<double> softcap) {
+  return TermBuilder("dot").With("softcap", softcap).Build<Similarity>();
+}
 
 Similarity Additive(double slope) {
   return TermBuilder("additive").With("slope", slope).Build<Similarity>();
@@ -63,13 +65,16 @@ Similarity Umbral(HeadValue gamma, double r, const std::string& map, const std::
 namespace position {
 
 Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims,
-              const std::vector<int64_t>& shape, int64_t prefix) {
+              const std::vector<int64_t>& shape, int64_t prefix,
+              const std::optional<std::string>& scaling, bool xpos) {
   return TermBuilder("rope")
       .With("base", base)
       .With("layout", layout)
       .With("dims", dims)
       .With("shape", shape)
       .With("prefix", prefix)
+      .WithDetails("scaling", scaling)
+      .With("xpos", xpos)
       .Build<Position>();
 }
 
