@@ -1,15 +1,17 @@
 // The attention operator on plain views: no Torch, no allocation by the caller.
 //
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
-//   s_ij = c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj + pi_hij
+//   s_ij = tau_hi (c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj
+//                  + pi_hij)
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
 // bias read from a table (by offset unless a layout says otherwise), E and W relative keys and
 // values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the caller's own
-// array), m the mask of dropout. No array of Lq x Lk numbers is ever allocated, in either
-// direction. Results are bitwise the same from run to run and for any number of workers.
+// array), tau a temperature of the row, m the mask of dropout. No array of Lq x Lk numbers is ever
+// allocated, in either direction. Results are bitwise the same from run to run and for any number of
+// workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -179,10 +181,17 @@ struct AttentionInput {
   const T* factor = nullptr;          // c: (H)
   Bias<const T> bias;
   const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
+  // (B, H, Lk) and (B, H, Lq), contiguous, both or neither. kappa_j is then key_bias[j] -
+  // key_bias_base[i] + key_bias_low[j] in this order: sums over a long past, too large for the
+  // digits of T, keep them where base is near the biases of the keys that count. lse is that of
+  // these scores. Neither has a gradient: that of low is key_bias's, that of base is minus d_lse.
+  const T* key_bias_low = nullptr;
+  const T* key_bias_base = nullptr;
   // pi: (B, H, Lq, Lk), the caller's own array; stride 0 along axes that share it. -inf masks the
   // pair. Null data: none.
   View<const T> pair_bias;
   Relative<T> relative;
+  const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null: 1
   Dropout dropout;
   Mask mask;
   int64_t query_offset = 0;
@@ -233,6 +242,7 @@ struct AttentionGradient {
   View<T> relative_query;
   T* relative_keys = nullptr;
   T* relative_values = nullptr;
+  T* temperature = nullptr;
 };
 
 // Attention over the edges of a graph: gnomon/graph.h.

@@ -24,8 +24,9 @@ struct CatalogueParameter {
   enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
   // What the entries or rows of a table are for: nothing that a place has to do with, buckets of
   // offsets, the offsets from a row of the call to a column, offsets that end somewhere, distances
-  // to the past, the columns, the offsets on a grid, or those along the first or the second of its
-  // axes. Of a vector over offsets the last axis is meant, of rows the last but one.
+  // to the past, the columns (a row of the table each, or an entry), the offsets on a grid, those
+  // along the first or the second of its axes, the rows, or pairs of a row and a column. Of entries
+  // the last axis is meant, of rows the last but one.
   enum class Index {
     kNone,
     kBuckets,
@@ -33,9 +34,12 @@ struct CatalogueParameter {
     kNearOffsets,
     kDistances,
     kKeys,
+    kKeyEntries,
     kGrid,
     kFirstAxis,
-    kSecondAxis
+    kSecondAxis,
+    kQueries,
+    kPairs
   };
   // As an argument of the term's class in Python and of its function in C++: none, since something
   // else says it, a module, a grid or a table; one that a caller must give; or one that has a
@@ -72,8 +76,19 @@ struct CatalogueParameter {
 struct CatalogueEntry {
   // What it acts on: the scores of pairs (a similarity); nothing; the embeddings; the coordinates
   // of q and k; the scores, by offset in the sequence or along the axes of a grid (a bias), by a
-  // table over a grid, or by the product of the query and the rows of tables (content).
-  enum class Role { kSimilarity, kNone, kEmbedding, kRotation, kBias, kGridBias, kContent };
+  // table over a grid, by the key, by the pair, or by the product of the query and the rows of
+  // tables (content).
+  enum class Role {
+    kSimilarity,
+    kNone,
+    kEmbedding,
+    kRotation,
+    kBias,
+    kGridBias,
+    kKeyBias,
+    kPairBias,
+    kContent
+  };
 
   std::string name;
   std::string title;  // as a person says it, "RoPE"
@@ -111,7 +126,8 @@ struct CatalogueEntry {
   std::string tokens() const;
 };
 
-// As a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias", "content".
+// As a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias", "key_bias",
+// "pair_bias", "content".
 const char* RoleName(CatalogueEntry::Role role);
 
 // Both in the order in which they are listed: dot first, then by name; "none" first, then by role

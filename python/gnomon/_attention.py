@@ -23,6 +23,7 @@ from gnomon._checks import (
     check_tensors,
     is_integer_type,
     plain,
+    wrong_type,
 )
 from gnomon._library import ops
 from gnomon._position import Position, to_positions
@@ -47,6 +48,7 @@ class MaskArguments(TypedDict, total=False):
     key_segments: Integers | None
     query_offset: Integers | None
     chunks: tuple[int, int, int] | None
+    mask: Tensor | None
 
 
 class ScoreArguments(MaskArguments, total=False):
@@ -56,6 +58,7 @@ class ScoreArguments(MaskArguments, total=False):
     position: Positions | None
     scale: float | None
     sink: Tensor | float | None
+    temperature: Tensor | float | None
 
 
 class AttentionArguments(ScoreArguments, total=False):
@@ -107,6 +110,12 @@ def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _
         number = check_number(operator, name, value, "a Tensor, a number, or None")
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         lowered[name] = torch.tensor(number, dtype=wide, device=like.device)
+
+
+def _lower_mask(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
+    if value is not None and not isinstance(value, Tensor):
+        raise wrong_type(operator, name, value, "a Tensor of booleans, or None")
+    lowered[name] = value
 
 
 def _lower_window(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
@@ -161,7 +170,9 @@ _ARGUMENTS = {
     "query_offset": _Argument(None, _lower_offset),
     "scale": _Argument(None, _lower_optional_number),
     "chunks": _Argument(None, _lower_chunks),
+    "mask": _Argument(None, _lower_mask),
     "sink": _Argument(None, _lower_tensor),
+    "temperature": _Argument(None, _lower_tensor),
     "dropout": _Argument(0.0, _lower_number),
     "seed": _Argument(None, _lower_seed),
     "aggregation": _Argument("mean", _lower_string),
@@ -302,9 +313,16 @@ def attention(
         aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
             sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
             those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij.
+        mask: booleans (1 or B, 1 or H, Lq, Lk), or what broadcasts to it: True where query i sees
+            key j, besides what the other masks say. Blocks of which nothing is seen are skipped;
+            masks that the other arguments can say cost less. Numbers that are to be added to the
+            scores are position.PairBias.
         sink: (H,) or (B, H, Lq), or a number for all: one more score in each row's softmax, whose
             key has no value (Agarwal et al. 2025, gpt-oss); 0 is softmax plus one. o is multiplied
             by sigmoid(lse - sink), and lse is that of all scores with the sink. -inf is none.
+        temperature: (1 or B, 1 or H, Lq), what broadcasts to it, or a number: multiplies all of
+            s_ij, biases included, but for the sink; learned if it requires grad. Scalable softmax
+            (Nakanishi 2025) is s log(n) for a row that sees n keys.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 

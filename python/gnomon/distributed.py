@@ -102,7 +102,9 @@ def context_parallel_attention(
         similarity: as in gnomon.attention, as are causal, window, query_offset, scale and
             aggregation.
         position: of gnomon.position, of the whole sequence: the table of OffsetBias is
-            (H, sum of Lq + sum of Lk - 1), that of AbsoluteKeys has the sum of Lk rows.
+            (H, sum of Lq + sum of Lk - 1), that of AbsoluteKeys has the sum of Lk rows, and KeyBias
+            as many entries. PairBias and mask have the rows of this process and the columns of the
+            whole sequence; a temperature is that of this process's rows.
         key_lengths: (B,) integers, of the columns of the whole sequence, as are key_starts.
         chunks: as in gnomon.attention; each part of k must begin at a multiple of their size.
         query_segments: (B, Lq) integers, of this process's part; key_segments (B, Lk).
@@ -121,8 +123,8 @@ def context_parallel_attention(
         ValueError: a shape or a value, also where processes disagree on a shape.
         TypeError: a dtype or a device.
         NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
-            have their place by a row of the whole sequence, dropout, whose mask has it, too, and
-            frequencies of RoPE that go by the length of a call.
+            have their place by a row of the whole sequence, dropout, whose mask has it, too,
+            frequencies of RoPE that go by the length of a call, and Forget, which sums over keys.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
@@ -167,7 +169,12 @@ def context_parallel_attention(
     sequence.check_chunks()
     # It joins the sum of all parts.
     sink, call["sink"] = call["sink"], None
-    o, lse = _RingAttention.apply(sequence, q, k, v, *_all_tensors([similarity, *positions]))
+    # Its gradient is, like those of the terms, a sum over all parts.
+    temperature, call["temperature"] = call["temperature"], None
+    tensors = _all_tensors([similarity, *positions])
+    if temperature is not None:
+        tensors.append(temperature)
+    o, lse = _RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
         o, lse = ops.add_sink(o, lse, sink)
     return (o, lse) if return_lse else o
@@ -179,6 +186,14 @@ def _check_position(term: position_terms.Specified) -> None:
             f"gnomon.{_NAME}: position is {term.spec}, on a grid; expected positions in the "
             "sequence"
         )
+    if any(
+        component.entry.get("role") == "key_bias" and not component.tables("key_entries")
+        for component in components_of(term.spec)
+    ):
+        raise NotImplementedError(
+            f"gnomon.{_NAME}: position is {term.spec}, which sums over the keys of all processes; "
+            "expected a KeyBias of these sums"
+        )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
             f"gnomon.{_NAME}: position is {term.spec}, which goes by the length of a call; "
@@ -188,10 +203,10 @@ def _check_position(term: position_terms.Specified) -> None:
 
 @functools.cache
 def _name_and_index(spec: str) -> tuple[str, str | None]:
-    """Its name, and what its table is indexed by, "offsets" or "keys", if by one of these."""
+    """Its name, and what its table is indexed by, if by what the sequence is shared out by."""
     (component,) = components_of(spec)
-    index = next((index for index in ("offsets", "keys") if component.tables(index)), None)
-    return component.name, index
+    cut = ("offsets", "keys", "key_entries", "pairs")
+    return component.name, next((index for index in cut if component.tables(index)), None)
 
 
 def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
@@ -222,6 +237,13 @@ def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
     """The term with these in the place of its own, which are taken from the list."""
     own = tuple(tensors.pop(0) for _ in term._own_tensors())
     return dataclasses.replace(cast(Any, term), tensors=own)
+
+
+def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
+    """Some entries; one that is for all of an axis stays."""
+    if table.size(axis) == 1:
+        return table
+    return table.narrow(axis, entries.start, entries.stop - entries.start)
 
 
 def _begin(lengths: Sequence[int], part: int) -> int:
@@ -378,6 +400,20 @@ class _Sequence:
                     )
                 if index == "keys" and (table.dim() < 2 or table.size(-2) != keys):
                     raise ValueError(f"{given}expected {keys} rows, the keys of the whole sequence")
+                if index == "key_entries" and (table.dim() < 1 or table.size(-1) != keys):
+                    raise ValueError(
+                        f"{given}expected {keys} entries, the keys of the whole sequence"
+                    )
+                if index == "pairs":
+                    self._check_columns(table, given)
+        mask = self.call["mask"]
+        if mask is not None:
+            self._check_columns(mask, f"gnomon.{_NAME}: mask has shape {list(mask.shape)}; ")
+
+    def _check_columns(self, pairs: Tensor, given: str) -> None:
+        keys = sum(self.parts.keys)
+        if pairs.dim() < 1 or pairs.size(-1) not in (1, keys):
+            raise ValueError(f"{given}expected {keys} columns, the keys of the whole sequence")
 
     def check_chunks(self) -> None:
         chunks = self.call["chunks"]
@@ -431,16 +467,18 @@ class _Sequence:
             cut: tuple[int, slice] | None = {
                 "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),
                 "keys": (-2, slice(first_key, end)),
+                "key_entries": (-1, slice(first_key, end)),
+                "pairs": (-1, slice(first_key, end)),
             }.get(_name_and_index(term.spec)[1] or "")
             if cut is not None:
-                axis, entries = cut
-                tables = tuple(
-                    table.narrow(axis, entries.start, entries.stop - entries.start)
-                    for table in term.tensors
-                )
+                tables = tuple(_cut(table, *cut) for table in term.tensors)
                 positions[n] = dataclasses.replace(term, tensors=tables)
 
         call = dict(self.call)
+        if left_over:
+            (call["temperature"],) = left_over
+        if call["mask"] is not None:
+            call["mask"] = _cut(call["mask"], -1, slice(first_key, end))
         for name in ("key_starts", "key_lengths"):
             if call[name] is not None:
                 call[name] = (call[name] - first_key).clamp(0, k.size(2))
@@ -484,7 +522,7 @@ class _Sums(NamedTuple):
 
 
 class _RingAttention(torch.autograd.Function):
-    """o and lse of (sequence, q, k, v, the tensors of its terms)."""
+    """o and lse of (sequence, q, k, v, the tensors of its terms and, if given, the temperature)."""
 
     @staticmethod
     def forward(

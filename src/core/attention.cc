@@ -63,6 +63,10 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     Require(relative.dim > 0, "relative", "dim is 0, expected at least 1");
     RequireView(relative.query, "relative query", rows * relative.dim);
   }
+  Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
+          "key_bias_low", "comes with key_bias_base, both or neither");
+  Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr, "key_bias_low",
+          "is there without key_bias");
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
     Fail("dropout", "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
   }
@@ -105,6 +109,8 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
           "a gradient of a bias that is not there");
   Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,
           "d_pair_bias", "its rows share memory");
+  Require(grad.temperature == nullptr || in.temperature != nullptr, "d_temperature",
+          "a gradient of a temperature that is not there");
   Require(grad.relative_values == nullptr || in.relative.values != nullptr, "d_relative_values",
           "a gradient of relative values that are not there");
 }

@@ -70,7 +70,7 @@ class BackwardPass {
         largest_(head_rows_),
         inverse_sum_(head_rows_),
         delta_(head_rows_),
-        row_sums_(kRowSums + (grad.factor != nullptr ? 2 : 0)),
+        row_sums_(kRowSums + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_),
@@ -95,7 +95,7 @@ class BackwardPass {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t tasks = heads * blocks_;
     const int64_t scratch =
-        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 2 +
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3 +
                             group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0)) +
         row_sums_ * kRowBlock + 2 * terms_.window_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
@@ -261,6 +261,7 @@ class BackwardPass {
     float* d_rows;        // row_sums_ x kRowBlock: what the tile adds to its rows' sums
     float* added;         // scratch of one row: what is added to its scores
     float* d_added;       // and its gradient
+    float* plain;         // what is added without the row's temperature
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
     float* value_window;  // of dO with relative values, then their weights
     TileMask mask;
@@ -284,7 +285,8 @@ class BackwardPass {
     block.d_key_biases = block.d_columns + kBackwardColumns * kColumnSums;
     block.added = block.d_key_biases + kBackwardColumns * group_;
     block.d_added = block.added + kBackwardColumns;
-    block.key_window = block.d_added + kBackwardColumns;
+    block.plain = block.d_added + kBackwardColumns;
+    block.key_window = block.plain + kBackwardColumns;
     block.value_window = block.key_window + terms_.window_size();
     block.d_rows = block.value_window + terms_.window_size();
     block.d_pairs = block.d_rows + row_sums_ * kRowBlock;
@@ -491,15 +493,21 @@ class BackwardPass {
     const int64_t begin = mask.begin / kLaneCount * kLaneCount;
     const int64_t end = RoundUp(mask.end, kLaneCount);
     const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
+    const DF d;
     float* const d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
     std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
     for (int s = 0; s < kColumnSums; ++s) {
       d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
     }
+    const bool tempered = terms_.has_temperature();
     TileSums<Definition> totals;
+    TileSums<Definition> of_row;
     totals.Clear();
+    of_row.Clear();
     for (int64_t r = 0; r < rows; ++r) {
+      if (tempered) of_row.Clear();
+      TileSums<Definition>& sums_of_heads = tempered ? of_row : totals;
       const int64_t i = first_row + r;
       const TileRow at{
           b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end, mask.paired};
@@ -515,17 +523,22 @@ class BackwardPass {
       const int64_t in_heads = head * n_.queries + i;
       const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
                                delta_.data()[in_heads]};
-      const float factor = in_.factor[h];
+      const float temperature = terms_.Temperature(b, h, i);
+      const float factor = in_.factor[h] * temperature;
       if (terms_.values().exists()) {
         terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,
                                 &block.runs);
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums<Definition> sums;
+      // Of what is added to the scores: sums of ds, and of the weights.
+      float sum_added = 0;
+      float mean_added = 0;
       if (terms_.to_scores() || at.paired) {
         const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
         const float* added =
-            terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs);
+            terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs,
+                            grad_.temperature != nullptr ? block.plain : nullptr);
         ScoreGradients to;
         if (d_bias_) to.bias = BiasGradient(block.part, head);
         if (grad_.key_bias != nullptr) to.key_bias = d_key_bias;
@@ -533,10 +546,15 @@ class BackwardPass {
           to.pairs = block.d_pairs + r * kBackwardColumns + begin;
         }
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
+        to.temperature = grad_.temperature != nullptr;
         float* d_added = terms_.GradientRow(at, to, block.d_added);
         sums = TileRowGradient<Definition, true>(weights, d_scores, at.count, open, row,
                                                  scalars.data(), d_scalars.data(), factor, added,
-                                                 d_added, softmax, sums_factor(), view, totals);
+                                                 d_added, softmax, balances(), view, sums_of_heads);
+        if (to.temperature) {
+          sum_added = SumOfSeen(at.count, weights, d_added, block.plain);
+          mean_added = SumOfSeen(at.count, weights, weights, block.plain);
+        }
         if (to.relative != nullptr) keys_window.ClearRow(r);
         if (d_added == block.d_added) {
           terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
@@ -544,7 +562,7 @@ class BackwardPass {
       } else {
         sums = TileRowGradient<Definition, false>(weights, d_scores, at.count, open, row,
                                                   scalars.data(), d_scalars.data(), factor, nullptr,
-                                                  nullptr, softmax, sums_factor(), view, totals);
+                                                  nullptr, softmax, balances(), view, sums_of_heads);
       }
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
@@ -557,12 +575,18 @@ class BackwardPass {
       if (kIsDistance<Definition>) {
         block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
       }
-      if (sums_factor()) {
+      if (balances()) {
         block.d_rows[kRowSums * kRowBlock + r] = sums.score;
         block.d_rows[(kRowSums + 1) * kRowBlock + r] = sums.mean;
       }
+      if (!tempered) continue;
+      const float sum_f = hn::GetLane(hn::SumOfLanes(d, of_row.factor));
+      totals.factor = hn::MulAdd(of_row.factor, hn::Set(d, temperature), totals.factor);
+      for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = totals.t[s] + of_row.t[s];
+      if (grad_.temperature == nullptr) continue;
+      block.d_rows[(kRowSums + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
+      block.d_rows[(kRowSums + 3) * kRowBlock + r] = in_.factor[h] * sums.mean + mean_added * kLn2;
     }
-    const DF d;
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
     for (int s = 0; s < Definition::kHeadScalars; ++s) {
@@ -605,12 +629,18 @@ class BackwardPass {
           sums.factor += from.factor;
           for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += from.t[s];
         }
-        if (sums_factor()) sums.factor -= Unbalanced(head);
+        if (grad_.factor != nullptr) sums.factor -= Unbalanced(head);
       }
-      if (sums_factor()) grad_.factor[h] = static_cast<float>(sums.factor);
+      if (grad_.factor != nullptr) grad_.factor[h] = static_cast<float>(sums.factor);
       for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
         grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
+    }
+    // As the factor's: a sum of ds times scores, less what the rounding of ds adds to it.
+    for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
+      const float mean = RowSum(kRowSums + 3)[row];
+      const double correction = mean != 0 ? Imbalance(row) * mean : 0;
+      grad_.temperature[row] = static_cast<float>(RowSum(kRowSums + 2)[row] - correction);
     }
     MergeTables(terms_.keys(), d_relative_keys_);
     MergeTables(terms_.values(), d_relative_values_);
@@ -637,13 +667,27 @@ class BackwardPass {
   // what it gives with the row's mean of f, sum_j p f.
   double Unbalanced(int64_t head) const {
     double sum = 0;
-    for (int64_t row = head * n_.queries; row < (head + 1) * n_.queries; ++row) {
-      const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
+    for (int64_t i = 0; i < n_.queries; ++i) {
+      const int64_t row = head * n_.queries + i;
       // Of a row without keys, the mean is 0.
       const float mean = RowSum(kRowSums + 1)[row];
-      if (mean != 0) sum += (static_cast<double>(RowSum(kRowSums)[row]) - d_lse) * mean;
+      if (mean == 0) continue;
+      const float temperature = terms_.Temperature(head / n_.heads, head % n_.heads, i);
+      sum += Imbalance(row) * temperature * mean;
     }
     return sum;
+  }
+  // What a row's ds add up to beyond its dlse.
+  double Imbalance(int64_t row) const {
+    const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
+    return static_cast<double>(RowSum(kRowSums)[row]) - d_lse;
+  }
+
+  // The sum of products of two rows over what has a weight: elsewhere they may be infinite.
+  static float SumOfSeen(int64_t columns, const float* HWY_RESTRICT weights,
+                         const float* x, const float* HWY_RESTRICT y) {
+    return Sum(columns,
+               [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
   }
 
   void FinishRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
@@ -679,7 +723,8 @@ class BackwardPass {
     });
   }
 
-  bool sums_factor() const { return grad_.factor != nullptr; }
+  // Whether the sums of each row's ds and p f are wanted.
+  bool balances() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
@@ -730,7 +775,7 @@ class BackwardPass {
   Buffer delta_;                  // sum_j p_ij dP_ij - dlse_i
   Buffer norms_;                  // squared norms of the queries, for a distance
   Buffer paired_queries_;         // where products are of pairs
-  int row_sums_;                  // kRowSums and, for the factor, the sums of ds and p f
+  int row_sums_;                  // kRowSums; of ds and p f; of ds s and p s
   std::vector<HeadSums> d_head_;  // of each block of keys
   Turns row_turns_;               // of each block of queries, by blocks of keys
   Turns part_turns_;              // of each part of the tables' sums

@@ -479,7 +479,7 @@ class ForwardPass {
     const RowVectors<Definition> row =
         LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, block.norm[r]);
     const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
-    const float factor = in_.factor[at.h] * kLog2E;
+    const float factor = in_.factor[at.h] * terms_.Temperature(block.b, at.h, at.i) * kLog2E;
     const RowView view{{visible.begin - begin, visible.end - begin},
                        segments_.Keys(block.b, at.begin),
                        segments_.Query(block.b, at.i)};

@@ -123,19 +123,27 @@ class BiasTable {
   std::vector<char> masks_;
 };
 
-// The keys' biases in units of log2, with room to read whole panels.
+// The keys' biases in units of log2, or as they are where rows take a base off them first, with room
+// to read whole panels.
 class KeyBias {
  public:
   explicit KeyBias(const AttentionInput<float>& in)
-      : bias_(in.key_bias), keys_(in.shape.keys), stride_(RoundUp(in.shape.keys, kWidth)) {
+      : bias_(in.key_bias),
+        low_(in.key_bias_low),
+        base_(in.key_bias_base),
+        queries_(in.shape.queries),
+        keys_(in.shape.keys),
+        stride_(RoundUp(in.shape.keys, kWidth)) {
     if (!exists()) return;
     rows_ = in.shape.batch * in.shape.heads;
     heads_ = in.shape.heads;
     scaled_.Reset(rows_ * stride_);
+    if (has_base()) lows_.Reset(rows_ * stride_);
     masks_.assign(Size(rows_), 0);
   }
 
   bool exists() const { return bias_ != nullptr; }
+  bool has_base() const { return base_ != nullptr; }
   int64_t rows() const { return rows_; }
 
   // Row n of rows(); keys outside the batch's range may hold anything.
@@ -145,10 +153,14 @@ class KeyBias {
     std::fill_n(to, stride_, 0.0f);
     bool masks = false;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
-      to[j] = bias_[n * keys_ + j] * kLog2E;
+      to[j] = bias_[n * keys_ + j] * (has_base() ? 1.0f : kLog2E);
       masks = masks || to[j] == -kInfinity;
     }
     masks_[Size(n)] = masks ? 1 : 0;
+    if (!has_base()) return;
+    float* low = lows_.data() + n * stride_;
+    std::fill_n(low, stride_, 0.0f);
+    std::copy(low_ + n * keys_ + keys.begin, low_ + n * keys_ + keys.end, low + keys.begin);
   }
 
   bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(b * heads_ + h)] != 0; }
@@ -156,13 +168,30 @@ class KeyBias {
     return scaled_.data() + (b * heads_ + h) * stride_;
   }
 
+  // Adds those of a row of a tile.
+  void AddTo(const TileRow& row, float* HWY_RESTRICT to) const {
+    const float* HWY_RESTRICT from = Row(row.b, row.h) + row.begin;
+    if (!has_base()) {
+      for (int64_t n = 0; n < row.count; ++n) to[n] += from[n];
+      return;
+    }
+    const int64_t head = row.b * heads_ + row.h;
+    const float* HWY_RESTRICT low = lows_.data() + head * stride_ + row.begin;
+    const float base = base_[head * queries_ + row.i];
+    for (int64_t n = 0; n < row.count; ++n) to[n] += ((from[n] - base) + low[n]) * kLog2E;
+  }
+
  private:
   const float* bias_;
+  const float* low_;
+  const float* base_;
+  int64_t queries_;
   int64_t keys_;
   int64_t stride_;
   int64_t rows_ = 0;
   int64_t heads_ = 0;
   Buffer scaled_;
+  Buffer lows_;
   std::vector<char> masks_;
 };
 
@@ -305,10 +334,11 @@ struct ScoreGradients {
   float* key_bias = nullptr;  // of the row's first column on
   float* pairs = nullptr;     // likewise, written and not added to
   float* relative = nullptr;  // the row of a TableWindow
+  bool temperature = false;   // whether that of the row's temperature is wanted
 
   int count() const {
     return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
-           (relative != nullptr ? 1 : 0);
+           (relative != nullptr ? 1 : 0) + (temperature ? 1 : 0);
   }
 };
 
@@ -345,6 +375,12 @@ class Terms {
   }
   bool relative() const { return keys_.exists() || values_.exists(); }
   bool drops() const { return in_.dropout.rate > 0; }
+  // What multiplies the scores of a row.
+  bool has_temperature() const { return in_.temperature != nullptr; }
+  float Temperature(int64_t b, int64_t h, int64_t i) const {
+    if (!has_temperature()) return 1.0f;
+    return in_.temperature[(b * in_.shape.heads + h) * in_.shape.queries + i];
+  }
   // Whether a bias of -inf may mask a key of this head.
   bool masks(int64_t b, int64_t h) const {
     return bias_.masks(b, h) || key_bias_.masks(b, h) || pair_bias();
@@ -389,14 +425,16 @@ class Terms {
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
-  // What a row's scores take, in units of log2, -inf where the caller's mask hides a pair: in place
-  // if it lies in one row of memory, else added up in `scratch`. `products` is the row's in the
-  // window of MultiplyKeys, null for the biases alone.
+  // What a row's scores take, in units of log2 and with the row's temperature, -inf where the
+  // caller's mask hides a pair: in place if it lies in one row of memory, else added up in
+  // `scratch`. `products` is the row's in the window of MultiplyKeys, null for the biases alone.
+  // `plain` takes it without the temperature, where that is wanted.
   const float* ScoreRow(const TileRow& row, const float* products, int64_t origin, float* scratch,
-                        std::vector<TableRun>* runs) const {
+                        std::vector<TableRun>* runs, float* plain = nullptr) const {
     const bool by_offset = bias_.exists() && bias_.layout() == nullptr;
     const bool of_pairs = pair_bias() || row.paired;
-    if (products == nullptr && !of_pairs && bias_.exists() != key_bias_.exists()) {
+    const bool as_it_is = !has_temperature() && !key_bias_.has_base();
+    if (products == nullptr && !of_pairs && as_it_is && bias_.exists() != key_bias_.exists()) {
       if (by_offset) return bias_.Table(row.b, row.h) + bias_.FirstEntry(row);
       if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
     }
@@ -409,10 +447,7 @@ class Terms {
       FindRuns(*bias_.layout(), row, runs);
       Gather(*runs, bias_.Table(row.b, row.h), 0, 1.0f, row.begin, scratch);
     }
-    if (key_bias_.exists()) {
-      const float* from = key_bias_.Row(row.b, row.h) + row.begin;
-      for (int64_t n = 0; n < row.count; ++n) scratch[n] += from[n];
-    }
+    if (key_bias_.exists()) key_bias_.AddTo(row, scratch);
     if (products != nullptr) {
       FindRuns(*in_.relative.layout, row, runs);
       Gather(*runs, products, origin, in_.relative.factor * kLog2E, row.begin, scratch);
@@ -421,15 +456,23 @@ class Terms {
       const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
       for (int64_t n = 0; n < ColumnsOf(row); ++n) scratch[n] += from[n] * kLog2E;
     }
+    if (plain != nullptr) std::copy_n(scratch, row.count, plain);
+    if (has_temperature()) {
+      const float temperature = Temperature(row.b, row.h, row.i);
+      for (int64_t n = 0; n < row.count; ++n) {
+        // What is masked stays so at any temperature.
+        scratch[n] = scratch[n] == -kInfinity ? -kInfinity : scratch[n] * temperature;
+      }
+    }
     if (row.paired) HidePairs(row, scratch);
     return scratch;
   }
 
-  // Where a row's gradients of its scores are to be added: in place if they are wanted in one row
+  // Where a row's gradients of its scores, temperature included, are to be added: in place if they are wanted in one row
   // of memory, else in zeroed `scratch`, from which SpreadGradient takes them; null if nowhere.
   float* GradientRow(const TileRow& row, const ScoreGradients& to, float* scratch) const {
     if (to.count() == 0) return nullptr;
-    if (to.count() == 1) {
+    if (to.count() == 1 && !has_temperature()) {
       if (to.key_bias != nullptr) return to.key_bias;
       if (to.pairs != nullptr) {
         std::fill_n(to.pairs, row.count, 0.0f);
@@ -440,8 +483,12 @@ class Terms {
     std::fill_n(scratch, row.count, 0.0f);
     return scratch;
   }
-  void SpreadGradient(const TileRow& row, const ScoreGradients& to, int64_t origin,
-                      const float* scratch, std::vector<TableRun>* runs) const {
+  void SpreadGradient(const TileRow& row, const ScoreGradients& to, int64_t origin, float* scratch,
+                      std::vector<TableRun>* runs) const {
+    if (has_temperature()) {
+      const float temperature = Temperature(row.b, row.h, row.i);
+      for (int64_t n = 0; n < row.count; ++n) scratch[n] *= temperature;
+    }
     if (to.bias != nullptr && bias_.layout() != nullptr) {
       FindRuns(*bias_.layout(), row, runs);
       Scatter(*runs, scratch, row.begin, 1.0f, to.bias, 0);

@@ -34,6 +34,9 @@ struct PairDerivative {
 constexpr double kLog2E = 1.4426950408889634074;
 
 // Index arithmetic that both directions share.
+// The score of what is masked.
+inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
+
 template <class Definition>
 class Problem {
  public:
@@ -104,9 +107,17 @@ class Problem {
     return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
   }
 
-  // s_ij for a value of f. What is masked is so whatever f is, NaN included.
+  double Temperature(int64_t b, int64_t h, int64_t i) const {
+    return in_.temperature == nullptr ? 1 : in_.temperature[row(b, h, i)];
+  }
+  // s_ij for a value of f.
   double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
-    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    const double sum = PlainScore(b, h, i, j, f);
+    return sum == kHidden ? kHidden : Temperature(b, h, i) * sum;
+  }
+
+  // Without the temperature. What is masked is so whatever f is, NaN included.
+  double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
     const Mask& mask = in_.mask;
     if (mask.key_segments != nullptr &&
         mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
@@ -125,6 +136,10 @@ class Problem {
       const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
       if (bias == kHidden) return kHidden;
       score += bias;
+      if (in_.key_bias_low != nullptr) {
+        score += in_.key_bias_low[(b * n_.heads + h) * n_.keys + j];
+        score -= in_.key_bias_base[row(b, h, i)];
+      }
     }
     if (in_.pair_bias.data != nullptr) {
       const double bias = in_.pair_bias.row(b, h, i)[j];
@@ -277,6 +292,7 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
           std::fill_n(grad.relative_query.row(b, h, i), in.relative.dim, 0.0);
         }
         if (grad.x.data) std::fill_n(grad.x.row(b, h, i), n.dim, 0.0);
+        if (grad.temperature) grad.temperature[row] = 0;
         for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
           grad.row_scalars[s * rows + row] = 0;
         }
@@ -293,13 +309,15 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
           const double f = Definition::Value(g, p.a, p.b, p.t);
           Definition::Gradient(g, p.a, p.b, p.t, d);
           const double score = problem.Score(b, h, i, j, f) * kLog2E;
-          if (score == -std::numeric_limits<double>::infinity()) continue;
+          if (score == kHidden) continue;
           const double weight = std::exp2(score - saved.statistics[row]) / sum;
           problem.Value(b, h, i, j, &value);
           const double kept = problem.Kept(b, h, i, j);
           const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
           // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
-          const double d_score = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
+          const double d_tempered = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
+          if (grad.temperature) grad.temperature[row] += d_tempered * problem.PlainScore(b, h, i, j, f);
+          const double d_score = problem.Temperature(b, h, i) * d_tempered;
           const double d_f = in.factor[h] * d_score;
           if (grad.v.data) {
             double* d_v = grad.v.row(b, key_head, j);

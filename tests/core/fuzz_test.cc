@@ -42,6 +42,8 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   o.padded = chance(50);
   if (chance(20)) o.chunks = {draw(1, 100), draw(0, 2), draw(0, 2)};
   o.key_bias = chance(25);
+  o.key_bias_base = o.key_bias && chance(50);
+  o.temperature = chance(25);
   for (PairOptions* pairs : {&o.pair_bias, &o.pair_mask}) {
     *pairs = {.exists = chance(25), .shares_batch = chance(50), .shares_heads = chance(50)};
   }

@@ -124,6 +124,10 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.keys = c.memory.data();
          c.in.relative.dim = 1;
        }},
+      {"attention: key_bias_low: comes with key_bias_base, both or neither",
+       [](C& c) { c.in.key_bias_base = c.memory.data(); }},
+      {"attention: key_bias_low: is there without key_bias",
+       [](C& c) { c.in.key_bias_low = c.in.key_bias_base = c.memory.data(); }},
       {"attention: dropout: is 1.500000, expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
       {"attention: dropout: is nan, expected 0 to 1",
        [](C& c) { c.in.dropout.rate = std::nan(""); }},
@@ -180,6 +184,8 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
        }},
       {"attention: d_key_bias: a gradient of a bias that is not there",
        [](C& c) { c.gradient.key_bias = c.memory.data(); }},
+      {"attention: d_temperature: a gradient of a temperature that is not there",
+       [](C& c) { c.gradient.temperature = c.memory.data(); }},
       {"attention: d_pair_bias: a gradient of a bias that is not there",
        [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
       {"attention: d_pair_bias: its rows share memory",

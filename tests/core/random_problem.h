@@ -130,6 +130,8 @@ struct ProblemOptions {
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
   const TableLayout* layout = nullptr;
   bool key_bias = false;
+  bool key_bias_base = false;  // the key bias in two parts, with a base for each row
+  bool temperature = false;
   PairOptions pair_bias = {};
   PairOptions pair_mask = {};
   const TableLayout* relative = nullptr;  // null: neither relative keys nor values
@@ -171,7 +173,8 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   list(" offsets", o.query_offsets);
   if (!o.query_segments.empty()) out << " segments";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
-             << (o.key_bias ? " key bias" : "") << Describe(" pair bias", o.pair_bias)
+             << (o.key_bias ? " key bias" : "") << (o.key_bias_base ? " with base" : "")
+             << (o.temperature ? " temperature" : "") << Describe(" pair bias", o.pair_bias)
              << Describe(" pair mask", o.pair_mask)
              << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
              << (o.relative && o.relative_values ? " relative values" : "")
@@ -225,7 +228,8 @@ struct Problem {
   ProblemOptions options;
   Array<T> x = {}, y = {}, v = {}, d_o = {};
   std::vector<T> row = {}, column = {}, head = {}, factor = {}, bias = {}, d_lse = {};
-  std::vector<T> key_bias = {}, relative_keys = {}, relative_values = {};
+  std::vector<T> key_bias = {}, key_bias_low = {}, key_bias_base = {}, temperature = {};
+  std::vector<T> relative_keys = {}, relative_values = {};
   Array<T> relative_query = {}, pair_bias = {};
   Array<uint8_t> pair_mask = {};
   T relative_factor = T(0.75);
@@ -278,6 +282,9 @@ struct Problem {
             .bias = to(bias),
             .d_lse = to(d_lse),
             .key_bias = to(key_bias),
+            .key_bias_low = to(key_bias_low),
+            .key_bias_base = to(key_bias_base),
+            .temperature = to(temperature),
             .relative_keys = to(relative_keys),
             .relative_values = to(relative_values),
             .relative_query = Array<double>(relative_query),
@@ -300,6 +307,11 @@ struct Problem {
       in.bias = {bias.data(), bias_stride(), options.layout};
     }
     if (options.key_bias) in.key_bias = key_bias.data();
+    if (options.key_bias_base) {
+      in.key_bias_low = key_bias_low.data();
+      in.key_bias_base = key_bias_base.data();
+    }
+    if (options.temperature) in.temperature = temperature.data();
     if (options.pair_bias.exists) in.pair_bias = PairView(pair_bias.view(), options.pair_bias);
     if (options.relative != nullptr) {
       in.relative.layout = options.relative;
@@ -370,6 +382,7 @@ struct Problem {
       gradient.bias = {pointer("d_bias", bias), bias_stride(), options.layout};
     }
     if (options.key_bias) gradient.key_bias = pointer("d_key_bias", key_bias);
+    if (options.temperature) gradient.temperature = pointer("d_temperature", temperature);
     if (options.pair_bias.exists) {
       gradient.pair_bias = PairView(view("d_pair_bias", pair_bias), options.pair_bias);
     }
@@ -460,6 +473,11 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     p.bias = vector(tables * n.heads * p.bias_size(), unit);
   }
   if (options.key_bias) p.key_bias = vector(n.batch * n.heads * n.keys, unit);
+  if (options.key_bias_base) {
+    p.key_bias_low = vector(n.batch * n.heads * n.keys, [&] { return unit() / 1024; });
+    p.key_bias_base = vector(n.batch * n.heads * n.queries, unit);
+  }
+  if (options.temperature) p.temperature = vector(n.batch * n.heads * n.queries, positive);
   const auto pairs = [&](const PairOptions& of) {
     return std::array<int64_t, 4>{of.shares_batch ? std::min<int64_t>(1, n.batch) : n.batch,
                                   of.shares_heads ? std::min<int64_t>(1, n.heads) : n.heads,

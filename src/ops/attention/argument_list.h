@@ -8,7 +8,8 @@
 //   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")
 //   ARGUMENT(double, dropout, 0, kOption, "")
 //
-// with the member's type, name, initial value, kind and shape. Arguments with gradients come first.
+// with the member's type, name, initial value, kind and shape. Arguments with gradients come first;
+// a constant is of their type and has none.
 // A shape has a letter for each axis, the same for the same length throughout the list; "1|H" is an
 // axis of one entry for all, or of H.
 #ifndef GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
@@ -44,7 +45,7 @@ inline at::Tensor OrUndefined(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
-enum class ArgumentKind { kDifferentiable, kInteger, kOption };
+enum class ArgumentKind { kDifferentiable, kConstant, kInteger, kBoolean, kOption };
 
 // The axes of a tensor: their letters, or digits for a length, and which of them may have one entry
 // for all.
@@ -289,14 +290,17 @@ class AxisLengths {
 void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
                   const AxisLetters& shape, at::ScalarType dtype, AxisLengths<int64_t>& lengths);
 
-// The same for all tensors of the arguments: those with gradients have the dtype of the first.
+// The same for all tensors of the arguments: those with gradients, and constants, have the dtype of
+// the first.
 template <class Arguments>
 void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   static constexpr auto kFields = Arguments::Fields();
   FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
     if (!tensor) return;
-    const at::ScalarType dtype =
-        kFields[n].kind == ArgumentKind::kInteger ? at::kLong : arguments.x.scalar_type();
+    const ArgumentKind kind = kFields[n].kind;
+    const at::ScalarType dtype = kind == ArgumentKind::kInteger   ? at::kLong
+                                 : kind == ArgumentKind::kBoolean ? at::kBool
+                                                                  : arguments.x.scalar_type();
     ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype, lengths);
   });
 }
@@ -332,6 +336,15 @@ Outputs EmptyOutputs(const Arguments& arguments) {
     return at::empty_symint(lengths.Sizes(shape), arguments.x.options());
   };
   return {make(Arguments::kOutputs[0]), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
+}
+
+// The place of an argument in its list.
+template <class Arguments>
+size_t IndexOf(std::string_view name) {
+  static constexpr auto kFields = Arguments::Fields();
+  size_t n = 0;
+  while (kFields.at(n).name != name) ++n;
+  return n;
 }
 
 // The tensors that the forward operator takes and returns, by name, and their axes.

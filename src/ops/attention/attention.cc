@@ -162,6 +162,8 @@ CallArguments ArgumentsOf(const AttentionOptions& options) {
   arguments.scale = options.scale();
   arguments.chunks = options.chunks();
   arguments.sink = options.sink();
+  arguments.mask = options.mask();
+  arguments.temperature = options.temperature();
   arguments.dropout = options.dropout();
   if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
   arguments.aggregation = options.aggregation();

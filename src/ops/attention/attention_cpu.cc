@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <string>
@@ -41,6 +42,11 @@ class Arguments {
     head_scalars_ = Contiguous(a.head_scalars);
     factor_ = a.factor.contiguous();
     key_bias_ = Contiguous(a.key_bias);
+    key_bias_low_ = Contiguous(a.key_bias_low);
+    key_bias_base_ = Contiguous(a.key_bias_base);
+    temperature_ = Contiguous(a.temperature);
+    if (a.pair_bias) pair_bias_ = WithRows(*a.pair_bias);
+    if (a.mask) pair_mask_ = WithRows(*a.mask);
     query_offsets_ = QueryOffsets(a.query_offsets);
     SetBias(a);
     SetRelative(a);
@@ -73,6 +79,12 @@ class Arguments {
     input.factor = Data<T>(factor_);
     input.bias = {Data<T>(bias_), BiasBatchStride(), bias_layout_.get()};
     input.key_bias = Data<T>(key_bias_);
+    input.key_bias_low = Data<T>(key_bias_low_);
+    input.key_bias_base = Data<T>(key_bias_base_);
+    input.temperature = Data<T>(temperature_);
+    if (pair_bias_.defined()) {
+      input.pair_bias = {pair_bias_.const_data_ptr<T>(), PairStrides(pair_bias_)};
+    }
     if (relative_layout_) {
       input.relative.layout = relative_layout_.get();
       if (relative_keys_.defined()) {
@@ -99,6 +111,13 @@ class Arguments {
     return {table, BiasBatchStride(), bias_layout_.get()};
   }
 
+  // The same of the bias of pairs: what batch or heads share is summed over them.
+  template <class T>
+  static View<T> PairGradient(at::Tensor& gradient) {
+    if (gradient.numel() == 0) return {};
+    return {gradient.data_ptr<T>(), PairStrides(gradient)};
+  }
+
   // No pair of a query and a key.
   bool empty() const { return shape_.batch * shape_.heads * shape_.queries * shape_.keys == 0; }
 
@@ -116,6 +135,12 @@ class Arguments {
 
   int64_t BiasBatchStride() const {
     return bias_.defined() && bias_.size(0) > 1 ? bias_.size(1) * bias_.size(2) : 0;
+  }
+
+  // Of an array (1 or B, 1 or H, Lq, Lk): 0 along what is shared.
+  static std::array<int64_t, 3> PairStrides(const at::Tensor& pairs) {
+    return {pairs.size(0) > 1 ? pairs.stride(0) : 0, pairs.size(1) > 1 ? pairs.stride(1) : 0,
+            pairs.stride(2)};
   }
 
   static bool PerHead(const at::Tensor& table) { return table.defined() && table.size(0) > 1; }
@@ -195,6 +220,11 @@ class Arguments {
     key_segments_ = SegmentIds("key_segments", a.key_segments);
     mask_.query_segments = Data<int32_t>(query_segments_);
     mask_.key_segments = Data<int32_t>(key_segments_);
+    if (pair_mask_.defined()) {
+      // One byte, 0 or 1, for each pair.
+      mask_.pairs = {static_cast<const uint8_t*>(pair_mask_.const_data_ptr()),
+                     PairStrides(pair_mask_)};
+    }
     mask_.key_starts = Data<int64_t>(key_starts_);
     mask_.key_lengths = Data<int64_t>(key_lengths_);
     if (a.left) mask_.left = Concrete(*a.left);
@@ -239,7 +269,7 @@ class Arguments {
   }
 
   at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, bias_, key_bias_,
-      relative_query_, relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_,
+      key_bias_low_, key_bias_base_, pair_bias_, pair_mask_, temperature_, relative_query_, relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_,
       query_segments_, key_segments_;
   const PairFunction* function_;
   AxisLengths<int64_t> lengths_;
@@ -299,19 +329,24 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   const AttentionBackwardInput<T> saved{Arguments::Rows<T>(o), lse.const_data_ptr<T>(),
                                         Arguments::Rows<T>(d_o), Data<T>(d_lse),
                                         statistics.const_data_ptr<T>()};
+  const auto of = [&](std::string_view name) -> at::Tensor& {
+    return gradients[IndexOf<OperatorArguments>(name)];
+  };
   AttentionGradient<T> gradient;
-  gradient.x = MutableRows<T>(gradients[0]);
-  gradient.y = MutableRows<T>(gradients[1]);
-  gradient.v = MutableRows<T>(gradients[2]);
-  gradient.row_scalars = MutableData<T>(gradients[3]);
-  gradient.column_scalars = MutableData<T>(gradients[4]);
-  gradient.head_scalars = MutableData<T>(gradients[5]);
-  gradient.factor = MutableData<T>(gradients[6]);
-  gradient.bias = arguments.BiasGradient(MutableData<T>(gradients[7]));
-  gradient.key_bias = MutableData<T>(gradients[8]);
-  gradient.relative_query = MutableRows<T>(gradients[9]);
-  gradient.relative_keys = MutableData<T>(gradients[10]);
-  gradient.relative_values = MutableData<T>(gradients[11]);
+  gradient.x = MutableRows<T>(of("x"));
+  gradient.y = MutableRows<T>(of("y"));
+  gradient.v = MutableRows<T>(of("v"));
+  gradient.row_scalars = MutableData<T>(of("row_scalars"));
+  gradient.column_scalars = MutableData<T>(of("column_scalars"));
+  gradient.head_scalars = MutableData<T>(of("head_scalars"));
+  gradient.factor = MutableData<T>(of("factor"));
+  gradient.bias = arguments.BiasGradient(MutableData<T>(of("bias")));
+  gradient.key_bias = MutableData<T>(of("key_bias"));
+  gradient.pair_bias = Arguments::PairGradient<T>(of("pair_bias"));
+  gradient.temperature = MutableData<T>(of("temperature"));
+  gradient.relative_query = MutableRows<T>(of("relative_query"));
+  gradient.relative_keys = MutableData<T>(of("relative_keys"));
+  gradient.relative_values = MutableData<T>(of("relative_values"));
   Translate([&] {
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });

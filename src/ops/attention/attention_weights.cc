@@ -37,6 +37,11 @@ at::Tensor WeightsOfAllRows(const at::Tensor& q, const at::Tensor& k,
   return at::cat(parts, 3);
 }
 
+// Whether a tensor of a position has the rows of the call.
+bool HasRows(const Parameter& parameter) {
+  return parameter.index == Index::kQueries || parameter.index == Index::kPairs;
+}
+
 // Whether the position of a row is its number plus an offset, whatever rows there are beside it.
 bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
@@ -94,8 +99,23 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
                         queries, ")");
       part.query_segments = segments.narrow(-1, first, count);
     }
-    if (call.sink && call.sink->dim() == 3) part.sink = call.sink->narrow(2, first, count);
-    parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, positions, part));
+    const auto rows_of = [&](const at::Tensor& tensor, int64_t axis) {
+      const bool has_rows = tensor.dim() >= -axis && SizeOf(tensor, axis) == queries;
+      return has_rows ? tensor.narrow(axis, first, count) : tensor;
+    };
+    if (call.sink && call.sink->dim() == 3) part.sink = rows_of(*call.sink, -1);
+    if (call.mask) part.mask = rows_of(*call.mask, -2);
+    if (call.temperature) part.temperature = rows_of(*call.temperature, -1);
+    std::vector<ResolvedPosition> placed = positions;
+    for (ResolvedPosition& position : placed) {
+      auto tensor = position.tensors.begin();
+      for (const Parameter* parameter : position.entry->Tensors(position.component)) {
+        if (parameter->tensor.of_values) continue;
+        if (HasRows(*parameter)) *tensor = rows_of(*tensor, -2);
+        ++tensor;
+      }
+    }
+    parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, placed, part));
     begin = end;
   }
   if (parts.empty()) return q.new_zeros({SizeOf(q, 0), SizeOf(q, 1), 0, SizeOf(k, 2)});

@@ -164,6 +164,72 @@ at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads) {
   return log.repeat_interleave(heads / SizeOf(v, 1), 1);
 }
 
+// A bias of the keys as the operator takes it. In float64, where scores are computed in float32, it
+// goes in two parts, and each row takes off that of the key at its own position first: a sum over a
+// long past has too many digits otherwise.
+struct KeyBias {
+  at::Tensor bias;
+  OptionalTensor low = {};
+  OptionalTensor base = {};
+};
+
+KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const OffsetRange& range) {
+  if (bias.scalar_type() == computing || bias.sym_size(2) == 0) return {bias.to(computing)};
+  KeyBias split{bias.to(computing)};
+  const at::Tensor high = split.bias.detach();
+  split.low = (bias.detach() - high).to(computing);
+  const at::TensorOptions integers = bias.options().dtype(at::kLong);
+  at::Tensor positions = at::arange(range.queries, integers);
+  if (range.query_offsets) {
+    positions = positions + range.query_offsets->unsqueeze(1);
+  } else {
+    positions = positions.unsqueeze(0) + range.query_offset;
+  }
+  const at::Tensor own = positions.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
+  split.base = high.gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
+  return split;
+}
+
+// The sum of the positions of that role; undefined if there is none.
+template <class Term>
+at::Tensor SumOf(const std::vector<ResolvedPosition>& positions, PositionEntry::Role role,
+                 const Term& term) {
+  at::Tensor sum;
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->role() != role) continue;
+    const at::Tensor one = term(position);
+    sum = sum.defined() ? sum + one : one;
+  }
+  return sum;
+}
+
+// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it has
+// fewer axes, or one entry in place of them, batch and heads stay shared.
+at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
+                     std::vector<c10::SymInt> sizes) {
+  const auto axes = static_cast<int64_t>(sizes.size());
+  bool fits = tensor.dim() <= axes;
+  for (int64_t axis = -1; fits && axis >= -tensor.dim(); --axis) {
+    const c10::SymInt& length = sizes[static_cast<size_t>(axes + axis)];
+    fits = tensor.sym_size(axis) == length || tensor.sym_size(axis) == 1;
+  }
+  TORCH_CHECK_VALUE(fits, kOperation, ": ", name, " has shape ", tensor.sym_sizes(), "; expected ",
+                    expected, " = ", c10::SymIntArrayRef(sizes), ", or what broadcasts to it");
+  return tensor.expand_symint(sizes);
+}
+
+// The same of pairs of a query and a key, (1 or B, 1 or H, Lq, Lk).
+at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
+                          const at::Tensor& k) {
+  std::vector<c10::SymInt> sizes = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
+  Broadcast(name, "(B, H, Lq, Lk)", pairs, sizes);
+  // What they share is not repeated.
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1) sizes[static_cast<size_t>(axis)] = 1;
+  }
+  return pairs.expand_symint(sizes);
+}
+
 void CheckDropout(const CallArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
                     "gnomon.attention: dropout is ", arguments.dropout, "; expected 0 to 1");
@@ -314,9 +380,12 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
 
   const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
   const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
+  // Biases of keys and pairs are the same wherever the queries stand.
   const bool has_position =
       std::any_of(positions.begin(), positions.end(), [](const ResolvedPosition& position) {
-        return position.entry->role() != PositionEntry::Role::kNone;
+        const PositionEntry::Role role = position.entry->role();
+        return role != PositionEntry::Role::kNone && role != PositionEntry::Role::kKeyBias &&
+               role != PositionEntry::Role::kPairBias;
       });
   const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
 
@@ -361,15 +430,65 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
       call.key_bias =
           KeyProducts(term.key_weights, WithoutHidden(k, key_starts, key_lengths)) * scale;
     }
+    if (!term.takes_scale) {
+      TORCH_CHECK_VALUE(!arguments.scale || entry.catalogue.takes_scale, kOperation,
+                        ": scale goes with dot and with products of q, of which there are none");
+    }
     call.relative_query = std::move(term.query);
     call.relative_keys = std::move(term.keys);
     if (term.values.defined()) call.relative_values = std::move(term.values);
     call.relative_layout = term.layout;
-    call.relative_factor = scale;
+    call.relative_factor = term.takes_scale ? scale : 1;
+  }
+  const at::Tensor key_bias =
+      SumOf(positions, PositionEntry::Role::kKeyBias, [&](const ResolvedPosition& position) {
+        const at::Tensor& given = position.tensors[0];
+        TORCH_CHECK_VALUE(
+            given.dim() == 3 && (given.sym_size(0) == 1 || given.sym_size(0) == q.sym_size(0)) &&
+                given.sym_size(1) == range.heads && given.sym_size(2) == range.keys,
+            kOperation, ": the tensor of ", position.component.name(), " has shape ",
+            given.sym_sizes(), "; expected (1 or B, H, Lk) = (", q.sym_size(0), ", ", range.heads,
+            ", ", range.keys, ")");
+        // What lies outside may be anything, and sums go over it.
+        const at::Tensor seen =
+            WithoutHidden(given.unsqueeze(3), key_starts, key_lengths).squeeze(3);
+        return position.entry->bias(position.component, {seen}, range);
+      });
+  if (key_bias.defined()) {
+    const at::Tensor sum = call.key_bias ? *call.key_bias + key_bias : key_bias;
+    KeyBias split = SplitKeyBias(
+        sum.expand_symint({q.sym_size(0), q.sym_size(1), k.sym_size(2)}), computing, range);
+    call.key_bias = std::move(split.bias);
+    call.key_bias_low = std::move(split.low);
+    call.key_bias_base = std::move(split.base);
+  }
+  const at::Tensor pair_bias =
+      SumOf(positions, PositionEntry::Role::kPairBias, [&](const ResolvedPosition& position) {
+        return BroadcastPairs(("the tensor of " + position.component.name()).c_str(),
+                              position.entry->bias(position.component, position.tensors, range), q,
+                              k);
+      });
+  if (pair_bias.defined()) call.pair_bias = pair_bias;
+  if (arguments.mask) {
+    TORCH_CHECK_TYPE(arguments.mask->scalar_type() == at::kBool, kOperation, ": mask has dtype ",
+                     arguments.mask->scalar_type(),
+                     "; expected bool, or numbers to be added to the scores as position.PairBias");
+    TORCH_CHECK_TYPE(arguments.mask->device() == q.device(), kOperation, ": mask is on ",
+                     arguments.mask->device(), " and q on ", q.device(), "; expected the same");
+    call.mask = BroadcastPairs("mask", *arguments.mask, q, k);
+  }
+  if (arguments.temperature) {
+    call.temperature =
+        Broadcast("temperature", "(B, H, Lq)",
+                  AsParameter(*arguments.temperature, q_in, "gnomon.attention: temperature"),
+                  {q.sym_size(0), q.sym_size(1), q.sym_size(2)});
   }
   at::Tensor value = v;
   if (arguments.aggregation == "einstein_midpoint") {
     value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
+    // The factors are no part of the scores.
+    TORCH_CHECK_NOT_IMPLEMENTED(!arguments.temperature, kOperation,
+                                ": temperature with aggregation = einstein_midpoint");
     const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
     call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
   } else {
@@ -417,12 +536,16 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                                              at::TensorOptions().dtype(at::kLong));
   }
   auto [o, lse, statistics] = AttentionOperator::CallForward(call);
+  if (arguments.sink || returns_lse) {
+    if (call.key_bias_base) lse = lse + *call.key_bias_base;
+    if (tokens.row_constant) {
+      const at::Tensor constant = tokens.row_constant();
+      lse = lse + (call.temperature ? constant * *call.temperature : constant);
+    }
+  }
   if (arguments.sink) {
-    if (tokens.row_constant) lse = lse + tokens.row_constant();
     const at::Tensor sink = AsParameter(*arguments.sink, q_in, "gnomon.attention: sink");
     std::tie(o, lse) = AddSink(o, lse, sink);
-  } else if (returns_lse && tokens.row_constant) {
-    lse = lse + tokens.row_constant();
   }
   if (!returns_lse) {
     const at::Tensor empty = at::empty({0}, o.options());

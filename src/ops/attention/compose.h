@@ -36,7 +36,8 @@ struct ResolvedPosition {
 // after its own; query_offsets (B,) goes instead of query_offset; seed () or (1,) int64 is drawn by
 // Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of values in
 // the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key has no
-// value.
+// value; mask says which pairs are seen, and broadcasts to (B, H, Lq, Lk); temperature multiplies
+// scores, and broadcasts to (B, H, Lq).
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -52,7 +53,9 @@ struct ResolvedPosition {
   ARGUMENT(double, dropout, 0, kOption, "")                              \
   ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                      \
   ARGUMENT(std::string, aggregation, "mean", kOption, "")                \
-  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")
+  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")               \
+  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "")                      \
+  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "")
 
 struct CallArguments {
   GNOMON_ARGUMENTS(GNOMON_CALL_ARGUMENTS)

@@ -18,6 +18,7 @@ struct ContentTerm {
   at::Tensor values = {};       // (1 or H, n, Dv); undefined: none
   at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
   std::string layout;           // of OperatorArguments::relative_layout
+  bool takes_scale = true;      // whether the argument `scale` multiplies its products
 };
 
 // What a call says of itself.

@@ -35,7 +35,8 @@ class WithoutAutocast {
 // s the pair function's scalars of rows, columns and heads.
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
-// the grid. query_offset counts where query_offsets is absent. left and right are those of the
+// the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
+// (gnomon/attention.h). query_offset counts where query_offsets is absent. left and right are those of the
 // window, chunks the size of chunks and how many a query sees before and after its own, grid the
 // prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16 says whether x, y
 // and v hold numbers of bfloat16. relative_layout says how the m rows of relative keys and values
@@ -55,9 +56,14 @@ class WithoutAutocast {
   ARGUMENT(at::Tensor, factor, {}, kDifferentiable, "H")                    \
   ARGUMENT(OptionalTensor, bias, {}, kDifferentiable, "1|B H n")            \
   ARGUMENT(OptionalTensor, key_bias, {}, kDifferentiable, "B H K")          \
+  ARGUMENT(OptionalTensor, pair_bias, {}, kDifferentiable, "1|B 1|H Q K")   \
+  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")       \
   ARGUMENT(OptionalTensor, relative_query, {}, kDifferentiable, "B H Q R")  \
   ARGUMENT(OptionalTensor, relative_keys, {}, kDifferentiable, "1|H m R")   \
   ARGUMENT(OptionalTensor, relative_values, {}, kDifferentiable, "1|H m V") \
+  ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")            \
+  ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")           \
+  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")               \
   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")                   \
   ARGUMENT(OptionalTensor, key_lengths, {}, kInteger, "B")                  \
   ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")                \

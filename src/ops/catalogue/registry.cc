@@ -185,8 +185,10 @@ const char* KindName(Kind kind) {
 }
 
 const char* IndexName(Index index) {
-  constexpr const char* kNames[] = {"",     "buckets", "offsets",    "near_offsets", "distances",
-                                    "keys", "grid",    "first_axis", "second_axis"};
+  constexpr std::array kNames = {"",          "buckets",     "offsets",    "near_offsets",
+                                 "distances", "keys",        "key_entries", "grid",
+                                 "first_axis", "second_axis", "queries",    "pairs"};
+  static_assert(kNames.size() == static_cast<size_t>(Index::kPairs) + 1);
   return kNames[static_cast<size_t>(index)];
 }
 
@@ -251,8 +253,9 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
 }  // namespace
 
 const char* RoleName(Role role) {
-  constexpr const char* kNames[] = {"similarity", "none",      "embedding", "rotation",
-                                    "bias",       "grid_bias", "content"};
+  constexpr std::array kNames = {"similarity", "none",     "embedding", "rotation", "bias",
+                                 "grid_bias",  "key_bias", "pair_bias", "content"};
+  static_assert(kNames.size() == static_cast<size_t>(Role::kContent) + 1);
   return kNames[static_cast<size_t>(role)];
 }
 
@@ -270,6 +273,7 @@ bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {
 
 std::string CatalogueEntry::use() const {
   if (role == Role::kEmbedding) return "modules, beside attention()";
+  if (role == Role::kKeyBias || role == Role::kPairBias) return "attention()";
   std::string text = "attention(), modules";
   if (needs_dot) text += "; dot";
   if (needs_causal) text += needs_dot ? " and causal" : "; causal";
@@ -520,6 +524,13 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
   TORCH_CHECK_VALUE(acts(entry), operation, ": position ", component.name(),
                     " is added to the embeddings and does nothing here; expected it in ",
                     "gnomon.nn.TokenPosition");
+  for (const Parameter* parameter : entry.Tensors(component)) {
+    const bool is_given = component.IsTensor(parameter->name) || parameter->tensor.start != nullptr;
+    TORCH_CHECK_VALUE(is_given, operation, ": position ", component.name(), " without its ",
+                      parameter->name, ", a tensor ", parameter->meaning,
+                      "; expected gnomon.position.", entry.catalogue.class_name, "(",
+                      parameter->name, ")");
+  }
   return entry;
 }
 

@@ -39,7 +39,8 @@ struct CallLengths {
 // start * exp(5 theta) where it is learned, or a table as it is.
 struct TensorUse {
   // The start in a module, float64: (H,), or the whole table; null of a similarity's parameter,
-  // which starts where the scores of N(0, 1) tokens have a spread of 1.
+  // which starts where the scores of N(0, 1) tokens have a spread of 1, and of a table that belongs
+  // to a call, or that the caller holds.
   at::Tensor (*start)(const Component& component, const ModuleShape& shape) = nullptr;
   // Of one value a head: where the specification does not say.
   bool learned = true;
@@ -136,7 +137,10 @@ struct PositionEntry {
 
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
-  OffsetBiasFunction bias = nullptr;      // of Role::kBias
+  // Of Role::kBias: (H, entries), by offset. Of Role::kKeyBias: (1 or B, H, Lk), of which none is
+  // infinite, in the type of the scores or in float64, which is then kept to its digits. Of
+  // Role::kPairBias: what broadcasts to (B, H, Lq, Lk).
+  OffsetBiasFunction bias = nullptr;
   RotationFunction rotate = nullptr;      // of Role::kRotation
   TokenEncoderFactory encoder = nullptr;  // of Role::kEmbedding
   ContentFunction content = nullptr;      // of Role::kContent

@@ -16,13 +16,6 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
           .head_scalars = (scale / cap).unsqueeze(0)};
 }
 
-Parameter Softcap() {
-  Parameter softcap = PositiveNumber("softcap", "");
-  softcap.meaning = "scores lie between it and its negative";
-  softcap.otherwise = "none";
-  return softcap;
-}
-
 const RegisterSimilarity dot({
     .catalogue =
         {.name = "dot",

@@ -22,7 +22,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from gnomon._encodings import alibi_slopes
 from gnomon.integrations.transformers._interface import OPERATOR, attend, refusal, refuse
 from gnomon.integrations.transformers._masks import Mask, given_or_plain
-from gnomon.position import T5, ALiBi, GridBias
+from gnomon.position import T5, ALiBi, GridBias, PairBias, Position
 
 #: The value of attn_implementation.
 NAME = "gnomon"
@@ -80,14 +80,12 @@ def _t5_forward(
     hidden_states: Tensor,
     mask: Mask | Tensor | None = None,
     key_value_states: Tensor | None = None,
-    position_bias: T5 | Tensor | None = None,
+    position_bias: Position | Tensor | None = None,
     past_key_values: Any = None,
     **kwargs: object,
-) -> tuple[Tensor, T5 | None, None]:
+) -> tuple[Tensor, Position | None, None]:
     """The first layer makes the bias and hands it on, as a term instead of an array."""
     refuse(kwargs)
-    if isinstance(position_bias, Tensor):
-        raise refusal("position_bias")
     heads = (layer.n_heads, layer.key_value_proj_dim)
     q = layer.q(hidden_states).unflatten(2, heads).transpose(1, 2)
     crosses = key_value_states is not None
@@ -110,6 +108,8 @@ def _t5_forward(
             bidirectional=not layer.is_decoder,
             max_distance=layer.relative_attention_max_distance,
         )
+    elif isinstance(position_bias, Tensor):
+        position_bias = PairBias(position_bias.to(q.dtype))
     o = attend(
         layer,
         q,

@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from gnomon._attention import attention
 from gnomon.integrations.transformers._masks import Mask, both, given_or_plain, read_array, seen_by
-from gnomon.position import Position
+from gnomon.position import PairBias, Position
 from gnomon.similarity import Dot
 
 OPERATOR = "gnomon.integrations.transformers"
@@ -22,7 +22,6 @@ SIMILARITY = "gnomon_similarity"
 _REFUSED = {
     "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
     "the rows that you want to see, or set_attn_implementation('eager')",
-    "position_bias": "biases as an array (position_bias); use set_attn_implementation('eager')",
     "indices": "keys chosen for each query (indices); use set_attn_implementation('eager')",
     "head_mask": "masks of heads (head_mask); use set_attn_implementation('eager')",
     "cache": "paged caches (cache); use generate() instead of generate_batch()",
@@ -67,6 +66,7 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # Some eager implementations read them from the module.
     sink = kwargs.get("s_aux")
+    bias = kwargs.get("position_bias")
     o = attend(
         module,
         query,
@@ -75,6 +75,7 @@ def attention_forward(
         given_or_plain(attention_mask, query, key, bool(causal)),
         scale=scaling,
         dropout=dropout,
+        biases=() if bias is None else (bias,),
         sink=getattr(module, "sinks", None) if sink is None else sink,
         softcap=kwargs.get("softcap"),
     )
@@ -87,6 +88,8 @@ def attend(
     k: Tensor,
     v: Tensor,
     mask: Mask | Tensor,
+    *,
+    biases: tuple[Tensor, ...] = (),
     **arguments: Any,
 ) -> Tensor:
     """As call(), whose arguments it takes, of a mask that may be an array.
@@ -101,7 +104,7 @@ def attend(
         k,
         v,
         mask if isinstance(mask, Mask) else None,
-        biases=(mask,) if isinstance(mask, Tensor) and is_bias else (),
+        biases=(*biases, mask) if isinstance(mask, Tensor) and is_bias else biases,
         hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
         **arguments,
     )
@@ -147,7 +150,9 @@ def call(
             f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
             "supported; use set_attn_implementation('eager')"
         )
-    mask = _with_arrays(module, mask, biases, hidden, shape)
+    mask, left_over = _with_arrays(mask, biases, hidden, shape)
+    positions = [] if position is None else [position]
+    positions += [PairBias(bias.to(q.dtype)) for bias in left_over]
     learned = getattr(module, SIMILARITY, None)
     return attention(
         q,
@@ -155,7 +160,7 @@ def call(
         v,
         # A cap is the dot product's, as the scale is.
         similarity=Dot(softcap=softcap) if learned is None else learned(),
-        position=position,
+        position=positions,
         causal=mask.causal,
         window=mask.window,
         key_starts=mask.key_starts,
@@ -163,6 +168,7 @@ def call(
         query_segments=mask.query_segments,
         key_segments=mask.key_segments,
         query_offset=mask.query_offset,
+        mask=mask.seen,
         scale=scale if learned is None or learned.takes_scale else None,
         sink=sink,
         dropout=dropout,
@@ -170,27 +176,30 @@ def call(
 
 
 def _with_arrays(
-    module: torch.nn.Module,
     mask: Mask,
     biases: tuple[Tensor, ...],
     hidden: Tensor | None,
     shape: tuple[int, int, int, int],
-) -> Mask:
-    """A mask and those that are arrays, as one."""
-    arrays = [seen_by(bias) for bias in biases]
-    if hidden is not None:
-        arrays.append(~hidden)
+) -> tuple[Mask, list[Tensor]]:
+    """A mask and those that are arrays, as one, and the biases that are no masks."""
+    seen = [] if hidden is None else [~hidden]
+    left_over = []
+    for bias in biases:
+        array = seen_by(bias)
+        if array is None:
+            left_over.append(bias)
+        else:
+            seen.append(array)
     if mask.seen is not None:
-        arrays.append(mask.seen)
+        seen.append(mask.seen)
         mask = replace(mask, seen=None)
-    for array in arrays:
-        read = None if array is None else read_array(array, shape)
+    pairs: Tensor | None = None
+    for array in seen:
+        # A band of keys costs less than an array.
+        read = read_array(array, shape)
         together = None if read is None else both(mask, read)
-        if together is None:
-            what = "a bias as an array" if array is None else "a mask as an array that is no band"
-            raise NotImplementedError(
-                f"{OPERATOR}: {type(module).__name__} has {what}, which is not supported; use "
-                "set_attn_implementation('eager')"
-            )
-        mask = together
-    return mask
+        if together is not None:
+            mask = together
+        else:
+            pairs = array if pairs is None else pairs & array
+    return replace(mask, seen=pairs), left_over

@@ -1,0 +1,32 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& /*range*/) {
+  return tensors[0];
+}
+
+const RegisterPosition key_bias({
+    .catalogue = {.name = "key_bias",
+                  .title = "key bias",
+                  .formula = "bias[h, j], the same for all queries",
+                  .latex = R"(\text{bias}[h, j])",
+                  .note = "the same for all queries",
+                  .details = "It is the caller's, of the keys of a call. -inf masks a key.",
+                  .source = "Luong et al. 2015, Effective Approaches to Attention-based Neural "
+                            "Machine Translation (location-based attention)",
+                  .role = CatalogueEntry::Role::kKeyBias,
+                  .cost = "1 + 0",
+                  .class_name = "KeyBias"},
+    .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, H, Lk)")},
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace gnomon

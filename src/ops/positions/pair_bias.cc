@@ -1,0 +1,34 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& /*range*/) {
+  return tensors[0];
+}
+
+const RegisterPosition pair_bias({
+    .catalogue = {.name = "pair_bias",
+                  .title = "pair bias",
+                  .formula = "bias[b, h, i, j]",
+                  .latex = R"(\text{bias}[b, h, i, j])",
+                  .note = "an array of the caller's",
+                  .details = "-inf masks a pair: the float masks that other libraries add to the "
+                             "scores are this. Where batch or heads share it, its gradient is "
+                             "summed over them, in their order.",
+                  .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
+                  .role = CatalogueEntry::Role::kPairBias,
+                  .cost = "2 + 0",
+                  .class_name = "PairBias"},
+    .parameters = {Table("bias", Index::kPairs, {})
+                       .Means("(1 or B, 1 or H, Lq, Lk), or what broadcasts to it")},
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace gnomon

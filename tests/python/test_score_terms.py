@@ -1,0 +1,427 @@
+"""What scores take besides similarities and positions of offsets.
+
+Masks and biases that are the caller's arrays, biases of keys, forget gates, temperatures.
+"""
+
+from __future__ import annotations
+
+import math
+
+import formulas
+import pytest
+import torch
+from formulas import SIMILARITIES, Case, Mask
+
+import gnomon
+from gnomon.position import Forget, KeyBias, PairBias
+
+B, H, HKV, LQ, LK = 2, 4, 2, 13, 37
+
+#: The shapes of arrays of pairs.
+PAIRS = {
+    "own": (B, H, LQ, LK),
+    "heads": (B, 1, LQ, LK),
+    "batch": (1, H, LQ, LK),
+    "all": (1, 1, LQ, LK),
+    "two axes": (LQ, LK),
+    "rows": (B, 1, 1, LK),
+    "columns": (H, LQ, 1),
+}
+#: Of temperatures.
+ROWS = {"own": (B, H, LQ), "heads": (B, 1, LQ), "batch": (1, H, LQ), "rows": (LQ,), "one": ()}
+
+
+def case_of(similarity: str = "dot") -> Case:
+    """The last queries of a causal call: no row is without a key."""
+    return Case(
+        similarity, "alibi", batch=B, heads=H, key_heads=HKV, queries=LQ, keys=LK,
+        mask=Mask(causal=True, query_offset=LK - LQ),
+    )  # fmt: skip
+
+
+def random_mask(shape: tuple[int, ...]) -> torch.Tensor:
+    mask = torch.rand(shape) < 0.6
+    # A row that sees nothing.
+    if mask.dim() == 4 and shape[2] > 1:
+        mask[0, 0, 2] = False
+    return mask
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse, 0 and -inf of a row that sees nothing."""
+    sees = (scores > -math.inf).any(-1, keepdim=True)
+    scores = torch.where(sees, scores, 0.0)
+    values = v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
+    lse = scores.logsumexp(-1).masked_fill(~sees[..., 0], -math.inf)
+    return (scores.softmax(-1) * sees) @ values, lse
+
+
+def check(case: Case, inputs: dict, terms, arguments, add, dtype, mask=None) -> None:
+    """terms(p) and arguments(p) are ours; add(p) is what the formula adds to the scores."""
+    inputs = case.inputs() | inputs
+
+    def ours(p):
+        return gnomon.attention(
+            p["q"], p["k"], p["v"], similarity=SIMILARITIES[case.similarity].ours(p),
+            position=[*case.positions(p), *terms(p)], return_lse=True, mask=mask,
+            **(case.arguments() | arguments(p)),
+        )  # fmt: skip
+
+    def theirs(p):
+        scores = case.scores(p)
+        visible = scores > -math.inf
+        if mask is not None:
+            visible = visible & mask
+        scores = (torch.where(visible, scores, 0.0) + add(p)) * temperature_of(p)
+        return softmax(scores.masked_fill(~visible, -math.inf), p["v"])
+
+    formulas.check(ours, theirs, inputs, dtype)
+
+
+def temperature_of(p: dict) -> torch.Tensor | float:
+    return p["temperature"].unsqueeze(-1) if "temperature" in p else 1.0
+
+
+def nothing(_p: dict) -> dict:
+    return {}
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+@DTYPES
+@pytest.mark.parametrize("similarity", list(SIMILARITIES))
+def test_all_at_once(similarity, dtype):
+    torch.manual_seed(0)
+    inputs = {
+        "pairs": normal(B, 1, LQ, LK),
+        "keys": normal(B, H, LK),
+        "log_forget": torch.rand(B, H, LK, dtype=torch.float64).log(),
+        "temperature": torch.rand(B, H, LQ, dtype=torch.float64) + 0.5,
+    }
+    check(
+        case_of(similarity),
+        inputs,
+        lambda p: [PairBias(p["pairs"]), KeyBias(p["keys"]), Forget(p["log_forget"])],
+        lambda p: {"temperature": p["temperature"]},
+        lambda p: p["pairs"] + (p["keys"] - p["log_forget"].cumsum(2)).unsqueeze(2),
+        dtype,
+        random_mask((1, H, LQ, LK)),
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", list(PAIRS))
+def test_biases_of_pairs(shape, dtype):
+    torch.manual_seed(0)
+    inputs = {"pairs": normal(*PAIRS[shape])}
+    check(case_of(), inputs, lambda p: [PairBias(p["pairs"])], nothing, lambda p: p["pairs"], dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", list(PAIRS))
+def test_masks(shape, dtype):
+    torch.manual_seed(0)
+    mask = random_mask(PAIRS[shape])
+    check(case_of(), {}, lambda p: [], nothing, lambda p: 0.0, dtype, mask)
+
+
+@DTYPES
+@pytest.mark.parametrize("batch", [1, B])
+def test_biases_of_keys(batch, dtype):
+    torch.manual_seed(0)
+    inputs = {"keys": normal(batch, H, LK), "more": normal(B, H, LK)}
+    check(
+        case_of(), inputs, lambda p: [KeyBias(p["keys"]), KeyBias(p["more"])], nothing,
+        lambda p: (p["keys"] + p["more"]).unsqueeze(2), dtype,
+    )  # fmt: skip
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", list(ROWS))
+def test_temperatures(shape, dtype):
+    torch.manual_seed(0)
+    # Of any sign: what is masked stays so.
+    inputs = {"temperature": normal(*ROWS[shape])}
+    check(
+        case_of("penumbral"), inputs, lambda p: [], lambda p: {"temperature": p["temperature"]},
+        lambda p: 0.0, dtype, random_mask((B, H, LQ, LK)),
+    )  # fmt: skip
+
+
+def test_a_temperature_of_zero_and_a_number():
+    torch.manual_seed(0)
+    q, k, v = (normal(1, 2, 9, 4).requires_grad_() for _ in range(3))
+    o, lse = gnomon.attention(q, k, v, causal=True, temperature=0.0, return_lse=True)
+    counts = torch.arange(1, 10, dtype=torch.float64)
+    torch.testing.assert_close(o, v.cumsum(2) / counts[:, None])
+    torch.testing.assert_close(lse, counts.log().expand(1, 2, 9))
+    gradients = torch.autograd.grad(o.square().sum(), (q, k, v))
+    assert (gradients[0] == 0).all()
+    assert (gradients[1] == 0).all()
+    two = gnomon.attention(q, k, v, causal=True, temperature=2.0)
+    torch.testing.assert_close(two, gnomon.attention(q, k, v, causal=True, scale=2.0 / 2.0))
+
+
+def test_scalable_softmax():
+    """s log(n) of the number of keys that a row sees (Nakanishi 2025)."""
+    torch.manual_seed(0)
+    q, k, v = (normal(2, 4, 21, 8) for _ in range(3))
+    s = torch.tensor([0.3, 0.43, 0.6, 1.0], dtype=torch.float64)
+    logs = torch.arange(1, 22, dtype=torch.float64).log()
+    ours = gnomon.attention(q, k, v, causal=True, temperature=s[:, None] * logs)
+    scores = (q @ k.mT / math.sqrt(8)) * (s[:, None] * logs).unsqueeze(2)
+    hidden = torch.ones(21, 21, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(ours, scores.masked_fill(hidden, -math.inf).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "laplacian", "penumbral", "hyperboloid"])
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 1e3])
+def test_gradients_at_large_scores(similarity, scale):
+    """Within four times the error of the plain formula in float32."""
+    if similarity != "dot" and scale > 10:
+        pytest.skip("beyond the range of its map")
+    torch.manual_seed(0)
+    case = Case(
+        similarity, "alibi", heads=2, key_heads=2, queries=48, keys=48, dim=16, value_dim=16
+    )
+    inputs = case.inputs() | {
+        "temperature": torch.rand(2, 2, 48, dtype=torch.float64) + 0.5,
+        "pairs": scale * normal(1, 2, 48, 48),
+        "log_forget": torch.rand(2, 2, 48, dtype=torch.float64).log(),
+    }
+    for name in ("q", "k"):
+        inputs[name] = inputs[name] * scale
+    inputs = {name: x.float() for name, x in inputs.items()}
+
+    def ours(p):
+        return gnomon.attention(
+            p["q"], p["k"], p["v"], similarity=SIMILARITIES[similarity].ours(p),
+            position=[*case.positions(p), PairBias(p["pairs"]), Forget(p["log_forget"])],
+            temperature=p["temperature"], return_lse=True,
+        )  # fmt: skip
+
+    def theirs(p):
+        forgotten = -p["log_forget"].cumsum(2).unsqueeze(2)
+        scores = (case.scores(p) + p["pairs"] + forgotten) * p["temperature"].unsqueeze(3)
+        return softmax(scores, p["v"])
+
+    def run(attend, dtype):
+        return formulas.values_and_gradients(attend, {n: x.to(dtype) for n, x in inputs.items()})
+
+    exact, found = run(theirs, torch.float64), run(ours, torch.float32)
+    # The formula has positions in float64.
+    plain = run(lambda p: tuple(x.float() for x in theirs(p)), torch.float32)
+    for name, expected in exact.items():
+        size = expected.abs().max().clamp_min(1e-30)
+        error, allowed = ((x[name].double() - expected).abs().max() / size for x in (found, plain))
+        assert error <= max(4 * float(allowed), 1e-5), (name, float(error), float(allowed))
+
+
+def test_forget_gates_over_long_sequences():
+    """The differences of sums over 64k keys are as exact as those over a few."""
+    torch.manual_seed(0)
+    length, queries = 65536, 64
+    q = torch.randn(1, 1, queries, 16)
+    k, v = (torch.randn(1, 1, length, 16) for _ in range(2))
+    log_forget = -torch.rand(1, 1, length)  # sums to -32768
+    d_o = torch.randn(1, 1, queries, 16)
+
+    def formula(dtype):
+        leaf = log_forget.to(dtype).requires_grad_()
+        scores = q.to(dtype) @ k.to(dtype).mT / 4 - leaf.cumsum(2).unsqueeze(2)
+        hidden = torch.ones(queries, length, dtype=torch.bool).triu(length - queries + 1)
+        o = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.to(dtype)
+        return o.detach(), torch.autograd.grad(o, leaf, d_o.to(dtype))[0]
+
+    leaf = log_forget.clone().requires_grad_()
+    o = gnomon.attention(q, k, v, position=Forget(leaf), causal=True, query_offset=length - queries)
+    found = o.detach(), torch.autograd.grad(o, leaf, d_o)[0]
+    exact, plain = formula(torch.float64), formula(torch.float32)
+    for ours, expected, rounded in zip(found, exact, plain, strict=True):
+        assert (ours - expected).abs().max() <= 3e-6 * expected.abs().max()
+        # What the plain formula makes of it.
+        assert (rounded - expected).abs().max() > 1e-4 * expected.abs().max()
+
+
+def test_forget_gates_with_padding_and_offsets_of_batches():
+    torch.manual_seed(0)
+    q, k, v = normal(2, 2, 5, 8), normal(2, 2, 11, 8), normal(2, 2, 11, 8)
+    log_forget = torch.rand(2, 2, 11, dtype=torch.float64).log()
+    spoiled = log_forget.clone()
+    spoiled[0, :, :3] = math.nan
+    ours = gnomon.attention(
+        q, k, v, position=Forget(spoiled), causal=True, key_starts=[3, 0], query_offset=[6, 2]
+    )
+    offset, start = (
+        torch.tensor([6, 2])[:, None, None, None],
+        torch.tensor([3, 0])[:, None, None, None],
+    )
+    j, i = torch.arange(11), torch.arange(5)[:, None]
+    sums = log_forget.masked_fill(j < start[:, 0], 0.0).cumsum(2)
+    scores = q @ k.mT / math.sqrt(8) - sums.unsqueeze(2)
+    seen = (j <= i + offset) & (j >= start)
+    torch.testing.assert_close(ours, softmax(scores.masked_fill(~seen, -math.inf), v)[0])
+
+
+def test_nan_stays_behind_a_mask():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 16) for _ in range(3))
+    mask = torch.rand(70, 70) < 0.5
+    mask[:, 20] = False
+    mask[3, 20] = True
+    bias = torch.zeros(1, 1, 70, 70).masked_fill(~mask, -math.inf)
+    rows = torch.arange(70) != 3
+    for arguments in ({"mask": mask}, {"position": PairBias(bias)}):
+        clean = gnomon.attention(q, k, v, **arguments)
+        spoiled = [x.clone() for x in (k, v)]
+        for x in spoiled:
+            x[:, :, 20] = math.nan
+        found = gnomon.attention(q, *spoiled, **arguments)
+        assert torch.equal(found[:, :, rows], clean[:, :, rows])
+        assert found[:, :, 3].isnan().all()
+
+
+def test_prefixes():
+    """A prefix is seen by all, and what follows is causal."""
+    torch.manual_seed(0)
+    q, k, v = (normal(1, 2, 300, 8) for _ in range(3))
+    place = torch.arange(300)
+    mask = (place <= place[:, None]) | (place < 100)
+    scores = (q @ k.mT / math.sqrt(8)).masked_fill(~mask, -math.inf)
+    torch.testing.assert_close(gnomon.attention(q, k, v, mask=mask), scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 33, 16, dtype=dtype) for _ in range(3))
+    bias = torch.randn(2, 1, 33, 33, dtype=dtype)
+    keys, temperature = torch.randn(1, 4, 33), torch.rand(2, 4, 33) + 0.5
+    mask = torch.rand(33, 33) < 0.7
+    ours = gnomon.attention(
+        q, k, v, position=[PairBias(bias), KeyBias(keys)], mask=mask, temperature=temperature
+    )
+
+    def formula(to):
+        scores = q.to(to) @ k.to(to).mT / 4 + bias.to(to) + keys.to(to).unsqueeze(2)
+        scores = (scores * temperature.to(to).unsqueeze(3)).masked_fill(~mask, -math.inf)
+        return softmax(scores, v.to(to))[0]
+
+    exact = formula(torch.float64)
+    assert ours.dtype == dtype
+    assert (ours - exact).abs().max() <= 2 * (formula(dtype) - exact).abs().max()
+
+
+def test_weights_of_rows():
+    torch.manual_seed(0)
+    q, k = normal(B, H, LQ, 8), normal(B, HKV, LK, 8)
+    arguments = {
+        "position": [
+            PairBias(normal(1, H, LQ, LK)),
+            Forget(-torch.rand(B, H, LK).double()),
+            "alibi",
+        ],
+        "mask": torch.rand(B, 1, LQ, LK) < 0.7,
+        "temperature": torch.rand(B, H, LQ, dtype=torch.float64),
+        "query_offset": LK - LQ,
+    }
+    v = normal(B, HKV, LK, 5)
+    weights = gnomon.attention_weights(q, k, slice(None), **arguments)
+    values = v.repeat_interleave(H // HKV, 1)
+    torch.testing.assert_close(weights @ values, gnomon.attention(q, k, v, **arguments))
+    some = gnomon.attention_weights(q, k, [4, 5, 1], **arguments)
+    torch.testing.assert_close(some, weights[:, :, [4, 5, 1]])
+
+
+def test_compiled_mapped_and_repeatable():
+    torch.manual_seed(0)
+    q, k, v = (normal(3, 2, 4, 7, 8) for _ in range(3))
+    tensors = (
+        normal(3, 1, 1, 7, 7),
+        normal(3, 2, 4, 7),
+        -torch.rand(3, 2, 4, 7, dtype=torch.float64),
+        torch.rand(3, 2, 4, 7, dtype=torch.float64),
+    )
+    mask = torch.rand(3, 1, 4, 7, 7) < 0.8
+
+    def call(q, k, v, pairs, keys, log_forget, temperature, mask):
+        position = PairBias(pairs) + KeyBias(keys) + Forget(log_forget)
+        return gnomon.attention(
+            q, k, v, position=position, causal=True, temperature=temperature, mask=mask
+        )
+
+    def loss(*arguments):
+        return call(*arguments).square().sum()
+
+    every = (q, k, v, *tensors, mask)
+    expected = torch.stack([call(*one) for one in zip(*every, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(call)(*every), expected)
+    places = tuple(range(7))
+    mapped = torch.func.vmap(torch.func.grad(loss, places))(*every)
+    one_by_one = [torch.func.grad(loss, places)(*one) for one in zip(*every, strict=True)]
+    torch.testing.assert_close(
+        mapped, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True))
+    )
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    leaves = [x[0].clone().requires_grad_() for x in every[:7]]
+    both = [torch.autograd.grad(f(*leaves, mask[0]).sum(), leaves) for f in (call, compiled, call)]
+    assert all(torch.equal(a, b) for a, b in zip(both[0], both[2], strict=True))
+    torch.testing.assert_close(both[1], both[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"mask": torch.ones(5, 4)}, TypeError, "mask has dtype Float; expected bool, or .*PairBias"),
+        ({"mask": torch.ones(4, 4, dtype=torch.bool)}, ValueError, r"mask has shape \[4, 4\]"),
+        ({"mask": torch.ones(3, 1, 5, 5) > 0}, ValueError, r"mask has shape .*expected \(B, H, Lq"),
+        ({"mask": [[True]]}, TypeError, "mask is a list; expected a Tensor of booleans"),
+        ({"position": PairBias(torch.zeros(1, 3, 5, 5))}, ValueError, "tensor of pair_bias has shape"),
+        ({"position": PairBias(torch.zeros(5, 5).double())}, TypeError, "pair_bias has dtype Double"),
+        ({"position": KeyBias(torch.zeros(2, 5))}, ValueError, "tensor of key_bias has shape"),
+        ({"position": Forget(torch.zeros(2, 2, 4))}, ValueError, "tensor of forget has shape"),
+        ({"position": "pair_bias"}, ValueError, "pair_bias"),
+        ({"temperature": torch.zeros(2, 3, 5)}, ValueError, "temperature has shape"),
+        ({"temperature": torch.zeros(5).double()}, TypeError, "temperature has dtype"),
+        ({"temperature": "1"}, TypeError, "temperature is a str"),
+        (
+            {"temperature": 1.0, "aggregation": "einstein_midpoint"},
+            NotImplementedError,
+            "temperature with aggregation",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(wrong, error, message):
+    q = torch.zeros(2, 2, 5, 4)
+    with pytest.raises(error, match=message):
+        gnomon.attention(q, q, q, **wrong)
+
+
+def test_modules():
+    """They take masks, and a bias of their own; tensors of calls are refused by name."""
+    torch.manual_seed(0)
+    bias = normal(1, 4, 9, 9)
+    module = gnomon.nn.MultiheadAttention(
+        16, 4, position=PairBias(torch.nn.Parameter(bias))
+    ).double()
+    x = normal(2, 9, 16)
+    mask = torch.rand(2, 1, 9, 9) < 0.7
+    q, k, v = (
+        getattr(module, f"{name}_proj")(x).unflatten(2, (4, 4)).transpose(1, 2) for name in "qkv"
+    )
+    o = gnomon.attention(q, k, v, mask=mask, position=PairBias(bias))
+    expected = module.out_proj(o.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, mask=mask), expected)
+    (d_bias,) = torch.autograd.grad(
+        module(x).sum(), [p for n, p in module.named_parameters() if "bias" in n and p.dim() == 4]
+    )
+    assert d_bias.shape == bias.shape
+    with pytest.raises(
+        ValueError, match=r"position forget without its log_forget.*position.Forget"
+    ):
+        gnomon.nn.MultiheadAttention(16, 4, position="forget")
