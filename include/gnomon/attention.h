@@ -10,8 +10,8 @@
 // bias read from a table (by offset unless a layout says otherwise), E and W relative keys and
 // values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the caller's own
 // array), tau a temperature of the row, m the mask of dropout. No array of Lq x Lk numbers is ever
-// allocated, in either direction. Results are bitwise the same from run to run and for any number of
-// workers.
+// allocated, in either direction. Results are bitwise the same from run to run and for any number
+// of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 

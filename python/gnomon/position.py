@@ -26,11 +26,14 @@ __all__ = [
     "T5",
     "ALiBi",
     "AbsoluteKeys",
+    "Forget",
     "Grid",
     "GridBias",
     "HyPE",
     "Kerple",
+    "KeyBias",
     "OffsetBias",
+    "PairBias",
     "Position",
     "Relative",
     "Relative2D",
@@ -214,6 +217,68 @@ class GridBias(Position):
 
 
 @dataclass(frozen=True, eq=False)
+class Forget(Position):
+    """-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is multiplied by the gates f of the
+    keys after it, up to the query's.
+
+    The sum is exact over long sequences: it is kept in float64, and rows take off that of the
+    key at their own position. lse and sinks take it as it is, without the query's own sum.
+
+    Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
+
+    Args:
+        log_forget: (1 or B, H, Lk), the logarithm of each key's gate, finite and at most 0:
+            logsigmoid of a projection of its token.
+    """
+
+    log_forget: Tensor
+
+    _name: ClassVar[str] = "forget"
+    _tensors: ClassVar[tuple[str, ...]] = ("log_forget",)
+    _tables: ClassVar[tuple[str, ...]] = ("log_forget",)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias(Position):
+    """bias[h, j], the same for all queries.
+
+    It is the caller's, of the keys of a call. -inf masks a key.
+
+    Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation
+    (location-based attention).
+
+    Args:
+        bias: (1 or B, H, Lk).
+    """
+
+    bias: Tensor
+
+    _name: ClassVar[str] = "key_bias"
+    _tensors: ClassVar[tuple[str, ...]] = ("bias",)
+    _tables: ClassVar[tuple[str, ...]] = ("bias",)
+
+
+@dataclass(frozen=True, eq=False)
+class PairBias(Position):
+    """bias[b, h, i, j].
+
+    -inf masks a pair: the float masks that other libraries add to the scores are this. Where
+    batch or heads share it, its gradient is summed over them, in their order.
+
+    Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
+
+    Args:
+        bias: (1 or B, 1 or H, Lq, Lk), or what broadcasts to it.
+    """
+
+    bias: Tensor
+
+    _name: ClassVar[str] = "pair_bias"
+    _tensors: ClassVar[tuple[str, ...]] = ("bias",)
+    _tables: ClassVar[tuple[str, ...]] = ("bias",)
+
+
+@dataclass(frozen=True, eq=False)
 class AbsoluteKeys(Position):
     """q_i.R[j] scale: learned absolute positions inside attention.
 
@@ -233,9 +298,11 @@ class AbsoluteKeys(Position):
 @dataclass(frozen=True, eq=False)
 class Relative(Position):
     """q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset]
-    for v_j; far: the nearest row, or none.
+    for v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
 
-    A table that has the future first is this one with its rows reversed, table.flip(-2).
+    A table that has the future first is this one with its rows reversed, table.flip(-2). A query
+    of its own, projected from the tokens to a few columns for a table that heads share, is the
+    content-conditioned bias of models of 2026.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019,
     Music Transformer.
@@ -247,27 +314,35 @@ class Relative(Position):
         far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang
             et al.).
         values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
+        query: (B, H, Lq, Dr), what multiplies the rows instead of q: the table then has Dr columns,
+            and the products are not scaled.
     """
 
     table: Tensor
     max_offset: int
     far: str = "clip"
     values: Tensor | None = None
+    query: Tensor | None = None
 
     _name: ClassVar[str] = "relative"
-    _tensors: ClassVar[tuple[str, ...]] = ("table", "values")
-    _tables: ClassVar[tuple[str, ...]] = ("table", "values")
+    _tensors: ClassVar[tuple[str, ...]] = ("table", "values", "query")
+    _tables: ClassVar[tuple[str, ...]] = ("table", "values", "query")
     _options: ClassVar[tuple[str, ...]] = ("max_offset", "far")
 
     @classmethod
     def from_future_first(
-        cls, table: Tensor, max_offset: int, far: str = "clip", values: Tensor | None = None
+        cls,
+        table: Tensor,
+        max_offset: int,
+        far: str = "clip",
+        values: Tensor | None = None,
+        query: Tensor | None = None,
     ) -> Relative:
         """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
         table = reversed_rows("position.Relative", "table", table)
         if values is not None:
             values = reversed_rows("position.Relative", "values", values)
-        return cls(table, max_offset, far, values)
+        return cls(table, max_offset, far, values, query)
 
 
 @dataclass(frozen=True, eq=False)

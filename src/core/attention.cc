@@ -65,8 +65,8 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   }
   Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
           "key_bias_low", "comes with key_bias_base, both or neither");
-  Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr, "key_bias_low",
-          "is there without key_bias");
+  Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr,
+          "key_bias_low", "is there without key_bias");
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
     Fail("dropout", "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
   }

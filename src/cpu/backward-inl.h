@@ -560,9 +560,9 @@ class BackwardPass {
           terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
         }
       } else {
-        sums = TileRowGradient<Definition, false>(weights, d_scores, at.count, open, row,
-                                                  scalars.data(), d_scalars.data(), factor, nullptr,
-                                                  nullptr, softmax, balances(), view, sums_of_heads);
+        sums = TileRowGradient<Definition, false>(
+            weights, d_scores, at.count, open, row, scalars.data(), d_scalars.data(), factor,
+            nullptr, nullptr, softmax, balances(), view, sums_of_heads);
       }
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
@@ -684,10 +684,9 @@ class BackwardPass {
   }
 
   // The sum of products of two rows over what has a weight: elsewhere they may be infinite.
-  static float SumOfSeen(int64_t columns, const float* HWY_RESTRICT weights,
-                         const float* x, const float* HWY_RESTRICT y) {
-    return Sum(columns,
-               [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
+  static float SumOfSeen(int64_t columns, const float* HWY_RESTRICT weights, const float* x,
+                         const float* HWY_RESTRICT y) {
+    return Sum(columns, [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
   }
 
   void FinishRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {

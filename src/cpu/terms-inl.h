@@ -123,8 +123,8 @@ class BiasTable {
   std::vector<char> masks_;
 };
 
-// The keys' biases in units of log2, or as they are where rows take a base off them first, with room
-// to read whole panels.
+// The keys' biases in units of log2, or as they are where rows take a base off them first, with
+// room to read whole panels.
 class KeyBias {
  public:
   explicit KeyBias(const AttentionInput<float>& in)
@@ -468,8 +468,9 @@ class Terms {
     return scratch;
   }
 
-  // Where a row's gradients of its scores, temperature included, are to be added: in place if they are wanted in one row
-  // of memory, else in zeroed `scratch`, from which SpreadGradient takes them; null if nowhere.
+  // Where a row's gradients of its scores, temperature included, are to be added: in place if they
+  // are wanted in one row of memory, else in zeroed `scratch`, from which SpreadGradient takes
+  // them; null if nowhere.
   float* GradientRow(const TileRow& row, const ScoreGradients& to, float* scratch) const {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {

@@ -316,7 +316,9 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
           const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
           // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
           const double d_tempered = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
-          if (grad.temperature) grad.temperature[row] += d_tempered * problem.PlainScore(b, h, i, j, f);
+          if (grad.temperature) {
+            grad.temperature[row] += d_tempered * problem.PlainScore(b, h, i, j, f);
+          }
           const double d_score = problem.Temperature(b, h, i) * d_tempered;
           const double d_f = in.factor[h] * d_score;
           if (grad.v.data) {

@@ -44,6 +44,8 @@ class Content:
     # (H, D) that every key is multiplied by, and that q is added to for the rows.
     u: str | None = None
     v: str | None = None
+    # What is multiplied by the rows instead of q, without the scale.
+    query: str | None = None
     causal: bool = False
     dot_only: bool = False
 
@@ -74,15 +76,17 @@ class ContentCase(Case):
         scale = default if self.scale is None else self.scale
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         query = inputs["q"] + (inputs[content.v][:, None, :] if content.v else 0)
+        if content.query:
+            query, scale = inputs[content.query], 1.0
         rows = content.rows(inputs, i, j, self).expand(
-            self.batch, self.heads, self.queries, self.keys, self.dim
+            self.batch, self.heads, self.queries, self.keys, query.shape[-1]
         )
         added = torch.einsum("bhid,bhijd->bhij", query, rows)
         if content.u:
             added = added + torch.einsum("hd,bhjd->bhj", inputs[content.u], k)[:, :, None]
         scores = super().scores(inputs)
         if self.similarity == "dot" and self.scale is not None:
-            scores = scores + (scale - default) * inputs["q"] @ k.transpose(-1, -2)
+            scores = scores + (self.scale - default) * inputs["q"] @ k.transpose(-1, -2)
         scores = scores + scale * added
         sees = (scores > -math.inf).any(-1, keepdim=True)
         weights = torch.where(sees, scores, 0.0).softmax(-1) * sees
@@ -174,6 +178,27 @@ CONTENT = {
         },
         clipped(2, "table"),
         clipped(2, "values"),
+    ),
+    "query of its own": Content(
+        lambda p, case: Relative(p["table"], 5, far="zero", query=p["own"]),
+        lambda case: {
+            "table": table(11, 3),
+            "own": table(case.batch, case.heads, case.queries, 3),
+        },
+        zero_beyond(5, "table"),
+        query="own",
+    ),
+    "query of its own and values": Content(
+        lambda p, case: Relative(p["table"], 4, values=p["values"], query=p["own"]),
+        lambda case: {
+            "table": table(case.heads, 5, 7),
+            "values": table(5, case.value_dim),
+            "own": table(case.batch, case.heads, case.queries, 7),
+        },
+        past_only(4, "table"),
+        past_only(4, "values"),
+        query="own",
+        causal=True,
     ),
     "past": Content(
         lambda p, case: Relative(p["table"], 6, values=p["values"]),

@@ -207,15 +207,15 @@ def test_gradients_at_large_scores(similarity, scale):
 
     def theirs(p):
         forgotten = -p["log_forget"].cumsum(2).unsqueeze(2)
-        scores = (case.scores(p) + p["pairs"] + forgotten) * p["temperature"].unsqueeze(3)
-        return softmax(scores, p["v"])
+        # Its positions are in float64.
+        scores = case.scores(p).to(p["v"].dtype) + p["pairs"] + forgotten
+        return softmax(scores * p["temperature"].unsqueeze(3), p["v"])
 
     def run(attend, dtype):
         return formulas.values_and_gradients(attend, {n: x.to(dtype) for n, x in inputs.items()})
 
     exact, found = run(theirs, torch.float64), run(ours, torch.float32)
-    # The formula has positions in float64.
-    plain = run(lambda p: tuple(x.float() for x in theirs(p)), torch.float32)
+    plain = run(theirs, torch.float32)
     for name, expected in exact.items():
         size = expected.abs().max().clamp_min(1e-30)
         error, allowed = ((x[name].double() - expected).abs().max() / size for x in (found, plain))

@@ -135,6 +135,32 @@ TEST_F(AttentionTest, ASinkIsAScoreWithoutAValue) {
       "sink has shape [3]");
 }
 
+// As test_score_terms.py::test_all_at_once.
+TEST_F(AttentionTest, MasksBiasesAndTemperatures) {
+  const torch::Tensor pairs = Normal({2, 1, 9, 9});
+  const torch::Tensor keys = Normal({1, 4, 9});
+  const torch::Tensor log_forget = -Normal({2, 4, 9}).abs();
+  const torch::Tensor temperature = Normal({4, 9}).abs();
+  const torch::Tensor mask = torch::ones({9, 9}, torch::kBool).tril(2);
+  const auto [o, lse] =
+      attention_with_lse(q, k, v,
+                         AttentionOptions()
+                             .position({position::PairBias(pairs), position::KeyBias(keys),
+                                        position::Forget(log_forget)})
+                             .mask(mask)
+                             .temperature(temperature));
+  const torch::Tensor scores = (torch::matmul(q, k.mT()) / std::sqrt(6.0) + pairs +
+                                keys.unsqueeze(2) - log_forget.cumsum(2).unsqueeze(2)) *
+                               temperature.unsqueeze(2);
+  const torch::Tensor seen =
+      scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
+  ExpectNear(o, torch::matmul(seen.softmax(3), v));
+  ExpectNear(lse, seen.logsumexp(3));
+  ExpectThrow<c10::TypeError>(
+      [&] { attention(q, k, v, AttentionOptions().mask(torch::ones({9, 9}))); },
+      "mask has dtype Float");
+}
+
 TEST_F(AttentionTest, SegmentsAreAttendedToApart) {
   const torch::Tensor segments = torch::tensor({3, 3, 3, 3, 1, 1, 1, 1, 1}).expand({2, 9});
   const torch::Tensor o = attention(

@@ -73,9 +73,9 @@ struct AttentionOptions {
   // (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse is that of all
   // scores with the sink. -inf is none.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
-  // Booleans that broadcast to (B, H, Lq, Lk), (1 or B, 1 or H, Lq, Lk) say: whether query i sees key
-  // j, besides what the other masks say. They shift no position, and blocks of which nothing is seen
-  // are skipped.
+  // Booleans that broadcast to (B, H, Lq, Lk), (1 or B, 1 or H, Lq, Lk) say: whether query i sees
+  // key j, besides what the other masks say. They shift no position, and blocks of which nothing is
+  // seen are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   // What broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, but for the sink
   // (scalable softmax, Nakanishi 2025; Llama 4).

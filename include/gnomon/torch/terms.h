@@ -206,6 +206,38 @@ Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128)
 // prefix: tokens before the grid, as a class token is one.
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
+// -(log f[h, 0] + ... + log f[h, j]): with causal, a weight is multiplied by the gates f of the
+// keys after it, up to the query's.
+//
+// The sum is exact over long sequences: it is kept in float64, and rows take off that of the key at
+// their own position. lse and sinks take it as it is, without the query's own sum.
+//
+// Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
+//
+// log_forget: (1 or B, H, Lk), the logarithm of each key's gate, finite and at most 0: logsigmoid
+//   of a projection of its token.
+Position Forget(torch::Tensor log_forget);
+
+// bias[h, j], the same for all queries.
+//
+// It is the caller's, of the keys of a call. -inf masks a key.
+//
+// Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation
+// (location-based attention).
+//
+// bias: (1 or B, H, Lk).
+Position KeyBias(torch::Tensor bias);
+
+// bias[b, h, i, j].
+//
+// -inf masks a pair: the float masks that other libraries add to the scores are this. Where batch
+// or heads share it, its gradient is summed over them, in their order.
+//
+// Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
+//
+// bias: (1 or B, 1 or H, Lq, Lk), or what broadcasts to it.
+Position PairBias(torch::Tensor bias);
+
 // q_i.R[j] scale: learned absolute positions inside attention.
 //
 // Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training.
@@ -214,9 +246,11 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 Position AbsoluteKeys(torch::Tensor table);
 
 // q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset] for
-// v_j; far: the nearest row, or none.
+// v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
 //
-// A table that has the future first is this one with its rows reversed, table.flip(-2).
+// A table that has the future first is this one with its rows reversed, table.flip(-2). A query of
+// its own, projected from the tokens to a few columns for a table that heads share, is the
+// content-conditioned bias of models of 2026.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
 // Transformer.
@@ -227,8 +261,11 @@ Position AbsoluteKeys(torch::Tensor table);
 // far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang et
 //   al.).
 // values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
+// query: (B, H, Lq, Dr), what multiplies the rows instead of q: the table then has Dr columns, and
+//   the products are not scaled.
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
-                  std::optional<torch::Tensor> values = std::nullopt);
+                  std::optional<torch::Tensor> values = std::nullopt,
+                  std::optional<torch::Tensor> query = std::nullopt);
 
 // q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx = x_j - x_i.
 //

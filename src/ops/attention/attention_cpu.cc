@@ -269,8 +269,9 @@ class Arguments {
   }
 
   at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, bias_, key_bias_,
-      key_bias_low_, key_bias_base_, pair_bias_, pair_mask_, temperature_, relative_query_, relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_,
-      query_segments_, key_segments_;
+      key_bias_low_, key_bias_base_, pair_bias_, pair_mask_, temperature_, relative_query_,
+      relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_, query_segments_,
+      key_segments_;
   const PairFunction* function_;
   AxisLengths<int64_t> lengths_;
   AttentionShape shape_;

@@ -186,7 +186,8 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
     positions = positions.unsqueeze(0) + range.query_offset;
   }
   const at::Tensor own = positions.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
-  split.base = high.gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
+  split.base =
+      high.gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
   return split;
 }
 
@@ -203,8 +204,8 @@ at::Tensor SumOf(const std::vector<ResolvedPosition>& positions, PositionEntry::
   return sum;
 }
 
-// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it has
-// fewer axes, or one entry in place of them, batch and heads stay shared.
+// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
+// has fewer axes, or one entry in place of them, batch and heads stay shared.
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes) {
   const auto axes = static_cast<int64_t>(sizes.size());
@@ -225,7 +226,8 @@ at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::T
   Broadcast(name, "(B, H, Lq, Lk)", pairs, sizes);
   // What they share is not repeated.
   for (int64_t axis = 0; axis < 2; ++axis) {
-    if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1) sizes[static_cast<size_t>(axis)] = 1;
+    if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1)
+      sizes[static_cast<size_t>(axis)] = 1;
   }
   return pairs.expand_symint(sizes);
 }
@@ -443,12 +445,12 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   const at::Tensor key_bias =
       SumOf(positions, PositionEntry::Role::kKeyBias, [&](const ResolvedPosition& position) {
         const at::Tensor& given = position.tensors[0];
-        TORCH_CHECK_VALUE(
-            given.dim() == 3 && (given.sym_size(0) == 1 || given.sym_size(0) == q.sym_size(0)) &&
-                given.sym_size(1) == range.heads && given.sym_size(2) == range.keys,
-            kOperation, ": the tensor of ", position.component.name(), " has shape ",
-            given.sym_sizes(), "; expected (1 or B, H, Lk) = (", q.sym_size(0), ", ", range.heads,
-            ", ", range.keys, ")");
+        TORCH_CHECK_VALUE(given.dim() == 3 &&
+                              (given.sym_size(0) == 1 || given.sym_size(0) == q.sym_size(0)) &&
+                              given.sym_size(1) == range.heads && given.sym_size(2) == range.keys,
+                          kOperation, ": the tensor of ", position.component.name(), " has shape ",
+                          given.sym_sizes(), "; expected (1 or B, H, Lk) = (", q.sym_size(0), ", ",
+                          range.heads, ", ", range.keys, ")");
         // What lies outside may be anything, and sums go over it.
         const at::Tensor seen =
             WithoutHidden(given.unsqueeze(3), key_starts, key_lengths).squeeze(3);
@@ -456,8 +458,8 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
       });
   if (key_bias.defined()) {
     const at::Tensor sum = call.key_bias ? *call.key_bias + key_bias : key_bias;
-    KeyBias split = SplitKeyBias(
-        sum.expand_symint({q.sym_size(0), q.sym_size(1), k.sym_size(2)}), computing, range);
+    KeyBias split = SplitKeyBias(sum.expand_symint({q.sym_size(0), q.sym_size(1), k.sym_size(2)}),
+                                 computing, range);
     call.key_bias = std::move(split.bias);
     call.key_bias_low = std::move(split.low);
     call.key_bias_base = std::move(split.base);
@@ -537,11 +539,11 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   }
   auto [o, lse, statistics] = AttentionOperator::CallForward(call);
   if (arguments.sink || returns_lse) {
-    if (call.key_bias_base) lse = lse + *call.key_bias_base;
-    if (tokens.row_constant) {
-      const at::Tensor constant = tokens.row_constant();
-      lse = lse + (call.temperature ? constant * *call.temperature : constant);
-    }
+    const auto tempered = [&](const at::Tensor& term) {
+      return call.temperature ? term * *call.temperature : term;
+    };
+    if (call.key_bias_base) lse = lse + tempered(*call.key_bias_base);
+    if (tokens.row_constant) lse = lse + tempered(tokens.row_constant());
   }
   if (arguments.sink) {
     const at::Tensor sink = AsParameter(*arguments.sink, q_in, "gnomon.attention: sink");

@@ -53,8 +53,8 @@ struct ResolvedPosition {
   ARGUMENT(double, dropout, 0, kOption, "")                              \
   ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                      \
   ARGUMENT(std::string, aggregation, "mean", kOption, "")                \
-  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")               \
-  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "")                      \
+  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")                \
+  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "")                       \
   ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "")
 
 struct CallArguments {

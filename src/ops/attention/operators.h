@@ -36,11 +36,11 @@ class WithoutAutocast {
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
 // the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
-// (gnomon/attention.h). query_offset counts where query_offsets is absent. left and right are those of the
-// window, chunks the size of chunks and how many a query sees before and after its own, grid the
-// prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16 says whether x, y
-// and v hold numbers of bfloat16. relative_layout says how the m rows of relative keys and values
-// are read:
+// (gnomon/attention.h). query_offset counts where query_offsets is absent. left and right are those
+// of the window, chunks the size of chunks and how many a query sees before and after its own, grid
+// the prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16 says whether
+// x, y and v hold numbers of bfloat16. relative_layout says how the m rows of relative keys and
+// values are read:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
 //   "past": the same, and it is an error if the queries reach farther;

@@ -185,9 +185,9 @@ const char* KindName(Kind kind) {
 }
 
 const char* IndexName(Index index) {
-  constexpr std::array kNames = {"",          "buckets",     "offsets",    "near_offsets",
-                                 "distances", "keys",        "key_entries", "grid",
-                                 "first_axis", "second_axis", "queries",    "pairs"};
+  constexpr std::array kNames = {"",           "buckets",     "offsets",     "near_offsets",
+                                 "distances",  "keys",        "key_entries", "grid",
+                                 "first_axis", "second_axis", "queries",     "pairs"};
   static_assert(kNames.size() == static_cast<size_t>(Index::kPairs) + 1);
   return kNames[static_cast<size_t>(index)];
 }

@@ -109,17 +109,30 @@ Position GridBias(torch::Tensor table, int64_t prefix) {
       .Build<Position>();
 }
 
+Position Forget(torch::Tensor log_forget) {
+  return TermBuilder("forget").With("log_forget", std::move(log_forget)).Build<Position>();
+}
+
+Position KeyBias(torch::Tensor bias) {
+  return TermBuilder("key_bias").With("bias", std::move(bias)).Build<Position>();
+}
+
+Position PairBias(torch::Tensor bias) {
+  return TermBuilder("pair_bias").With("bias", std::move(bias)).Build<Position>();
+}
+
 Position AbsoluteKeys(torch::Tensor table) {
   return TermBuilder("absolute_keys").With("table", std::move(table)).Build<Position>();
 }
 
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
-                  std::optional<torch::Tensor> values) {
+                  std::optional<torch::Tensor> values, std::optional<torch::Tensor> query) {
   return TermBuilder("relative")
       .With("table", std::move(table))
       .With("max_offset", max_offset)
       .With("far", far)
       .With("values", std::move(values))
+      .With("query", std::move(query))
       .Build<Position>();
 }
 

@@ -7,29 +7,30 @@
 namespace gnomon {
 namespace {
 
-// The product of all gates up to a key in place of those between it and a query: they differ by what
-// all keys of a row have in common. In float64, or the differences of long sums would be lost.
+// The product of all gates up to a key in place of those between it and a query: they differ by
+// what all keys of a row have in common. In float64, or the differences of long sums would be lost.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& /*range*/) {
   return -at::cumsum(tensors[0], 2, at::kDouble);
 }
 
 const RegisterPosition forget({
-    .catalogue = {.name = "forget",
-                  .title = "forget gate",
-                  .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is "
-                             "multiplied by the gates f of the keys after it, up to the query's",
-                  .latex = R"(-\sum_{l \le j} \log f_{h l})",
-                  .note = "which with causal multiplies a weight by the gates of the keys after it, "
-                          "up to the query's",
-                  .details = "The sum is exact over long sequences: it is kept in float64, and rows "
-                             "take off that of the key at their own position. lse and sinks take it "
-                             "as it is, without the query's own sum.",
-                  .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
-                            "Forget Gate",
-                  .role = CatalogueEntry::Role::kKeyBias,
-                  .cost = "3 + 0",
-                  .class_name = "Forget"},
+    .catalogue =
+        {.name = "forget",
+         .title = "forget gate",
+         .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is "
+                    "multiplied by the gates f of the keys after it, up to the query's",
+         .latex = R"(-\sum_{l \le j} \log f_{h l})",
+         .note = "which with causal multiplies a weight by the gates of the keys after it, "
+                 "up to the query's",
+         .details = "The sum is exact over long sequences: it is kept in float64, and rows "
+                    "take off that of the key at their own position. lse and sinks take it "
+                    "as it is, without the query's own sum.",
+         .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
+                   "Forget Gate",
+         .role = CatalogueEntry::Role::kKeyBias,
+         .cost = "3 + 0",
+         .class_name = "Forget"},
     .parameters = {Table("log_forget", Index::kNone, {})
                        .Means("(1 or B, H, Lk), the logarithm of each key's gate, finite and at "
                               "most 0: logsigmoid of a projection of its token")},

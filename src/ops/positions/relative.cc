@@ -21,9 +21,10 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const std::string far = component.Choice("far");
   const bool has_query = component.IsTensor("query");
   const at::Tensor& query = has_query ? tensors.back() : call.q;
-  TORCH_CHECK_VALUE(query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
-                    "gnomon.attention: query of relative has shape ", query.sym_sizes(),
-                    "; expected (B, H, Lq, columns of the table) with q ", call.q.sym_sizes());
+  TORCH_CHECK_VALUE(
+      query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
+      "gnomon.attention: query of relative has shape ", query.sym_sizes(),
+      "; expected (B, H, Lq, columns of the table) with q ", call.q.sym_sizes());
   const at::Tensor keys = AsRows(component, "table", tensors[0], SizeOf(query, 3), call.heads);
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * most + 1;
@@ -75,8 +76,9 @@ bool HasQuery(const Component& component) { return component.IsTensor("query"); 
 // What multiplies the rows instead of q.
 Parameter Query() {
   Parameter query = Table("query", Index::kQueries, {.present = HasQuery})
-                        .Means("(B, H, Lq, Dr), what multiplies the rows instead of q: the table then "
-                               "has Dr columns, and the products are not scaled")
+                        .Means(
+                            "(B, H, Lq, Dr), what multiplies the rows instead of q: the table then "
+                            "has Dr columns, and the products are not scaled")
                         .Otherwise("q");
   query.argument = CatalogueParameter::Argument::kOptional;
   return query;
@@ -86,17 +88,19 @@ const RegisterPosition relative({
     .catalogue =
         {.name = "relative",
          .title = "relative keys",
-         .formula = "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
-                    "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a query "
-                    "of its own, r_i.E[...]",
+         .formula =
+             "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
+             "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a query "
+             "of its own, r_i.E[...]",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
          .note = "where m is max_offset, past first; beyond it the nearest row, or none. "
                  "With values, W[p_j - p_i + m] is added to the value; with a query of its own r, "
                  "the term is r_i.E[p_j - p_i + m]",
-         .details = "A table that has the future first is this one with its rows reversed, "
-                    "table.flip(-2). A query of its own, projected from the tokens to a few columns "
-                    "for a table that heads share, is the content-conditioned bias of models of "
-                    "2026.",
+         .details =
+             "A table that has the future first is this one with its rows reversed, "
+             "table.flip(-2). A query of its own, projected from the tokens to a few columns "
+             "for a table that heads share, is the content-conditioned bias of models of "
+             "2026.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,
