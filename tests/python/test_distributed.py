@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import traceback
@@ -19,11 +20,14 @@ from gnomon.position import (
     T5,
     AbsoluteKeys,
     ALiBi,
+    Forget,
     Grid,
     GridBias,
     HyPE,
     Kerple,
+    KeyBias,
     OffsetBias,
+    PairBias,
     Relative,
     Relative2D,
     RoPE,
@@ -147,6 +151,17 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": RoPE(scaling="yarn:factor=4:original_max_position_embeddings=8", xpos=True),
         "causal": True,
     },
+    "masks, biases and temperatures": lambda draw: {
+        "mask": draw(B, 1, LENGTH, LENGTH, learned=False) > -0.5,
+        "position": [
+            KeyBias(draw(B, H, LENGTH)),
+            PairBias(draw(1, H, LENGTH, LENGTH)),
+            Relative(draw(4, 3), 3, far="zero", query=draw(B, H, LENGTH, 3)),
+        ],
+        "temperature": draw(B, H, LENGTH),
+        "causal": True,
+    },
+    "a mask of keys": lambda draw: {"mask": draw(B, 1, 1, LENGTH, learned=False) > -0.5},
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
     "one gamma, one length, one number for a window": lambda draw: {
         "similarity": Gaussian(draw().detach().abs().requires_grad_()),
@@ -175,7 +190,7 @@ def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
     flat = [t for term in flat for t in (term.terms if isinstance(term, Sum) else [term])]
     flat = [term for term in flat if not isinstance(term, str)]
     values = [value for term in flat if term is not None for value in vars(term).values()]
-    values.append(arguments.get("sink"))
+    values += [arguments.get("sink"), arguments.get("temperature")]
     return [value for value in values if isinstance(value, Tensor)]
 
 
@@ -208,6 +223,19 @@ def compare(name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: li
     sink = arguments.get("sink")
     if isinstance(sink, Tensor) and sink.dim() == 3:
         arguments["sink"] = part_of(sink, rows, rank, 2)
+    if "temperature" in arguments:
+        arguments["temperature"] = part_of(arguments["temperature"], rows, rank, 2)
+    if "mask" in arguments and arguments["mask"].shape[2] > 1:
+        arguments["mask"] = part_of(arguments["mask"], rows, rank, 2)
+    if isinstance(arguments.get("position"), list):
+        # What has the rows of the queries.
+        arguments["position"] = [
+            dataclasses.replace(term, **{field: part_of(getattr(term, field), rows, rank, 2)})
+            if (field := {PairBias: "bias", Relative: "query"}.get(type(term)))
+            and getattr(term, field) is not None
+            else term
+            for term in arguments["position"]
+        ]
     part_o, part_lse = context_parallel_attention(*parts, **arguments, group=group, return_lse=True)
     got = torch.autograd.grad(
         (part_o, part_lse),
@@ -246,6 +274,9 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "rope on a grid": lambda: ring(q, position=[RoPE(shape=(2, 2))]),
         "dropout": lambda: ring(q, dropout=0.1),
         "table of one part": lambda: ring(q, position=OffsetBias(table)),
+        "forget gates": lambda: ring(q, position=Forget(torch.zeros(1, 2, 8))),
+        "key bias of one part": lambda: ring(q, position=KeyBias(torch.zeros(1, 2, 4))),
+        "mask of one part": lambda: ring(q, mask=torch.ones(4, 4, dtype=torch.bool)),
         "absolute keys of one part": lambda: ring(q, position=AbsoluteKeys(torch.zeros(4, 4))),
         "no offset": lambda: context_parallel_attention(
             q[:, :, :3], q, q, causal=True, group=group
@@ -353,6 +384,9 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
         ("rope on a grid", "NotImplementedError", ["position is rope", "on a grid"]),
         ("dropout", "NotImplementedError", ["dropout is 0.1"]),
         ("table of one part", "ValueError", ["table of offset_bias has shape [2, 7]", "(2, 15)"]),
+        ("forget gates", "NotImplementedError", ["position is forget", "sums over the keys"]),
+        ("key bias of one part", "ValueError", ["shape [1, 2, 4]", "8 entries"]),
+        ("mask of one part", "ValueError", ["mask has shape [4, 4]", "8 columns"]),
         ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
         ("no offset", "ValueError", ["query_offset is None", "are 6 and the keys 8"]),
         ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),

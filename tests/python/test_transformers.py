@@ -102,6 +102,35 @@ FAMILIES = {
         )
     ),
 }
+# Models that add arrays of all pairs to their scores.
+ARRAYS = {
+    "umt5": lambda: transformers.UMT5ForConditionalGeneration(
+        transformers.UMT5Config(**T5_SIZES, **TOKENS)
+    ),
+    "beit": lambda: transformers.BeitModel(
+        transformers.BeitConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            image_size=40,
+            patch_size=8,
+            use_relative_position_bias=True,
+            drop_path_rate=0.0,
+        )
+    ),
+    "swinv2": lambda: transformers.Swinv2Model(
+        transformers.Swinv2Config(
+            image_size=40,
+            patch_size=2,
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            drop_path_rate=0.0,
+        )
+    ),
+}
 T5_SIZES = {
     "d_model": 32,
     "d_kv": 8,
@@ -114,14 +143,14 @@ T5_SIZES = {
     "relative_attention_max_distance": 12,
     "decoder_start_token_id": 3,
 }
-IMAGES = ("swin", "vit")
-ENCODER_DECODERS = ("t5", "mt5", "bart")
+IMAGES = ("swin", "vit", "beit", "swinv2")
+ENCODER_DECODERS = ("t5", "mt5", "umt5", "bart")
 GENERATORS = ("llama", "mistral", "gpt2", "bloom", "mpt", "t5", "mt5", "bart")
 
 
 def eager(family):
     torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
+    model = (FAMILIES | ARRAYS)[family]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Tables of biases start at zero.
@@ -192,6 +221,14 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "padding"), CASES)
 def test_outputs_and_gradients(family, padding):
+    check_outputs_and_gradients(*both(family), *inputs_of(family, padding))
+
+
+@pytest.mark.parametrize(
+    ("family", "padding"),
+    [("umt5", "none"), ("umt5", "left"), ("beit", "none"), ("swinv2", "none")],
+)
+def test_biases_as_arrays(family, padding):
     check_outputs_and_gradients(*both(family), *inputs_of(family, padding))
 
 
@@ -534,6 +571,13 @@ def test_generation_where_a_model_writes_its_attention(family):
     assert torch.equal(output_of(ours, inputs, rows), output_of(theirs, inputs, rows))
 
 
+def as_added(mask):
+    """A mask as eager attention takes it."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
 def test_masks_as_arrays():
     theirs, ours = both("llama")
     inputs, _ = inputs_of("llama")
@@ -548,12 +592,11 @@ def test_masks_as_arrays():
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     holes = causal.clone()
     holes[5, 2] = False
-    for mask, what in (
-        (holes.expand(3, 1, 13, 13), "no band"),
-        (torch.randn(3, 1, 13, 13), "a bias as an array"),
-    ):
-        with pytest.raises(NotImplementedError, match=f"LlamaAttention has .*{what}"):
-            ours(**inputs | {"attention_mask": mask})
+    # What is no band stays an array, and what is no mask is added.
+    for mask in (holes.expand(3, 1, 13, 13), torch.randn(3, 1, 13, 13)):
+        expected = output_of(theirs, inputs | {"attention_mask": as_added(mask)}, ...)
+        found = output_of(ours, inputs | {"attention_mask": mask}, ...)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("queries", [1, 4, 9])
@@ -597,8 +640,8 @@ def test_masks_that_models_compute_with():
         assert torch.equal(use(mask), use(array))
 
 
-def test_masks_that_are_refused():
-    _, ours = both("llama")
+def test_masks_that_are_no_bands():
+    integration.register()
     to_mask = transformers.AttentionMaskInterface()[integration.NAME]
     attend = transformers.AttentionInterface()[integration.NAME]
     q = torch.randn(2, 4, 5, 8)
@@ -610,8 +653,12 @@ def test_masks_that_are_refused():
         mask = to_mask(1, 5, 5, mask_function=function)
         seen = masks.sdpa_mask(1, 5, 5, mask_function=function, allow_is_causal_skip=False)
         assert torch.equal(mask.is_seen(), seen)
-        with pytest.raises(NotImplementedError, match="no band"):
-            attend(torch.nn.Module(), q[:1], q[:1], q[:1], mask)
+        o, _ = attend(torch.nn.Module(), q[:1], q[:1], q[:1], mask)
+        expected = torch.nn.functional.scaled_dot_product_attention(q[:1], q[:1], q[:1], seen)
+        torch.testing.assert_close(o.transpose(1, 2), expected)
+
+
+def test_padding_that_is_refused():
     _, ours = both("bloom")
     inputs, _ = inputs_of("bloom", "holes")
     with pytest.raises(NotImplementedError, match="BLOOM"):
@@ -626,12 +673,6 @@ def test_models_that_are_refused():
     assert model.config._attn_implementation == before
     with pytest.raises(TypeError, match="model is a Linear"):
         integration.use_gnomon(torch.nn.Linear(2, 2))
-    # It has the interface, and a bias that is its own.
-    config = transformers.UMT5Config(**T5_SIZES, **TOKENS)
-    model = integration.use_gnomon(transformers.UMT5ForConditionalGeneration(config))
-    inputs, _ = inputs_of("t5")
-    with pytest.raises(NotImplementedError, match="position_bias"):
-        model(**inputs)
 
 
 def test_a_model_whose_similarity_is_refused_stays_as_it_was():
