@@ -86,6 +86,10 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)
 
+.PHONY: sweep
+sweep: .venv/.setup-test build ## all model types of transformers against eager (an hour; goes on)
+	$(BIN)/python tests/sweep/sweep.py runs/transformers.jsonl --table runs/transformers.md
+
 .PHONY: bench
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew
 	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md

@@ -1,0 +1,71 @@
+"""A sample of the sweep over transformers' model types (tests/sweep), which runs apart."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23")
+
+SWEEP = Path(__file__).resolve().parents[1] / "sweep"
+
+# Text, images, sound, and both directions; rotations, biases, windows, sinks, caps, latent keys;
+# with the attention interface, adapted, and by hand.
+EQUAL = """
+    albert aria_text bart bert bloom clip codegen cohere2 deepseek_v3 deit distilbert electra falcon
+    gemma2 glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj granite_swa jetmoe llama mbart mistral mixtral
+    modernbert mpt mt5 opt phi3 qwen2_vl qwen3_moe starcoder2 swin t5 vit wav2vec2
+""".split()
+OTHERS = {"mamba": "no attention", "umt5": "refused"}
+
+
+def test_a_sample_of_model_types(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    command = [sys.executable, SWEEP / "sweep.py", path, *EQUAL, *OTHERS, "--jobs", "2"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    outcomes = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {outcome["type"]: outcome["class"] for outcome in outcomes}
+    assert found == dict.fromkeys(EQUAL, "equal") | OTHERS
+    checks = {check for outcome in outcomes for check in outcome.get("checks", [])}
+    assert checks >= {"none", "left", "right", "generation", "autocast"}
+    # It goes on with what is missing, here nothing, and writes its page.
+    page = tmp_path / "page.md"
+    path.write_text(path.read_text() + '{"type": "cut of')
+    again = subprocess.run([*command, "--table", page], capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"{len(EQUAL)} equal" in again.stdout
+    assert f"| equal | {len(EQUAL)} |" in page.read_text()
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    monkeypatch.syspath_prepend(str(SWEEP))
+    monkeypatch.delitem(sys.modules, "sweep", raising=False)
+    import sweep
+
+    return sweep
+
+
+def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):
+    def in_child(model_type, descriptor):
+        import os
+        import time
+
+        if model_type == "hangs":
+            time.sleep(60)
+        if model_type == "crashes":
+            os.abort()
+        os.write(descriptor, json.dumps({"class": "equal", "why": ""}).encode())
+        os._exit(0)
+
+    monkeypatch.setattr(sweep, "_in_child", in_child)
+    path = tmp_path / "outcomes.jsonl"
+    sweep.sweep(["hangs", "crashes", "works"], path, jobs=2, limit_s=2)
+    outcomes = sweep.read(path)
+    assert outcomes["works"]["class"] == "equal"
+    assert outcomes["hangs"]["class"] == outcomes["crashes"]["class"] == "crashed"
+    assert "more than 2 s" in outcomes["hangs"]["why"]
+    assert "status -6" in outcomes["crashes"]["why"]

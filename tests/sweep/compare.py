@@ -1,0 +1,285 @@
+"""One model type: transformers' eager attention against gnomon, as a class and its figures."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from typing import Any
+
+import tiny_models
+import torch
+from tiny_models import floats_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from gnomon.integrations.transformers import use_gnomon
+
+# Of the largest number of an output or gradient.
+OUTPUT_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
+#: Both round to bfloat16, at different places; and a router that rounds otherwise takes another
+#: expert, so that it is that of nine tenths of the numbers.
+AUTOCAST_ERROR, AUTOCAST_SHARE = 0.1, 0.9
+PADDINGS = ("none", "left", "right")
+
+Outcome = dict[str, Any]
+
+
+class _Counter(TorchDispatchMode):
+    """Counts calls of gnomon, and softmaxes over the keys of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.softmaxes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = str(function)
+        if name.startswith("gnomon.attention_forward"):
+            self.calls += 1
+        elif (
+            name.startswith("aten._softmax.default")
+            and args[0].dim() >= 3
+            and args[0].shape[-2] > 1
+        ):
+            self.softmaxes += 1
+        return function(*args, **(kwargs or {}))
+
+
+class _DiffersError(Exception):
+    """What is not the same, in one line."""
+
+
+def compare(model_type: str) -> Outcome:
+    """A dictionary of "class", "why" and figures.
+
+    The classes: equal; differs; refused (NotImplementedError); crashed (another error); ignored
+    (accepted, but not called once); in part (some attention stays dense without a word); dense
+    (all or some of it does, and a warning says so); no attention (no softmax over keys in eager);
+    not buildable.
+    """
+    warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        outcome = _compare(model_type)
+    words = [str(w.message) for w in said if str(w.message).startswith("gnomon.integrations")]
+    if outcome["class"] in ("ignored", "in part") and words:
+        outcome |= {"class": "dense", "why": _line(RuntimeError(words[0]))}
+    return outcome
+
+
+def _compare(model_type: str) -> Outcome:
+    try:
+        theirs, inputs = tiny_models.build(model_type)
+    except tiny_models.NotBuildableError as error:
+        return {"class": "not buildable", "why": str(error)}
+    outcome: Outcome = {
+        "model": type(theirs).__name__,
+        "interface": _has_interface(theirs),
+        "checks": [],
+    }
+    with _Counter() as dense, torch.no_grad():
+        torch.manual_seed(0)
+        theirs(**inputs)
+    outcome["softmaxes"] = dense.softmaxes
+    if dense.softmaxes == 0:
+        return outcome | {"class": "no attention", "why": "no softmax over keys"}
+    try:
+        ours = use_gnomon(copy.deepcopy(theirs))
+        with _Counter() as counter, torch.no_grad():
+            torch.manual_seed(0)
+            ours(**inputs)
+        outcome |= {"calls": counter.calls, "left": counter.softmaxes}
+        if counter.calls == 0:
+            return outcome | {"class": "ignored", "why": "accepted, but never called"}
+        for name, check in _checks_of(theirs, inputs):
+            outcome["checks"].append(name)
+            outcome[f"{name}_error"] = check(theirs, ours)
+    except NotImplementedError as error:
+        return outcome | {"class": "refused", "why": _line(error)}
+    except _DiffersError as error:
+        return outcome | {"class": "differs", "why": f"{outcome['checks'][-1]}: {error}"}
+    except Exception as error:
+        where = outcome["checks"][-1] if outcome["checks"] else "forward"
+        return outcome | {
+            "class": "crashed",
+            "why": f"{where}: {type(error).__name__}: {_line(error)}",
+        }
+    if counter.calls + counter.softmaxes > dense.softmaxes or counter.softmaxes == 0:
+        return outcome | {"class": "equal", "why": ""}
+    return outcome | {
+        "class": "in part",
+        "why": f"{counter.softmaxes} of {dense.softmaxes} softmaxes stay",
+    }
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return " ".join(lines)[:300] if lines else type(error).__name__
+
+
+def _has_interface(model: PreTrainedModel) -> bool:
+    """Whether transformers lets it choose an implementation, by the source of its attention."""
+    return any(
+        "get_interface(" in inspect.getsource(inspect.getmodule(type(part)))
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+    )
+
+
+def _checks_of(model: PreTrainedModel, inputs: dict[str, Any]) -> list[tuple[str, Any]]:
+    checks: list[tuple[str, Any]] = []
+    parameters = inspect.signature(model.forward).parameters
+    pads = "input_ids" in inputs and "attention_mask" in parameters
+    for padding in PADDINGS if pads else PADDINGS[:1]:
+        given, rows = _padded(inputs, padding)
+        if _runs(model, given):
+            checks.append(
+                (padding, lambda a, b, i=given, r=rows: _forward_and_gradients(a, b, i, r))
+            )
+    if pads and model.can_generate() and _runs_generation(model, inputs):
+        checks.append(("generation", lambda a, b: _generation(a, b, inputs)))
+    given, rows = _padded(inputs, "left" if pads else "none")
+    if _runs(model, given, autocast=True):
+        checks.append(("autocast", lambda a, b: _autocast(a, b, given, rows)))
+    return checks
+
+
+def _padded(inputs: dict[str, Any], padding: str) -> tuple[dict[str, Any], Tensor | None]:
+    """The inputs with a mask, and which tokens mean something."""
+    if padding == "none":
+        return inputs, None
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, slice(None, 4) if padding == "left" else slice(-4, None)] = 0
+    return inputs | {"attention_mask": mask}, mask.bool()
+
+
+def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -> list[Tensor]:
+    torch.manual_seed(0)
+    leaves = floats_of(model(**inputs))
+    if rows is None:
+        return leaves
+    # Of tokens, without those of padding, which the eager implementation shows all keys.
+    return [
+        leaf[rows] for leaf in leaves if leaf.dim() > 2 and leaf.shape[:2] == rows.shape
+    ] or leaves
+
+
+def _runs(model: PreTrainedModel, inputs: dict[str, Any], autocast: bool = False) -> bool:
+    """Whether the eager model does it: what it cannot, nobody asks of ours."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            leaves = _call(model, inputs, None)
+    except Exception:
+        return False
+    return all(bool(leaf.isfinite().any()) for leaf in leaves if leaf.numel())
+
+
+def _error(
+    found: list[Tensor], expected: list[Tensor], what: str, most: float, share: float = 1.0
+) -> float:
+    if len(found) != len(expected):
+        raise _DiffersError(f"{what}: {len(found)} arrays instead of {len(expected)}")
+    worst = 0.0
+    for mine, other in zip(found, expected, strict=True):
+        if mine.shape != other.shape:
+            raise _DiffersError(f"{what}: shape {list(mine.shape)} instead of {list(other.shape)}")
+        if other.numel() == 0:
+            continue
+        finite = other.isfinite()
+        if not torch.equal(finite, mine.isfinite()):
+            raise _DiffersError(f"{what}: not finite at other places")
+        if not finite.any():
+            continue
+        mine, other = mine[finite].double(), other[finite].double()
+        off = (mine - other).abs().sort().values[max(round(share * len(mine)), 1) - 1]
+        worst = max(worst, float(off / other.abs().max().clamp(min=1e-6)))
+    if worst > most:
+        raise _DiffersError(f"{what} {worst:.1e} off")
+    return worst
+
+
+def _forward_and_gradients(
+    theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
+) -> float:
+    results = []
+    for model in (theirs, ours):
+        model.zero_grad()
+        leaves = _call(model, inputs, rows)
+        torch.manual_seed(1)
+        total = sum(
+            (
+                (leaf * torch.randn_like(leaf))[leaf.isfinite()].sum()
+                for leaf in leaves
+                if leaf.requires_grad
+            ),
+            torch.zeros(()),
+        )
+        if total.requires_grad:
+            total.backward()
+        results.append([leaf.detach() for leaf in leaves])
+    error = _error(results[1], results[0], "output", OUTPUT_ERROR)
+    mine = dict(ours.named_parameters())
+    pairs = [
+        (mine[name].grad, parameter.grad)
+        for name, parameter in theirs.named_parameters()
+        if parameter.grad is not None
+    ]
+    if any(found is None for found, _ in pairs):
+        raise _DiffersError("a parameter has no gradient")
+    largest = max((float(grad.abs().max()) for _, grad in pairs if grad.numel()), default=0.0)
+    for name, parameter in theirs.named_parameters():
+        expected = parameter.grad
+        if expected is None or expected.numel() == 0 or not expected.isfinite().all():
+            continue
+        found = mine[name].grad
+        # What is 0 but for rounding has no error of its own.
+        scale = max(float(expected.abs().max()), 1e-4 * largest, 1e-12)
+        off = float((found.double() - expected.double()).abs().max()) / scale
+        if not off <= GRADIENT_ERROR:
+            raise _DiffersError(f"gradient of {re.sub(r'[0-9]+', 'n', name)} {off:.1e} off")
+    return error
+
+
+def _generate(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+    given, _ = _padded(inputs, "left")
+    given = {name: value for name, value in given.items() if name != "decoder_input_ids"}
+    torch.manual_seed(0)
+    out = model.generate(
+        **given,
+        max_new_tokens=5,
+        min_new_tokens=5,
+        do_sample=False,
+        num_beams=1,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return out.sequences, list(out.logits)
+
+
+def _runs_generation(model: PreTrainedModel, inputs: dict[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            return bool(_generate(model, inputs)[1])
+    except Exception:
+        return False
+
+
+def _generation(theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any]) -> float:
+    with torch.no_grad():
+        (expected, logits), (found, its_logits) = (_generate(m, inputs) for m in (theirs, ours))
+    error = _error(its_logits[:1], logits[:1], "first logits", OUTPUT_ERROR)
+    if torch.equal(expected, found):
+        return _error(its_logits, logits, "logits", OUTPUT_ERROR)
+    raise _DiffersError(f"other tokens, first logits {error:.1e} off")
+
+
+def _autocast(
+    theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
+) -> float:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected, found = (_call(model, inputs, rows) for model in (theirs, ours))
+    return _error(found, expected, "output", AUTOCAST_ERROR, AUTOCAST_SHARE)
