@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -124,7 +125,7 @@ def _line(error: BaseException) -> str:
 def _has_interface(model: PreTrainedModel) -> bool:
     """Whether transformers lets it choose an implementation, by the source of its attention."""
     return any(
-        "get_interface(" in inspect.getsource(inspect.getmodule(type(part)))
+        "get_interface(" in inspect.getsource(sys.modules[type(part).__module__])
         for part in model.modules()
         if isinstance(part, PreTrainedModel)
     )

@@ -110,7 +110,8 @@ def sweep(types: list[str], path: Path, jobs: int, limit_s: float) -> None:
     # Once, for all of the processes.
     import compare  # noqa: F401
 
-    waiting, running, done = list(types), [], 0
+    waiting, done = list(types), 0
+    running: list[_Job] = []
     with path.open("a") as file:
         while waiting or running:
             while waiting and len(running) < jobs:

@@ -131,7 +131,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
             inspect.isclass(found)
             and issubclass(found, PreTrainedModel)
             and not name.endswith("PreTrainedModel")
-            and found.config_class is config_class
+            and getattr(found, "config_class", None) is config_class
             and name not in seen
         ):
             seen.add(name)
