@@ -244,8 +244,8 @@ class KeyBias(Position):
 
     It is the caller's, of the keys of a call. -inf masks a key.
 
-    Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation
-    (location-based attention).
+    Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context,
+    whose u.k_j is one.
 
     Args:
         bias: (1 or B, H, Lk).

@@ -31,8 +31,11 @@ SIGNATURES = {
     "HyPE": "(tau, mu, mode='abs')",
     "Kerple": "(r1, r2, kind='log')",
     "OffsetBias": "(table)",
-    "Relative": "(table, max_offset, far='clip', values=None)",
-    "Relative.from_future_first": "(table, max_offset, far='clip', values=None)",
+    "KeyBias": "(bias)",
+    "PairBias": "(bias)",
+    "Forget": "(log_forget)",
+    "Relative": "(table, max_offset, far='clip', values=None, query=None)",
+    "Relative.from_future_first": "(table, max_offset, far='clip', values=None, query=None)",
     "Relative2D": "(rows, columns, height, width, prefix=0)",
     "RoPE": "(base=10000.0, layout='interleaved', dims=None, shape=None, prefix=0, "
     "scaling=None, xpos=False)",
@@ -52,7 +55,8 @@ def test_an_entry_is_whole(entry):
     assert entry_of(entry["name"]) == entry
     for parameter in entry["parameters"]:
         said = parameter["default"] is not None or parameter["otherwise"] is not None
-        assert said == (parameter["kind"] != "table"), parameter["name"]
+        required = parameter["kind"] == "table" and parameter["argument"] == "required"
+        assert said != required, parameter["name"]
         assert (parameter["kind"] == "choice") == bool(parameter["choices"])
 
 

@@ -218,8 +218,10 @@ def test_gradients_at_large_scores(similarity, scale):
     plain = run(theirs, torch.float32)
     for name, expected in exact.items():
         size = expected.abs().max().clamp_min(1e-30)
-        error, allowed = ((x[name].double() - expected).abs().max() / size for x in (found, plain))
-        assert error <= max(4 * float(allowed), 1e-5), (name, float(error), float(allowed))
+        error, allowed = (float((x[name] - expected).abs().max() / size) for x in (found, plain))
+        # The formula may break down where gnomon does not.
+        limit = 1e-5 if math.isnan(allowed) else max(4 * allowed, 1e-5)
+        assert error <= limit, (name, error, allowed)
 
 
 def test_forget_gates_over_long_sequences():

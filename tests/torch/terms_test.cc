@@ -39,12 +39,16 @@ static_assert(
     kIs<decltype(position::Grid), Position(Shape, const std::vector<Position>&, int64_t)>);
 static_assert(kIs<decltype(position::GridBias), Position(torch::Tensor, int64_t)>);
 static_assert(kIs<decltype(position::Relative),
-                  Position(torch::Tensor, int64_t, Text, std::optional<torch::Tensor>)>);
+                  Position(torch::Tensor, int64_t, Text, std::optional<torch::Tensor>,
+                           std::optional<torch::Tensor>)>);
 static_assert(
     kIs<decltype(position::TransformerXL), Position(torch::Tensor, torch::Tensor, torch::Tensor)>);
 static_assert(kIs<decltype(position::Relative2D),
                   Position(torch::Tensor, torch::Tensor, int64_t, int64_t, int64_t)>);
 static_assert(kIs<decltype(position::AbsoluteKeys), Position(torch::Tensor)>);
+static_assert(kIs<decltype(position::KeyBias), Position(torch::Tensor)>);
+static_assert(kIs<decltype(position::PairBias), Position(torch::Tensor)>);
+static_assert(kIs<decltype(position::Forget), Position(torch::Tensor)>);
 
 TEST(TermsTest, DefaultsAreThoseOfTheCatalogue) {
   EXPECT_EQ(similarity::Dot().spec, "dot");

@@ -19,7 +19,8 @@ const RegisterPosition key_bias({
                   .latex = R"(\text{bias}[h, j])",
                   .note = "the same for all queries",
                   .details = "It is the caller's, of the keys of a call. -inf masks a key.",
-                  .source = "Dai et al. 2019, Transformer-XL, whose u.k_j is one",
+                  .source = "Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a "
+                            "Fixed-Length Context, whose u.k_j is one",
                   .role = CatalogueEntry::Role::kKeyBias,
                   .cost = "1 + 0",
                   .class_name = "KeyBias"},
