@@ -7,13 +7,16 @@
 #include <random>
 #include <stdexcept>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
-#include "cli/console.h"
-#include "cli/flags.h"
+#include "cli/interrupts.h"
 #include "cli/measure.h"
+#include "cli/progress.h"
+#include "cli/record.h"
 #include "cli/results.h"
 #include "cli/shortage.h"
-#include "models/strings.h"
+#include "models/trainer.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cli/flags.h"
 #include "models/language_model.h"
-#include "models/training.h"
+#include "training/training_options.h"
 
 namespace gnomon::cli {
 

@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-#include "models/processes.h"
+#include "training/processes.h"
 
 namespace gnomon::cli {
 

@@ -9,17 +9,23 @@
 #include <utility>
 #include <vector>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/interrupts.h"
 #include "cli/measure.h"
+#include "cli/progress.h"
+#include "cli/python.h"
+#include "cli/record.h"
 #include "cli/results.h"
+#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/files.h"
-#include "models/sha256.h"
-#include "models/strings.h"
-#include "models/training.h"
+#include "models/evaluation.h"
+#include "models/trainer.h"
+#include "training/files.h"
+#include "training/sha256.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
@@ -41,11 +47,9 @@ struct CompareFlags {
       "none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
   std::vector<std::string> similarities = {"dot"};
   std::vector<std::string> runs;
-  std::vector<int64_t> lengths = {128, 256, 512};
   int64_t seeds = 1;
   int64_t first_seed = 0;
-  int64_t evaluation_bytes = 65536;
-  std::optional<int64_t> evaluation_memory;
+  EvaluationOptions evaluation;
   models::TokenOptions tokens;
   models::LanguageModelOptions model;
   models::TrainingOptions training;
@@ -100,23 +104,23 @@ models::LanguageModelOptions ModelOptions(const CompareSettings& settings,
   models::LanguageModelOptions options = settings.model;
   options.similarity = combination.similarity;
   options.position = combination.position;
-  options.max_length = settings.lengths[0];
+  options.max_length = settings.evaluation.lengths[0];
   return options;
 }
 
 // Everything that can be wrong is found here, before the first combination is trained.
 void Check(const CompareSettings& settings) {
-  CheckLengths(settings.lengths);
+  CheckLengths(settings.evaluation.lengths);
   models::CheckTrainingOptions(settings.training);
   models::CheckTokenOptions(settings.tokens);
-  const int64_t memory = std::max(settings.training.memory, settings.evaluation_memory);
+  const int64_t memory = std::max(settings.training.memory, *settings.evaluation.evaluation_memory);
   for (const Combination& combination : settings.combinations) {
     BuildModel(ModelOptions(settings, combination), settings.seeds[0], memory);
   }
 }
 
 void CheckData(const Comparison& work) {
-  const std::vector<int64_t>& lengths = work.settings.lengths;
+  const std::vector<int64_t>& lengths = work.settings.evaluation.lengths;
   CheckTextHolds(work.data, work.tokens, models::NeededTokens(work.settings.training),
                  *std::max_element(lengths.begin(), lengths.end()) + 1);
   CheckTrainingFits(work.settings.model, work.settings.training);
@@ -161,16 +165,16 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
   Comparison work;
   CompareSettings& settings = work.settings;
   settings.combinations = Combinations(flags, named || flags.runs.empty());
-  settings.lengths = flags.lengths;
   for (int64_t n = 0; n < flags.seeds; ++n) settings.seeds.push_back(flags.first_seed + n);
-  settings.evaluation_bytes = flags.evaluation_bytes;
+  settings.evaluation = flags.evaluation;
   settings.model = flags.model;
   settings.training = flags.training;
   SetWarmup(command, &settings.training);
-  settings.training.length = flags.lengths[0];
+  settings.training.length = flags.evaluation.lengths[0];
   settings.training.seed = flags.first_seed;
   settings.tokens = flags.tokens;
-  settings.evaluation_memory = flags.evaluation_memory.value_or(flags.training.memory);
+  std::optional<int64_t>& memory = settings.evaluation.evaluation_memory;
+  if (!memory) memory = flags.training.memory;
   Check(settings);
   work.data = models::ReadText(flags.data);
   SetTokens(models::BuildTokenizer(settings.tokens, work.data.train), &work);
@@ -304,9 +308,9 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
     progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
     NamingOptions("--lengths and --evaluation-memory", [&] {
       result.losses =
-          models::Evaluate(trainer.model(), work.tokens.valid, settings.lengths,
-                           models::TokensOfBytes(work.tokens.valid, settings.evaluation_bytes),
-                           settings.evaluation_memory, [] { return !Interrupted(); });
+          models::Evaluate(trainer.model(), work.tokens.valid, settings.evaluation.lengths,
+                           models::TokensOfBytes(work.tokens.valid, settings.evaluation.evaluation_bytes),
+                           *settings.evaluation.evaluation_memory, [] { return !Interrupted(); });
     });
     if (result.losses.empty()) return std::nullopt;
   }
@@ -403,24 +407,12 @@ void AddCompare(CLI::App& app, Action* action) {
   command->add_option("--run", flags->runs,
                       "SIMILARITY/POSITION: one more combination, repeatable; without --position "
                       "and --similarity, these alone are run");
-  command
-      ->add_option(
-          "--lengths", flags->lengths,
-          "Tokens per window, joined by commas: the first is trained at, all are evaluated "
-          "at")
-      ->delimiter(',')
-      ->capture_default_str();
+  AddFlags(command, flags->evaluation.Options());
   AddNumber(command, "--seeds", &flags->seeds, 1, kMostSeeds,
             "Number of seeds; several give mean and spread")
       ->capture_default_str();
   AddNumber(command, "--seed", &flags->first_seed, 0, kLargestSeed - kMostSeeds, "The first seed")
       ->capture_default_str();
-  AddNumber(command, "--evaluation-bytes", &flags->evaluation_bytes, 1, kMany,
-            "Bytes of validation text to measure at each length")
-      ->capture_default_str();
-  AddNumber(command, "--evaluation-memory", &flags->evaluation_memory, 0, kMany,
-            "Tokens of earlier windows that each layer sees in the evaluation; default: as in "
-            "training");
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
   command->add_option(
@@ -428,10 +420,9 @@ void AddCompare(CLI::App& app, Action* action) {
       "Resume the comparison in this folder with its own settings: finished runs are "
       "kept, an unfinished one starts again");
   AddThreadsFlag(command, &flags->threads);
-  AddTokenFlags(command, &flags->tokens);
-  AddMemoryFlag(command, &flags->training);
-  AddModelFlags(command, &flags->model);
-  AddTrainingFlags(command, &flags->training);
+  AddFlags(command, flags->tokens.Options());
+  AddFlags(command, models::Without(flags->model.Options(), {"similarity", "position"}), "Model");
+  AddFlags(command, models::Without(flags->training.Options(), {"length", "seed"}), "Training");
   command->callback(
       [action, command, flags] { *action = [command, flags] { return Run(*command, *flags); }; });
 }

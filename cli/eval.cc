@@ -4,14 +4,19 @@
 #include <string>
 #include <vector>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/interrupts.h"
+#include "cli/progress.h"
+#include "cli/record.h"
 #include "cli/results.h"
+#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/strings.h"
-#include "models/training.h"
+#include "models/checkpoint.h"
+#include "models/evaluation.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {

@@ -1,13 +1,15 @@
 #include "cli/flags.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
-#include <set>
+#include <optional>
+#include <type_traits>
+#include <variant>
 
-#include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 
@@ -59,65 +61,33 @@ CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, 
       ->check(CLI::Validator(check, Span(lowest, highest)));
 }
 
-void AddModelFlags(CLI::App* command, models::LanguageModelOptions* options) {
-  const std::string group = "Model";
-  const auto add = [&](const char* name, int64_t* value, const char* help) {
-    AddNumber(command, name, value, 1, kMany, help)->capture_default_str()->group(group);
-  };
-  add("--dim", &options->dim, "Width of the model");
-  add("--depth", &options->depth, "Layers");
-  add("--heads", &options->heads, "Attention heads per layer; divides --dim");
-  add("--mlp", &options->mlp, "Hidden units of each layer's MLP");
-  AddReal(command, "--dropout", &options->dropout, 0, 1,
-          "Dropout probability on each residual branch")
-      ->capture_default_str()
-      ->group(group);
-}
-
-void AddTrainingFlags(CLI::App* command, models::TrainingOptions* options) {
-  const std::string group = "Training";
-  AddNumber(command, "--steps", &options->steps, 1, kMany, "Optimizer steps")
-      ->capture_default_str()
-      ->group(group);
-  AddNumber(command, "--batch", &options->batch, 1, kMany, "Windows of text per step")
-      ->capture_default_str()
-      ->group(group);
-  AddReal(command, "--learning-rate", &options->learning_rate, 0, 1e3,
-          "Peak learning rate; it decays to a tenth along a cosine")
-      ->capture_default_str()
-      ->group(group);
-  AddNumber(
-      command, "--warmup", &options->warmup, 0, kMany,
-      "Steps of linear warm-up of the learning rate; default: a tenth of the steps, at most 100")
-      ->group(group);
-  AddReal(command, "--weight-decay", &options->weight_decay, 0, 1e3,
-          "AdamW's weight decay, on weight matrices and embeddings")
-      ->capture_default_str()
-      ->group(group);
-  AddReal(command, "--clip", &options->clip, 1e-12, 1e12,
-          "Gradients are scaled down to this norm where they exceed it")
-      ->capture_default_str()
-      ->group(group);
-}
-
-void AddTokenFlags(CLI::App* command, models::TokenOptions* options) {
-  command
-      ->add_option("--tokens", options->kind,
-                   "What the model reads: bytes; words, split at spaces, with <eos> for the end of "
-                   "a line and <unk> for a word that the training text does not have; or subwords, "
-                   "which SentencePiece learns from the training text")
-      ->capture_default_str();
-  AddNumber(
-      command, "--vocabulary", &options->vocabulary, 1, kMany,
-      "Size of the vocabulary: the most frequent words, or subwords; default: all words, 8000 "
-      "subwords");
-}
-
-void AddMemoryFlag(CLI::App* command, models::TrainingOptions* options) {
-  AddNumber(command, "--memory", &options->memory, 0, kMany,
-            "Tokens of earlier windows that each layer also sees, without gradient "
-            "(Transformer-XL); the windows of a row then follow each other in the text")
-      ->capture_default_str();
+void AddFlags(CLI::App* command, const models::OptionList& list, const std::string& group) {
+  for (const models::Option& option : list) {
+    const models::OptionInfo& info = option.info;
+    if (!info.has_flag) continue;
+    const std::string name = option.flag();
+    const auto lowest = static_cast<int64_t>(info.lowest);
+    const auto highest = static_cast<int64_t>(info.highest);
+    CLI::Option* flag = std::visit(
+        [&]<class T>(T* value) -> CLI::Option* {
+          if constexpr (std::is_same_v<T, bool>) {
+            return command->add_flag(name, *value, info.help);
+          } else if constexpr (std::is_same_v<T, double>) {
+            return AddReal(command, name, value, info.lowest, info.highest, info.help);
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            return command->add_option(name, *value, info.help);
+          } else if constexpr (std::is_same_v<T, std::vector<std::string>> ||
+                               std::is_same_v<T, std::vector<int64_t>>) {
+            return command->add_option(name, *value, info.help)->delimiter(',');
+          } else {
+            return AddNumber(command, name, value, lowest, highest, info.help);
+          }
+        },
+        option.value);
+    if (!group.empty()) flag->group(group);
+    const bool is_set = !std::holds_alternative<std::optional<int64_t>*>(option.value);
+    if (info.shows_default && is_set) flag->capture_default_str();
+  }
 }
 
 void SetWarmup(const CLI::App& command, models::TrainingOptions* options) {
@@ -130,6 +100,10 @@ void AddThreadsFlag(CLI::App* command, int64_t* threads) {
       ->capture_default_str();
 }
 
+void SetThreads(int64_t threads) {
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+}
+
 void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
                       const std::vector<std::string>& allowed) {
   for (const CLI::Option* option : command.get_options()) {
@@ -139,71 +113,6 @@ void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
       throw Error(StrCat(chosen, " takes its settings from the run and excludes ", name));
     }
   }
-}
-
-models::LanguageModel BuildModel(const models::LanguageModelOptions& options, int64_t seed,
-                                 int64_t memory) {
-  const auto name = [&] {
-    return StrCat("similarity '", options.similarity, "', position '", options.position, "': ");
-  };
-  CheckModelFits(options);
-  try {
-    models::LanguageModel model = models::NewModel(options, seed);
-    const std::optional<int64_t> most = model->max_length();
-    if (most && *most < options.max_length) {
-      throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
-                         options.max_length));
-    }
-    models::CheckMemory(model, memory);
-    const torch::NoGradGuard no_grad;
-    // What ends at a length may be a grid that takes all of its tokens at once.
-    const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
-    const torch::Tensor logits =
-        model->forward(torch::arange(length).remainder(options.vocabulary).unsqueeze(0));
-    if (!torch::isfinite(logits).all().item<bool>()) {
-      throw Error("gives numbers that are not finite");
-    }
-    return model;
-  } catch (const Error& error) {
-    throw Error(name() + error.what());
-  } catch (const std::exception& error) {
-    if (const std::optional<std::string> shortage = DescribeShortage(error)) {
-      throw Error(StrCat(name(), "not enough memory at --length ", options.max_length, *shortage));
-    }
-    const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-    throw Error(name() + (torch_error == nullptr ? StrCat("cannot be built: ", error.what())
-                                                 : torch_error->what_without_backtrace()));
-  }
-}
-
-std::filesystem::path CheckpointFile(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
-    throw Error(StrCat("no such checkpoint file or run folder: ", path));
-  }
-  if (!std::filesystem::is_directory(path, error)) return path;
-  const std::filesystem::path file = std::filesystem::path(path) / kCheckpointName;
-  if (!std::filesystem::exists(file, error)) {
-    throw Error(StrCat("the folder ", path, " holds no ", kCheckpointName));
-  }
-  return file;
-}
-
-void CheckLengths(const std::vector<int64_t>& lengths) {
-  std::set<int64_t> seen;
-  for (const int64_t length : lengths) {
-    if (length < 1 || length > kMany) {
-      throw Error(StrCat("--lengths: ", length, " is not a length of 1 to ", kMany));
-    }
-    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " comes twice"));
-  }
-}
-
-std::string FormatLoss(const std::optional<double>& loss) {
-  if (!loss) return "–";
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3f", *loss);
-  return text;
 }
 
 }  // namespace gnomon::cli

@@ -3,13 +3,14 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/interrupts.h"
+#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
+#include "models/checkpoint.h"
 #include "models/language_model.h"
-#include "models/strings.h"
-#include "models/training.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {

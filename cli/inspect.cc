@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/console.h"
+#include "cli/python.h"
 
 namespace gnomon::cli {
 

@@ -14,11 +14,12 @@
 
 #include "build_info.h"
 #include "cli/commands.h"
-#include "cli/console.h"
+#include "cli/progress.h"
+#include "cli/record.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "models/processes.h"
+#include "training/processes.h"
 
 namespace gnomon::cli {
 

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "cli/console.h"
+#include "cli/progress.h"
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
@@ -50,6 +50,12 @@ json ToJson(const models::LengthLoss& loss) {
           {"windows", loss.windows}};
 }
 
+models::OptionList CompareSettings::Options() {
+  using models::InSection;
+  return evaluation.Options() + tokens.Options() + InSection("model", model.Options()) +
+         InSection("training", training.Options());
+}
+
 json ToJson(const CompareSettings& settings) {
   json combinations = json::array();
   for (const Combination& combination : settings.combinations) {
@@ -59,15 +65,11 @@ json ToJson(const CompareSettings& settings) {
                             {"similarity_title", SimilarityTitle(combination.similarity)},
                             {"position_title", PositionTitle(combination.position)}});
   }
-  return {{"combinations", combinations},
-          {"lengths", settings.lengths},
-          {"seeds", settings.seeds},
-          {"evaluation_bytes", settings.evaluation_bytes},
-          {"evaluation_memory", settings.evaluation_memory},
-          {"tokens", settings.tokens.kind},
-          {"vocabulary", settings.tokens.vocabulary},
-          {"model", models::ToJson(settings.model)},
-          {"training", models::ToJson(settings.training)}};
+  CompareSettings copy = settings;
+  json object = models::ToJson(copy.Options());
+  object["combinations"] = combinations;
+  object["seeds"] = settings.seeds;
+  return object;
 }
 
 CompareSettings CompareFromJson(const json& object) {
@@ -79,18 +81,18 @@ CompareSettings CompareFromJson(const json& object) {
       settings.combinations.push_back({combination.at("similarity").get<std::string>(),
                                        combination.at("position").get<std::string>()});
     }
-    settings.lengths = at("lengths").get<std::vector<int64_t>>();
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
-    settings.evaluation_bytes = at("evaluation_bytes").get<int64_t>();
-    settings.evaluation_memory = at("evaluation_memory").get<int64_t>();
-    settings.tokens.kind = at("tokens").get<std::string>();
-    settings.tokens.vocabulary = at("vocabulary").get<int64_t>();
-    settings.model = models::ModelFromJson(at("model"));
-    settings.training = models::TrainingFromJson(at("training"));
+    models::FromJson(object, settings.Options());
+    models::CheckTrainingOptions(settings.training);
+    if (!settings.evaluation.evaluation_memory) {
+      settings.evaluation.evaluation_memory = settings.training.memory;
+    }
   } catch (const json::exception& error) {
     throw Error(StrCat("its settings: ", field, ": ", error.what()));
+  } catch (const Error& error) {
+    throw Error(StrCat("its settings: ", error.what()));
   }
-  if (settings.combinations.empty() || settings.lengths.empty() || settings.seeds.empty()) {
+  if (settings.combinations.empty() || settings.evaluation.lengths.empty() || settings.seeds.empty()) {
     throw Error("its settings name no combination, length or seed");
   }
   return settings;
@@ -146,7 +148,7 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
   const bool known =
       run.combination >= 0 && run.combination < static_cast<int64_t>(settings.combinations.size());
   if (!known) throw Error(StrCat("one of its runs: there is no combination ", run.combination));
-  if (run.losses.size() != (run.diverged ? 0 : settings.lengths.size())) {
+  if (run.losses.size() != (run.diverged ? 0 : settings.evaluation.lengths.size())) {
     throw Error(StrCat("one of its runs: there are ", run.losses.size(), " losses"));
   }
   return run;
@@ -159,7 +161,7 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
     int64_t diverged = 0;
     json parameters;
     std::vector<double> milliseconds;
-    const size_t lengths = settings.lengths.size();
+    const size_t lengths = settings.evaluation.lengths.size();
     std::vector<std::vector<double>> loss(lengths);
     std::vector<std::vector<double>> last(lengths);
     std::vector<std::vector<double>> bits(lengths);
@@ -177,7 +179,7 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
     }
     json losses = json::array();
     for (size_t n = 0; n < lengths; ++n) {
-      losses.push_back({{"length", settings.lengths[n]},
+      losses.push_back({{"length", settings.evaluation.lengths[n]},
                         {"loss", MeanAndSpread(loss[n])},
                         {"last", MeanAndSpread(last[n])},
                         {"bits_per_byte", MeanAndSpread(bits[n])}});
@@ -202,7 +204,7 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
                                                               {"last", "last 32 at "}};
   if (shows_bits) columns.emplace_back("bits_per_byte", "bits per byte at ");
   for (const auto& [kind, title] : columns) {
-    for (const int64_t length : settings.lengths) {
+    for (const int64_t length : settings.evaluation.lengths) {
       table += StrCat(" ", title, length, " |");
       rule += "--:|";
     }
@@ -227,11 +229,11 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
   table += StrCat("\nNats per ", models::TokenUnit(tokens), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
-                  ", trained at length ", settings.lengths[0], memory(settings.training.memory),
+                  ", trained at length ", settings.evaluation.lengths[0], memory(settings.training.memory),
                   " for ", settings.training.steps, " steps of ",
-                  settings.training.batch * settings.lengths[0], " ", tokens);
-  if (settings.evaluation_memory != settings.training.memory) {
-    table += StrCat(", evaluated with a memory of ", settings.evaluation_memory);
+                  settings.training.batch * settings.evaluation.lengths[0], " ", tokens);
+  if (settings.evaluation.evaluation_memory != settings.training.memory) {
+    table += StrCat(", evaluated with a memory of ", *settings.evaluation.evaluation_memory);
   }
   table += StrCat("; \"last 32\": over the last 32 ", tokens,
                   " of each window. A dash: not defined at that length, or not finished.\n");

@@ -10,7 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "models/training.h"
+#include "models/evaluation.h"
+#include "models/language_model.h"
+#include "text/tokens.h"
+#include "training/options.h"
+#include "training/training_options.h"
 
 namespace gnomon::cli {
 
@@ -24,15 +28,30 @@ struct Combination {
 // "SIMILARITY/POSITION" as `option` gave it; throws Error where it is not that.
 Combination ParseCombination(const std::string& option, const std::string& text);
 
+#define GNOMON_EVALUATION_OPTIONS(OPTION)                                                          \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                     \
+         .help = "Tokens per window, joined by commas: the first is trained at, all are "          \
+                 "evaluated at")                                                                   \
+  OPTION(int64_t, evaluation_bytes, 65536,                                                         \
+         .help = "Bytes of validation text to measure at each length", .lowest = 1)                \
+  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                  \
+         .help = "Tokens of earlier windows that each layer sees in the evaluation; default: as "  \
+                 "in training")
+
+struct EvaluationOptions {
+  GNOMON_OPTIONS(GNOMON_EVALUATION_OPTIONS)
+};
+
 struct CompareSettings {
   std::vector<Combination> combinations;
-  std::vector<int64_t> lengths;  // the first is the training length
   std::vector<int64_t> seeds;
-  int64_t evaluation_bytes = 65536;
+  EvaluationOptions evaluation;
   models::TokenOptions tokens;
-  int64_t evaluation_memory = 0;
   models::LanguageModelOptions model;  // similarity and position come from the combination
   models::TrainingOptions training;    // length and seed come from above
+
+  // All but the combinations and seeds, as a record holds them.
+  models::OptionList Options();
 };
 
 nlohmann::json ToJson(const models::LengthLoss& loss);

@@ -10,7 +10,8 @@
 #include <stdexcept>
 
 #include "gnomon/attention.h"
-#include "models/strings.h"
+#include "training/processes.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {

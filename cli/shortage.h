@@ -9,7 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "models/training.h"
+#include "models/language_model.h"
+#include "training/training_options.h"
 
 namespace gnomon::cli {
 

@@ -3,14 +3,19 @@
 #include <memory>
 #include <string>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/flags.h"
+#include "cli/interrupts.h"
 #include "cli/program.h"
+#include "cli/progress.h"
+#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/strings.h"
-#include "models/training.h"
+#include "models/checkpoint.h"
+#include "models/evaluation.h"
+#include "models/trainer.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
@@ -221,35 +226,17 @@ void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* acti
   command->add_option("--data", flags->data,
                       "A text file, or a folder of text files; the last tenth is for validation "
                       "unless the folder has parts called train and valid");
-  command
-      ->add_option("--position", flags->model.position, "Position specification, see `gnomon list`")
-      ->capture_default_str();
-  command
-      ->add_option("--similarity", flags->model.similarity,
-                   "Similarity specification, see `gnomon list`")
-      ->capture_default_str();
-  AddNumber(command, "--length", &flags->training.length, 1, kMany, "Tokens per window")
-      ->capture_default_str();
-  AddNumber(command, "--seed", &flags->training.seed, 0, kLargestSeed,
-            "Seed of the weights, the order of the data and dropout")
-      ->capture_default_str();
   command->add_option("--out", flags->out,
                       "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
   command->add_option(
       "--resume", flags->resume,
       "Resume the run in this folder with its own settings; only --checkpoint-every and "
       "--evaluation-bytes may be changed");
-  AddNumber(command, "--checkpoint-every", &flags->run.checkpoint_every, 1, kMany,
-            "Steps between two checkpoints")
-      ->capture_default_str();
-  AddNumber(command, "--evaluation-bytes", &flags->run.evaluation_bytes, 1, kMany,
-            "Bytes of validation text that the final loss is measured on")
-      ->capture_default_str();
+  AddFlags(command, flags->run.Options());
   AddThreadsFlag(command, &flags->threads);
-  AddTokenFlags(command, &flags->tokens);
-  AddMemoryFlag(command, &flags->training);
-  AddModelFlags(command, &flags->model);
-  AddTrainingFlags(command, &flags->training);
+  AddFlags(command, flags->tokens.Options());
+  AddFlags(command, flags->model.Options(), "Model");
+  AddFlags(command, flags->training.Options(), "Training");
   command->callback([action, command, flags, processes] {
     *action = [command, flags, processes] { return Run(*command, *flags, processes); };
   });

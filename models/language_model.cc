@@ -7,29 +7,18 @@
 #include <utility>
 
 #include "gnomon/attention.h"
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {
 
-void CheckAtLeastOne(const char* name, int64_t value) {
-  if (value < 1) throw Error(StrCat("language model: ", name, " is ", value, ", expected >= 1"));
-}
-
-void CheckOptions(const LanguageModelOptions& options) {
-  CheckAtLeastOne("vocabulary", options.vocabulary);
-  CheckAtLeastOne("dim", options.dim);
-  CheckAtLeastOne("depth", options.depth);
-  CheckAtLeastOne("heads", options.heads);
-  CheckAtLeastOne("mlp", options.mlp);
-  CheckAtLeastOne("max_length", options.max_length);
+void CheckOptions(LanguageModelOptions options) {
+  CheckRanges(options.Options(), "language model");
   if (options.dim % options.heads != 0) {
     throw Error(
         StrCat("language model: dim ", options.dim, " is not a multiple of heads ", options.heads));
   }
-  if (!(options.dropout >= 0 && options.dropout < 1)) {
-    throw Error(StrCat("language model: dropout is ", options.dropout, ", expected [0, 1)"));
-  }
+  if (options.dropout == 1) throw Error("language model: dropout is 1, expected [0, 1)");
 }
 
 // Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2.
@@ -212,6 +201,19 @@ int64_t LanguageModelImpl::CountParameters() const {
   int64_t count = 0;
   for (const torch::Tensor& parameter : parameters()) count += parameter.numel();
   return count;
+}
+
+LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
+  torch::manual_seed(static_cast<uint64_t>(seed));
+  return LanguageModel(options);
+}
+
+void CheckMemory(const LanguageModel& model, int64_t memory) {
+  const std::optional<int64_t> longest = model->max_length();
+  if (memory == 0 || !longest) return;
+  throw Error(StrCat("memory is ", memory,
+                     ", and with one the positions run on through the text; '",
+                     model->options().position, "' ends at ", *longest));
 }
 
 std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,

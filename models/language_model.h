@@ -12,20 +12,26 @@
 #include <vector>
 
 #include "gnomon/torch/nn.h"
-#include "models/tokens.h"
+#include "text/tokens.h"
+#include "training/options.h"
 
 namespace gnomon::models {
 
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                      \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                     \
+  OPTION(int64_t, dim, 128, .help = "Width of the model", .lowest = 1)                             \
+  OPTION(int64_t, depth, 4, .help = "Layers", .lowest = 1)                                         \
+  OPTION(int64_t, heads, 4, .help = "Attention heads per layer; divides --dim", .lowest = 1)       \
+  OPTION(int64_t, mlp, 512, .help = "Hidden units of each layer's MLP", .lowest = 1)               \
+  OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`")    \
+  OPTION(std::string, position, "none", .help = "Position specification, see `gnomon list`")       \
+  OPTION(double, dropout, 0,                                                                       \
+         .help = "Dropout probability on each residual branch, while training", .highest = 1)      \
+  /* Rows of a learned table of absolute positions. */                                             \
+  OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
+
 struct LanguageModelOptions {
-  int64_t vocabulary = kByteVocabulary;
-  int64_t dim = 128;
-  int64_t depth = 4;
-  int64_t heads = 4;
-  int64_t mlp = 512;
-  std::string similarity = "dot";
-  std::string position = "none";
-  double dropout = 0;        // of each residual branch, while training
-  int64_t max_length = 512;  // rows of a learned table of absolute positions
+  GNOMON_OPTIONS(GNOMON_LANGUAGE_MODEL_OPTIONS)
 };
 
 // What a model remembers of the tokens so far.
@@ -106,6 +112,12 @@ class LanguageModelImpl : public torch::nn::Module {
   nn::TokenPosition token_position_{nullptr};
 };
 TORCH_MODULE(LanguageModel);
+
+// The model that a seed begins with.
+LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
+
+// Throws Error where the position of the model ends at a length: a memory carries it beyond any.
+void CheckMemory(const LanguageModel& model, int64_t memory);
 
 struct GenerationOptions {
   int64_t tokens = 256;

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import torch.distributed
 
-from gnomon._library import LIBRARIES
+from gnomon._program import library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], group: str | None, rank: int, size: int) -> int:
-    run = ctypes.CDLL(str(LIBRARIES / "libgnomon_program.so")).gnomon_run_program
+    run = library().gnomon_run_program
     run.restype = ctypes.c_int
     run.argtypes = [
         ctypes.c_int,

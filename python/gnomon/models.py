@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import types
@@ -20,8 +19,9 @@ import torch
 from torch import Tensor
 
 from gnomon import _safetensors
-from gnomon._checks import check_integer, check_number, check_string, check_tensors, wrong_type
+from gnomon._checks import check_integer, check_string, check_tensors, wrong_type
 from gnomon._position import Position, Sum, to_positions
+from gnomon._program import options as program_options
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn import (
     KVCache,
@@ -50,9 +50,7 @@ TOKEN_KINDS = ("bytes", "words", "subwords")
 _SPACES = b" \t\r\v\f"
 _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
-_SIZES = ("vocabulary", "dim", "depth", "heads", "mlp", "max_length")
-
-# The layout of the file: models/training.cc.
+# The layout of the file: models/checkpoint.cc.
 _FORMAT = 1
 _CONFIG = "gnomon"
 _MODEL = "model."
@@ -66,10 +64,6 @@ _TRAINING_FIELDS = {
     "memory_tokens": "memory_tokens",
     "data": "data",
 }
-# Of models/training.h; a file need not have them.
-_RUN = {"checkpoint_every": 500, "evaluation_bytes": 131072}
-_TRAINING_INTEGERS = ("length", "batch", "steps", "warmup", "seed", "memory")
-_TRAINING_NUMBERS = ("learning_rate", "final_fraction", "weight_decay", "clip")
 
 
 class LanguageModelCache:
@@ -453,17 +447,12 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a LanguageModel, as numbers that JSON holds."""
     operator = "models.LanguageModel"
-    checked = dict(options)
-    for name in _SIZES:
-        size = checked[name] = check_integer(operator, name, options[name])
-        if size < 1:
-            raise ValueError(f"gnomon.{operator}: {name} is {size}; expected at least 1")
-    for name in ("similarity", "position"):
-        check_string(operator, name, options[name], "a specification, a string")
-    dropout = check_number(operator, "dropout", options["dropout"])
-    if not 0 <= dropout < 1:
-        raise ValueError(f"gnomon.{operator}: dropout is {dropout}; expected [0, 1)")
-    checked["dropout"] = float(dropout)
+    checked = {
+        name: option.check(operator, options[name])
+        for name, option in program_options("model").items()
+    }
+    if checked["dropout"] == 1:
+        raise ValueError(f"gnomon.{operator}: dropout is 1; expected [0, 1)")
     dim, heads = checked["dim"], checked["heads"]
     if dim % heads != 0:
         raise ValueError(f"gnomon.{operator}: dim is {dim} and heads {heads}; expected a multiple")
@@ -503,7 +492,7 @@ class Tokenizer:
             self._check_words()
 
     def _check_words(self) -> None:
-        """As the program does: models/tokens.cc."""
+        """As the program does: text/tokens.cc."""
         *lines, rest = self.vocabulary.split(b"\n")
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):
@@ -534,7 +523,7 @@ class TrainingState:
     """What ``gnomon train --resume`` needs beside the model.
 
     Attributes:
-        options: those of the training, by the names of models/training.h.
+        options: those of the training, by the names of training/training_options.h.
         step: steps done.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
@@ -544,8 +533,8 @@ class TrainingState:
             defaults if they are left out.
 
     Raises:
-        ValueError: a field of options or data that is missing, a negative number, one that is not
-            finite, a field of run that is not known or below 1.
+        ValueError: a field of options or data that is missing, a number out of its range, a field
+            of run that is not known.
         TypeError: a field of another class.
     """
 
@@ -572,38 +561,30 @@ class TrainingState:
                 raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
             setattr(self, field, count)
         for field, names in (
-            ("options", (*_TRAINING_INTEGERS, *_TRAINING_NUMBERS)),
+            ("options", tuple(program_options("training"))),
             ("data", ("path", "sha256")),
         ):
             for name in names:
                 if name not in getattr(self, field):
                     raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
-        self.options = dict(self.options)
-        for name in _TRAINING_INTEGERS:
-            self.options[name] = check_integer(operator, f"{name} of options", self.options[name])
-        for name in _TRAINING_NUMBERS:
-            value = check_number(operator, f"{name} of options", self.options[name])
-            self.options[name] = value
-            if not math.isfinite(value):
-                raise ValueError(
-                    f"gnomon.{operator}: {name} of options is {value}; expected a finite number"
-                )
+        self.options = self.options | {
+            name: option.check(operator, self.options[name], "options")
+            for name, option in program_options("training").items()
+        }
         for name in ("path", "sha256"):
             check_string(operator, f"{name} of data", self.data[name])
         for field in ("optimizer", "memory"):
             check_tensors(operator, **getattr(self, field))
+        known = program_options("run")
         for name in self.run:
-            if name not in _RUN:
+            if name not in known:
                 raise ValueError(
-                    f"gnomon.{operator}: run has {name!r}; expected {' and '.join(_RUN)}"
+                    f"gnomon.{operator}: run has {name!r}; expected {' and '.join(known)}"
                 )
-        self.run = _RUN | self.run
-        for name in _RUN:
-            self.run[name] = check_integer(operator, f"{name} of run", self.run[name])
-            if self.run[name] < 1:
-                raise ValueError(
-                    f"gnomon.{operator}: {name} of run is {self.run[name]}; expected at least 1"
-                )
+        self.run = {
+            name: option.check(operator, self.run.get(name, option.default), "run")
+            for name, option in known.items()
+        }
 
 
 @dataclasses.dataclass
@@ -714,7 +695,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     if type(file_format) is not int or file_format != _FORMAT:
         raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
     named = _object("the field 'model'", config["model"])
-    options = {name: named[name] for name in (*_SIZES, "similarity", "position", "dropout")}
+    options = {name: named[name] for name in program_options("model")}
     _check_options(options)
     # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
     # model of them is built; max_length and the numbers in `position` are not.

@@ -405,6 +405,20 @@ def table(results: dict[str, Any]) -> str:
     return "".join(parts) + f"<p>{note}</p>"
 
 
+#: What differs between the runs, and is said elsewhere.
+REPLACED = ("similarity", "position", "seed", "max_length")
+
+
+def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
+    """Options by their names: "batch 16, learning rate 0.002"."""
+    parts = []
+    for name, value in options.items():
+        if name not in without:
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    return html.escape(", ".join(parts))
+
+
 def _describe_memory(length: int) -> str:
     return f", with a memory of {length:,}" if length > 0 else ""
 
@@ -423,8 +437,6 @@ def settings(results: dict[str, Any]) -> str:
     """What is needed to repeat the comparison."""
     options = results["settings"]
     data = results["data"]
-    model = options["model"]
-    training = options["training"]
     versions = results["versions"]
     rows = []
     for session in results["sessions"]:
@@ -445,19 +457,11 @@ def settings(results: dict[str, Any]) -> str:
         ),
         ("tokens", html.escape(_describe_tokens(results["tokens"]))),
         ("SHA-256", f"<code>{html.escape(data['sha256'])}</code>"),
-        (
-            "model",
-            f"width {model['dim']}, {model['depth']} layers, {model['heads']} heads, "
-            f"MLP {model['mlp']}, dropout {model['dropout']:g}",
-        ),
+        ("model", _describe(options["model"], REPLACED)),
         (
             "training",
-            f"{training['steps']} steps of {training['batch']} windows of {options['lengths'][0]} "
-            f"{tokens(results)}{_describe_memory(training['memory'])}; AdamW, learning rate "
-            f"{training['learning_rate']:g} after {training['warmup']} steps, then a cosine to "
-            f"{training['final_fraction']:g} of it; "
-            f"weight decay {training['weight_decay']:g}; gradient norm at most "
-            f"{training['clip']:g}",
+            _describe(options["training"], REPLACED)
+            + "; AdamW, its learning rate after a linear warm-up along a cosine",
         ),
         ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
         (

@@ -410,7 +410,7 @@ def training(**fields):
         ({"options": {}}, ValueError, "options lacks 'length'"),
         ({"options": {"length": "x"}}, TypeError, "length of options is a str; expected an int"),
         ({"options": {"clip": None}}, TypeError, "clip of options is a NoneType; expected a num"),
-        ({"options": {"clip": math.inf}}, ValueError, "clip of options is inf; expected a finite"),
+        ({"options": {"clip": math.inf}}, ValueError, "clip of options is inf; expected at most"),
         ({"data": {}}, ValueError, "data lacks 'path'"),
         ({"data": {"path": 1, "sha256": ""}}, TypeError, "path of data is a int; expected a str"),
         ({"data": None}, TypeError, "data is a NoneType; expected a dict"),

@@ -1,4 +1,4 @@
-#include "models/files.h"
+#include "training/files.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
-#include "models/training.h"
+#include "models/trainer.h"
 
 namespace gnomon::models {
 namespace {

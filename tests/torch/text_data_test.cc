@@ -1,4 +1,4 @@
-#include "models/text_data.h"
+#include "text/text_data.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "gnomon/attention.h"
-#include "models/sha256.h"
+#include "training/sha256.h"
 
 namespace gnomon::models {
 namespace {

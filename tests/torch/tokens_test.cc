@@ -1,4 +1,4 @@
-#include "models/tokens.h"
+#include "text/tokens.h"
 
 #include <gtest/gtest.h>
 

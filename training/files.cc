@@ -1,4 +1,4 @@
-#include "models/files.h"
+#include "training/files.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,7 +15,7 @@
 #include <system_error>
 
 #include "gnomon/attention.h"
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

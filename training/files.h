@@ -1,6 +1,6 @@
 // Writing files that are never seen half written, in folders that one process at a time works in.
-#ifndef GNOMON_MODELS_FILES_H_
-#define GNOMON_MODELS_FILES_H_
+#ifndef GNOMON_TRAINING_FILES_H_
+#define GNOMON_TRAINING_FILES_H_
 
 #include <filesystem>
 #include <string_view>
@@ -42,4 +42,4 @@ class FolderLock {
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_FILES_H_
+#endif  // GNOMON_TRAINING_FILES_H_

@@ -1,4 +1,4 @@
-#include "models/safetensors.h"
+#include "training/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "gnomon/attention.h"
-#include "models/files.h"
-#include "models/strings.h"
+#include "training/files.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

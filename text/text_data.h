@@ -1,6 +1,6 @@
 // Text as bytes: what `--data` takes; and which tokens a step or an evaluation reads.
-#ifndef GNOMON_MODELS_TEXT_DATA_H_
-#define GNOMON_MODELS_TEXT_DATA_H_
+#ifndef GNOMON_TEXT_TEXT_DATA_H_
+#define GNOMON_TEXT_TEXT_DATA_H_
 
 #include <cstdint>
 #include <filesystem>
@@ -52,4 +52,4 @@ std::vector<int64_t> EvaluationStarts(int64_t tokens, int64_t length, int64_t lo
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_TEXT_DATA_H_
+#endif  // GNOMON_TEXT_TEXT_DATA_H_

@@ -3,8 +3,8 @@
 // SentencePiece is a library of its own that is loaded when subwords are asked for, with its
 // symbols kept to itself: it defines FLAGS_minloglevel, as PyTorch's libc10.so does, and where the
 // two meet in one scope, the one writes into the other's memory.
-#ifndef GNOMON_MODELS_SENTENCEPIECE_MODULE_H_
-#define GNOMON_MODELS_SENTENCEPIECE_MODULE_H_
+#ifndef GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
+#define GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 
 #include <cstdint>
 #include <memory>
@@ -40,4 +40,4 @@ inline constexpr const char* kSentencePieceSymbol = "gnomon_sentencepiece";
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_SENTENCEPIECE_MODULE_H_
+#endif  // GNOMON_TEXT_SENTENCEPIECE_MODULE_H_

@@ -1,12 +1,12 @@
 // Subwords of SentencePiece (Kudo and Richardson 2018), merged by byte pairs (Sennrich et al.
 // 2016).
-#ifndef GNOMON_MODELS_SUBWORDS_H_
-#define GNOMON_MODELS_SUBWORDS_H_
+#ifndef GNOMON_TEXT_SUBWORDS_H_
+#define GNOMON_TEXT_SUBWORDS_H_
 
 #include <cstdint>
 #include <string_view>
 
-#include "models/tokens.h"
+#include "text/tokens.h"
 
 namespace gnomon::models {
 
@@ -25,4 +25,4 @@ TokenizerPtr ReadSubwords(std::string_view file);
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_SUBWORDS_H_
+#endif  // GNOMON_TEXT_SUBWORDS_H_

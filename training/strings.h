@@ -1,6 +1,6 @@
 // Text for messages.
-#ifndef GNOMON_MODELS_STRINGS_H_
-#define GNOMON_MODELS_STRINGS_H_
+#ifndef GNOMON_TRAINING_STRINGS_H_
+#define GNOMON_TRAINING_STRINGS_H_
 
 #include <sstream>
 #include <string>
@@ -26,4 +26,4 @@ inline std::string Join(const std::vector<std::string>& parts, const std::string
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_STRINGS_H_
+#endif  // GNOMON_TRAINING_STRINGS_H_

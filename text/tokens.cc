@@ -1,14 +1,13 @@
-#include "models/tokens.h"
+#include "text/tokens.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <unordered_map>
 #include <utility>
 
 #include "gnomon/attention.h"
-#include "models/strings.h"
-#include "models/subwords.h"
+#include "training/strings.h"
+#include "text/subwords.h"
 
 namespace gnomon::models {
 namespace {
@@ -153,12 +152,8 @@ int64_t TokenText::Count(int64_t token) const {
 std::string TokenUnit(const std::string& kind) { return kind.substr(0, kind.size() - 1); }
 
 void CheckTokenOptions(const TokenOptions& options) {
-  const bool known = std::find(std::begin(kTokenKinds), std::end(kTokenKinds), options.kind) !=
-                     std::end(kTokenKinds);
-  if (!known) {
-    throw Error(StrCat("--tokens is '", options.kind, "', expected ",
-                       Join({std::begin(kTokenKinds), std::end(kTokenKinds)}, ", ")));
-  }
+  TokenOptions checked = options;
+  CheckRanges(checked.Options(), "");
   if (options.vocabulary == 0) return;
   if (options.kind == "bytes") {
     throw Error(StrCat("--vocabulary is ", options.vocabulary,

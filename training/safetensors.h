@@ -1,7 +1,7 @@
 // The safetensors file format: an 8-byte little-endian length, a JSON header of that length, and
 // the tensors' bytes (https://huggingface.co/docs/safetensors).
-#ifndef GNOMON_MODELS_SAFETENSORS_H_
-#define GNOMON_MODELS_SAFETENSORS_H_
+#ifndef GNOMON_TRAINING_SAFETENSORS_H_
+#define GNOMON_TRAINING_SAFETENSORS_H_
 
 #include <torch/torch.h>
 
@@ -26,4 +26,4 @@ SafeTensors ReadSafeTensors(const std::filesystem::path& path);
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_SAFETENSORS_H_
+#endif  // GNOMON_TRAINING_SAFETENSORS_H_

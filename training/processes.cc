@@ -1,4 +1,4 @@
-#include "models/processes.h"
+#include "training/processes.h"
 
 #include <torch/torch.h>
 
@@ -6,7 +6,7 @@
 #include <exception>
 #include <stdexcept>
 
-#include "models/strings.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/text_data.h"
+#include "text/text_data.h"
 
 #include <algorithm>
 #include <array>
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "gnomon/attention.h"
-#include "models/sha256.h"
-#include "models/strings.h"
+#include "training/sha256.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

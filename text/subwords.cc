@@ -1,4 +1,4 @@
-#include "models/subwords.h"
+#include "text/subwords.h"
 
 #include <dlfcn.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "gnomon/attention.h"
-#include "models/sentencepiece/module.h"
-#include "models/strings.h"
+#include "text/sentencepiece/module.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

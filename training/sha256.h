@@ -1,6 +1,6 @@
 // SHA-256 (FIPS 180-4), to name the data of an experiment as `sha256sum` does.
-#ifndef GNOMON_MODELS_SHA256_H_
-#define GNOMON_MODELS_SHA256_H_
+#ifndef GNOMON_TRAINING_SHA256_H_
+#define GNOMON_TRAINING_SHA256_H_
 
 #include <array>
 #include <cstdint>
@@ -26,4 +26,4 @@ class Sha256 {
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_SHA256_H_
+#endif  // GNOMON_TRAINING_SHA256_H_

@@ -1,4 +1,4 @@
-#include "models/sentencepiece/module.h"
+#include "text/sentencepiece/module.h"
 
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>

@@ -1,16 +1,18 @@
 // What a language model reads of a text: its bytes, its words, or subwords.
-#ifndef GNOMON_MODELS_TOKENS_H_
-#define GNOMON_MODELS_TOKENS_H_
+#ifndef GNOMON_TEXT_TOKENS_H_
+#define GNOMON_TEXT_TOKENS_H_
 
 #include <concepts>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "models/text_data.h"
+#include "text/text_data.h"
+#include "training/options.h"
 
 namespace gnomon::models {
 
@@ -80,14 +82,20 @@ inline constexpr const char* kTokenKinds[] = {"bytes", "words", "subwords"};
 // One of the tokens, for messages: "byte", "word" or "subword".
 std::string TokenUnit(const std::string& kind);
 
+#define GNOMON_TOKEN_OPTIONS(OPTION)                                                               \
+  OPTION(std::string, kind, "bytes",                                                               \
+         .help = "What the model reads: bytes; words, split at spaces, with <eos> for the end of " \
+                 "a line and <unk> for a word that the training text does not have; or subwords, " \
+                 "which SentencePiece learns from the training text",                              \
+         .key = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})             \
+  /* 0: the default. */                                                                            \
+  OPTION(int64_t, vocabulary, 0,                                                                   \
+         .help = "Size of the vocabulary: the most frequent words, <unk> and <eos> among them, "   \
+                 "or subwords; default: all words, 8000 subwords",                                 \
+         .shows_default = false)
+
 struct TokenOptions {
-  // bytes; words: what stands between spaces, with <eos> for the end of a line and <unk> for a word
-  // that the training text has not; subwords: pieces of words that SentencePiece learns from the
-  // training text.
-  std::string kind = "bytes";
-  // How many words (the most frequent, <unk> and <eos> among them) or subwords; 0: all words, or
-  // 8000 subwords.
-  int64_t vocabulary = 0;
+  GNOMON_OPTIONS(GNOMON_TOKEN_OPTIONS)
 };
 
 // Throws Error where the kind is not known, or the vocabulary not one that it can have.
@@ -114,4 +122,4 @@ int64_t TokensOfBytes(const TokenText& text, int64_t bytes);
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_TOKENS_H_
+#endif  // GNOMON_TEXT_TOKENS_H_

@@ -1,4 +1,4 @@
-#include "models/sha256.h"
+#include "training/sha256.h"
 
 #include <algorithm>
 #include <bit>

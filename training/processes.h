@@ -1,6 +1,6 @@
 // The processes that train one model together, each on its rows of every batch.
-#ifndef GNOMON_MODELS_PROCESSES_H_
-#define GNOMON_MODELS_PROCESSES_H_
+#ifndef GNOMON_TRAINING_PROCESSES_H_
+#define GNOMON_TRAINING_PROCESSES_H_
 
 #include <ATen/core/Tensor.h>
 #include <gnomon/torch/batch_rows.h>
@@ -65,4 +65,4 @@ int64_t CountRows(int64_t batch, int64_t rank, int64_t size);
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_PROCESSES_H_
+#endif  // GNOMON_TRAINING_PROCESSES_H_

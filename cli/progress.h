@@ -1,0 +1,63 @@
+// What is said about work under way: one line, times, numbers.
+#ifndef GNOMON_CLI_PROGRESS_H_
+#define GNOMON_CLI_PROGRESS_H_
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace gnomon::cli {
+
+// A message without line breaks, shortened to what a line of a log holds.
+std::string OneLine(const std::string& message);
+
+// "42 s", "6 min", "1 h 05 min".
+std::string Duration(double seconds);
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// One line about the work under way on the standard error: rewritten on a terminal, printed every
+// ten seconds elsewhere.
+class Progress {
+ public:
+  // Nothing of it where it is not shown.
+  explicit Progress(bool shown = true);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Update(const std::string& line);
+  // Prints a line that stays.
+  void Note(const std::string& line);
+  // Removes the unfinished line from a terminal.
+  void Clear();
+
+ private:
+  bool shown_;
+  bool terminal_;
+  bool open_ = false;  // an unfinished line stands on the terminal
+  double printed_ = -1e9;
+  Stopwatch clock_;
+};
+
+// "x s" of work left when `done` of `total` parts took `seconds`.
+std::string TimeLeft(double seconds, double done, double total);
+
+// A number as printf does it, or a dash for null.
+std::string FormatNumber(const nlohmann::json& value, const char* format);
+
+// "1.234", or a dash for no number.
+std::string FormatLoss(const std::optional<double>& loss);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_PROGRESS_H_

@@ -1,0 +1,33 @@
+// What a record says of when, by which words, where and on what it was made.
+#ifndef GNOMON_CLI_RECORD_H_
+#define GNOMON_CLI_RECORD_H_
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "text/text_data.h"
+#include "text/tokens.h"
+
+namespace gnomon::cli {
+
+// The words of the command line, for the record of a run.
+void RememberCommand(int argc, char** argv);
+const std::vector<std::string>& CommandWords();
+
+// "2026-01-31T12:00:00Z".
+std::string Now();
+
+// "20260131-120000", of the place where the program runs.
+std::string LocalTime();
+
+nlohmann::json DescribeMachine();
+nlohmann::json DescribeVersions();
+// "AMD EPYC, 2 threads, AVX3, torch 2.15.0".
+std::string MachineLine();
+nlohmann::json DescribeData(const models::TextData& data);
+nlohmann::json DescribeTokens(const models::TokenData& tokens);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_RECORD_H_

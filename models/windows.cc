@@ -1,0 +1,26 @@
+#include "models/windows.h"
+
+namespace gnomon::models {
+
+torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length) {
+  torch::Tensor rows = torch::empty({count, length + 1}, torch::kLong);
+  auto* out = rows.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t n = 0; n <= length; ++n) *out++ = text[starts[row] + n];
+  }
+  return rows;
+}
+
+torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
+                     LanguageModelMemory* memory,
+                     const std::optional<BatchRows>& rows) {
+  const int64_t length = windows.size(1) - 1;
+  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length), nullptr, memory, rows);
+  const torch::Tensor targets = windows.narrow(1, 1, length).reshape({-1});
+  return torch::nn::functional::cross_entropy(
+             logits.reshape({-1, logits.size(2)}), targets,
+             torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone))
+      .view({-1, length});
+}
+
+}  // namespace gnomon::models

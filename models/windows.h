@@ -1,0 +1,25 @@
+// Windows of a text, and the loss of predicting each of their tokens from those before it.
+#ifndef GNOMON_MODELS_WINDOWS_H_
+#define GNOMON_MODELS_WINDOWS_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "models/language_model.h"
+#include "text/tokens.h"
+
+namespace gnomon::models {
+
+// Rows of `length` + 1 tokens (count, length + 1) that begin at `starts`, as int64.
+torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length);
+
+// Losses (B, L) in nats of the tokens of `windows` (B, L + 1) after the first.
+torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
+                     LanguageModelMemory* memory = nullptr,
+                     const std::optional<BatchRows>& rows = std::nullopt);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_WINDOWS_H_

@@ -1,0 +1,58 @@
+"""The program ``gnomon`` as a library: its entry, and the lists of its options."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gnomon._checks import check_integer, check_number, check_string
+from gnomon._library import LIBRARIES
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(LIBRARIES / "libgnomon_program.so"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of the program: its name in files, what it takes, its default and its range."""
+
+    key: str
+    kind: str
+    default: Any
+    lowest: float
+    highest: float
+
+    def check(self, operator: str, value: object, of: str = "") -> Any:
+        """The value as JSON holds it; raises TypeError and ValueError, naming it.
+
+        ``of`` says what holds the option: "run" of an option is "steps of run".
+        """
+        name = f"{self.key} of {of}" if of else self.key
+        if self.kind == "text":
+            check_string(operator, name, value)
+            return value
+        check = check_integer if self.kind == "integer" else check_number
+        number = check(operator, name, value)
+        if not self.lowest <= number <= self.highest:
+            bound = (
+                f"at most {self.highest:g}"
+                if number > self.highest
+                else f"at least {self.lowest:g}"
+            )
+            raise ValueError(f"gnomon.{operator}: {name} is {number}; expected {bound}")
+        return number if self.kind == "integer" else float(number)
+
+
+@functools.cache
+def options(struct: str) -> Mapping[str, Option]:
+    """Those of "model", "training" or "run", by name, in the order of their list in C++."""
+    describe = library().gnomon_options
+    describe.restype = ctypes.c_char_p
+    lists = json.loads(describe().decode())
+    return {entry["key"]: Option(**entry) for entry in lists[struct]}
