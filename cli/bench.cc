@@ -22,10 +22,10 @@
 #include "core/peak.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
-#include "training/strings.h"
 #include "ops/attention/executor.h"
 #include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
@@ -387,11 +387,11 @@ int Run(const BenchFlags& flags) {
   }
   ModelBench bench;
   Set(flags.batch, &bench.training.batch);
-  Set(flags.length, &bench.training.length);
-  Set(flags.heads, &bench.model.heads);
-  Set(flags.dim, &bench.model.dim);
-  Set(flags.depth, &bench.model.depth);
-  Set(flags.mlp, &bench.model.mlp);
+  Set(flags.length, &bench.text.window.length);
+  Set(flags.heads, &bench.text.model.heads);
+  Set(flags.dim, &bench.text.model.dim);
+  Set(flags.depth, &bench.text.model.depth);
+  Set(flags.mlp, &bench.text.model.mlp);
   bench.models = flags.models;
   bench.repeats = flags.repeats;
   bench.as_json = flags.as_json;

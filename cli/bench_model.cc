@@ -15,8 +15,8 @@
 #include "cli/record.h"
 #include "cli/results.h"
 #include "cli/shortage.h"
-#include "models/trainer.h"
 #include "training/strings.h"
+#include "training/trainer.h"
 
 namespace gnomon::cli {
 namespace {
@@ -66,19 +66,22 @@ int BenchModels(const ModelBench& bench) {
   models::TrainingOptions training = bench.training;
   training.steps = bench.repeats + 1;
   training.warmup = training.steps;
-  CheckTrainingFits(bench.model, training);
-  const std::string batch = StrCat("--batch ", training.batch, " and --length ", training.length);
-  const std::string text = RandomText(std::max(kTextBytes, training.length + 1));
-  std::vector<Combination> combinations;
+  const models::LanguageModelOptions& model = bench.text.model;
+  const int64_t length = bench.text.window.length;
+  models::TextOptions text = bench.text;
+  text.model.max_length = length;
+  models::TextTask task(text);
+  models::TextData data;
+  data.train = RandomText(std::max(kTextBytes, length + 1));
+  task.SetText(std::move(data));
+  task.Prepare();
+  const std::string batch = task.StepFlags(models::Command::kTrain, training);
+  std::vector<models::Terms> combinations;
   std::vector<std::unique_ptr<models::Trainer>> trainers;
   for (const std::string& name : bench.models) {
-    combinations.push_back(ParseCombination("--model", name));
-    models::LanguageModelOptions options = bench.model;
-    options.similarity = combinations.back().similarity;
-    options.position = combinations.back().position;
-    options.max_length = training.length;
+    combinations.push_back(ParseTerms("--model", name));
     trainers.push_back(std::make_unique<models::Trainer>(
-        BuildModel(options, training.seed, training.memory), text, training));
+        CheckTerms(task, combinations.back(), training, models::Command::kTrain), training));
   }
   std::vector<std::vector<double>> seconds(trainers.size());
   Progress progress;
@@ -99,20 +102,18 @@ int BenchModels(const ModelBench& bench) {
     rows.push_back({{"label", combinations[m].label()},
                     {"similarity", combinations[m].similarity},
                     {"position", combinations[m].position},
-                    {"parameters", trainers[m]->model()->CountParameters()},
+                    {"parameters", models::CountParameters(trainers[m]->learner().module())},
                     {"ms", median * 1e3},
                     {"to_first", median / Median(seconds[0])}});
   }
-  const json record = {{"machine", DescribeMachine()},
-                       {"versions", DescribeVersions()},
-                       {"model",
-                        {{"dim", bench.model.dim},
-                         {"depth", bench.model.depth},
-                         {"heads", bench.model.heads},
-                         {"mlp", bench.model.mlp}}},
-                       {"training", {{"batch", training.batch}, {"length", training.length}}},
-                       {"repeats", bench.repeats},
-                       {"models", rows}};
+  const json record = {
+      {"machine", DescribeMachine()},
+      {"versions", DescribeVersions()},
+      {"model",
+       {{"dim", model.dim}, {"depth", model.depth}, {"heads", model.heads}, {"mlp", model.mlp}}},
+      {"training", {{"batch", training.batch}, {"length", length}}},
+      {"repeats", bench.repeats},
+      {"models", rows}};
   if (bench.as_json) {
     std::cout << record.dump(2) << std::endl;
   } else {

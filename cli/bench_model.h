@@ -6,18 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "cli/flags.h"
-#include "models/language_model.h"
+#include "tasks/text.h"
 #include "training/training_options.h"
 
 namespace gnomon::cli {
 
 // The defaults are those of `gnomon train`.
 struct ModelBench {
-  ModelBench() { training.length = kTrainingLength; }
-
-  std::vector<std::string> models;     // SIMILARITY/POSITION
-  models::LanguageModelOptions model;  // similarity and position come from above
+  std::vector<std::string> models;  // SIMILARITY/POSITION
+  models::TextOptions text;         // similarity and position come from above
   models::TrainingOptions training;
   int64_t repeats = 1;
   bool as_json = false;

@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 
 #include "training/processes.h"
+#include "training/task.h"
 
 namespace gnomon::cli {
 
@@ -18,10 +20,12 @@ inline constexpr int kInterrupted = 130;
 using Action = std::function<int()>;
 
 // Each adds a subcommand that sets *action when it is chosen.
-void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* action);
-void AddEval(CLI::App& app, Action* action);
+void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
+              const models::ProcessesPtr& processes, Action* action);
+void AddEval(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action);
 void AddGenerate(CLI::App& app, Action* action);
-void AddCompare(CLI::App& app, Action* action);
+void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action);
+void AddData(CLI::App& app, Action* action);
 void AddList(CLI::App& app, Action* action);
 void AddInspect(CLI::App& app, Action* action);
 void AddBench(CLI::App& app, Action* action);

@@ -21,27 +21,28 @@
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/evaluation.h"
-#include "models/trainer.h"
 #include "training/files.h"
 #include "training/sha256.h"
 #include "training/strings.h"
+#include "training/task.h"
+#include "training/trainer.h"
 
 namespace gnomon::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using models::Command;
 using models::StrCat;
 using nlohmann::json;
 
 constexpr int64_t kResultsFormat = 1;
-constexpr const char* kResultsName = "results.json";
 constexpr const char* kTableName = "table.md";
 // Points of a training curve.
 constexpr int64_t kCurvePoints = 100;
 constexpr int64_t kMostSeeds = 1000;
 
 struct CompareFlags {
+  std::string task = models::kTextTask;
   std::string data;
   std::vector<std::string> positions = {
       "none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
@@ -49,9 +50,6 @@ struct CompareFlags {
   std::vector<std::string> runs;
   int64_t seeds = 1;
   int64_t first_seed = 0;
-  EvaluationOptions evaluation;
-  models::TokenOptions tokens;
-  models::LanguageModelOptions model;
   models::TrainingOptions training;
   std::string out;
   std::string resume;
@@ -60,9 +58,9 @@ struct CompareFlags {
 
 // A comparison under way: what is to be done, and the record of what is done.
 struct Comparison {
+  models::Task* task = nullptr;
   CompareSettings settings;
-  models::TextData data;
-  models::TokenData tokens;
+  std::string data;
   fs::path folder;
   models::FolderLock lock;  // of the folder
   std::vector<RunResult> runs;
@@ -71,128 +69,112 @@ struct Comparison {
 
 void Save(Comparison* work, const char* status) {
   json& record = work->record;
+  const models::Task& task = *work->task;
   record["status"] = status;
   record["updated"] = Now();
   record["runs"] = json::array();
-  for (const RunResult& run : work->runs) record["runs"].push_back(ToJson(run));
-  record["summary"] = Summarize(work->settings, work->runs);
+  for (const RunResult& run : work->runs) record["runs"].push_back(ToJson(task, run));
+  record["summary"] = Summarize(task, work->settings, work->runs);
   models::WriteFileAtomically(work->folder / kResultsName, {record.dump(1) + "\n"});
   models::WriteFileAtomically(work->folder / kTableName,
-                              {FormatTable(work->settings, record["summary"])});
+                              {FormatTable(task, work->settings, record["summary"])});
 }
 
 // The cross product of positions and similarities unless only single runs were asked for, then
 // those, each combination once.
-std::vector<Combination> Combinations(const CompareFlags& flags, bool product) {
-  std::vector<Combination> all;
-  const auto add = [&](Combination combination) {
-    if (std::find(all.begin(), all.end(), combination) == all.end()) {
-      all.push_back(std::move(combination));
-    }
+std::vector<models::Terms> Combinations(const CompareFlags& flags, bool product) {
+  std::vector<models::Terms> all;
+  const auto add = [&](models::Terms terms) {
+    if (std::find(all.begin(), all.end(), terms) == all.end()) all.push_back(std::move(terms));
   };
   if (product) {
     for (const std::string& similarity : flags.similarities) {
       for (const std::string& position : flags.positions) add({similarity, position});
     }
   }
-  for (const std::string& run : flags.runs) add(ParseCombination("--run", run));
+  for (const std::string& run : flags.runs) add(ParseTerms("--run", run));
   return all;
 }
 
-models::LanguageModelOptions ModelOptions(const CompareSettings& settings,
-                                          const Combination& combination) {
-  models::LanguageModelOptions options = settings.model;
-  options.similarity = combination.similarity;
-  options.position = combination.position;
-  options.max_length = settings.evaluation.lengths[0];
-  return options;
-}
-
-// Everything that can be wrong is found here, before the first combination is trained.
-void Check(const CompareSettings& settings) {
-  CheckLengths(settings.evaluation.lengths);
-  models::CheckTrainingOptions(settings.training);
-  models::CheckTokenOptions(settings.tokens);
-  const int64_t memory = std::max(settings.training.memory, *settings.evaluation.evaluation_memory);
-  for (const Combination& combination : settings.combinations) {
-    BuildModel(ModelOptions(settings, combination), settings.seeds[0], memory);
+// Everything that can be wrong is found before the first combination is trained. The data are read.
+void CheckAll(Comparison* work) {
+  for (const models::Terms& terms : work->settings.combinations) {
+    models::TrainingOptions training = work->settings.training;
+    training.seed = work->settings.seeds[0];
+    CheckTerms(*work->task, terms, training, Command::kCompare);
   }
 }
 
+// With the assets, too.
 void CheckData(const Comparison& work) {
-  const std::vector<int64_t>& lengths = work.settings.evaluation.lengths;
-  CheckTextHolds(work.data, work.tokens, models::NeededTokens(work.settings.training),
-                 *std::max_element(lengths.begin(), lengths.end()) + 1);
-  CheckTrainingFits(work.settings.model, work.settings.training);
+  work.task->CheckData(&work.settings.training);
+  work.task->CheckFits(work.settings.training, /*processes=*/1);
 }
 
-// The file of the vocabulary in the run's folder; none for bytes.
-std::optional<fs::path> VocabularyFile(const Comparison& work) {
-  const std::string& kind = work.settings.tokens.kind;
-  if (kind == "bytes") return std::nullopt;
-  return work.folder / (kind == "words" ? "vocabulary.txt" : "vocabulary.model");
+std::string Sha256Of(const std::string& bytes) {
+  models::Sha256 hash;
+  hash.Update(bytes);
+  return hash.Hex();
 }
 
-void SetTokens(models::TokenizerPtr tokenizer, Comparison* work) {
-  work->settings.model.vocabulary = tokenizer->size();
-  work->tokens = models::Tokenize(std::move(tokenizer), work->data);
-}
-
-// The vocabulary that the comparison began with: another SentencePiece may learn another one.
-void ResumeTokens(Comparison* work) {
-  const std::optional<fs::path> file = VocabularyFile(*work);
-  std::string vocabulary;
-  if (file) {
-    std::ifstream in(*file, std::ios::binary);
-    if (!in) throw Error(StrCat("cannot read its vocabulary ", file->string()));
-    vocabulary.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-    models::Sha256 hash;
-    hash.Update(vocabulary);
-    if (hash.Hex() != work->record.at("tokens").at("sha256").get<std::string>()) {
-      throw Error(StrCat("the vocabulary ", file->string(), " is not what the run began with"));
+// The assets that the comparison began with: another library may learn other ones.
+void ResumeAssets(const Comparison& work) {
+  std::vector<std::string> assets;
+  for (const models::Asset& asset : work.task->Assets()) {
+    std::string& bytes = assets.emplace_back();
+    if (asset.file.empty()) continue;
+    const fs::path file = work.folder / asset.file;
+    std::ifstream in(file, std::ios::binary);
+    if (!in) throw Error(StrCat("cannot read its ", asset.name, " ", file.string()));
+    bytes.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    if (Sha256Of(bytes) != work.record.at(json::json_pointer(asset.sha256_at))) {
+      throw Error(
+          StrCat("the ", asset.name, " ", file.string(), " is not what the run began with"));
     }
   }
-  SetTokens(models::ReadTokenizer(work->settings.tokens.kind, vocabulary), work);
+  work.task->TakeAssets(assets, /*is_stored=*/true);
 }
 
 json DescribeSession() {
   return {{"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine()}};
 }
 
-Comparison NewComparison(const CLI::App& command, const CompareFlags& flags) {
-  if (flags.data.empty()) throw Error("compare: --data is required");
+Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
+  if (task.data_help() != nullptr && flags.data.empty()) {
+    throw Error("compare: --data is required");
+  }
   const bool named = command.count("--position") > 0 || command.count("--similarity") > 0;
   Comparison work;
+  work.task = &task;
+  work.data = flags.data;
   CompareSettings& settings = work.settings;
   settings.combinations = Combinations(flags, named || flags.runs.empty());
   for (int64_t n = 0; n < flags.seeds; ++n) settings.seeds.push_back(flags.first_seed + n);
-  settings.evaluation = flags.evaluation;
-  settings.model = flags.model;
   settings.training = flags.training;
   SetWarmup(command, &settings.training);
-  settings.training.length = flags.evaluation.lengths[0];
   settings.training.seed = flags.first_seed;
-  settings.tokens = flags.tokens;
-  std::optional<int64_t>& memory = settings.evaluation.evaluation_memory;
-  if (!memory) memory = flags.training.memory;
-  Check(settings);
-  work.data = models::ReadText(flags.data);
-  SetTokens(models::BuildTokenizer(settings.tokens, work.data.train), &work);
+  models::CheckTrainingOptions(settings.training);
+  task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
+  models::CheckRanges(task.Options(Command::kCompare), "");
+  task.ReadData(flags.data);
+  CheckAll(&work);
+  task.Prepare();
   CheckData(work);
-  RunFolder folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+  RunFolder folder =
+      CreateRunFolder(flags.out, flags.data.empty() ? task.name() : NameOfData(flags.data));
   work.folder = std::move(folder.path);
   work.lock = std::move(folder.lock);
-  if (const std::optional<fs::path> file = VocabularyFile(work)) {
-    models::WriteFileAtomically(*file, {work.tokens.tokenizer->vocabulary()});
+  for (const models::Asset& asset : task.Assets()) {
+    if (!asset.file.empty()) models::WriteFileAtomically(work.folder / asset.file, {asset.bytes});
   }
-  work.record = {{"format", kResultsFormat},
-                 {"name", work.folder.filename().string()},
-                 {"started", Now()},
-                 {"sessions", json::array({DescribeSession()})},
-                 {"versions", DescribeVersions()},
-                 {"data", DescribeData(work.data)},
-                 {"tokens", DescribeTokens(work.tokens)},
-                 {"settings", ToJson(settings)}};
+  work.record = task.DescribeData();
+  work.record.update({{"format", kResultsFormat},
+                      {"name", work.folder.filename().string()},
+                      {"started", Now()},
+                      {"sessions", json::array({DescribeSession()})},
+                      {"versions", DescribeVersions()},
+                      {"task", DescribeTask(task)},
+                      {"settings", ToJson(settings, task)}});
   return work;
 }
 
@@ -208,8 +190,9 @@ json ReadRecord(const fs::path& file) {
   return record;
 }
 
-Comparison ResumedComparison(const std::string& folder) {
+Comparison ResumedComparison(const std::string& folder, models::Task& task) {
   Comparison work;
+  work.task = &task;
   work.folder = folder;
   const fs::path file = work.folder / kResultsName;
   if (fs::is_directory(work.folder)) work.lock = models::FolderLock(work.folder);
@@ -218,24 +201,31 @@ Comparison ResumedComparison(const std::string& folder) {
     models::RemoveUnfinished(work.folder / name);
   }
   try {
-    work.settings = CompareFromJson(work.record["settings"]);
+    if (const auto name = TaskOfRecord(file); name != task.name()) {
+      throw Error(
+          StrCat("it is of the task '", name.value_or(""), "', expected '", task.name(), "'"));
+    }
+    work.settings = CompareFromJson(work.record["settings"], task);
+    task.Settle(Command::kCompare, /*is_resumed=*/true, &work.settings.training);
     for (const json& run : work.record["runs"]) {
-      work.runs.push_back(RunFromJson(work.settings, run));
+      work.runs.push_back(RunFromJson(task, work.settings, run));
     }
     const json& data = work.record["data"];
-    work.data = models::ReadText(data.at("path").get<std::string>());
-    if (work.data.sha256 != data.at("sha256").get<std::string>()) {
-      throw Error(StrCat("the text at ", work.data.path, " is not what the run began with"));
+    work.data = data.value("path", "");
+    task.ReadData(work.data);
+    if (task.data_sha256() != data.value("sha256", "")) {
+      throw Error(
+          StrCat("the ", task.data_noun(), " at ", work.data, " is not what the run began with"));
     }
-    models::CheckTokenOptions(work.settings.tokens);
-    ResumeTokens(&work);
+    ResumeAssets(work);
   } catch (const json::exception& error) {
     throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
   } catch (const Error& error) {
     throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
   }
-  Check(work.settings);
+  CheckAll(&work);
   CheckData(work);
+  work.record["task"] = DescribeTask(task);
   work.record["sessions"].push_back(DescribeSession());
   return work;
 }
@@ -259,16 +249,16 @@ class Schedule {
 std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int64_t seed,
                                 const std::string& title, Schedule* schedule, Progress* progress) {
   const CompareSettings& settings = work.settings;
+  models::Task& task = *work.task;
   const Stopwatch clock;
   models::TrainingOptions training = settings.training;
   training.seed = seed;
-  const models::LanguageModelOptions options =
-      ModelOptions(settings, settings.combinations[combination]);
-  models::Trainer trainer(models::NewModel(options, seed), work.tokens.train, training);
+  models::Trainer trainer(models::NewLearner(task, settings.combinations[combination], training),
+                          training);
   RunResult result;
   result.combination = combination;
   result.seed = seed;
-  result.parameters = trainer.model()->CountParameters();
+  result.parameters = models::CountParameters(trainer.learner().module());
   std::vector<double> milliseconds;
   const OtherPrograms others;
   const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
@@ -278,8 +268,7 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
     if (Interrupted()) return std::nullopt;
     const Stopwatch step_clock;
     double loss = 0;
-    NamingOptions(StrCat("--batch ", training.batch, " and --lengths ", training.length),
-                  [&] { loss = trainer.Step(); });
+    NamingOptions(task.StepFlags(Command::kCompare, training), [&] { loss = trainer.Step(); });
     milliseconds.push_back(step_clock.seconds() * 1e3);
     if (!std::isfinite(loss)) {
       result.diverged = true;
@@ -306,13 +295,10 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
     schedule->Done(training.steps - trainer.step());
   } else {
     progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
-    NamingOptions("--lengths and --evaluation-memory", [&] {
-      result.losses =
-          models::Evaluate(trainer.model(), work.tokens.valid, settings.evaluation.lengths,
-                           models::TokensOfBytes(work.tokens.valid, settings.evaluation.evaluation_bytes),
-                           *settings.evaluation.evaluation_memory, [] { return !Interrupted(); });
+    NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
+      result.measurements = trainer.learner().Evaluate([] { return !Interrupted(); });
     });
-    if (result.losses.empty()) return std::nullopt;
+    if (result.measurements.empty()) return std::nullopt;
   }
   result.seconds = clock.seconds();
   return result;
@@ -339,8 +325,8 @@ int RunAll(Comparison* work) {
   CatchInterrupts();
   Progress progress;
   progress.Note(StrCat(todo.size(), todo.size() == 1 ? " run of " : " runs of ",
-                       settings.training.steps, " steps on ", work->tokens.train.size(), " ",
-                       settings.tokens.kind, " of ", work->data.path, ", into ",
+                       settings.training.steps, " steps on ", work->task->DescribeSize(),
+                       work->data.empty() ? "" : " of ", work->data, ", into ",
                        work->folder.string()));
   Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
   for (const auto& [combination, seed] : todo) {
@@ -358,41 +344,44 @@ int RunAll(Comparison* work) {
     runs.push_back(*result);
     Save(work, "running");
     std::string outcome = result->diverged ? " diverged" : "";
-    for (const models::LengthLoss& at : result->losses) {
-      outcome += StrCat(" ", FormatLoss(at.loss), " at ", at.length, ",");
+    for (const models::Measurement& at : result->measurements) {
+      outcome += StrCat(" ", FormatLoss(at.values[0]), " at ", FormatCondition(at.condition), ",");
     }
     progress.Note(StrCat(title, ":", outcome, " ", Duration(result->seconds)));
   }
   Save(work, "finished");
   const std::string missing = DrawReport(work->folder);
   if (!missing.empty()) progress.Note(missing);
-  std::cout << FormatTable(settings, work->record["summary"]) << "\n"
+  std::cout << FormatTable(*work->task, settings, work->record["summary"]) << "\n"
             << (work->folder / (missing.empty() ? "report.html" : kTableName)).string()
             << std::endl;
   return 0;
 }
 
-int Run(const CLI::App& command, const CompareFlags& flags) {
+int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  if (!flags.resume.empty()) CheckStandsAlone(command, "--resume", {"--threads", "--terms"});
-  Comparison work =
-      flags.resume.empty() ? NewComparison(command, flags) : ResumedComparison(flags.resume);
+  if (!flags.resume.empty()) {
+    CheckStandsAlone(command, "--resume", {"--threads", "--task", "--terms"});
+  }
+  Comparison work = flags.resume.empty() ? NewComparison(command, flags, task)
+                                         : ResumedComparison(flags.resume, task);
   return RunAll(&work);
 }
 
 }  // namespace
 
-void AddCompare(CLI::App& app, Action* action) {
+void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
   CLI::App* command = app.add_subcommand(
       "compare",
-      "Train a small language model with each combination of similarity and position on the same "
-      "data, order and budget, and evaluate each at several lengths. Leaves results.json, table.md "
-      "and report.html in a folder.");
+      "Train a small model with each combination of similarity and position on the same data, "
+      "order "
+      "and budget, and evaluate each under several conditions, as lengths. Leaves results.json, "
+      "table.md and report.html in a folder.");
   auto flags = std::make_shared<CompareFlags>();
-  flags->training.steps = 700;
-  command->add_option("--data", flags->data,
-                      "A text file, or a folder of text files; the last tenth is for validation "
-                      "unless the folder has parts called train and valid");
+  flags->task = task->name();
+  flags->training = task->DefaultTraining(Command::kCompare);
+  AddTaskFlag(command, &flags->task);
+  AddDataFlag(command, *task, &flags->data);
   command
       ->add_option("--position", flags->positions,
                    "Position specifications joined by commas, see `gnomon list`")
@@ -407,7 +396,6 @@ void AddCompare(CLI::App& app, Action* action) {
   command->add_option("--run", flags->runs,
                       "SIMILARITY/POSITION: one more combination, repeatable; without --position "
                       "and --similarity, these alone are run");
-  AddFlags(command, flags->evaluation.Options());
   AddNumber(command, "--seeds", &flags->seeds, 1, kMostSeeds,
             "Number of seeds; several give mean and spread")
       ->capture_default_str();
@@ -420,11 +408,12 @@ void AddCompare(CLI::App& app, Action* action) {
       "Resume the comparison in this folder with its own settings: finished runs are "
       "kept, an unfinished one starts again");
   AddThreadsFlag(command, &flags->threads);
-  AddFlags(command, flags->tokens.Options());
-  AddFlags(command, models::Without(flags->model.Options(), {"similarity", "position"}), "Model");
-  AddFlags(command, models::Without(flags->training.Options(), {"length", "seed"}), "Training");
-  command->callback(
-      [action, command, flags] { *action = [command, flags] { return Run(*command, *flags); }; });
+  AddFlags(command,
+           task->Options(Command::kCompare) +
+               models::InSection("training", models::Without(flags->training.Options(), {"seed"})));
+  command->callback([action, command, flags, task] {
+    *action = [command, flags, task] { return Run(*command, *flags, *task); };
+  });
 }
 
 }  // namespace gnomon::cli

@@ -4,121 +4,110 @@
 #include <string>
 #include <vector>
 
-#include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/interrupts.h"
 #include "cli/progress.h"
-#include "cli/record.h"
 #include "cli/results.h"
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/checkpoint.h"
-#include "models/evaluation.h"
+#include "training/checkpoint.h"
 #include "training/strings.h"
+#include "training/task.h"
 
 namespace gnomon::cli {
 namespace {
 
+using models::Command;
 using models::StrCat;
 
 struct EvalFlags {
   std::string model;
   std::string data;
-  std::vector<int64_t> lengths;
-  int64_t bytes = 131072;
-  std::optional<int64_t> memory;
   int64_t threads = 0;
   bool as_json = false;
 };
 
-int Run(const EvalFlags& flags) {
+void PrintTable(const models::Task& task, const std::vector<models::Measurement>& measurements) {
+  std::string head = StrCat("| ", task.conditions().key, " |");
+  std::string rule = "|--:|";
+  for (const models::Metric& metric : task.metrics()) {
+    head += StrCat(" ", metric.title, " |");
+    rule += "--:|";
+  }
+  std::cout << head << " " << task.examples() << " |\n" << rule << "--:|\n";
+  for (const models::Measurement& at : measurements) {
+    std::cout << "| " << FormatCondition(at.condition);
+    for (const std::optional<double>& value : at.values) std::cout << " | " << FormatLoss(value);
+    std::cout << " | " << at.examples << " |\n";
+  }
+}
+
+int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  CheckLengths(flags.lengths);
-  models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model));
-  std::vector<int64_t> lengths = flags.lengths;
+  models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model), task);
+  // What is evaluated may be named like what was trained.
+  SetAgain(command, task.Options(Command::kEval));
   const std::optional<models::TrainingState>& training = checkpoint.training;
-  // The command line gives a model as many places as its training windows have.
-  const int64_t trained =
-      training ? training->options.length : checkpoint.model->options().max_length;
-  if (lengths.empty()) lengths = {trained, 2 * trained, 4 * trained};
-  if (flags.data.empty() && !training) {
+  task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
+  models::CheckRanges(task.Options(Command::kEval), "");
+  if (task.data_help() != nullptr && flags.data.empty() && !training) {
     throw Error(StrCat("eval: ", flags.model,
                        " holds a model alone, without its data; --data is required"));
   }
-  const models::TextData data =
-      models::ReadText(flags.data.empty() ? training->data_path : flags.data);
-  const models::TokenData tokens = models::Tokenize(checkpoint.tokenizer, data);
-  CheckTextHolds(data, tokens, 0, *std::max_element(lengths.begin(), lengths.end()) + 1);
+  const std::string trained_on = training ? training->data_path : "";
+  const std::string data = flags.data.empty() ? trained_on : flags.data;
+  task.ReadData(data);
+  task.CheckData(nullptr);
   // Unknown of a model alone.
-  nlohmann::json same_text;
-  if (training) same_text = data.sha256 == training->data_sha256;
-  const int64_t memory = flags.memory.value_or(training ? training->options.memory : 0);
+  nlohmann::json same_data;
+  if (training) same_data = task.data_sha256() == training->data_sha256;
   CatchInterrupts();
-  std::vector<models::LengthLoss> losses;
-  NamingOptions("--lengths and --memory", [&] {
-    losses = models::Evaluate(checkpoint.model, tokens.valid, lengths,
-                              models::TokensOfBytes(tokens.valid, flags.bytes), memory,
-                              [] { return !Interrupted(); });
+  std::vector<models::Measurement> measurements;
+  NamingOptions(task.EvaluationFlags(Command::kEval), [&] {
+    measurements = checkpoint.learner->Evaluate([] { return !Interrupted(); });
   });
-  if (losses.empty()) return kInterrupted;
-  if (same_text == false) {
+  if (measurements.empty()) return kInterrupted;
+  if (same_data == false) {
     std::cerr << "gnomon: "
-              << OneLine(
-                     StrCat("note: the text at ", data.path,
-                            " is not the one that the model was trained on, ",
-                            flags.data.empty() ? "which has changed since" : training->data_path))
+              << OneLine(StrCat("note: the ", task.data_noun(), " at ", data,
+                                " is not the one that the model was trained on, ",
+                                flags.data.empty() ? "which has changed since" : trained_on))
               << std::endl;
   }
   if (flags.as_json) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const models::LengthLoss& at : losses) list.push_back(ToJson(at));
-    std::cout << nlohmann::json{{"data", DescribeData(data)},
-                                {"tokens", DescribeTokens(tokens)},
-                                {"trained_on_this_text", same_text},
-                                {"step", training ? nlohmann::json(training->step) : nullptr},
-                                {"memory", memory},
-                                {"losses", list}}
-                     .dump(2)
-              << "\n";
+    nlohmann::json record = task.DescribeData();
+    record.update(task.DescribeEvaluation());
+    record[StrCat("trained_on_this_", task.data_noun())] = same_data;
+    record["step"] = training ? nlohmann::json(training->step) : nullptr;
+    record["losses"] = nlohmann::json::array();
+    for (const models::Measurement& at : measurements) {
+      record["losses"].push_back(ToJson(task, at));
+    }
+    std::cout << record.dump(2) << "\n";
     return 0;
   }
-  const std::string kind = tokens.tokenizer->kind();
-  std::cout << "| length | loss, nats per " << models::TokenUnit(kind) << " | last "
-            << models::kLastTokens << " " << kind
-            << " | bits per byte | windows |\n|--:|--:|--:|--:|--:|\n";
-  for (const models::LengthLoss& at : losses) {
-    std::cout << "| " << at.length << " | " << FormatLoss(at.loss) << " | " << FormatLoss(at.last)
-              << " | " << FormatLoss(at.bits_per_byte) << " | " << at.windows << " |\n";
-  }
+  PrintTable(task, measurements);
   return 0;
 }
 
 }  // namespace
 
-void AddEval(CLI::App& app, Action* action) {
-  CLI::App* command = app.add_subcommand(
-      "eval", "Measure a trained model's loss at several lengths, on validation text");
+void AddEval(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
+  CLI::App* command =
+      app.add_subcommand("eval", "Measure a trained model, on data that it was not trained on");
   auto flags = std::make_shared<EvalFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
-  command->add_option("--data", flags->data,
-                      "A text file or folder, as for train; default: what the model was trained "
-                      "on, where the checkpoint holds its training");
-  command
-      ->add_option("--lengths", flags->lengths,
-                   "Tokens per window, joined by commas; default 1, 2 and 4 times the training "
-                   "length, or the max_length of a model alone")
-      ->delimiter(',');
-  AddNumber(command, "--bytes", &flags->bytes, 1, kMany, "Bytes of text to measure at each length")
-      ->capture_default_str();
-  AddNumber(command, "--memory", &flags->memory, 0, kMany,
-            "Tokens of earlier windows that each layer also sees, as far as the text goes back; "
-            "default: as in training");
+  AddDataFlag(command, *task, &flags->data,
+              "; default: what the model was trained on, where the checkpoint holds its training");
+  AddFlags(command, task->Options(Command::kEval));
   command->add_flag("--json", flags->as_json, "Print JSON");
   AddThreadsFlag(command, &flags->threads);
-  command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
+  command->callback([action, command, flags, task] {
+    *action = [command, flags, task] { return Run(*command, *flags, *task); };
+  });
 }
 
 }  // namespace gnomon::cli

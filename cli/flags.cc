@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <variant>
@@ -61,7 +63,7 @@ CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, 
       ->check(CLI::Validator(check, Span(lowest, highest)));
 }
 
-void AddFlags(CLI::App* command, const models::OptionList& list, const std::string& group) {
+void AddFlags(CLI::App* command, const models::OptionList& list) {
   for (const models::Option& option : list) {
     const models::OptionInfo& info = option.info;
     if (!info.has_flag) continue;
@@ -84,15 +86,38 @@ void AddFlags(CLI::App* command, const models::OptionList& list, const std::stri
           }
         },
         option.value);
-    if (!group.empty()) flag->group(group);
+    if (std::string group = option.section; !group.empty()) {
+      group[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(group[0])));
+      flag->group(group);
+    }
     const bool is_set = !std::holds_alternative<std::optional<int64_t>*>(option.value);
     if (info.shows_default && is_set) flag->capture_default_str();
   }
 }
 
+void SetAgain(CLI::App& command, const models::OptionList& list) {
+  for (const models::Option& option : list) {
+    CLI::Option* const flag = command.get_option_no_throw(option.flag());
+    if (flag != nullptr && flag->count() > 0) flag->run_callback();
+  }
+}
+
+void AddTaskFlag(CLI::App* command, std::string* name) {
+  std::string help = "What is trained; --task NAME --help shows the options of";
+  for (const std::unique_ptr<models::Task>& task : models::AllTasks()) {
+    help += StrCat(help.ends_with("of") ? " " : "; ", task->name(), ": ", task->summary());
+  }
+  command->add_option("--task", *name, help)->capture_default_str();
+}
+
 void SetWarmup(const CLI::App& command, models::TrainingOptions* options) {
   if (command.count("--warmup") > 0) return;
   options->warmup = std::clamp<int64_t>(options->steps / 10, 0, 100);
+}
+
+void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
+                 const std::string& more) {
+  if (task.data_help() != nullptr) command->add_option("--data", *path, task.data_help() + more);
 }
 
 void AddThreadsFlag(CLI::App* command, int64_t* threads) {
@@ -105,11 +130,15 @@ void SetThreads(int64_t threads) {
 }
 
 void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
-                      const std::vector<std::string>& allowed) {
+                      const std::vector<std::string>& allowed, const models::OptionList& list) {
+  std::vector<std::string> others = allowed;
+  for (const models::Option& option : list) {
+    if (option.info.may_change) others.push_back(option.flag());
+  }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (option->count() > 0 && name != chosen &&
-        std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+        std::find(others.begin(), others.end(), name) == others.end()) {
       throw Error(StrCat(chosen, " takes its settings from the run and excludes ", name));
     }
   }

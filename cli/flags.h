@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "training/options.h"
+#include "training/task.h"
 #include "training/training_options.h"
 
 namespace gnomon::cli {
@@ -17,9 +18,6 @@ using models::kMany;
 
 // Takes decimal integers from `lowest` to `highest` alone; throws Error naming the option.
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
-
-// Tokens a window of a training step, unless another number is asked for.
-inline constexpr int64_t kTrainingLength = 256;
 
 // Adds an option that takes a number, or several joined by commas, from `lowest` to `highest`; any
 // other word, NaN too, is refused with an Error that names the option.
@@ -31,20 +29,32 @@ CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value,
 CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
                      double highest, const std::string& help);
 
-// A flag for each option of a list that has one; the values at hand are the defaults.
-void AddFlags(CLI::App* command, const models::OptionList& list, const std::string& group = "");
+// A flag for each option of a list that has one, in the group of its section; the values at hand
+// are the defaults.
+void AddFlags(CLI::App* command, const models::OptionList& list);
+
+// Sets those of the list again that were given, after a file has set all.
+void SetAgain(CLI::App& command, const models::OptionList& list);
+
+// --task, for --help: ChooseTask() has read it.
+void AddTaskFlag(CLI::App* command, std::string* name);
 
 // The default of --warmup, which depends on --steps.
 void SetWarmup(const CLI::App& command, models::TrainingOptions* options);
+
+// --data, where the task takes any; `more` follows its help.
+void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
+                 const std::string& more = "");
 
 // --threads.
 void AddThreadsFlag(CLI::App* command, int64_t* threads);
 // 0 leaves Torch's own choice, the number of cores.
 void SetThreads(int64_t threads);
 
-// Throws Error if any option but `allowed` was given beside `chosen`.
+// Throws Error if any option but `allowed`, and those of `list` that may change, was given beside
+// `chosen`.
 void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
-                      const std::vector<std::string>& allowed);
+                      const std::vector<std::string>& allowed, const models::OptionList& list = {});
 
 }  // namespace gnomon::cli
 

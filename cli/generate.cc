@@ -8,8 +8,9 @@
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/checkpoint.h"
 #include "models/language_model.h"
+#include "tasks/text.h"
+#include "training/checkpoint.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
@@ -32,8 +33,10 @@ int Run(GenerateFlags flags) {
   if (flags.options.temperature == 0 && flags.options.top_k != 0) {
     throw Error("generate: --temperature 0 takes the likeliest token and excludes --top-k");
   }
-  models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model));
-  const models::Tokenizer& tokenizer = *checkpoint.tokenizer;
+  models::TextTask task;
+  const models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model), task);
+  models::LanguageModel& model = static_cast<models::TextLearner&>(*checkpoint.learner).model();
+  const models::Tokenizer& tokenizer = *task.tokens().tokenizer;
   const std::string kind = tokenizer.kind();
   const models::TokenText prompt = tokenizer.Encode(flags.prompt);
   if (prompt.size() == 0) throw Error(StrCat("generate: --prompt holds no ", kind));
@@ -43,11 +46,10 @@ int Run(GenerateFlags flags) {
   }
   // The last token is never read.
   const int64_t needed = prompt.size() + flags.options.tokens - 1;
-  const std::optional<int64_t> longest = checkpoint.model->max_length();
+  const std::optional<int64_t> longest = model->max_length();
   if (longest && needed > *longest) {
-    throw Error(StrCat("generate: the position '", checkpoint.model->options().position,
-                       "' is defined for ", *longest, " ", kind, ", --prompt and --tokens need ",
-                       needed));
+    throw Error(StrCat("generate: the position '", model->options().position, "' is defined for ",
+                       *longest, " ", kind, ", --prompt and --tokens need ", needed));
   }
   flags.options.use_cache = !flags.no_cache;
   flags.options.seed = static_cast<uint64_t>(flags.seed);
@@ -60,7 +62,7 @@ int Run(GenerateFlags flags) {
     return !Interrupted();
   };
   NamingOptions("--prompt and --tokens",
-                [&] { models::Generate(checkpoint.model, prompt, flags.options, print); });
+                [&] { models::Generate(model, prompt, flags.options, print); });
   std::cout << std::endl;
   return Interrupted() ? kInterrupted : 0;
 }

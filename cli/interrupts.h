@@ -2,7 +2,6 @@
 #ifndef GNOMON_CLI_INTERRUPTS_H_
 #define GNOMON_CLI_INTERRUPTS_H_
 
-
 namespace gnomon::cli {
 
 // From now on a first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills.

@@ -5,8 +5,7 @@
 #include <string>
 
 #include "cli/program.h"
-#include "models/language_model.h"
-#include "training/training_options.h"
+#include "tasks/text.h"
 
 // Runs the program with the words argv[0] to argv[argc - 1] and returns its exit code. `group` is
 // the registered name of the process group that it is run by, or null for one process.
@@ -16,17 +15,23 @@ extern "C" int gnomon_run_program(int argc, char** argv, const char* group, int 
   return gnomon::cli::RunProgram(argc, argv, std::make_shared<ProcessGroup>(group, rank, size));
 }
 
-// What there is in each list of options, as JSON: an object of lists. The text stays.
+// The options that checkpoints of the language model hold, as JSON: a list for each section. The
+// text stays.
 extern "C" const char* gnomon_options() {
   using namespace gnomon::models;
   static const std::string text = [] {
-    LanguageModelOptions model;
+    TextTask task;
+    Terms terms;
     TrainingOptions training;
     RunOptions run;
-    return nlohmann::json{{"model", DescribeOptions(model.Options())},
-                          {"training", DescribeOptions(training.Options())},
-                          {"run", DescribeOptions(run.Options())}}
-        .dump();
+    const OptionList list = InSection("model", terms.Options()) + InSection("run", run.Options()) +
+                            task.Options(Command::kTrain) +
+                            InSection("training", training.Options());
+    nlohmann::json sections;
+    for (const Option& option : list) {
+      sections[option.section].push_back(DescribeOption(option));
+    }
+    return sections.dump();
   }();
   return text.c_str();
 }

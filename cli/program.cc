@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "cli/progress.h"
 #include "cli/record.h"
 #include "cli/shortage.h"
+#include "cli/task_choice.h"
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
 #include "training/strings.h"
@@ -145,21 +147,23 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       "Exit codes: 0 done, 1 internal failure, 2 wrong input, or a disk or memory that is too "
       "small for it, 130 stopped by Ctrl-C (what is done is kept).");
   Action action;
-  AddTrain(app, processes, &action);
-  AddEval(app, &action);
-  AddGenerate(app, &action);
-  AddCompare(app, &action);
-  AddList(app, &action);
-  AddInspect(app, &action);
-  AddBench(app, &action);
-  for (const char* name : {"train", "eval", "generate", "compare", "list"}) {
-    AddTermsFlag(app.get_subcommand(name));
-  }
   int code = 0;
   const ThrowingOutput throwing;
   try {
     RememberCommand(argc, argv);
     Together(*processes, [&] {
+      const std::shared_ptr<models::Task> task = ChooseTask(argc, argv);
+      AddTrain(app, task, processes, &action);
+      AddEval(app, task, &action);
+      AddGenerate(app, &action);
+      AddCompare(app, task, &action);
+      AddData(app, &action);
+      AddList(app, &action);
+      AddInspect(app, &action);
+      AddBench(app, &action);
+      for (const char* name : {"train", "eval", "generate", "compare", "list"}) {
+        AddTermsFlag(app.get_subcommand(name));
+      }
       try {
         app.parse(argc, argv);
       } catch (const CLI::Success& asked) {

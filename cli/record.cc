@@ -6,20 +6,16 @@
 
 #include <array>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
-#include <optional>
 #include <thread>
 
 #include "build_info.h"
 #include "gnomon/attention.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using models::StrCat;
 using nlohmann::json;
 
@@ -78,28 +74,6 @@ json DescribeVersions() {
 std::string MachineLine() {
   return StrCat(CpuModel(), ", ", at::get_num_threads(), " threads, ", CurrentTarget(), ", torch ",
                 TORCH_VERSION);
-}
-
-json DescribeData(const models::TextData& data) {
-  return {{"path", fs::absolute(data.path).lexically_normal().string()},
-          {"files", data.files},
-          {"train_bytes", data.train.size()},
-          {"valid_bytes", data.valid.size()},
-          {"sha256", data.sha256}};
-}
-
-json DescribeTokens(const models::TokenData& tokens) {
-  const models::Tokenizer& tokenizer = *tokens.tokenizer;
-  const std::string vocabulary = tokenizer.vocabulary();
-  models::Sha256 hash;
-  hash.Update(vocabulary);
-  const std::optional<int64_t> unknown = tokenizer.unknown();
-  return {{"kind", tokenizer.kind()},
-          {"size", tokenizer.size()},
-          {"sha256", vocabulary.empty() ? json() : json(hash.Hex())},
-          {"train_tokens", tokens.train.size()},
-          {"valid_tokens", tokens.valid.size()},
-          {"valid_unknown", unknown ? json(tokens.valid.Count(*unknown)) : json()}};
 }
 
 }  // namespace gnomon::cli

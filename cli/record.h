@@ -6,9 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "text/text_data.h"
-#include "text/tokens.h"
-
 namespace gnomon::cli {
 
 // The words of the command line, for the record of a run.
@@ -25,8 +22,6 @@ nlohmann::json DescribeMachine();
 nlohmann::json DescribeVersions();
 // "AMD EPYC, 2 threads, AVX3, torch 2.15.0".
 std::string MachineLine();
-nlohmann::json DescribeData(const models::TextData& data);
-nlohmann::json DescribeTokens(const models::TokenData& tokens);
 
 }  // namespace gnomon::cli
 

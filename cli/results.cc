@@ -1,6 +1,8 @@
 #include "cli/results.h"
 
+#include <cctype>
 #include <cmath>
+#include <fstream>
 
 #include "cli/progress.h"
 #include "gnomon/attention.h"
@@ -10,10 +12,15 @@
 namespace gnomon::cli {
 namespace {
 
+using models::Command;
 using models::StrCat;
 using nlohmann::json;
 
 json OrNull(const std::optional<double>& value) { return value ? json(*value) : json(); }
+
+std::optional<double> NumberOrNone(const json& value) {
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
 
 json MeanAndSpread(const std::vector<double>& values) {
   if (values.empty()) return {{"mean", nullptr}, {"spread", nullptr}};
@@ -32,9 +39,19 @@ std::string FormatCell(const json& cell) {
   return text;
 }
 
+std::string Capitalized(std::string text) {
+  if (!text.empty()) text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
+  return text;
+}
+
+models::OptionList Options(CompareSettings* settings, models::Task& task) {
+  return task.Options(Command::kCompare) +
+         models::InSection("training", settings->training.Options());
+}
+
 }  // namespace
 
-Combination ParseCombination(const std::string& option, const std::string& text) {
+models::Terms ParseTerms(const std::string& option, const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) {
     throw Error(StrCat(option, ": '", text, "' is not SIMILARITY/POSITION"));
@@ -42,37 +59,57 @@ Combination ParseCombination(const std::string& option, const std::string& text)
   return {text.substr(0, slash), text.substr(slash + 1)};
 }
 
-json ToJson(const models::LengthLoss& loss) {
-  return {{"length", loss.length},
-          {"loss", OrNull(loss.loss)},
-          {"last", OrNull(loss.last)},
-          {"bits_per_byte", OrNull(loss.bits_per_byte)},
-          {"windows", loss.windows}};
+json DescribeTask(const models::Task& task) {
+  json metrics = json::array();
+  for (const models::Metric& metric : task.metrics()) {
+    metrics.push_back({{"key", metric.key},
+                       {"title", metric.title},
+                       {"column", metric.column},
+                       {"higher_is_better", metric.higher_is_better},
+                       {"is_compared", metric.is_compared}});
+  }
+  const models::Conditions conditions = task.conditions();
+  return {{"name", task.name()},
+          {"loss_unit", task.loss_unit()},
+          {"metrics", metrics},
+          {"conditions",
+           {{"key", conditions.key},
+            {"title", conditions.title},
+            {"values", conditions.values},
+            {"trained", conditions.trained ? json(*conditions.trained) : json()}}},
+          {"examples", task.examples()}};
 }
 
-models::OptionList CompareSettings::Options() {
-  using models::InSection;
-  return evaluation.Options() + tokens.Options() + InSection("model", model.Options()) +
-         InSection("training", training.Options());
+std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  const json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!record.is_object()) return std::nullopt;
+  // Records from before there were several.
+  if (!record.contains("task")) return models::kTextTask;
+  const json& task = record["task"];
+  if (!task.is_object() || !task.contains("name") || !task["name"].is_string()) {
+    return std::nullopt;
+  }
+  return task["name"].get<std::string>();
 }
 
-json ToJson(const CompareSettings& settings) {
+json ToJson(const CompareSettings& settings, models::Task& task) {
   json combinations = json::array();
-  for (const Combination& combination : settings.combinations) {
-    combinations.push_back({{"similarity", combination.similarity},
-                            {"position", combination.position},
-                            {"label", combination.label()},
-                            {"similarity_title", SimilarityTitle(combination.similarity)},
-                            {"position_title", PositionTitle(combination.position)}});
+  for (const models::Terms& terms : settings.combinations) {
+    combinations.push_back({{"similarity", terms.similarity},
+                            {"position", terms.position},
+                            {"label", terms.label()},
+                            {"similarity_title", SimilarityTitle(terms.similarity)},
+                            {"position_title", PositionTitle(terms.position)}});
   }
   CompareSettings copy = settings;
-  json object = models::ToJson(copy.Options());
+  json object = models::ToJson(Options(&copy, task));
   object["combinations"] = combinations;
   object["seeds"] = settings.seeds;
   return object;
 }
 
-CompareSettings CompareFromJson(const json& object) {
+CompareSettings CompareFromJson(const json& object, models::Task& task) {
   CompareSettings settings;
   const char* field = "";
   const auto at = [&](const char* name) { return object.at(field = name); };
@@ -82,25 +119,36 @@ CompareSettings CompareFromJson(const json& object) {
                                        combination.at("position").get<std::string>()});
     }
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
-    models::FromJson(object, settings.Options());
+    models::FromJson(object, Options(&settings, task));
     models::CheckTrainingOptions(settings.training);
-    if (!settings.evaluation.evaluation_memory) {
-      settings.evaluation.evaluation_memory = settings.training.memory;
-    }
   } catch (const json::exception& error) {
     throw Error(StrCat("its settings: ", field, ": ", error.what()));
   } catch (const Error& error) {
     throw Error(StrCat("its settings: ", error.what()));
   }
-  if (settings.combinations.empty() || settings.evaluation.lengths.empty() || settings.seeds.empty()) {
-    throw Error("its settings name no combination, length or seed");
+  if (settings.combinations.empty() || settings.seeds.empty()) {
+    throw Error("its settings name no combination or seed");
   }
   return settings;
 }
 
-json ToJson(const RunResult& run) {
+std::string FormatCondition(const json& condition) {
+  return condition.is_string() ? condition.get<std::string>() : condition.dump();
+}
+
+json ToJson(const models::Task& task, const models::Measurement& measurement) {
+  const std::vector<models::Metric> metrics = task.metrics();
+  json object = {{task.conditions().key, measurement.condition},
+                 {task.examples(), measurement.examples}};
+  for (size_t n = 0; n < metrics.size(); ++n) {
+    object[metrics[n].key] = OrNull(measurement.values[n]);
+  }
+  return object;
+}
+
+json ToJson(const models::Task& task, const RunResult& run) {
   json losses = json::array();
-  for (const models::LengthLoss& at : run.losses) losses.push_back(ToJson(at));
+  for (const models::Measurement& at : run.measurements) losses.push_back(ToJson(task, at));
   return {{"combination", run.combination},
           {"seed", run.seed},
           {"status", run.diverged ? "diverged" : "done"},
@@ -114,13 +162,12 @@ json ToJson(const RunResult& run) {
           {"losses", losses}};
 }
 
-RunResult RunFromJson(const CompareSettings& settings, const json& object) {
+RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
+                      const json& object) {
   RunResult run;
-  const char* field = "";
+  std::string field;
   const auto at = [&](const char* name) { return object.at(field = name); };
-  const auto number = [](const json& value) {
-    return value.is_null() ? std::nullopt : std::optional(value.get<double>());
-  };
+  const models::Conditions conditions = task.conditions();
   try {
     run.combination = at("combination").get<int64_t>();
     run.seed = at("seed").get<int64_t>();
@@ -132,15 +179,18 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
     const json quartiles = object.value(field, json());
     if (!quartiles.is_null()) run.ms_quartiles = quartiles.get<std::pair<double, double>>();
     field = "others";
-    run.others = number(object.value(field, json()));
+    run.others = NumberOrNone(object.value(field, json()));
     run.seconds = at("seconds").get<double>();
     const json curve = at("curve");
     run.curve_steps = curve.at("step").get<std::vector<int64_t>>();
     run.curve_losses = curve.at("loss").get<std::vector<double>>();
     for (const json& loss : at("losses")) {
-      run.losses.push_back({loss.at("length").get<int64_t>(), number(loss.at("loss")),
-                            number(loss.at("last")), number(loss.at("bits_per_byte")),
-                            loss.at("windows").get<int64_t>()});
+      models::Measurement& measured = run.measurements.emplace_back();
+      measured.condition = loss.at(conditions.key);
+      measured.examples = loss.at(task.examples()).get<int64_t>();
+      for (const models::Metric& metric : task.metrics()) {
+        measured.values.push_back(NumberOrNone(loss.at(metric.key)));
+      }
     }
   } catch (const json::exception& error) {
     throw Error(StrCat("one of its runs: ", field, ": ", error.what()));
@@ -148,45 +198,45 @@ RunResult RunFromJson(const CompareSettings& settings, const json& object) {
   const bool known =
       run.combination >= 0 && run.combination < static_cast<int64_t>(settings.combinations.size());
   if (!known) throw Error(StrCat("one of its runs: there is no combination ", run.combination));
-  if (run.losses.size() != (run.diverged ? 0 : settings.evaluation.lengths.size())) {
-    throw Error(StrCat("one of its runs: there are ", run.losses.size(), " losses"));
+  if (run.measurements.size() != (run.diverged ? 0 : conditions.values.size())) {
+    throw Error(StrCat("one of its runs: there are ", run.measurements.size(), " losses"));
   }
   return run;
 }
 
-json Summarize(const CompareSettings& settings, const std::vector<RunResult>& runs) {
+json Summarize(const models::Task& task, const CompareSettings& settings,
+               const std::vector<RunResult>& runs) {
+  const std::vector<models::Metric> metrics = task.metrics();
+  const models::Conditions conditions = task.conditions();
   json summary = json::array();
   for (size_t c = 0; c < settings.combinations.size(); ++c) {
-    int64_t finished = 0;
+    std::vector<const RunResult*> of_this;
     int64_t diverged = 0;
     json parameters;
     std::vector<double> milliseconds;
-    const size_t lengths = settings.evaluation.lengths.size();
-    std::vector<std::vector<double>> loss(lengths);
-    std::vector<std::vector<double>> last(lengths);
-    std::vector<std::vector<double>> bits(lengths);
     for (const RunResult& run : runs) {
       if (run.combination != static_cast<int64_t>(c)) continue;
-      ++finished;
+      of_this.push_back(&run);
       diverged += run.diverged ? 1 : 0;
       parameters = run.parameters;
       milliseconds.push_back(run.ms_per_step);
-      for (size_t n = 0; n < run.losses.size(); ++n) {
-        if (run.losses[n].loss) loss[n].push_back(*run.losses[n].loss);
-        if (run.losses[n].last) last[n].push_back(*run.losses[n].last);
-        if (run.losses[n].bits_per_byte) bits[n].push_back(*run.losses[n].bits_per_byte);
-      }
     }
     json losses = json::array();
-    for (size_t n = 0; n < lengths; ++n) {
-      losses.push_back({{"length", settings.evaluation.lengths[n]},
-                        {"loss", MeanAndSpread(loss[n])},
-                        {"last", MeanAndSpread(last[n])},
-                        {"bits_per_byte", MeanAndSpread(bits[n])}});
+    for (size_t n = 0; n < conditions.values.size(); ++n) {
+      json& at = losses.emplace_back(json{{conditions.key, conditions.values[n]}});
+      for (size_t m = 0; m < metrics.size(); ++m) {
+        std::vector<double> values;
+        for (const RunResult* run : of_this) {
+          if (run->diverged) continue;
+          const std::optional<double>& value = run->measurements[n].values[m];
+          if (value) values.push_back(*value);
+        }
+        at[metrics[m].key] = MeanAndSpread(values);
+      }
     }
     summary.push_back({{"combination", c},
                        {"label", settings.combinations[c].label()},
-                       {"runs", finished},
+                       {"runs", of_this.size()},
                        {"diverged", diverged},
                        {"parameters", parameters},
                        {"ms_per_step", MeanAndSpread(milliseconds)},
@@ -195,17 +245,18 @@ json Summarize(const CompareSettings& settings, const std::vector<RunResult>& ru
   return summary;
 }
 
-std::string FormatTable(const CompareSettings& settings, const json& summary) {
+std::string FormatTable(const models::Task& task, const CompareSettings& settings,
+                        const json& summary) {
+  const models::Conditions conditions = task.conditions();
   std::string table = "| similarity/position | parameters | ms per step |";
   std::string rule = "|:--|--:|--:|";
-  // Of bytes it is the loss in another unit.
-  const bool shows_bits = settings.tokens.kind != "bytes";
-  std::vector<std::pair<const char*, const char*>> columns = {{"loss", "loss at "},
-                                                              {"last", "last 32 at "}};
-  if (shows_bits) columns.emplace_back("bits_per_byte", "bits per byte at ");
-  for (const auto& [kind, title] : columns) {
-    for (const int64_t length : settings.evaluation.lengths) {
-      table += StrCat(" ", title, length, " |");
+  std::vector<models::Metric> columns;
+  for (const models::Metric& metric : task.metrics()) {
+    if (metric.is_compared) columns.push_back(metric);
+  }
+  for (const models::Metric& metric : columns) {
+    for (const json& condition : conditions.values) {
+      table += StrCat(" ", metric.column, " at ", FormatCondition(condition), " |");
       rule += "--:|";
     }
   }
@@ -217,26 +268,16 @@ std::string FormatTable(const CompareSettings& settings, const json& summary) {
     table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "", " | ",
                     FormatNumber(row["parameters"], "%.0f"), " | ",
                     FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
-    for (const auto& [kind, title] : columns) {
-      for (const json& at : row["losses"]) table += StrCat(" ", FormatCell(at[kind]), " |");
+    for (const models::Metric& metric : columns) {
+      for (const json& at : row["losses"]) table += StrCat(" ", FormatCell(at[metric.key]), " |");
     }
     table += "\n";
   }
-  const std::string& tokens = settings.tokens.kind;
-  const auto memory = [](int64_t length) {
-    return length > 0 ? StrCat(" with a memory of ", length) : "";
-  };
-  table += StrCat("\nNats per ", models::TokenUnit(tokens), ", mean",
+  table += StrCat("\n", Capitalized(task.loss_unit()), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
-                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "",
-                  ", trained at length ", settings.evaluation.lengths[0], memory(settings.training.memory),
-                  " for ", settings.training.steps, " steps of ",
-                  settings.training.batch * settings.evaluation.lengths[0], " ", tokens);
-  if (settings.evaluation.evaluation_memory != settings.training.memory) {
-    table += StrCat(", evaluated with a memory of ", *settings.evaluation.evaluation_memory);
-  }
-  table += StrCat("; \"last 32\": over the last 32 ", tokens,
-                  " of each window. A dash: not defined at that length, or not finished.\n");
+                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
+                  task.TrainedAs(settings.training), ". A dash: not defined at that ",
+                  conditions.key, ", or not finite.\n");
   if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
   return table;
 }

@@ -10,61 +10,42 @@
 #include <utility>
 #include <vector>
 
-#include "models/evaluation.h"
-#include "models/language_model.h"
-#include "text/tokens.h"
 #include "training/options.h"
+#include "training/task.h"
 #include "training/training_options.h"
 
 namespace gnomon::cli {
 
-struct Combination {
-  std::string similarity;
-  std::string position;
-  std::string label() const { return similarity + "/" + position; }
-  bool operator==(const Combination&) const = default;
-};
+inline constexpr const char* kResultsName = "results.json";
 
 // "SIMILARITY/POSITION" as `option` gave it; throws Error where it is not that.
-Combination ParseCombination(const std::string& option, const std::string& text);
-
-#define GNOMON_EVALUATION_OPTIONS(OPTION)                                                          \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                     \
-         .help = "Tokens per window, joined by commas: the first is trained at, all are "          \
-                 "evaluated at")                                                                   \
-  OPTION(int64_t, evaluation_bytes, 65536,                                                         \
-         .help = "Bytes of validation text to measure at each length", .lowest = 1)                \
-  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                  \
-         .help = "Tokens of earlier windows that each layer sees in the evaluation; default: as "  \
-                 "in training")
-
-struct EvaluationOptions {
-  GNOMON_OPTIONS(GNOMON_EVALUATION_OPTIONS)
-};
+models::Terms ParseTerms(const std::string& option, const std::string& text);
 
 struct CompareSettings {
-  std::vector<Combination> combinations;
+  std::vector<models::Terms> combinations;
   std::vector<int64_t> seeds;
-  EvaluationOptions evaluation;
-  models::TokenOptions tokens;
-  models::LanguageModelOptions model;  // similarity and position come from the combination
-  models::TrainingOptions training;    // length and seed come from above
-
-  // All but the combinations and seeds, as a record holds them.
-  models::OptionList Options();
+  models::TrainingOptions training;  // the seed comes from above
 };
 
-nlohmann::json ToJson(const models::LengthLoss& loss);
+// What is measured, as the report draws it: the metrics, conditions and units of a settled task.
+nlohmann::json DescribeTask(const models::Task& task);
+// The name of the task that a record is of; none where there is no sound one.
+std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
 
-nlohmann::json ToJson(const CompareSettings& settings);
-// Throws Error where a field is missing or wrong.
-CompareSettings CompareFromJson(const nlohmann::json& object);
+// Settings and the task's options.
+nlohmann::json ToJson(const CompareSettings& settings, models::Task& task);
+// Sets the task's options, too. Throws Error where a field is missing or wrong.
+CompareSettings CompareFromJson(const nlohmann::json& object, models::Task& task);
+
+nlohmann::json ToJson(const models::Task& task, const models::Measurement& measurement);
+// "128", or "test".
+std::string FormatCondition(const nlohmann::json& condition);
 
 // The outcome of one combination with one seed.
 struct RunResult {
   int64_t combination = 0;
   int64_t seed = 0;
-  bool diverged = false;  // the loss became infinite or NaN; there are no losses then
+  bool diverged = false;  // the loss became infinite or NaN; there are no measurements then
   int64_t parameters = 0;
   double ms_per_step = 0;  // median
   // What a quarter of the steps lie below and above, and the share of the machine that other
@@ -73,19 +54,22 @@ struct RunResult {
   std::optional<double> others;
   double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
-  std::vector<double> curve_losses;  // mean training loss since the step before
-  std::vector<models::LengthLoss> losses;
+  std::vector<double> curve_losses;               // mean training loss since the step before
+  std::vector<models::Measurement> measurements;  // one for each condition
 };
 
-nlohmann::json ToJson(const RunResult& run);
+nlohmann::json ToJson(const models::Task& task, const RunResult& run);
 // Throws Error where a field is missing or wrong, or does not belong to these settings.
-RunResult RunFromJson(const CompareSettings& settings, const nlohmann::json& object);
+RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
+                      const nlohmann::json& object);
 
 // Mean and sample standard deviation over the seeds at hand, for each combination.
-nlohmann::json Summarize(const CompareSettings& settings, const std::vector<RunResult>& runs);
+nlohmann::json Summarize(const models::Task& task, const CompareSettings& settings,
+                         const std::vector<RunResult>& runs);
 
 // A Markdown table of a summary.
-std::string FormatTable(const CompareSettings& settings, const nlohmann::json& summary);
+std::string FormatTable(const models::Task& task, const CompareSettings& settings,
+                        const nlohmann::json& summary);
 
 }  // namespace gnomon::cli
 

@@ -1,7 +1,10 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/checks.h"
 #include "cli/commands.h"
@@ -12,108 +15,113 @@
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/checkpoint.h"
-#include "models/evaluation.h"
-#include "models/trainer.h"
+#include "training/checkpoint.h"
 #include "training/strings.h"
+#include "training/task.h"
+#include "training/trainer.h"
 
 namespace gnomon::cli {
 namespace {
 
+using models::Command;
 using models::StrCat;
 
 struct TrainFlags {
+  std::string task = models::kTextTask;
   std::string data;
   std::string out;
   std::string resume;
-  models::LanguageModelOptions model;
+  models::Terms terms;
   models::TrainingOptions training;
-  models::TokenOptions tokens;
   models::RunOptions run;
   int64_t threads = 0;
 };
 
+// What a run that is resumed takes from the command line.
+models::OptionList RunFlags(TrainFlags* flags, models::Task& task) {
+  return models::InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
+}
+
 struct Work {
   std::unique_ptr<models::Trainer> trainer;
-  models::TextData data;
-  models::TokenData tokens;
+  models::Terms terms;
+  std::string data;
   std::filesystem::path checkpoint;
   models::FolderLock lock;  // of its folder; process 0 has it
   models::RunOptions run;
 };
 
-void CheckText(const Work& work, const models::TrainingOptions& training) {
-  CheckTextHolds(work.data, work.tokens, models::NeededTokens(training), training.length + 1);
-}
-
-// The vocabulary that process 0 learns, in all of them. `work` has the text.
-models::TokenizerPtr ShareTokenizer(const models::Processes& processes, const TrainFlags& flags,
-                                    const Work& work) {
-  models::TokenizerPtr tokenizer;
+// What process 0 learns from the data, in all of them.
+void ShareAssets(const models::Processes& processes, models::Task& task) {
   Together(processes, [&] {
-    if (processes.rank() == 0) {
-      tokenizer = models::BuildTokenizer(flags.tokens, work.data.train);
-    }
+    if (processes.rank() == 0) task.Prepare();
   });
-  if (processes.size() == 1) return tokenizer;
-  const std::string vocabulary =
-      processes.BroadcastText(tokenizer == nullptr ? "" : tokenizer->vocabulary());
-  return processes.rank() == 0 ? tokenizer : models::ReadTokenizer(flags.tokens.kind, vocabulary);
+  if (processes.size() == 1) return;
+  std::vector<std::string> bytes;
+  for (const models::Asset& asset : task.Assets()) {
+    bytes.push_back(processes.BroadcastText(asset.bytes));
+  }
+  if (processes.rank() != 0) task.TakeAssets(bytes, /*is_stored=*/false);
 }
 
-void CheckSameText(const models::Processes& processes, const Work& work) {
-  const std::string sha256 = processes.BroadcastText(work.data.sha256);
+void CheckSameData(const models::Processes& processes, const models::Task& task,
+                   const std::string& path) {
+  const std::string sha256 = processes.BroadcastText(task.data_sha256());
   Together(processes, [&] {
-    if (work.data.sha256 == sha256) return;
-    throw Error(StrCat("the text at ", work.data.path, " of process ", processes.rank(),
+    if (task.data_sha256() == sha256) return;
+    throw Error(StrCat("the ", task.data_noun(), " at ", path, " of process ", processes.rank(),
                        " is not that of process 0"));
   });
 }
 
 // Everything that can be wrong is found here, before the first step.
-Work NewWork(const CLI::App& command, TrainFlags flags, const models::ProcessesPtr& processes) {
+Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
+             const models::ProcessesPtr& processes) {
   Work work;
+  models::TrainingOptions& training = flags.training;
   Together(*processes, [&] {
-    if (flags.data.empty()) throw Error("train: --data is required");
-    SetWarmup(command, &flags.training);
-    flags.model.max_length = flags.training.length;
-    models::CheckTrainingOptions(flags.training, processes->size());
-    models::CheckTokenOptions(flags.tokens);
-    // With any vocabulary: learning one may take minutes.
-    BuildModel(flags.model, flags.training.seed, flags.training.memory);
-    work.data = models::ReadText(flags.data);
+    if (task.data_help() != nullptr && flags.data.empty()) {
+      throw Error("train: --data is required");
+    }
+    SetWarmup(command, &training);
+    models::CheckTrainingOptions(training, processes->size());
+    task.Settle(Command::kTrain, /*is_resumed=*/false, &training);
+    models::CheckRanges(task.Options(Command::kTrain), "");
+    task.ReadData(flags.data);
+    // With any assets: learning them may take minutes.
+    CheckTerms(task, flags.terms, training, Command::kTrain, processes->size());
   });
-  CheckSameText(*processes, work);
-  const models::TokenizerPtr tokenizer = ShareTokenizer(*processes, flags, work);
+  CheckSameData(*processes, task, flags.data);
+  ShareAssets(*processes, task);
   Together(*processes, [&] {
-    work.tokens = models::Tokenize(tokenizer, work.data);
-    CheckText(work, flags.training);
-    flags.model.vocabulary = tokenizer->size();
-    CheckTrainingFits(flags.model, flags.training, processes->size());
+    task.CheckData(&training);
+    task.CheckFits(training, processes->size());
     if (processes->rank() == 0) {
-      RunFolder folder = CreateRunFolder(flags.out, NameOfData(flags.data));
+      RunFolder folder =
+          CreateRunFolder(flags.out, flags.data.empty() ? task.name() : NameOfData(flags.data));
       work.checkpoint = folder.path / kCheckpointName;
       work.lock = std::move(folder.lock);
     }
   });
+  work.terms = flags.terms;
+  work.data = flags.data;
   work.run = flags.run;
-  work.trainer =
-      std::make_unique<models::Trainer>(models::NewModel(flags.model, flags.training.seed),
-                                        work.tokens.train, flags.training, processes);
+  work.trainer = std::make_unique<models::Trainer>(models::NewLearner(task, flags.terms, training),
+                                                   training, processes);
   return work;
 }
 
-Work ResumedWork(const CLI::App& command, const TrainFlags& flags,
+Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
                  const models::ProcessesPtr& processes) {
   Work work;
   models::Checkpoint checkpoint;
   Together(*processes, [&] {
-    work.checkpoint = CheckpointFile(flags.resume);
+    work.checkpoint = CheckpointFile(flags->resume);
     if (processes->rank() == 0) {
       work.lock = models::FolderLock(models::FolderOf(work.checkpoint));
       models::RemoveUnfinished(work.checkpoint);
     }
-    checkpoint = models::LoadCheckpoint(work.checkpoint);
+    checkpoint = models::LoadCheckpoint(work.checkpoint, task);
     if (!checkpoint.training) {
       throw Error(StrCat(work.checkpoint.string(),
                          " holds a model alone; --resume needs its training, too: optimizer, "
@@ -121,43 +129,55 @@ Work ResumedWork(const CLI::App& command, const TrainFlags& flags,
     }
     const models::TrainingState& training = *checkpoint.training;
     models::CheckTrainingOptions(training.options, processes->size());
-    CheckTrainingFits(checkpoint.model->options(), training.options, processes->size());
-    work.data = models::ReadText(training.data_path);
-    if (work.data.sha256 != training.data_sha256) {
-      throw Error(StrCat("the text at ", training.data_path, " is not what the run began with"));
+    task.CheckFits(training.options, processes->size());
+    task.ReadData(training.data_path);
+    if (task.data_sha256() != training.data_sha256) {
+      throw Error(StrCat("the ", task.data_noun(), " at ", training.data_path,
+                         " is not what the run began with"));
     }
-    work.tokens = models::Tokenize(checkpoint.tokenizer, work.data);
-    CheckText(work, training.options);
-    work.run = training.run;
-    if (command.count("--checkpoint-every") > 0) {
-      work.run.checkpoint_every = flags.run.checkpoint_every;
-    }
-    if (command.count("--evaluation-bytes") > 0) {
-      work.run.evaluation_bytes = flags.run.evaluation_bytes;
-    }
+    flags->run = training.run;
+    SetAgain(command, RunFlags(flags, task));
+    task.Settle(Command::kTrain, /*is_resumed=*/true, &training.options);
+    task.CheckData(&training.options);
   });
   const models::TrainingState& training = *checkpoint.training;
-  work.trainer = std::make_unique<models::Trainer>(checkpoint.model, work.tokens.train,
-                                                   training.options, processes);
-  work.trainer->Restore(training.optimizer, training.step, training.memory);
+  work.terms = checkpoint.terms;
+  work.data = training.data_path;
+  work.run = flags->run;
+  work.trainer =
+      std::make_unique<models::Trainer>(std::move(checkpoint.learner), training.options, processes);
+  work.trainer->Restore(training.optimizer, training.step, training.learner);
   return work;
 }
 
-int Run(const CLI::App& command, const TrainFlags& flags, const models::ProcessesPtr& processes) {
+// "validation at length 128: loss, nats per byte 1.234; ..." for each condition.
+void PrintMeasurements(const models::Task& task,
+                       const std::vector<models::Measurement>& measurements) {
+  const std::vector<models::Metric> metrics = task.metrics();
+  for (const models::Measurement& at : measurements) {
+    std::vector<std::string> parts;
+    for (size_t n = 0; n < metrics.size(); ++n) {
+      parts.push_back(StrCat(metrics[n].title, " ", FormatLoss(at.values[n])));
+    }
+    std::cout << "validation at " << task.conditions().key << " " << FormatCondition(at.condition)
+              << ": " << models::Join(parts, "; ") << "\n";
+  }
+}
+
+int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
+        const models::ProcessesPtr& processes) {
   Together(*processes, [&] {
-    if (flags.resume.empty()) return;
-    CheckStandsAlone(command, "--resume",
-                     {"--threads", "--checkpoint-every", "--evaluation-bytes", "--terms"});
+    if (flags->resume.empty()) return;
+    CheckStandsAlone(command, "--resume", {"--threads", "--task", "--terms"},
+                     RunFlags(flags, task));
   });
-  SetThreads(flags.threads);
-  Work work = flags.resume.empty() ? NewWork(command, flags, processes)
-                                   : ResumedWork(command, flags, processes);
+  SetThreads(flags->threads);
+  Work work = flags->resume.empty() ? NewWork(command, *flags, task, processes)
+                                    : ResumedWork(command, flags, task, processes);
   models::Trainer& trainer = *work.trainer;
-  const models::Tokenizer& tokenizer = *work.tokens.tokenizer;
-  const std::string unit = models::TokenUnit(tokenizer.kind());
   const auto save = [&] {
     Together(*processes, [&] {
-      models::SaveCheckpoint(work.checkpoint, trainer, work.data, tokenizer, work.run);
+      models::SaveCheckpoint(work.checkpoint, trainer, task, work.terms, work.run, work.data);
     });
   };
   save();
@@ -165,16 +185,14 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
   Progress progress(/*shown=*/processes->rank() == 0);
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
-  progress.Note(StrCat(trainer.model()->CountParameters(), " parameters, ",
-                       work.tokens.train.size(), " ", tokenizer.kind(), " to train on, steps ",
-                       first, " to ", steps));
-  const std::string batch =
-      StrCat("--batch ", trainer.options().batch, " and --length ", trainer.options().length);
+  progress.Note(StrCat(models::CountParameters(trainer.learner().module()), " parameters, ",
+                       task.DescribeSize(), " to train on, steps ", first, " to ", steps));
+  const std::string step_flags = task.StepFlags(Command::kTrain, trainer.options());
   const Stopwatch clock;
   double smooth = 0;
   while (trainer.step() < steps && !processes->Any(Interrupted())) {
     double loss = 0;
-    NamingOptions(batch, [&] { loss = trainer.Step(); });
+    NamingOptions(step_flags, [&] { loss = trainer.Step(); });
     if (!std::isfinite(loss)) {
       Together(*processes, [&] {
         throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
@@ -185,8 +203,8 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
     const int64_t done = trainer.step() - first;
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
     progress.Update(StrCat(
-        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " nats per ", unit,
-        ", ",
+        "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " ",
+        task.loss_unit(), ", ",
         TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(steps - first))));
     if (trainer.step() % work.run.checkpoint_every == 0) save();
   }
@@ -198,47 +216,45 @@ int Run(const CLI::App& command, const TrainFlags& flags, const models::Processe
     return kInterrupted;
   }
   if (processes->rank() != 0) return 0;
-  const std::vector<models::LengthLoss> losses =
-      models::Evaluate(trainer.model(), work.tokens.valid, {trainer.options().length},
-                       models::TokensOfBytes(work.tokens.valid, work.run.evaluation_bytes),
-                       trainer.options().memory, [] { return !Interrupted(); });
-  if (losses.empty()) return kInterrupted;
+  std::vector<models::Measurement> measurements;
+  NamingOptions(task.EvaluationFlags(Command::kTrain),
+                [&] { measurements = trainer.learner().Evaluate([] { return !Interrupted(); }); });
+  if (measurements.empty()) return kInterrupted;
   progress.Note(StrCat("saved ", work.checkpoint.string()));
-  std::cout << "validation loss at length " << losses[0].length << ": "
-            << FormatLoss(losses[0].loss) << " nats per " << unit << ", "
-            << FormatLoss(losses[0].bits_per_byte) << " bits per byte\n";
+  PrintMeasurements(task, measurements);
   return 0;
 }
 
 }  // namespace
 
-void AddTrain(CLI::App& app, const models::ProcessesPtr& processes, Action* action) {
+void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
+              const models::ProcessesPtr& processes, Action* action) {
   CLI::App* command = app.add_subcommand(
-      "train", "Train a language model over bytes, words or subwords and save it");
+      "train", "Train a model of a task, by default a language model, and save it");
   command->footer(
       "On several processes: torchrun --nproc-per-node N -m gnomon train ... They share the "
-      "windows "
-      "of each step and give the result of one process. Each of them reads the data, and the "
-      "checkpoint to resume; one of them writes checkpoints. Checkpoints are interchangeable: any "
-      "number of processes can resume the run.");
+      "examples of each step and give the result of one process. Each of them reads the data, and "
+      "the checkpoint to resume; one of them writes checkpoints. Checkpoints are interchangeable: "
+      "any number of processes can resume the run.");
   auto flags = std::make_shared<TrainFlags>();
-  flags->training.length = kTrainingLength;
-  command->add_option("--data", flags->data,
-                      "A text file, or a folder of text files; the last tenth is for validation "
-                      "unless the folder has parts called train and valid");
+  flags->task = task->name();
+  flags->training = task->DefaultTraining(Command::kTrain);
+  AddTaskFlag(command, &flags->task);
+  AddDataFlag(command, *task, &flags->data);
+  AddFlags(command, flags->terms.Options());
   command->add_option("--out", flags->out,
                       "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
   command->add_option(
       "--resume", flags->resume,
-      "Resume the run in this folder with its own settings; only --checkpoint-every and "
-      "--evaluation-bytes may be changed");
-  AddFlags(command, flags->run.Options());
+      "Resume the run in this folder with its own settings; only options of the group Run may be "
+      "changed");
   AddThreadsFlag(command, &flags->threads);
-  AddFlags(command, flags->tokens.Options());
-  AddFlags(command, flags->model.Options(), "Model");
-  AddFlags(command, flags->training.Options(), "Training");
-  command->callback([action, command, flags, processes] {
-    *action = [command, flags, processes] { return Run(*command, *flags, processes); };
+  AddFlags(command,
+           RunFlags(flags.get(), *task) + models::InSection("training", flags->training.Options()));
+  command->callback([action, command, flags, task, processes] {
+    *action = [command, flags, task, processes] {
+      return Run(*command, flags.get(), *task, processes);
+    };
   });
 }
 

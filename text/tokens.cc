@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "gnomon/attention.h"
-#include "training/strings.h"
 #include "text/subwords.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 namespace {

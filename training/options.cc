@@ -59,6 +59,20 @@ constexpr const char* Kind() {
   return "integer";
 }
 
+// The object that holds a section's fields; empty where there is none.
+const json& SectionOf(const json& object, const std::string& section) {
+  static const json none = json::object();
+  if (section.empty()) return object;
+  const auto found = object.is_object() ? object.find(section) : object.end();
+  if (!object.is_object() || found == object.end()) return none;
+  if (!found->is_object()) throw Error(StrCat("the field '", section, "' has the wrong type"));
+  return *found;
+}
+
+bool IsOneOf(const std::string& key, const std::vector<std::string>& keys) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
 std::string NameIn(const std::string& where, const Option& option) {
   return where.empty() ? option.flag() : where + ": " + option.key;
 }
@@ -71,30 +85,21 @@ void CheckNumber(const Option& option, double value, const std::string& where) {
 
 void CheckChoice(const Option& option, const std::string& value, const std::string& where) {
   const std::vector<std::string>& choices = option.info.choices;
-  if (choices.empty() || std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-  throw Error(
-      StrCat(NameIn(where, option), " is '", value, "', expected ", Join(choices, ", ")));
-}
-
-// The object that holds a section's fields.
-const json& SectionOf(const json& object, const std::string& section) {
-  static const json none;
-  if (section.empty()) return object;
-  const auto found = object.is_object() ? object.find(section) : object.end();
-  return object.is_object() && found != object.end() ? *found : none;
+  if (choices.empty() || IsOneOf(value, choices)) return;
+  throw Error(StrCat(NameIn(where, option), " is '", value, "', expected ", Join(choices, ", ")));
 }
 
 }  // namespace
 
 std::string Option::flag() const {
-  std::string flag = "--" + key;
+  std::string flag = StrCat("--", info.flag != nullptr ? info.flag : key);
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
 }
 
 void AddOption(const char* name, const OptionInfo& info, const Option::Value& value,
                OptionList* list) {
-  list->push_back({info.key != nullptr ? info.key : name, info, value});
+  list->push_back({name, info, value});
 }
 
 OptionList operator+(OptionList first, OptionList second) {
@@ -108,9 +113,21 @@ OptionList InSection(const std::string& section, OptionList list) {
 }
 
 OptionList Without(OptionList list, const std::vector<std::string>& keys) {
-  std::erase_if(list, [&](const Option& option) {
-    return std::find(keys.begin(), keys.end(), option.key) != keys.end();
-  });
+  std::erase_if(list, [&](const Option& option) { return IsOneOf(option.key, keys); });
+  return list;
+}
+
+OptionList WithoutFlags(OptionList list, const std::vector<std::string>& keys) {
+  for (Option& option : list) {
+    if (IsOneOf(option.key, keys)) option.info.has_flag = false;
+  }
+  return list;
+}
+
+OptionList Renamed(OptionList list, const std::string& key, const std::string& name) {
+  for (Option& option : list) {
+    if (option.key == key) option.key = name;
+  }
   return list;
 }
 
@@ -125,10 +142,10 @@ json ToJson(const OptionList& list) {
 
 template <class T>
 T Field(const json& object, const std::string& name) {
-  const auto found = object.is_object() ? object.find(name) : object.end();
-  if (!object.is_object() || found == object.end()) {
+  if (!object.is_object() || !object.contains(name)) {
     throw Error(StrCat("the field '", name, "' is missing"));
   }
+  const auto found = object.find(name);
   if (!HasType<T>(*found)) throw Error(StrCat("the field '", name, "' has the wrong type"));
   return Get<T>(*found);
 }
@@ -143,9 +160,8 @@ template std::vector<std::string> Field(const json&, const std::string&);
 void FromJson(const json& object, const OptionList& list) {
   for (const Option& option : list) {
     const json& section = SectionOf(object, option.section);
-    if (option.info.may_lack && !(section.is_object() && section.contains(option.key))) continue;
-    std::visit(
-        [&]<class T>(T* value) { *value = Field<T>(section, option.key); }, option.value);
+    if (option.info.may_lack && !section.contains(option.key)) continue;
+    std::visit([&]<class T>(T* value) { *value = Field<T>(section, option.key); }, option.value);
   }
 }
 
@@ -169,20 +185,16 @@ void CheckRanges(const OptionList& list, const std::string& where) {
   }
 }
 
-json DescribeOptions(const OptionList& list) {
-  json described = json::array();
-  for (const Option& option : list) {
-    std::visit(
-        [&]<class T>(const T* value) {
-          described.push_back({{"key", option.key},
-                               {"kind", Kind<T>()},
-                               {"default", Put(*value)},
-                               {"lowest", option.info.lowest},
-                               {"highest", option.info.highest}});
-        },
-        option.value);
-  }
-  return described;
+json DescribeOption(const Option& option) {
+  return std::visit(
+      [&]<class T>(const T* value) -> json {
+        return {{"key", option.key},
+                {"kind", Kind<T>()},
+                {"default", Put(*value)},
+                {"lowest", option.info.lowest},
+                {"highest", option.info.highest}};
+      },
+      option.value);
 }
 
 }  // namespace gnomon::models

@@ -23,28 +23,29 @@ struct OptionInfo {
   // The range of a number, of each number of a list.
   double lowest = 0;
   double highest = static_cast<double>(kMany);
-  // Its name in files where that is not the member's; its flag is the same with dashes.
-  const char* key = nullptr;
+  // Its flag's name, without dashes in front; by default its name in files, with dashes within.
+  const char* flag = nullptr;
   // Without, it stands in files alone.
   bool has_flag = true;
   // Whether --help shows the default. Not where it depends on something, which `help` says then.
   bool shows_default = true;
-  // Files may lack it: from before there was one.
+  // Files may lack it, and have the default then.
   bool may_lack = false;
+  // Whether a run that is resumed takes another value.
+  bool may_change = false;
   // Of text: what it may be. Empty: anything.
   std::vector<std::string> choices = {};
 };
 
 // An option of a struct at hand.
 struct Option {
-  using Value =
-      std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*,
-                   std::vector<int64_t>*, std::vector<std::string>*>;
+  using Value = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*,
+                             std::vector<int64_t>*, std::vector<std::string>*>;
 
   std::string key;
   OptionInfo info;
   Value value;
-  // The object within a file that holds it; empty: the outermost one.
+  // The object within a file that holds it, and the group of its flag; empty: the outermost one.
   std::string section = "";
 
   // "--learning-rate" of "learning_rate".
@@ -62,12 +63,12 @@ using OptionList = std::vector<Option>;
 //   };
 //
 // The pointers are to the struct's own members: it must outlive the list.
-#define GNOMON_OPTIONS(LIST)                 \
-  LIST(GNOMON_OPTION_MEMBER)                 \
-  ::gnomon::models::OptionList Options() {   \
-    ::gnomon::models::OptionList list;       \
-    LIST(GNOMON_OPTION_ENTRY)                \
-    return list;                             \
+#define GNOMON_OPTIONS(LIST)               \
+  LIST(GNOMON_OPTION_MEMBER)               \
+  ::gnomon::models::OptionList Options() { \
+    ::gnomon::models::OptionList list;     \
+    LIST(GNOMON_OPTION_ENTRY)              \
+    return list;                           \
   }
 #define GNOMON_OPTION_MEMBER(Type, name, default_value, ...) Type name = default_value;
 #define GNOMON_OPTION_ENTRY(Type, name, default_value, ...) \
@@ -76,11 +77,15 @@ using OptionList = std::vector<Option>;
 void AddOption(const char* name, const OptionInfo& info, const Option::Value& value,
                OptionList* list);
 
-// Both lists as one, the second in a section of files.
+// Both lists as one.
 OptionList operator+(OptionList first, OptionList second);
+// All of them in a section of files.
 OptionList InSection(const std::string& section, OptionList list);
-// Without those of these keys.
+// Without those of these keys; or with those in files alone, without a flag.
 OptionList Without(OptionList list, const std::vector<std::string>& keys);
+OptionList WithoutFlags(OptionList list, const std::vector<std::string>& keys);
+// With another name for one of them.
+OptionList Renamed(OptionList list, const std::string& key, const std::string& name);
 
 // The values as a file holds them.
 nlohmann::json ToJson(const OptionList& list);
@@ -89,11 +94,12 @@ nlohmann::json OptionsToJson(Struct options) {
   return ToJson(options.Options());
 }
 
-// Sets the values from a file; throws Error where a field is missing or of the wrong type.
+// Sets the values from a file; throws Error where a field or a section is missing or of the wrong
+// type.
 void FromJson(const nlohmann::json& object, const OptionList& list);
 
-// Throws Error for an option that is out of its range: "WHERE: KEY is ...", or "--FLAG is ..." where
-// `where` is empty.
+// Throws Error for an option that is out of its range: "WHERE: KEY is ...", or "--FLAG is ..."
+// where `where` is empty.
 void CheckRanges(const OptionList& list, const std::string& where);
 
 // One field of an object; throws Error where it is missing or of the wrong type. For int64_t,
@@ -101,9 +107,9 @@ void CheckRanges(const OptionList& list, const std::string& where);
 template <class T>
 T Field(const nlohmann::json& object, const std::string& name);
 
-// What is in a list, for programs in other languages: key, kind ("integer", "number", "flag",
-// "text", "integers", "texts"), default, and the range of numbers.
-nlohmann::json DescribeOptions(const OptionList& list);
+// For programs in other languages: key, kind ("integer", "number", "flag", "text", "integers",
+// "texts"), default, and the range of numbers.
+nlohmann::json DescribeOption(const Option& option);
 
 }  // namespace gnomon::models
 

@@ -56,13 +56,31 @@ std::string_view Bytes(const torch::Tensor& tensor) {
 // One file's bytes and the message that names it.
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path.string()) {
+  // With its tensors, or with its header alone.
+  explicit Reader(const std::filesystem::path& path, bool has_tensors = true)
+      : path_(path.string()) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) Fail("is a folder, not a file");
     std::ifstream in(path, std::ios::binary);
     if (!in) throw Error(StrCat("cannot read ", path_));
-    bytes_.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    if (has_tensors) {
+      bytes_.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    } else {
+      uint64_t length = 0;
+      if (in.read(reinterpret_cast<char*>(&length), 8) && length <= kLongestHeader) {
+        bytes_.resize(8 + length);
+        std::memcpy(bytes_.data(), &length, 8);
+        in.read(bytes_.data() + 8, static_cast<std::streamsize>(length));
+        bytes_.resize(8 + static_cast<size_t>(in.gcount()));
+      }
+    }
     if (in.bad()) throw Error(StrCat("cannot read ", path_));
+  }
+
+  std::map<std::string, std::string> ReadMetadata() {
+    const json header = Header();
+    return header.contains("__metadata__") ? Metadata(header["__metadata__"])
+                                           : std::map<std::string, std::string>();
   }
 
   SafeTensors Read() {
@@ -221,5 +239,9 @@ void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& cont
 }
 
 SafeTensors ReadSafeTensors(const std::filesystem::path& path) { return Reader(path).Read(); }
+
+std::map<std::string, std::string> ReadSafeTensorsMetadata(const std::filesystem::path& path) {
+  return Reader(path, /*has_tensors=*/false).ReadMetadata();
+}
 
 }  // namespace gnomon::models

@@ -24,6 +24,9 @@ void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& cont
 // naming the file and the fault. No memory beyond the file's own size is taken on its word.
 SafeTensors ReadSafeTensors(const std::filesystem::path& path);
 
+// Its metadata alone, without reading or checking the tensors; throws Error as above.
+std::map<std::string, std::string> ReadSafeTensorsMetadata(const std::filesystem::path& path);
+
 }  // namespace gnomon::models
 
 #endif  // GNOMON_TRAINING_SAFETENSORS_H_

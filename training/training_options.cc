@@ -14,7 +14,7 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
   CheckRanges(checked.Options(), "training");
   if (options.batch < processes) {
     throw Error(StrCat("training: batch is ", options.batch,
-                       ", expected a window at least for each of the ", processes, " processes"));
+                       ", expected one at least for each of the ", processes, " processes"));
   }
   if (options.warmup > options.steps) {
     throw Error(StrCat("training: warmup is ", options.warmup, ", expected at most the ",

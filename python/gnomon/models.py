@@ -50,7 +50,7 @@ TOKEN_KINDS = ("bytes", "words", "subwords")
 _SPACES = b" \t\r\v\f"
 _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
-# The layout of the file: models/checkpoint.cc.
+# The layout of the file: training/checkpoint.cc.
 _FORMAT = 1
 _CONFIG = "gnomon"
 _MODEL = "model."
@@ -523,7 +523,8 @@ class TrainingState:
     """What ``gnomon train --resume`` needs beside the model.
 
     Attributes:
-        options: those of the training, by the names of training/training_options.h.
+        options: those of the training, by the names of training/training_options.h and of the
+            windows in tasks/text.h.
         step: steps done.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
@@ -694,6 +695,9 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     file_format = config["format"]
     if type(file_format) is not int or file_format != _FORMAT:
         raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
+    task = config.get("task", "text")
+    if task != "text":
+        raise ValueError(f"it is of the task {task!r}, expected 'text'")
     named = _object("the field 'model'", config["model"])
     options = {name: named[name] for name in program_options("model")}
     _check_options(options)

@@ -79,11 +79,44 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != 1:
         raise ValueError(f"{path} is not the record of a comparison in format 1")
-    needed = {"settings", "summary", "runs", "data", "tokens", "sessions", "versions"}
+    needed = {"settings", "summary", "runs", "data", "sessions", "versions"}
     missing = needed - results.keys()
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+    results.setdefault("task", text_task(results))
     return results
+
+
+def text_task(results: dict[str, Any]) -> dict[str, Any]:
+    """What is measured, of records from before they said so: they are of language models."""
+    settings = results["settings"]
+    kind = settings.get("tokens", "bytes")
+    unit = f"nats per {kind.removesuffix('s')}"
+    return {
+        "name": "text",
+        "loss_unit": unit,
+        "metrics": [
+            _metric("loss", f"loss, {unit}"),
+            _metric("last", f"last 32 {kind}"),
+            _metric("bits_per_byte", "bits per byte", is_compared=kind != "bytes"),
+        ],
+        "conditions": {
+            "key": "length",
+            "title": f"evaluation length, {kind}",
+            "values": settings["lengths"],
+            "trained": 0,
+        },
+        "examples": "windows",
+    }
+
+
+def _metric(key: str, title: str, *, is_compared: bool = True) -> dict[str, Any]:
+    return {"key": key, "title": title, "higher_is_better": False, "is_compared": is_compared}
+
+
+def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that comparisons show."""
+    return [metric for metric in results["task"]["metrics"] if metric["is_compared"]]
 
 
 def labels(results: dict[str, Any]) -> list[str]:
@@ -129,16 +162,6 @@ def p_value(differences: list[float]) -> float:
     return max(0.0, 1 - inside)
 
 
-def tokens(results: dict[str, Any]) -> str:
-    """What the models read: bytes, words or subwords."""
-    return results["settings"]["tokens"]
-
-
-def unit(results: dict[str, Any]) -> str:
-    """One of the tokens."""
-    return tokens(results).removesuffix("s")
-
-
 def marker(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
@@ -182,21 +205,28 @@ def draw_training(results: dict[str, Any]) -> Figure:
         margin = 0.04 * (highest - lowest)
         axes.set_ylim(lowest - margin, highest + margin)
     axes.set_xlabel("step")
-    axes.set_ylabel(f"training loss, nats per {unit(results)}")
+    axes.set_ylabel(f"training loss, {results['task']['loss_unit']}")
     _legend(figure, axes)
     return figure
 
 
-def _draw_lengths(results: dict[str, Any], kind: str, axes: Any) -> None:
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _draw_conditions(results: dict[str, Any], key: str, axes: Any) -> None:
     names = labels(results)
-    lengths = results["settings"]["lengths"]
+    conditions = results["task"]["conditions"]
+    values = conditions["values"]
+    are_numbers = all(isinstance(value, int | float) for value in values)
+    places = values if are_numbers else list(range(len(values)))
     for row in results["summary"]:
         index = row["combination"]
-        points = [(at["length"], at[kind]) for at in row["losses"]]
-        points = sorted((n, at) for n, at in points if at["mean"] is not None)
+        points = [(x, at[key]) for x, at in zip(places, row["losses"], strict=True)]
+        points = sorted((x, at) for x, at in points if at["mean"] is not None)
         if not points:
             continue
-        x = [n for n, _ in points]
+        x = [place for place, _ in points]
         y = [at["mean"] for _, at in points]
         axes.plot(
             x,
@@ -212,24 +242,27 @@ def _draw_lengths(results: dict[str, Any], kind: str, axes: Any) -> None:
             low = [a - b for a, b in zip(y, spread, strict=True)]
             high = [a + b for a, b in zip(y, spread, strict=True)]
             axes.fill_between(x, low, high, color=colour(index), alpha=0.15, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
+    if are_numbers and len(values) > 1 and min(values) > 0:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(places)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
-    axes.axvline(lengths[0], color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
-    axes.set_xlabel(f"evaluation length, {tokens(results)}")
+    names_of = {place: str(value) for place, value in zip(places, values, strict=True)}
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: names_of.get(x, f"{x:g}")))
+    if conditions["trained"] is not None and len(values) > 1:
+        trained = places[conditions["trained"]]
+        axes.axvline(trained, color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
+    axes.set_xlabel(conditions["title"])
 
 
-def draw_lengths(results: dict[str, Any]) -> Figure:
-    """Loss against evaluation length, over all tokens and over the last 32 of each window."""
+def draw_conditions(results: dict[str, Any]) -> Figure:
+    """Each metric against the condition: the loss against the evaluation length, for one."""
     figure = _figure(4.8)
-    left, right = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.08})
-    _draw_lengths(results, "loss", left)
-    _draw_lengths(results, "last", right)
-    left.set_title(f"all {tokens(results)}", fontsize=11)
-    right.set_title(f"last 32 {tokens(results)} of each window", fontsize=11)
-    left.set_ylabel(f"validation loss, nats per {unit(results)}")
-    _legend(figure, left)
+    shown = metrics(results)
+    plots = figure.subplots(1, len(shown), squeeze=False, gridspec_kw={"wspace": 0.08})[0]
+    for metric, axes in zip(shown, plots, strict=True):
+        _draw_conditions(results, metric["key"], axes)
+        axes.set_title(metric["title"], fontsize=11)
+    _legend(figure, plots[0])
     return figure
 
 
@@ -291,9 +324,10 @@ def busy(results: dict[str, Any]) -> str:
 
 PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     "lengths": (
-        "Loss against evaluation length",
-        "The dashed line is the training length; a band is one standard deviation over the seeds.",
-        draw_lengths,
+        "Evaluation",
+        "The dashed line is what the models were trained at; a band is one standard deviation over "
+        "the seeds.",
+        draw_conditions,
     ),
     "training": (
         "Training",
@@ -330,16 +364,20 @@ SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 
 
-def best(results: dict[str, Any], kind: str, length: int) -> int | None:
-    """The combination whose loss is lower than that of every other, by more than chance.
+def best(
+    results: dict[str, Any], key: str, condition: int, *, higher_is_better: bool = False
+) -> int | None:
+    """The combination whose metric is better than that of every other, by more than chance.
 
-    `length` is an index of settings.lengths. Seeds are paired: runs with the same one began alike
-    and saw the same text in the same order.
+    `condition` is an index of the task's conditions. Seeds are paired: runs with the same one began
+    alike and saw the same data in the same order.
     """
+    sign = -1 if higher_is_better else 1
     by_seed: dict[int, dict[int, float]] = {}
     for run in results["runs"]:
-        if run["losses"] and run["losses"][length][kind] is not None:
-            by_seed.setdefault(run["combination"], {})[run["seed"]] = run["losses"][length][kind]
+        if run["losses"] and run["losses"][condition][key] is not None:
+            value = sign * run["losses"][condition][key]
+            by_seed.setdefault(run["combination"], {})[run["seed"]] = value
     if len(by_seed) < 2:
         return None
     first = min(by_seed, key=lambda c: sum(by_seed[c].values()) / len(by_seed[c]))
@@ -351,15 +389,19 @@ def best(results: dict[str, Any], kind: str, length: int) -> int | None:
     return first
 
 
-def _table(results: dict[str, Any], title: str, kind: str, *, shows_cost: bool) -> str:
+def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool) -> str:
     names = labels(results)
-    lengths = results["settings"]["lengths"]
-    winners = [best(results, kind, n) for n in range(len(lengths))]
+    conditions = results["task"]["conditions"]
+    key = metric["key"]
+    winners = [
+        best(results, key, n, higher_is_better=metric["higher_is_better"])
+        for n in range(len(conditions["values"]))
+    ]
     body = []
     for row in results["summary"]:
         index = row["combination"]
         cells = "".join(
-            _cell(at[kind], index == winner)
+            _cell(at[key], index == winner)
             for at, winner in zip(row["losses"], winners, strict=True)
         )
         if shows_cost:
@@ -373,7 +415,8 @@ def _table(results: dict[str, Any], title: str, kind: str, *, shows_cost: bool) 
             f'<span title="{html.escape(row["label"])}">{html.escape(names[index])}</span>{note}'
             f"</td>{cells}</tr>"
         )
-    head = "".join(f"<th>{length}</th>" for length in lengths)
+    head = "".join(f"<th>{html.escape(str(value))}</th>" for value in conditions["values"])
+    title = html.escape(f"{_capitalized(metric['title'])}, by {conditions['key']}")
     costs = "<th>parameters</th><th>ms per step</th>" if shows_cost else ""
     return (
         f'<h3>{title}</h3><div class="scroll"><table><thead>'
@@ -383,18 +426,13 @@ def _table(results: dict[str, Any], title: str, kind: str, *, shows_cost: bool) 
 
 
 def table(results: dict[str, Any]) -> str:
-    """The summary as HTML: a table for all tokens, one for the last ones of each window."""
-    read = tokens(results)
-    of = f"nats per {unit(results)}, by evaluation length"
+    """The summary as HTML: a table for each metric."""
     parts = [
-        _table(results, f"All {read}: {of}", "loss", shows_cost=True),
-        _table(results, f"Last 32 {read} of each window: {of}", "last", shows_cost=False),
+        _table(results, metric, shows_cost=n == 0) for n, metric in enumerate(metrics(results))
     ]
-    if read != "bytes":  # of bytes it is the loss in another unit
-        parts.append(_table(results, "Bits per byte", "bits_per_byte", shows_cost=False))
     if len(results["settings"]["seeds"]) >= FEWEST_SEEDS:
         note = (
-            "Bold: lower than every other of its column in a paired t test over the seeds, "
+            "Bold: better than every other of its column in a paired t test over the seeds, "
             f"p &lt; {SIGNIFICANT:g}. Without bold, these seeds cannot tell a column's winner."
         )
     else:
@@ -414,30 +452,35 @@ def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     parts = []
     for name, value in options.items():
         if name not in without:
-            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            if isinstance(value, list):
+                shown = " ".join(map(str, value))
+            else:
+                shown = f"{value:g}" if isinstance(value, float) else str(value)
             parts.append(f"{name.replace('_', ' ')} {shown}")
     return html.escape(", ".join(parts))
 
 
-def _describe_memory(length: int) -> str:
-    return f", with a memory of {length:,}" if length > 0 else ""
-
-
-def _describe_tokens(read: dict[str, Any]) -> str:
-    kind = read["kind"]
-    text = f"{kind}: {read['train_tokens']:,} to train on, {read['valid_tokens']:,} to validate on"
-    if kind != "bytes":
-        text += f", a vocabulary of {read['size']:,}"
-    if read["valid_unknown"]:
-        text += f"; {read['valid_unknown']:,} of the latter are <unk>"
-    return text
+def _describe_data(record: dict[str, Any]) -> str:
+    """An object of a record, less what has a row of its own."""
+    shown = {
+        name: f"{value:,}" if isinstance(value, int) else value
+        for name, value in record.items()
+        if value is not None and name not in {"sha256", "path"}
+    }
+    return _describe(shown)
 
 
 def settings(results: dict[str, Any]) -> str:
     """What is needed to repeat the comparison."""
     options = results["settings"]
     data = results["data"]
+    task = results["task"]
     versions = results["versions"]
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in {"combinations", "seeds", "model", "training"}
+    }
     rows = []
     for session in results["sessions"]:
         machine = session["machine"]
@@ -447,16 +490,15 @@ def settings(results: dict[str, Any]) -> str:
             f"{machine['instruction_set']}, {machine['system']}; started {session['started']}"
         )
         rows.append(("machine", html.escape(text)))
+    rows.append(("task", html.escape(task["name"])))
+    if data.get("path"):
+        rows.append(("data", html.escape(data["path"])))
+    rows.append(("contents", _describe_data(data)))
+    if data.get("sha256"):
+        rows.append(("SHA-256", f"<code>{html.escape(data['sha256'])}</code>"))
+    if "tokens" in results:
+        rows.append(("tokens", _describe_data(results["tokens"])))
     rows += [
-        (
-            "data",
-            html.escape(
-                f"{data['path']}: {data['train_bytes']:,} bytes to train on, "
-                f"{data['valid_bytes']:,} to validate on, {data['files']} files"
-            ),
-        ),
-        ("tokens", html.escape(_describe_tokens(results["tokens"]))),
-        ("SHA-256", f"<code>{html.escape(data['sha256'])}</code>"),
         ("model", _describe(options["model"], REPLACED)),
         (
             "training",
@@ -464,14 +506,17 @@ def settings(results: dict[str, Any]) -> str:
             + "; AdamW, its learning rate after a linear warm-up along a cosine",
         ),
         ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
-        (
-            "evaluation",
-            f"{options['evaluation_bytes']:,} bytes at each length"
-            f"{_describe_memory(options['evaluation_memory'])}",
-        ),
+        ("evaluation", _describe(others, REPLACED)),
         ("versions", html.escape(", ".join(f"{k} {v}" for k, v in sorted(versions.items())))),
     ]
     return "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
+
+
+def _trained_at(results: dict[str, Any]) -> str:
+    conditions = results["task"]["conditions"]
+    if conditions["trained"] is None:
+        return ""
+    return f"at {conditions['key']} {conditions['values'][conditions['trained']]} "
 
 
 def render(results: dict[str, Any]) -> str:
@@ -481,8 +526,8 @@ def render(results: dict[str, Any]) -> str:
     done = len(results["runs"])
     lead = (
         f"{len(options['combinations'])} combinations of similarity and position, "
-        f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained at "
-        f"length {options['lengths'][0]} on the same {tokens(results)} in the same order."
+        f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained "
+        f"{_trained_at(results)}on the same data in the same order."
     )
     if done < total:
         lead += f" {done} of {total} runs are finished."

@@ -86,7 +86,7 @@ def comparison(folder) -> pathlib.Path:
 
 def test_help_names_every_command_and_option(folder):
     text = succeed("--help", cwd=folder)
-    for command in ("train", "eval", "generate", "compare", "list", "inspect", "bench"):
+    for command in ("train", "eval", "generate", "compare", "data", "list", "inspect", "bench"):
         assert command in text
         assert "--help" in succeed(command, "--help", cwd=folder)
     assert "--learning-rate" in succeed("compare", "--help", cwd=folder)
@@ -335,8 +335,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     words = (run / "vocabulary.txt").read_text().splitlines()
     assert len(words) == 100
     html = (run / "report.html").read_text()
-    labels = ("nats per word", "Bits per byte", "vocabulary of 100", "&lt;unk&gt;", "memory of 24")
-    for part in labels:
+    for part in ("nats per word", "Bits per byte", "size 100", "valid unknown", "memory 24"):
         assert part in html
 
     # It goes on with the vocabulary that it began with, or not at all.

@@ -58,6 +58,108 @@ def test_the_best_is_marked_where_seeds_can_tell():
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.0, 1.0, 0.0]]), "last", 0) is None
 
 
+def record(task, **fields):
+    """Of two combinations with three seeds, the second better by what the task measures."""
+    key, values = task["conditions"]["key"], task["conditions"]["values"]
+    runs = [
+        {
+            "combination": c,
+            "seed": s,
+            "ms_per_step": 5.0,
+            "curve": {"step": [1, 2], "loss": [2.0, 1.5]},
+            "losses": [
+                {key: value, "accuracy": 0.5 + 0.1 * c + 0.01 * s, "loss": 1 - 0.1 * c - 0.01 * s}
+                for value in values
+            ],
+        }
+        for c in range(2)
+        for s in range(3)
+    ]
+    summary = [
+        {
+            "combination": c,
+            "label": f"dot/{c}",
+            "diverged": 0,
+            "parameters": 1234,
+            "ms_per_step": {"mean": 5.0, "spread": 0.1},
+            "losses": [
+                {
+                    key: value,
+                    "accuracy": {"mean": 0.5 + 0.1 * c, "spread": 0.01},
+                    "loss": {"mean": 1 - 0.1 * c, "spread": 0.01},
+                }
+                for value in values
+            ],
+        }
+        for c in range(2)
+    ]
+    machine = {"cpu": "c", "cores": 1, "threads": 1, "instruction_set": "i", "system": "s"}
+    return {
+        "task": task,
+        "runs": runs,
+        "summary": summary,
+        "data": {"images": 60000},
+        "sessions": [{"machine": machine, "command": ["gnomon"], "started": "now"}],
+        "versions": {"gnomon": "1"},
+        "settings": {
+            "combinations": [
+                combination("dot", "rope", "dot product", "RoPE"),
+                combination("dot", "none", "dot product", "no position"),
+            ],
+            "seeds": [0, 1, 2],
+            "model": {"dim": 8, "patch": 4},
+            "training": {"steps": 3, "learning_rate": 0.002, "novel_option": 7},
+            "sizes": [28, 36],
+        },
+    } | fields
+
+
+@pytest.mark.parametrize("values", [["test"], [28, 36]])
+def test_any_task_is_reported(values):
+    task = {
+        "name": "images",
+        "loss_unit": "nats per image",
+        "metrics": [
+            {"key": "accuracy", "title": "accuracy", "higher_is_better": True, "is_compared": True},
+            {"key": "loss", "title": "loss, nats", "higher_is_better": False, "is_compared": True},
+        ],
+        "conditions": {"key": "size", "title": "size, pixels", "values": values, "trained": 0},
+        "examples": "images",
+    }
+    results = record(task)
+    # The second is the best by both: higher is better, and lower.
+    assert report.best(results, "accuracy", 0, higher_is_better=True) == 1
+    assert report.best(results, "loss", 0) == 1
+    assert report.best(results, "accuracy", 0) == 0
+    page = report.render(results)
+    assert page.count("<svg") == 3
+    for part in (
+        "Accuracy, by size",
+        "Loss, nats, by size",
+        f"trained at size {values[0]} on the same data",
+        "patch 4",
+        "images 60,000",
+        "sizes 28 36",
+        # What the report was never told of.
+        "learning rate 0.002, novel option 7",
+    ):
+        assert part in page, part
+    assert page.count('<td class="best">') == 2 * len(values)
+    hidden = task | {"metrics": [task["metrics"][0], task["metrics"][1] | {"is_compared": False}]}
+    assert "Loss, nats, by" not in report.render(record(hidden))
+
+
+def test_records_from_before_there_were_tasks():
+    settings = {"tokens": "words", "lengths": [16, 32]}
+    task = report.text_task({"settings": settings})
+    assert [metric["key"] for metric in task["metrics"]] == ["loss", "last", "bits_per_byte"]
+    assert all(metric["is_compared"] for metric in task["metrics"])
+    assert task["conditions"]["values"] == [16, 32]
+    assert task["loss_unit"] == "nats per word"
+    task = report.text_task({"settings": settings | {"tokens": "bytes"}})
+    assert [metric["is_compared"] for metric in task["metrics"]] == [True, True, False]
+
+
 def combination(similarity, position, similarity_title, position_title):
     return {
         "similarity": similarity,

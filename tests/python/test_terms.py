@@ -110,9 +110,8 @@ def test_wrong_libraries_are_one_line(tmp_path):
 def test_contributing_shows_the_files():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     shown = dict(re.findall(r"<!-- example: (\S+) -->\n```cpp\n(.*?)```", page, re.DOTALL))
-    assert sorted(shown) == FILES
-    for name, text in shown.items():
-        assert text == (EXAMPLE / name).read_text(encoding="utf-8"), name
+    for name in FILES:
+        assert shown[name] == (EXAMPLE / name).read_text(encoding="utf-8"), name
     assert sorted(path.name for path in EXAMPLE.iterdir()) == sorted(
         ["CMakeLists.txt", "main.cc", *FILES]
     )

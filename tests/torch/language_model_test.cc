@@ -11,7 +11,6 @@
 
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
-#include "models/trainer.h"
 
 namespace gnomon::models {
 namespace {

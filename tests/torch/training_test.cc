@@ -1,4 +1,4 @@
-#include "models/trainer.h"
+#include "training/trainer.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,10 @@
 
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
-#include "models/checkpoint.h"
 #include "models/evaluation.h"
+#include "models/language_model.h"
+#include "tasks/text.h"
+#include "training/checkpoint.h"
 #include "training/safetensors.h"
 
 namespace gnomon::models {
@@ -34,9 +36,14 @@ LanguageModelOptions Small(const std::string& similarity = "dot",
   return options;
 }
 
-TrainingOptions Short() {
-  TrainingOptions options;
-  options.length = 32;
+// What a run of the task `text` is set to.
+struct TextTraining : TrainingOptions {
+  int64_t length = 32;
+  int64_t memory = 0;
+};
+
+TextTraining Short() {
+  TextTraining options;
   options.batch = 4;
   options.steps = 60;
   options.warmup = 5;
@@ -51,20 +58,72 @@ std::string Text() {
   return text;
 }
 
-TextData Data() {
+TextData Data(const std::string& text = Text()) {
   TextData data;
   data.path = "text.txt";
-  data.train = Text();
+  data.train = text;
   data.sha256 = "00";
   return data;
 }
 
-const Tokenizer& Bytes() {
-  static const TokenizerPtr tokenizer = BuildTokenizer({}, "");
-  return *tokenizer;
+// A checkpoint, and the task that its learner refers to.
+struct Loaded {
+  std::unique_ptr<TextTask> task = std::make_unique<TextTask>();
+  Checkpoint checkpoint;
+
+  LanguageModel& model() { return static_cast<TextLearner&>(*checkpoint.learner).model(); }
+  TrainingState& training() { return checkpoint.training.value(); }
+};
+
+Loaded Load(const std::filesystem::path& path) {
+  Loaded loaded;
+  loaded.checkpoint = LoadCheckpoint(path, *loaded.task);
+  return loaded;
 }
 
-std::vector<torch::Tensor> Values(Trainer& trainer) {
+// A language model in training on a text.
+class TextTrainer {
+ public:
+  TextTrainer(const LanguageModel& model, const std::string& text, const TextTraining& options,
+              const ProcessesPtr& processes = std::make_shared<Processes>(),
+              const TokenOptions& tokens = {})
+      : task_(std::make_unique<TextTask>(
+            TextOptions{model->options(), {options.length, options.memory}, tokens})),
+        terms_({model->options().similarity, model->options().position}) {
+    task_->SetText(Data(text));
+    task_->Prepare();
+    trainer_ = std::make_unique<Trainer>(std::make_unique<TextLearner>(*task_, model, options),
+                                         options, processes);
+  }
+  // Goes on with what a file holds.
+  TextTrainer(Loaded loaded, const std::string& text)
+      : task_(std::move(loaded.task)), terms_(loaded.checkpoint.terms) {
+    task_->SetText(Data(text));
+    const TrainingState& training = loaded.checkpoint.training.value();
+    trainer_ = std::make_unique<Trainer>(std::move(loaded.checkpoint.learner), training.options);
+    trainer_->Restore(training.optimizer, training.step, training.learner);
+  }
+
+  double Step() { return trainer_->Step(); }
+  int64_t step() const { return trainer_->step(); }
+  Trainer& trainer() { return *trainer_; }
+  TextTask& task() { return *task_; }
+  LanguageModel& model() { return learner().model(); }
+  const LanguageModelMemory& memory() { return learner().memory(); }
+
+  void Save(const std::filesystem::path& path, const RunOptions& run = {}) {
+    SaveCheckpoint(path, *trainer_, *task_, terms_, run, "text.txt");
+  }
+
+ private:
+  TextLearner& learner() { return static_cast<TextLearner&>(trainer_->learner()); }
+
+  std::unique_ptr<TextTask> task_;
+  Terms terms_;
+  std::unique_ptr<Trainer> trainer_;
+};
+
+std::vector<torch::Tensor> Values(TextTrainer& trainer) {
   std::vector<torch::Tensor> values;
   for (const torch::Tensor& parameter : trainer.model()->parameters()) {
     values.push_back(parameter.detach().clone());
@@ -95,11 +154,11 @@ TEST(LearningRateTest, WarmsUpAndDecays) {
 
 TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
   const std::string text = Text();
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.steps = 2;
   options.warmup = 1;
   const auto train = [&](const std::string& similarity, const std::string& position) {
-    Trainer trainer(NewModel(Small(similarity, position), 1), text, options);
+    TextTrainer trainer(NewModel(Small(similarity, position), 1), text, options);
     const std::vector<torch::Tensor> before = Values(trainer);
     for (int step = 0; step < 2; ++step) {
       const double loss = trainer.Step();
@@ -126,9 +185,9 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
 
 TEST(TrainerTest, LossFalls) {
   const std::string text = Text();
-  Trainer trainer(NewModel(Small(), 1), text, Short());
+  TextTrainer trainer(NewModel(Small(), 1), text, Short());
   std::vector<double> losses;
-  while (trainer.step() < trainer.options().steps) losses.push_back(trainer.Step());
+  while (trainer.step() < trainer.trainer().options().steps) losses.push_back(trainer.Step());
   const auto mean = [&](size_t from) {
     return std::accumulate(losses.begin() + from, losses.begin() + from + 5, 0.0) / 5;
   };
@@ -138,11 +197,11 @@ TEST(TrainerTest, LossFalls) {
 TEST(TrainerTest, OneSeedIsOneResultBitwise) {
   const std::string text = Text();
   const auto train = [&](int64_t seed) {
-    TrainingOptions options = Short();
+    TextTraining options = Short();
     options.seed = seed;
     LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
     model.dropout = 0.1;
-    Trainer trainer(NewModel(model, seed), text, options);
+    TextTrainer trainer(NewModel(model, seed), text, options);
     for (int step = 0; step < 5; ++step) trainer.Step();
     return Values(trainer);
   };
@@ -170,7 +229,7 @@ TEST(TrainerTest, DivergenceLeavesTheParametersAlone) {
     const torch::NoGradGuard no_grad;
     model->named_parameters()["embedding.weight"].fill_(std::nanf(""));
   }
-  Trainer trainer(model, text, Short());
+  TextTrainer trainer(model, text, Short());
   const torch::Tensor before = model->named_parameters()["norm.weight"].detach().clone();
   EXPECT_FALSE(std::isfinite(trainer.Step()));
   EXPECT_TRUE(torch::equal(model->named_parameters()["norm.weight"], before));
@@ -179,8 +238,8 @@ TEST(TrainerTest, DivergenceLeavesTheParametersAlone) {
 
 TEST(TrainerTest, TextsThatAreTooShortAndWrongOptionsAreErrors) {
   const std::string text(32, 'a');
-  EXPECT_THROW(Trainer(NewModel(Small(), 1), text, Short()), Error);
-  TrainingOptions options = Short();
+  EXPECT_THROW(TextTrainer(NewModel(Small(), 1), text, Short()), Error);
+  TextTraining options = Short();
   options.steps = 0;
   EXPECT_THROW(CheckTrainingOptions(options), Error);
   options = Short();
@@ -252,13 +311,14 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
   constexpr int64_t kProcesses = 3, kBegin = 3, kEnd = 6;
   const std::string text = Text();
   for (const int64_t memory : {0, 40}) {
-    TrainingOptions options = Short();  // four windows: one, one and two
+    TextTraining options = Short();  // four windows: one, one and two
     options.memory = memory;
     const LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
-    Trainer whole(NewModel(model, 1), text, options);
+    TextTrainer whole(NewModel(model, 1), text, options);
     for (int step = 0; step < kBegin; ++step) whole.Step();
     // The first steps are of one process, the others of three.
-    const std::map<std::string, torch::Tensor> moments = whole.OptimizerState();
+    const std::map<std::string, torch::Tensor> moments = whole.trainer().OptimizerState();
+    const LearnerState state = whole.trainer().GatherState();
     Threads threads(kProcesses);
     std::vector<LanguageModel> models;
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
@@ -271,15 +331,16 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
       for (size_t n = 0; n < values.size(); ++n) models[0]->parameters()[n].copy_(values[n]);
     }
     std::vector<std::vector<double>> losses(kProcesses);
-    std::vector<LanguageModelMemory> gathered(kProcesses);
+    std::vector<LearnerState> gathered(kProcesses);
     std::vector<std::vector<torch::Tensor>> values(kProcesses);
     std::vector<std::thread> running;
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
       running.emplace_back([&, rank] {
-        Trainer trainer(models[rank], text, options, std::make_shared<OneThread>(&threads, rank));
-        trainer.Restore(moments, kBegin, whole.memory());
+        TextTrainer trainer(models[rank], text, options,
+                            std::make_shared<OneThread>(&threads, rank));
+        trainer.trainer().Restore(moments, kBegin, state);
         for (int step = kBegin; step < kEnd; ++step) losses[rank].push_back(trainer.Step());
-        gathered[rank] = trainer.GatherMemory();
+        gathered[rank] = trainer.trainer().GatherState();
         values[rank] = Values(trainer);
         if (memory > 0) {
           EXPECT_EQ(trainer.memory().layers[0].size(0), rank == 2 ? 2 : 1);
@@ -294,14 +355,14 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
       EXPECT_EQ(losses[rank], losses[0]);
       EXPECT_TRUE(Equal(values[rank], values[0]));
-      EXPECT_EQ(gathered[rank].tokens.tokens, whole.memory().tokens.tokens);
-      ASSERT_EQ(gathered[rank].layers.size(), memory > 0 ? 1u : 0u);
+      EXPECT_EQ(gathered[rank].fields["memory_tokens"], whole.memory().tokens.tokens);
+      ASSERT_EQ(gathered[rank].tensors.size(), memory > 0 ? 1u : 0u);
       for (size_t n = 0; n < expected.size(); ++n) {
         EXPECT_TRUE(torch::allclose(values[rank][n], expected[n], 1e-4, 1e-5)) << n;
       }
       if (memory > 0) {
-        EXPECT_TRUE(
-            torch::allclose(gathered[rank].layers[0], whole.memory().layers[0], 1e-4, 1e-4));
+        EXPECT_TRUE(torch::allclose(gathered[rank].tensors.at("memory.layers.0"),
+                                    whole.memory().layers[0], 1e-4, 1e-4));
       }
     }
   }
@@ -313,7 +374,7 @@ TEST(TrainerTest, EveryProcessNeedsAWindow) {
   Threads threads(5);
   const std::string text = Text();
   EXPECT_THROW(
-      Trainer(NewModel(Small(), 1), text, Short(), std::make_shared<OneThread>(&threads, 0)),
+      TextTrainer(NewModel(Small(), 1), text, Short(), std::make_shared<OneThread>(&threads, 0)),
       Error);
 }
 
@@ -477,14 +538,14 @@ TEST(EvaluateTest, MemoryIsReadInFewPasses) {
 
 TEST(TrainerTest, MemoryIsOfTheSegmentsBeforeInEachRow) {
   const std::string text = Text().substr(0, 300);
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.length = 16;
   options.batch = 3;
   options.learning_rate = 0;  // the model stays what it was
   options.memory = 1000;      // of all segments
   LanguageModelOptions small = Small("dot", "rope+alibi");
   small.depth = 2;
-  Trainer trainer(NewModel(small, 1), text, options);
+  TextTrainer trainer(NewModel(small, 1), text, options);
   LanguageModel model = NewModel(small, 1);
   const int64_t segments = StreamSegments(300, 16, 3);
   ASSERT_EQ(segments, 5);
@@ -504,13 +565,13 @@ TEST(TrainerTest, MemoryIsOfTheSegmentsBeforeInEachRow) {
 
 TEST(TrainerTest, MemoryMayBeLongerThanTheWindow) {
   const std::string text = Text();
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.length = 8;
   options.memory = 20;
-  Trainer trainer(NewModel(Small("penumbral", "rope+hype:tau=learned"), 1), text, options);
+  TextTrainer trainer(NewModel(Small("penumbral", "rope+hype:tau=learned"), 1), text, options);
   double first = 0;
   double last = 0;
-  while (trainer.step() < trainer.options().steps) {
+  while (trainer.step() < trainer.trainer().options().steps) {
     const double loss = trainer.Step();
     if (trainer.step() == 1) first = loss;
     last = loss;
@@ -522,30 +583,30 @@ TEST(TrainerTest, MemoryMayBeLongerThanTheWindow) {
 }
 
 TEST(TrainerTest, PositionsThatEndAndTextsThatAreTooShortHaveNoMemory) {
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.memory = 16;
   const std::string text = Text();
-  EXPECT_THROW(Trainer(NewModel(Small("dot", "learned"), 1), text, options), Error);
+  EXPECT_THROW(TextTrainer(NewModel(Small("dot", "learned"), 1), text, options), Error);
   LanguageModel learned = NewModel(Small("dot", "learned"), 1);
   EXPECT_THROW(Evaluate(learned, text, {16}, 64, 8), Error);
   EXPECT_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 8), Error);
   EXPECT_NO_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 0));
   // Four rows of 32.
-  EXPECT_EQ(NeededTokens(options), 160);
-  EXPECT_THROW(Trainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
+  EXPECT_EQ(NeededTokens({options.length, options.memory}, options.batch), 160);
+  EXPECT_THROW(TextTrainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
   const std::string enough = text.substr(0, 160);
-  Trainer trainer(NewModel(Small(), 1), enough, options);
+  TextTrainer trainer(NewModel(Small(), 1), enough, options);
   for (int step = 0; step < 3; ++step) EXPECT_TRUE(std::isfinite(trainer.Step()));
-  options.memory = -1;
-  EXPECT_THROW(CheckTrainingOptions(options), Error);
+  WindowOptions negative = {.memory = -1};
+  EXPECT_THROW(CheckRanges(negative.Options(), "training"), Error);
 }
 
 TEST(TrainerTest, DivergenceLeavesTheMemoryAlone) {
   const std::string text = Text();
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.memory = 16;
   LanguageModel model = NewModel(Small(), 1);
-  Trainer trainer(model, text, options);
+  TextTrainer trainer(model, text, options);
   trainer.Step();
   const torch::Tensor before = trainer.memory().layers[0].clone();
   {
@@ -573,7 +634,7 @@ class CheckpointTest : public testing::Test {
   std::string ErrorOf(const SafeTensors& file) {
     WriteSafeTensors(path_, file);
     try {
-      LoadCheckpoint(path_);
+      Load(path_);
     } catch (const Error& error) {
       return error.what();
     }
@@ -587,41 +648,49 @@ TEST_F(CheckpointTest, ResumedTrainingIsTheWholeTraining) {
   const TextData data = Data();
   LanguageModelOptions model = Small("umbral", "rope+hype:tau=learned");
   model.dropout = 0.1;
-  Trainer whole(NewModel(model, 3), data.train, Short());
+  TextTrainer whole(NewModel(model, 3), data.train, Short());
   for (int step = 0; step < 12; ++step) whole.Step();
 
-  Trainer half(NewModel(model, 3), data.train, Short());
+  TextTrainer half(NewModel(model, 3), data.train, Short());
   for (int step = 0; step < 7; ++step) half.Step();
-  SaveCheckpoint(path_, half, data, Bytes());
-  Checkpoint checkpoint = LoadCheckpoint(path_);
-  ASSERT_TRUE(checkpoint.training.has_value());
-  const TrainingState& training = *checkpoint.training;
+  half.Save(path_);
+  Loaded loaded = Load(path_);
+  ASSERT_TRUE(loaded.checkpoint.training.has_value());
+  const TrainingState& training = loaded.training();
   EXPECT_EQ(training.step, 7);
   EXPECT_EQ(training.data_sha256, "00");
-  EXPECT_EQ(OptionsToJson(training.options), OptionsToJson(half.options()));
-  EXPECT_EQ(OptionsToJson(checkpoint.model->options()), OptionsToJson(model));
+  EXPECT_EQ(OptionsToJson(training.options), OptionsToJson(half.trainer().options()));
+  EXPECT_EQ(OptionsToJson(loaded.task->options().window),
+            OptionsToJson(half.task().options().window));
+  EXPECT_EQ(OptionsToJson(loaded.model()->options()), OptionsToJson(model));
   EXPECT_EQ(training.run.checkpoint_every, RunOptions().checkpoint_every);
-  EXPECT_EQ(training.run.evaluation_bytes, RunOptions().evaluation_bytes);
-  Trainer resumed(checkpoint.model, data.train, training.options);
-  resumed.Restore(training.optimizer, training.step);
+  TextTrainer resumed(std::move(loaded), data.train);
+  EXPECT_EQ(resumed.step(), 7);
   for (int step = 7; step < 12; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
 }
 
 TEST_F(CheckpointTest, HoldsWhatTheRunDoesBesideTraining) {
-  const TextData data = Data();
-  Trainer trainer(NewModel(Small(), 3), data.train, Short());
-  SaveCheckpoint(path_, trainer, data, Bytes(), {.checkpoint_every = 7, .evaluation_bytes = 99});
-  const RunOptions run = LoadCheckpoint(path_).training->run;
-  EXPECT_EQ(run.checkpoint_every, 7);
-  EXPECT_EQ(run.evaluation_bytes, 99);
-  // Files that were written before it had them.
+  TextTrainer trainer(NewModel(Small(), 3), Text(), Short());
+  trainer.Save(path_, {.checkpoint_every = 7});
+  EXPECT_EQ(Load(path_).training().run.checkpoint_every, 7);
   SafeTensors file = ReadSafeTensors(path_);
   nlohmann::json config = nlohmann::json::parse(file.metadata.at("gnomon"));
+  EXPECT_EQ(config["task"], "text");
+  const auto evaluation_bytes = [&] {
+    file.metadata["gnomon"] = config.dump();
+    WriteSafeTensors(path_, file);
+    const Loaded loaded = Load(path_);
+    loaded.task->Settle(Command::kTrain, /*is_resumed=*/true, nullptr);
+    return loaded.task->evaluated().bytes;
+  };
+  config["run"]["evaluation_bytes"] = 99;
+  EXPECT_EQ(evaluation_bytes(), 99);
+  // Files that were written before they had them, and before there were other tasks.
   config.erase("run");
-  file.metadata["gnomon"] = config.dump();
-  WriteSafeTensors(path_, file);
-  EXPECT_EQ(LoadCheckpoint(path_).training->run.evaluation_bytes, 131072);
+  config.erase("task");
+  config["tokens"].erase("vocabulary");
+  EXPECT_EQ(evaluation_bytes(), 131072);
 }
 
 TEST_F(CheckpointTest, ResumedTrainingRemembers) {
@@ -629,28 +698,23 @@ TEST_F(CheckpointTest, ResumedTrainingRemembers) {
   LanguageModelOptions model = Small("dot", "rope+conv:kernel=5:groups=4");
   model.dropout = 0.1;
   model.depth = 2;
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.memory = 40;
-  Trainer whole(NewModel(model, 3), data.train, options);
+  TextTrainer whole(NewModel(model, 3), data.train, options);
   for (int step = 0; step < 9; ++step) whole.Step();
 
-  Trainer half(NewModel(model, 3), data.train, options);
+  TextTrainer half(NewModel(model, 3), data.train, options);
   for (int step = 0; step < 5; ++step) half.Step();
-  SaveCheckpoint(path_, half, data, Bytes());
-  Checkpoint checkpoint = LoadCheckpoint(path_);
-  const TrainingState& training = checkpoint.training.value();
-  EXPECT_EQ(training.memory.layers.size(), 2u);
-  EXPECT_EQ(training.memory.tokens.length(), 5 * 32);
-  Trainer resumed(checkpoint.model, data.train, training.options);
-  resumed.Restore(training.optimizer, training.step, training.memory);
+  half.Save(path_);
+  TextTrainer resumed(Load(path_), data.train);
+  EXPECT_EQ(resumed.memory().layers.size(), 2u);
+  EXPECT_EQ(resumed.memory().tokens.length(), 5 * 32);
   for (int step = 5; step < 9; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
   // It matters: without the memory the weights would be others.
-  Checkpoint again = LoadCheckpoint(path_);
-  TrainingState& cleared = again.training.value();
-  Trainer forgetful(again.model, data.train, cleared.options);
-  cleared.memory.layers[0].zero_();
-  forgetful.Restore(cleared.optimizer, cleared.step, cleared.memory);
+  Loaded cleared = Load(path_);
+  cleared.training().learner.tensors.at("memory.layers.0").zero_();
+  TextTrainer forgetful(std::move(cleared), data.train);
   for (int step = 5; step < 9; ++step) forgetful.Step();
   EXPECT_FALSE(Equal(Values(whole), Values(forgetful)));
 }
@@ -658,19 +722,20 @@ TEST_F(CheckpointTest, ResumedTrainingRemembers) {
 TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   const TextData data = Data();
   const TokenizerPtr tokenizer = BuildTokenizer({"words"}, data.train);
-  const TokenText text = tokenizer->Encode(data.train);
   LanguageModelOptions model = Small();
   model.vocabulary = tokenizer->size();
-  TrainingOptions options = Short();
+  TextTraining options = Short();
   options.memory = 40;
-  Trainer trainer(NewModel(model, 3), text, options);
+  TextTrainer trainer(NewModel(model, 3), data.train, options, std::make_shared<Processes>(),
+                      {.kind = "words"});
   for (int step = 0; step < 2; ++step) trainer.Step();
-  SaveCheckpoint(path_, trainer, data, *tokenizer);
-  const Checkpoint checkpoint = LoadCheckpoint(path_);
-  EXPECT_EQ(checkpoint.tokenizer->kind(), "words");
-  EXPECT_EQ(checkpoint.tokenizer->vocabulary(), tokenizer->vocabulary());
-  EXPECT_EQ(OptionsToJson(checkpoint.model->options()), OptionsToJson(model));
-  EXPECT_EQ(OptionsToJson(checkpoint.training.value().options), OptionsToJson(options));
+  trainer.Save(path_);
+  Loaded loaded = Load(path_);
+  EXPECT_EQ(loaded.task->tokens().tokenizer->kind(), "words");
+  EXPECT_EQ(loaded.task->tokens().tokenizer->vocabulary(), tokenizer->vocabulary());
+  EXPECT_EQ(OptionsToJson(loaded.model()->options()), OptionsToJson(model));
+  EXPECT_EQ(OptionsToJson(loaded.training().options), OptionsToJson(trainer.trainer().options()));
+  EXPECT_EQ(loaded.task->options().window.memory, 40);
 
   const SafeTensors sound = ReadSafeTensors(path_);
   const auto expect = [&](const SafeTensors& file, const std::string& part) {
@@ -694,7 +759,8 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   expect(without("memory.layers.0"), "'memory.layers.0' is missing");
   expect(with("/tokens/kind", "letters"), "'letters', expected bytes");
   expect(with("/tokens/kind", "bytes"), "bytes have none");
-  expect(with("/tokens", 1), "'kind' is missing");
+  expect(with("/tokens", 1), "'tokens' has the wrong type");
+  expect(with("/task", "images"), "it is of the task 'images', expected 'text'");
   expect(with("/memory_tokens", -1), "'memory_tokens' is negative");
   expect(with("/memory_tokens", 0), "of which its model has");
   expect(with("/memory_tokens", 3), "'memory.layers.0' is");
@@ -713,9 +779,9 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
 
 TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   const TextData data = Data();
-  Trainer trainer(NewModel(Small(), 3), data.train, Short());
+  TextTrainer trainer(NewModel(Small(), 3), data.train, Short());
   trainer.Step();
-  SaveCheckpoint(path_, trainer, data, Bytes());
+  trainer.Save(path_);
   const SafeTensors sound = ReadSafeTensors(path_);
   EXPECT_EQ(ErrorOf(sound), "no error");
 
@@ -750,7 +816,7 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   expect(with("/model/position", "learned"), "is missing");
   expect(with("/training/steps", 0), "steps is 0");
   expect(with("/training/batch", 1.5), "'batch' has the wrong type");
-  expect(with("/run", 1), "'checkpoint_every' is missing");
+  expect(with("/run", 1), "'run' has the wrong type");
   expect(with("/run/evaluation_bytes", 0), "evaluation_bytes is 0");
 
   file = sound;
@@ -769,9 +835,9 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
 
 TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   const TextData data = Data();
-  Trainer trainer(NewModel(Small("penumbral", "learned+hype"), 3), data.train, Short());
+  TextTrainer trainer(NewModel(Small("penumbral", "learned+hype"), 3), data.train, Short());
   trainer.Step();
-  SaveCheckpoint(path_, trainer, data, Bytes());
+  trainer.Save(path_);
   SafeTensors file = ReadSafeTensors(path_);
   const nlohmann::json whole = nlohmann::json::parse(file.metadata.at("gnomon"));
   nlohmann::json config;
@@ -781,12 +847,12 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   EXPECT_NE(ErrorOf(file).find("of which its model has"), std::string::npos);
   std::erase_if(file.tensors, [](const auto& entry) { return !entry.first.starts_with("model."); });
   ASSERT_EQ(ErrorOf(file), "no error");
-  const Checkpoint alone = LoadCheckpoint(path_);
-  EXPECT_FALSE(alone.training.has_value());
-  EXPECT_EQ(alone.tokenizer->kind(), "bytes");
-  EXPECT_EQ(OptionsToJson(alone.model->options()), OptionsToJson(trainer.model()->options()));
+  Loaded alone = Load(path_);
+  EXPECT_FALSE(alone.checkpoint.training.has_value());
+  EXPECT_EQ(alone.task->tokens().tokenizer->kind(), "bytes");
+  EXPECT_EQ(OptionsToJson(alone.model()->options()), OptionsToJson(trainer.model()->options()));
   std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : alone.model->parameters()) values.push_back(parameter);
+  for (const torch::Tensor& parameter : alone.model()->parameters()) values.push_back(parameter);
   EXPECT_TRUE(Equal(values, Values(trainer)));
 
   // A part of a training run asks for the others.
@@ -801,11 +867,11 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
 
 TEST_F(CheckpointTest, MissingMomentsAreAnError) {
   const TextData data = Data();
-  Trainer trainer(NewModel(Small(), 3), data.train, Short());
+  TextTrainer trainer(NewModel(Small(), 3), data.train, Short());
   trainer.Step();
-  std::map<std::string, torch::Tensor> state = trainer.OptimizerState();
+  std::map<std::string, torch::Tensor> state = trainer.trainer().OptimizerState();
   state.erase("exp_avg.norm.weight");
-  EXPECT_THROW(trainer.Restore(state, 1), Error);
+  EXPECT_THROW(trainer.trainer().Restore(state, 1, {}), Error);
 }
 
 }  // namespace

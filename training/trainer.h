@@ -1,6 +1,6 @@
-// Training of the language model, over one process or several.
-#ifndef GNOMON_MODELS_TRAINER_H_
-#define GNOMON_MODELS_TRAINER_H_
+// Training of a task's model, over one process or several.
+#ifndef GNOMON_TRAINING_TRAINER_H_
+#define GNOMON_TRAINING_TRAINER_H_
 
 #include <torch/torch.h>
 
@@ -11,16 +11,11 @@
 #include <string>
 #include <string_view>
 
-#include "models/language_model.h"
-#include "text/tokens.h"
 #include "training/processes.h"
+#include "training/task.h"
 #include "training/training_options.h"
 
 namespace gnomon::models {
-
-// The fewest tokens that a training text must hold: a window and the token after it, and with a
-// memory a window for each row and one more.
-int64_t NeededTokens(const TrainingOptions& options);
 
 // Whether weight decay applies: to matrices and embeddings, not to biases, norms, or parameters of
 // a similarity or position.
@@ -30,34 +25,31 @@ bool Decays(std::string_view name, const torch::Tensor& parameter);
 std::array<std::string, 2> MomentsOf(const std::string& parameter);
 
 // Processes share out the rows of each batch, and sum the gradients: but for the order in which
-// numbers are summed, they do what one does. All of them construct it from the same model, text and
+// numbers are summed, they do what one does. All of them construct it from the same learner and
 // options, and make the same calls in the same order.
 class Trainer {
  public:
-  // `text` must be longer than options.length, and with a memory hold a segment for each row. Its
-  // bytes must outlive the trainer. Throws Error, in all processes, before any collective.
-  Trainer(LanguageModel model, TokenText text, const TrainingOptions& options,
+  // Throws Error, in all processes, before any collective, where options or data do not do.
+  Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& options,
           ProcessesPtr processes = std::make_shared<Processes>());
 
-  // One step; returns the mean loss of its batch in nats a token. Where that is not a finite number
-  // the parameters and the memory are left as they were.
+  // One step; returns the mean loss of its batch. Where that is not a finite number the parameters
+  // and the learner's state are left as they were.
   double Step();
 
   int64_t step() const { return step_; }
-  LanguageModel& model() { return model_; }
+  Learner& learner() { return *learner_; }
   const TrainingOptions& options() const { return options_; }
   const Processes& processes() const { return *processes_; }
 
-  // What the model remembers after the last step of the rows that are this process's.
-  const LanguageModelMemory& memory() const { return memory_; }
-  // And of the whole batch; a collective.
-  LanguageModelMemory GatherMemory() const;
+  // The learner's, of the whole batch; a collective.
+  LearnerState GatherState() const;
 
-  // Moments of AdamW by parameter, for a checkpoint, and back, with the memory of the whole batch;
+  // Moments of AdamW by parameter, for a checkpoint, and back, with the state of the whole batch;
   // Restore throws Error where a tensor is missing or has another shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
   void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
-               const LanguageModelMemory& memory = {});
+               const LearnerState& learner_state);
 
  private:
   // Rows of the batch, the first and how many, that a process has.
@@ -68,15 +60,14 @@ class Trainer {
   // Sums the loss and its gradients over the processes; returns the loss.
   double SumGradients(const torch::Tensor& loss);
 
-  LanguageModel model_;
-  TokenText text_;
+  std::unique_ptr<Learner> learner_;
+  torch::nn::Module& module_;
   TrainingOptions options_;
   ProcessesPtr processes_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
-  LanguageModelMemory memory_;
   int64_t step_ = 0;
 };
 
 }  // namespace gnomon::models
 
-#endif  // GNOMON_MODELS_TRAINER_H_
+#endif  // GNOMON_TRAINING_TRAINER_H_

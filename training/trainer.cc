@@ -1,14 +1,10 @@
-#include "models/trainer.h"
+#include "training/trainer.h"
 
 #include <cmath>
-#include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "gnomon/attention.h"
-#include "models/windows.h"
-#include "text/text_data.h"
 #include "training/strings.h"
 
 namespace gnomon::models {
@@ -20,13 +16,6 @@ constexpr double kEpsilon = 1e-8;
 
 }  // namespace
 
-int64_t NeededTokens(const TrainingOptions& options) {
-  if (options.memory == 0) return options.length + 1;
-  const int64_t windows = options.batch + 1;
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  return options.length > kMost / windows ? kMost : options.length * windows;
-}
-
 bool Decays(std::string_view name, const torch::Tensor& parameter) {
   return parameter.dim() >= 2 && name.ends_with(".weight");
 }
@@ -35,22 +24,17 @@ std::array<std::string, 2> MomentsOf(const std::string& parameter) {
   return {"exp_avg." + parameter, "exp_avg_sq." + parameter};
 }
 
-Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& options,
+Trainer::Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& options,
                  ProcessesPtr processes)
-    : model_(std::move(model)),
-      text_(std::move(text)),
+    : learner_(std::move(learner)),
+      module_(learner_->module()),
       options_(options),
       processes_(std::move(processes)) {
   CheckTrainingOptions(options_, processes_->size());
-  CheckMemory(model_, options_.memory);
-  const int64_t needed = NeededTokens(options_);
-  if (text_.size() < needed) {
-    throw Error(StrCat("training: the text has ", text_.size(), " tokens, and needs ", needed));
-  }
-  memory_.max_length = options_.memory;
+  learner_->CheckTraining();
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> free;
-  for (const auto& entry : model_->named_parameters()) {
+  for (const auto& entry : module_.named_parameters()) {
     (Decays(entry.key(), entry.value()) ? decayed : free).push_back(entry.value());
   }
   const auto with_decay = [&](double decay) {
@@ -67,8 +51,8 @@ Trainer::Trainer(LanguageModel model, TokenText text, const TrainingOptions& opt
   // Processors of different kinds may have drawn different weights.
   if (processes_->size() > 1) {
     const torch::NoGradGuard no_grad;
-    std::vector<torch::Tensor> tensors = model_->parameters();
-    for (const torch::Tensor& buffer : model_->buffers()) tensors.push_back(buffer);
+    std::vector<torch::Tensor> tensors = module_.parameters();
+    for (const torch::Tensor& buffer : module_.buffers()) tensors.push_back(buffer);
     for (const torch::Tensor& tensor : tensors) {
       const torch::Tensor first = tensor.contiguous();
       processes_->Broadcast(first);
@@ -99,27 +83,24 @@ torch::Tensor Trainer::GatherRows(const torch::Tensor& rows) const {
   return torch::cat(parts);
 }
 
-LanguageModelMemory Trainer::GatherMemory() const {
-  LanguageModelMemory whole = memory_;
-  if (processes_->size() == 1) return whole;
-  for (torch::Tensor& layer : whole.layers) layer = GatherRows(layer);
-  torch::Tensor& embeddings = whole.tokens.embeddings;
-  if (embeddings.defined()) embeddings = GatherRows(embeddings);
-  return whole;
+LearnerState Trainer::GatherState() const {
+  return learner_->State([this](const torch::Tensor& rows) {
+    return processes_->size() == 1 ? rows : GatherRows(rows);
+  });
 }
 
 double Trainer::SumGradients(const torch::Tensor& loss) {
   if (processes_->size() == 1) return loss.item<double>();
   // In one buffer: many small sums would wait for each other.
   std::vector<torch::Tensor> parts;
-  for (const torch::Tensor& parameter : model_->parameters()) {
+  for (const torch::Tensor& parameter : module_.parameters()) {
     if (parameter.grad().defined()) parts.push_back(parameter.grad().reshape({-1}));
   }
   parts.push_back(loss.detach().reshape({1}));
   const torch::Tensor sums = torch::cat(parts);
   processes_->AllReduce(sums);
   int64_t at = 0;
-  for (const torch::Tensor& parameter : model_->parameters()) {
+  for (const torch::Tensor& parameter : module_.parameters()) {
     if (!parameter.grad().defined()) continue;
     parameter.mutable_grad().copy_(sums.narrow(0, at, parameter.numel()).view(parameter.sizes()));
     at += parameter.numel();
@@ -128,48 +109,33 @@ double Trainer::SumGradients(const torch::Tensor& loss) {
 }
 
 double Trainer::Step() {
-  model_->train();
+  module_.train();
   // Dropout's own stream for each step, so that a resumed run draws what the whole one drew.
   torch::manual_seed(static_cast<uint64_t>(options_.seed) * 0x9e3779b97f4a7c15 +
                      static_cast<uint64_t>(step_));
-  const auto seed = static_cast<uint64_t>(options_.seed);
-  LanguageModelMemory memory = memory_;
-  std::vector<int64_t> starts;
-  if (options_.memory == 0) {
-    starts = TrainingStarts(text_.size(), options_.length, seed, step_, options_.batch);
-  } else {
-    const StreamStep stream =
-        TrainingStream(text_.size(), options_.length, seed, step_, options_.batch);
-    starts = stream.starts;
-    if (stream.begins) memory.reset();
-  }
-  const int64_t first = FirstRowOf(processes_->rank());
-  const int64_t count = CountRowsOf(processes_->rank());
-  std::optional<BatchRows> rows;
-  if (count < options_.batch) rows = BatchRows{first, options_.batch};
-  const torch::Tensor losses =
-      Losses(model_, Windows(text_, starts.data() + first, count, options_.length),
-             options_.memory == 0 ? nullptr : &memory, rows);
-  // The share of these rows in the mean.
-  const torch::Tensor loss = losses.sum() / static_cast<double>(options_.batch * options_.length);
+  const int64_t rank = processes_->rank();
+  const torch::Tensor loss = learner_->Loss({.step = step_,
+                                             .first = FirstRowOf(rank),
+                                             .count = CountRowsOf(rank),
+                                             .total = options_.batch});
   optimizer_->zero_grad();
   loss.backward();
   const double value = SumGradients(loss);
   if (!std::isfinite(value)) return value;
-  const double norm = torch::nn::utils::clip_grad_norm_(model_->parameters(), options_.clip);
+  const double norm = torch::nn::utils::clip_grad_norm_(module_.parameters(), options_.clip);
   if (!std::isfinite(norm)) return norm;
   for (auto& group : optimizer_->param_groups()) {
     group.options().set_lr(LearningRate(options_, step_));
   }
   optimizer_->step();
-  memory_ = std::move(memory);
+  learner_->Keep();
   ++step_;
   return value;
 }
 
 std::map<std::string, torch::Tensor> Trainer::OptimizerState() const {
   std::map<std::string, torch::Tensor> state;
-  for (const auto& entry : model_->named_parameters()) {
+  for (const auto& entry : module_.named_parameters()) {
     const auto found = optimizer_->state().find(entry.value().unsafeGetTensorImpl());
     if (found == optimizer_->state().end()) continue;
     const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*found->second);
@@ -181,7 +147,7 @@ std::map<std::string, torch::Tensor> Trainer::OptimizerState() const {
 }
 
 void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
-                      const LanguageModelMemory& memory) {
+                      const LearnerState& learner_state) {
   const auto take = [&](const std::string& name, const torch::Tensor& parameter) {
     const auto found = state.find(name);
     if (found == state.end()) {
@@ -194,7 +160,7 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
     return found->second.clone();
   };
   if (step > 0) {
-    for (const auto& entry : model_->named_parameters()) {
+    for (const auto& entry : module_.named_parameters()) {
       auto moments = std::make_unique<torch::optim::AdamWParamState>();
       moments->step(step);
       const auto [first, second] = MomentsOf(entry.key());
@@ -204,15 +170,8 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
     }
   }
   step_ = step;
-  memory_ = memory;
-  memory_.max_length = options_.memory;
-  const auto take_rows = [&](const torch::Tensor& all) {
-    return all.narrow(0, FirstRowOf(processes_->rank()), CountRowsOf(processes_->rank()))
-        .contiguous();
-  };
-  for (torch::Tensor& layer : memory_.layers) layer = take_rows(layer);
-  torch::Tensor& embeddings = memory_.tokens.embeddings;
-  if (embeddings.defined()) embeddings = take_rows(embeddings);
+  const int64_t rank = processes_->rank();
+  learner_->Restore(learner_state, FirstRowOf(rank), CountRowsOf(rank));
 }
 
 }  // namespace gnomon::models

@@ -1,0 +1,53 @@
+#include "cli/task_choice.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/results.h"
+#include "cli/run_folder.h"
+#include "gnomon/attention.h"
+#include "training/checkpoint.h"
+
+namespace gnomon::cli {
+namespace {
+
+// What follows an option on the command line; none where that is empty.
+std::optional<std::string> ValueOf(std::string_view option, int argc, char** argv) {
+  for (int n = 1; n < argc; ++n) {
+    const std::string_view word = argv[n];
+    std::string value;
+    if (word == option && n + 1 < argc) value = argv[n + 1];
+    if (word.starts_with(option) && word.substr(option.size()).starts_with('=')) {
+      value = word.substr(option.size() + 1);
+    }
+    if (!value.empty()) return value;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> TaskOfRun(const std::string& path) {
+  const std::filesystem::path record = std::filesystem::path(path) / kResultsName;
+  std::error_code error;
+  if (std::filesystem::exists(record, error)) return TaskOfRecord(record);
+  try {
+    return models::TaskOfCheckpoint(CheckpointFile(path));
+  } catch (const Error&) {  // the command says what is wrong with it
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<models::Task> ChooseTask(int argc, char** argv) {
+  std::optional<std::string> name = ValueOf("--task", argc, argv);
+  for (const char* option : {"--resume", "--model"}) {
+    const std::optional<std::string> path = ValueOf(option, argc, argv);
+    if (!name && path) name = TaskOfRun(*path);
+  }
+  return models::NewTask(name.value_or(models::kTextTask));
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,210 @@
+"""What `gnomon data` makes of files in other formats, against the arrays that they are of."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pathlib
+import struct
+import tarfile
+import wave
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gnomon.data import read_arrays
+from gnomon.data.__main__ import main
+
+IDX = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def idx(array: np.ndarray, kind: int) -> bytes:
+    head = bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(IDX[kind]).tobytes()
+
+
+def wav(samples: np.ndarray, width: int, channels: int = 1) -> bytes:
+    """Integers of a width as PCM; of one byte they are unsigned."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as sound:
+        sound.setnchannels(channels)
+        sound.setsampwidth(width)
+        sound.setframerate(8000)
+        if width == 1:
+            sound.writeframes((samples + 128).astype(np.uint8).tobytes())
+        else:
+            sound.writeframes(b"".join(int(s).to_bytes(width, "little", signed=True)
+                                       for s in samples.ravel()))  # fmt: skip
+    return out.getvalue()
+
+
+def read(path: pathlib.Path, content: bytes, key: str = "") -> dict[str, np.ndarray]:
+    path.write_bytes(content)
+    plain = read_arrays(f"{path}:{key}" if key else str(path), "a.x")
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(gzip.compress(content))
+    again = read_arrays(f"{packed}:{key}" if key else str(packed), "a.x")
+    assert plain.keys() == again.keys()
+    for name, array in plain.items():
+        np.testing.assert_array_equal(array, again[name])
+    return plain
+
+
+@pytest.mark.parametrize("kind", IDX)
+@pytest.mark.parametrize("shape", [(5,), (3, 2, 4)])
+def test_idx(tmp_path, kind, shape):
+    array = np.arange(np.prod(shape)).reshape(shape)
+    got = read(tmp_path / "file", idx(array, kind))
+    np.testing.assert_array_equal(got["a.x"], array)
+
+
+def test_arrays_of_numpy(tmp_path):
+    array = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    out = io.BytesIO()
+    np.save(out, array)
+    np.testing.assert_array_equal(read(tmp_path / "x.npy", out.getvalue())["a.x"], array)
+    out = io.BytesIO()
+    np.savez(out, first=array, second=array + 1)
+    got = read(tmp_path / "x.npz", out.getvalue(), "second")
+    np.testing.assert_array_equal(got["a.x"], array + 1)
+
+
+def test_json(tmp_path):
+    content = json.dumps({"train": {"x": [[1, 2], [3, 4]]}, "y": [[[1, 2]], [], [[3, 4], [5, 6]]]})
+    got = read(tmp_path / "x.json", content.encode(), "train.x")
+    np.testing.assert_array_equal(got["a.x"], [[1, 2], [3, 4]])
+    got = read(tmp_path / "x.json", content.encode(), "y")
+    np.testing.assert_array_equal(got["a.x"], [[1, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(got["a.x_lengths"], [1, 0, 2])
+
+
+def test_json_that_is_ragged_twice(tmp_path):
+    """Chorales of chords of as many voices as sound."""
+    chorales = [[[1, 2], [3]], [[4, 5, 6]], []]
+    got = read(tmp_path / "x.json", json.dumps(chorales).encode())
+    np.testing.assert_array_equal(got["a.x"], [1, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(got["a.x_lengths"], [2, 1, 3])
+    np.testing.assert_array_equal(got["a.x_lengths_lengths"], [2, 1, 0])
+
+
+def test_text(tmp_path):
+    got = read(tmp_path / "x.txt", b"3\n-1\n7\n")
+    np.testing.assert_array_equal(got["a.x"], [3, -1, 7])
+    assert got["a.x"].dtype == np.int64
+    got = read(tmp_path / "x.csv", b"1, 2.5\n3,4\n")
+    np.testing.assert_array_equal(got["a.x"], [[1, 2.5], [3, 4]])
+    got = read(tmp_path / "x.txt", b"1 2\n3\n")
+    np.testing.assert_array_equal(got["a.x"], [1, 2, 3])
+    np.testing.assert_array_equal(got["a.x_lengths"], [2, 1])
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sounds(tmp_path, width, channels):
+    scale = 2 ** (8 * width - 1)
+    rng = np.random.default_rng(width)
+    samples = rng.integers(-scale, scale, size=12)
+    samples[:2] = -scale, scale - 1
+    expected = (samples / scale).astype(np.float32)
+    if channels > 1:
+        expected = expected.reshape(-1, channels)
+    got = read(tmp_path / "x.wav", wav(samples, width, channels))
+    np.testing.assert_allclose(got["a.x"][0], expected, rtol=1e-7, atol=0)
+
+
+def test_folders_and_archives_of_sounds(tmp_path):
+    rows = {"b.wav": np.array([1, 2, 3]), "a.wav": np.array([-4, 5])}
+    (tmp_path / "sounds").mkdir()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, samples in rows.items():
+            content = wav(samples, 2)
+            (tmp_path / "sounds" / name).write_bytes(content)
+            member = tarfile.TarInfo(f"inside/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    for got in (
+        read_arrays(str(tmp_path / "sounds"), "a.x"),
+        read(tmp_path / "x.tar", out.getvalue()),
+    ):
+        np.testing.assert_array_equal(got["a.x"] * 2**15, [-4, 5, 1, 2, 3])
+        np.testing.assert_array_equal(got["a.x_lengths"], [2, 3])
+        assert got["a.x_names"].tobytes() == b"a.wavb.wav"
+        np.testing.assert_array_equal(got["a.x_names_lengths"], [5, 5])
+
+
+IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("x", IMAGES[:-1], "[2, 3, 4] of uint8 take 24 bytes, there are 23"),
+        ("x", IMAGES + b"0", "there are 25"),
+        ("x", IMAGES[:9], "has 3 axes and 9 bytes"),
+        ("x.gz", gzip.compress(IMAGES)[:-9], "is not whole"),
+        ("x.gz", gzip.compress(IMAGES)[:-8] + b"\0" * 8, "is not whole"),
+        ("x", b"hello", "is in no known format"),
+        ("x.npy", b"\x93NUMPY", "not a sound .npy"),
+        ("x.npz", b"PK", "not a sound .npz"),
+        ("x.json", b"{", "is not JSON"),
+        ("x.json", b'{"a": [1]}', "is a dict, expected FILE:KEY with one of a"),
+        ("x.json", b"7", "is a int, expected a list"),
+        ("x.json", b'[1, "a"]', "row 1 is not of numbers"),
+        ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], the first []"),
+        ("x.txt", b"1\n2 x\n", "line 2 is not of numbers"),
+        ("x.txt", b"1\n\n2\n", "line 2 is not of numbers"),
+        ("x.txt", b"\xff", "byte 0 is not UTF-8"),
+        ("x.wav", wav(np.arange(9), 2)[:-3], "is not whole"),
+        ("x.wav", b"RIFF", "is not a sound .wav"),
+        ("x.tar", b"", "tar"),
+    ],
+)
+def test_wrong_files_are_one_line_with_the_file_and_the_place(
+    tmp_path, capsys, name, content, part
+):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path / "out"), f"train.images={path}"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gnomon: data: {path}")
+    assert part in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["out"], "required"),
+        (["out", "images=x"], "'images=x' is not PART.NAME=FILE"),
+        (["out", "a.b="], "is not PART.NAME=FILE"),
+        (["out", "a.b=absent"], "absent: No such file"),
+        (["out", "a.b=x.txt", "a.b=x.txt"], "a.b comes twice"),
+        (["out", "a.b=x.txt:key"], "expected nothing after it, got 'key'"),
+        (["absent/out", "a.b=x.txt"], "cannot write absent/out"),
+    ],
+)
+def test_wrong_words(tmp_path, monkeypatch, capsys, words, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("1\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+def test_what_is_written_is_read_by_others(tmp_path, capsys):
+    for name, kind in (("x", 0x0C), ("y", 0x0E)):
+        (tmp_path / name).write_bytes(idx(np.arange(6).reshape(2, 3), kind))
+    out = tmp_path / "out.safetensors"
+    assert main([str(out), f"train.x={tmp_path / 'x'}", f"valid.y={tmp_path / 'y'}"]) == 0
+    assert capsys.readouterr().out == "train.x: int32, 2 x 3\nvalid.y: float64, 2 x 3\n"
+    got = load_file(out)
+    assert got.keys() == {"train.x", "valid.y"}
+    np.testing.assert_array_equal(got["train.x"], np.arange(6).reshape(2, 3))
+    assert got["valid.y"].dtype == np.float64

@@ -1,0 +1,103 @@
+#include "training/task.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
+#include "gnomon/attention.h"
+#include "training/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+std::vector<std::unique_ptr<Task> (*)()>& Makers() {
+  static std::vector<std::unique_ptr<Task> (*)()> makers;
+  return makers;
+}
+
+// Of the machine, or of the control group that this process is in where that is less.
+double MemoryBytes() {
+  const double pages = static_cast<double>(::sysconf(_SC_PHYS_PAGES));
+  double bytes = pages * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  for (const char* file :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    double limit = 0;
+    if (std::ifstream(file) >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+// "12.5 GiB".
+std::string Gibibytes(double bytes) {
+  constexpr double kGibibyte = int64_t{1} << 30;
+  std::ostringstream text;
+  text.precision(3);
+  text << bytes / kGibibyte << " GiB";
+  return text.str();
+}
+
+}  // namespace
+
+void StoredSizes::Expect(const std::string& name, const std::vector<int64_t>& shape) const {
+  const auto found = tensors_.find(prefix_ + name);
+  if (found == tensors_.end()) throw Error(StrCat("the tensor '", prefix_, name, "' is missing"));
+  if (found->second.sizes() == torch::IntArrayRef(shape)) return;
+  throw Error(StrCat("the tensor '", prefix_, name, "' is ", found->second.sizes(), ", expected ",
+                     torch::IntArrayRef(shape)));
+}
+
+void StoredSizes::ExpectLayers(int64_t depth) const {
+  if (depth <= static_cast<int64_t>(tensors_.size())) return;
+  throw Error(StrCat("it holds fewer tensors than ", depth, " layers"));
+}
+
+std::string Task::StepFlags(Command /*command*/, const TrainingOptions& training) const {
+  return StrCat("--batch ", training.batch);
+}
+
+std::string Task::TrainedAs(const TrainingOptions& training) const {
+  return StrCat("trained for ", training.steps, " steps of ", training.batch, " examples");
+}
+
+void AddMaker(std::unique_ptr<Task> (*make)()) { Makers().push_back(make); }
+
+std::vector<std::unique_ptr<Task>> AllTasks() {
+  std::vector<std::unique_ptr<Task>> tasks;
+  for (const auto& make : Makers()) tasks.push_back(make());
+  std::sort(tasks.begin(), tasks.end(), [](const auto& a, const auto& b) {
+    return std::string_view(a->name()) < std::string_view(b->name());
+  });
+  return tasks;
+}
+
+std::unique_ptr<Task> NewTask(const std::string& name) {
+  std::vector<std::string> names;
+  for (std::unique_ptr<Task>& task : AllTasks()) {
+    if (task->name() == name) return std::move(task);
+    names.emplace_back(task->name());
+  }
+  throw Error(StrCat("--task is '", name, "', expected ", Join(names, ", ")));
+}
+
+std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms,
+                                    const TrainingOptions& training) {
+  torch::manual_seed(static_cast<uint64_t>(training.seed));
+  return task.MakeLearner(terms, training);
+}
+
+int64_t CountParameters(const torch::nn::Module& module) {
+  int64_t count = 0;
+  for (const torch::Tensor& parameter : module.parameters()) count += parameter.numel();
+  return count;
+}
+
+void CheckMemoryHolds(const std::string& flags, double bytes) {
+  const double most = MemoryBytes();
+  if (bytes <= most) return;
+  throw Error(StrCat("not enough memory for ", flags, ": they take at least ", Gibibytes(bytes),
+                     ", and there are ", Gibibytes(most)));
+}
+
+}  // namespace gnomon::models
