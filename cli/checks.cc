@@ -14,11 +14,11 @@ using models::StrCat;
 
 std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Terms& terms,
                                             const models::TrainingOptions& training,
-                                            models::Command command, int64_t processes) {
+                                            models::Command command) {
   const auto name = [&] {
     return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
   };
-  task.CheckFits(training, processes);
+  task.CheckModelFits();
   try {
     std::unique_ptr<models::Learner> learner = models::NewLearner(task, terms, training);
     const torch::NoGradGuard no_grad;

@@ -2,7 +2,6 @@
 #ifndef GNOMON_CLI_CHECKS_H_
 #define GNOMON_CLI_CHECKS_H_
 
-#include <cstdint>
 #include <memory>
 
 #include "training/task.h"
@@ -14,7 +13,7 @@ namespace gnomon::cli {
 // before any work; throws Error with the operator's own words. Returns its learner.
 std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Terms& terms,
                                             const models::TrainingOptions& training,
-                                            models::Command command, int64_t processes = 1);
+                                            models::Command command);
 
 }  // namespace gnomon::cli
 

@@ -97,6 +97,7 @@ void AddFlags(CLI::App* command, const models::OptionList& list) {
 
 void SetAgain(CLI::App& command, const models::OptionList& list) {
   for (const models::Option& option : list) {
+    if (!option.info.has_flag) continue;
     CLI::Option* const flag = command.get_option_no_throw(option.flag());
     if (flag != nullptr && flag->count() > 0) flag->run_callback();
   }

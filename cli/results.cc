@@ -119,7 +119,9 @@ CompareSettings CompareFromJson(const json& object, models::Task& task) {
                                        combination.at("position").get<std::string>()});
     }
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
-    models::FromJson(object, Options(&settings, task));
+    const models::OptionList options = Options(&settings, task);
+    models::FromJson(object, options);
+    for (const models::Option& option : options) models::CheckRanges({option}, option.section);
     models::CheckTrainingOptions(settings.training);
   } catch (const json::exception& error) {
     throw Error(StrCat("its settings: ", field, ": ", error.what()));
@@ -277,7 +279,7 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
                   task.TrainedAs(settings.training), ". A dash: not defined at that ",
-                  conditions.key, ", or not finite.\n");
+                  conditions.key, ", or not finished.\n");
   if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
   return table;
 }

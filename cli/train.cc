@@ -12,6 +12,7 @@
 #include "cli/interrupts.h"
 #include "cli/program.h"
 #include "cli/progress.h"
+#include "cli/results.h"
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
@@ -89,7 +90,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
     models::CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
     // With any assets: learning them may take minutes.
-    CheckTerms(task, flags.terms, training, Command::kTrain, processes->size());
+    CheckTerms(task, flags.terms, training, Command::kTrain);
   });
   CheckSameData(*processes, task, flags.data);
   ShareAssets(*processes, task);
@@ -150,17 +151,17 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
   return work;
 }
 
-// "validation at length 128: loss, nats per byte 1.234; ..." for each condition.
+// "validation at length 128: 1.234 (loss, nats per byte), ..." for each condition.
 void PrintMeasurements(const models::Task& task,
                        const std::vector<models::Measurement>& measurements) {
   const std::vector<models::Metric> metrics = task.metrics();
   for (const models::Measurement& at : measurements) {
     std::vector<std::string> parts;
     for (size_t n = 0; n < metrics.size(); ++n) {
-      parts.push_back(StrCat(metrics[n].title, " ", FormatLoss(at.values[n])));
+      parts.push_back(StrCat(FormatLoss(at.values[n]), " (", metrics[n].title, ")"));
     }
     std::cout << "validation at " << task.conditions().key << " " << FormatCondition(at.condition)
-              << ": " << models::Join(parts, "; ") << "\n";
+              << ": " << models::Join(parts, ", ") << "\n";
   }
 }
 

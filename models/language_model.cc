@@ -197,12 +197,6 @@ std::optional<int64_t> LanguageModelImpl::max_length() const {
   return token_position_->max_length();
 }
 
-int64_t LanguageModelImpl::CountParameters() const {
-  int64_t count = 0;
-  for (const torch::Tensor& parameter : parameters()) count += parameter.numel();
-  return count;
-}
-
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
   torch::manual_seed(static_cast<uint64_t>(seed));
   return LanguageModel(options);

@@ -14,20 +14,20 @@
 #include "gnomon/torch/nn.h"
 #include "text/tokens.h"
 #include "training/options.h"
+#include "training/terms.h"
 
 namespace gnomon::models {
 
-#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                   \
-  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                  \
-  OPTION(int64_t, dim, 128, .help = "Width of the model", .lowest = 1)                          \
-  OPTION(int64_t, depth, 4, .help = "Layers", .lowest = 1)                                      \
-  OPTION(int64_t, heads, 4, .help = "Attention heads per layer; divides --dim", .lowest = 1)    \
-  OPTION(int64_t, mlp, 512, .help = "Hidden units of each layer's MLP", .lowest = 1)            \
-  OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
-  OPTION(std::string, position, "none", .help = "Position specification, see `gnomon list`")    \
-  OPTION(double, dropout, 0,                                                                    \
-         .help = "Dropout probability on each residual branch, while training", .highest = 1)   \
-  /* Rows of a learned table of absolute positions. */                                          \
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                 \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                \
+  OPTION(int64_t, dim, 128, .help = "Width of the model", .lowest = 1)                        \
+  OPTION(int64_t, depth, 4, .help = "Layers", .lowest = 1)                                    \
+  OPTION(int64_t, heads, 4, .help = "Attention heads per layer; divides --dim", .lowest = 1)  \
+  OPTION(int64_t, mlp, 512, .help = "Hidden units of each layer's MLP", .lowest = 1)          \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                 \
+  OPTION(double, dropout, 0,                                                                  \
+         .help = "Dropout probability on each residual branch, while training", .highest = 1) \
+  /* Rows of a learned table of absolute positions. */                                        \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {
@@ -95,7 +95,6 @@ class LanguageModelImpl : public torch::nn::Module {
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.
   std::optional<int64_t> max_length() const;
-  int64_t CountParameters() const;
 
  private:
   // What the layer at hand reads of the segments before, while `x`, what it reads of this one, goes

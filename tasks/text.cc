@@ -128,6 +128,10 @@ std::string TextTask::EvaluationFlags(Command command) const {
   return command == Command::kEval ? "--lengths and --memory" : "--lengths and --evaluation-memory";
 }
 
+void TextTask::CheckModelFits() const {
+  CheckMemoryHolds(ModelFlags(options_.model), WeightBytes(options_.model));
+}
+
 void TextTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
   const LanguageModelOptions& model = options_.model;
   // Weights, gradients and two moments.

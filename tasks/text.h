@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/language_model.h"
@@ -61,6 +62,7 @@ class TextTask final : public Task {
   void Settle(Command command, bool is_resumed, const TrainingOptions* training) override;
   std::string StepFlags(Command command, const TrainingOptions& training) const override;
   std::string EvaluationFlags(Command command) const override;
+  void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
   const char* data_help() const override;

@@ -190,7 +190,7 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& t
   for (const auto& [name, tensor] : trainer.OptimizerState()) {
     file.tensors[kOptimizerPrefix + name] = tensor;
   }
-  for (const auto& [name, tensor] : state.tensors) file.tensors[name] = tensor;
+  for (const auto& [name, tensor] : state.tensors) file.tensors[name] = tensor.contiguous();
   for (Asset& asset : task.Assets()) {
     if (asset.bytes.empty()) continue;
     const auto bytes = static_cast<int64_t>(asset.bytes.size());

@@ -18,24 +18,13 @@
 #include <vector>
 
 #include "training/options.h"
+#include "training/terms.h"
 #include "training/training_options.h"
 
 namespace gnomon::models {
 
 // What a task's options and data are for.
 enum class Command { kTrain, kEval, kCompare };
-
-#define GNOMON_TERM_OPTIONS(OPTION)                                                             \
-  OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
-  OPTION(std::string, position, "none", .help = "Position specification, see `gnomon list`")
-
-// What attention is made of.
-struct Terms {
-  GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)
-
-  std::string label() const { return similarity + "/" + position; }
-  bool operator==(const Terms&) const = default;
-};
 
 // A number that models are measured by.
 struct Metric {
@@ -51,7 +40,7 @@ struct Metric {
 struct Conditions {
   std::string key;                               // in files: "length"
   std::string title;                             // of an axis: "evaluation length, bytes"
-  std::vector<nlohmann::json> values;            // numbers, or texts
+  std::vector<nlohmann::json> values = {};       // numbers, or texts
   std::optional<size_t> trained = std::nullopt;  // the one that models are trained under
 };
 
@@ -170,7 +159,8 @@ class Task {
   // The flags that the memory of a training step, or of an evaluation, depends on.
   virtual std::string StepFlags(Command command, const TrainingOptions& training) const;
   virtual std::string EvaluationFlags(Command /*command*/) const { return "the evaluation"; }
-  // Throws Error where the machine cannot hold what training takes at the least.
+  // Throws Error where the machine cannot hold a model, or what training takes, at the least.
+  virtual void CheckModelFits() const {}
   virtual void CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {}
 
   // ---- Data

@@ -1,0 +1,24 @@
+// What attention is made of.
+#ifndef GNOMON_TRAINING_TERMS_H_
+#define GNOMON_TRAINING_TERMS_H_
+
+#include <string>
+
+#include "training/options.h"
+
+namespace gnomon::models {
+
+#define GNOMON_TERM_OPTIONS(OPTION)                                                             \
+  OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
+  OPTION(std::string, position, "none", .help = "Position specification, see `gnomon list`")
+
+struct Terms {
+  GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)
+
+  std::string label() const { return similarity + "/" + position; }
+  bool operator==(const Terms&) const = default;
+};
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_TRAINING_TERMS_H_
