@@ -71,11 +71,11 @@ int BenchModels(const ModelBench& bench) {
   models::TextOptions text = bench.text;
   text.model.max_length = length;
   models::TextTask task(text);
+  task.CheckFits(training, /*processes=*/1);
   models::TextData data;
   data.train = RandomText(std::max(kTextBytes, length + 1));
   task.SetText(std::move(data));
   task.Prepare();
-  task.CheckFits(training, /*processes=*/1);
   const std::string batch = task.StepFlags(models::Command::kTrain, training);
   std::vector<models::Terms> combinations;
   std::vector<std::unique_ptr<models::Trainer>> trainers;
