@@ -97,8 +97,9 @@ int Fail(const Failure& failure) {
 
 // Adds --terms to a command. The libraries are loaded before the command runs.
 void AddTermsFlag(CLI::App* command) {
-  const auto load = [](const std::vector<std::string>& paths) {
+  const auto load = [command](const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
+      if (path.empty()) throw Error(command->get_name() + ": --terms is empty");
       try {
         LoadTerms(path);
       } catch (const c10::ValueError& error) {

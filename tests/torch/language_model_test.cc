@@ -39,9 +39,12 @@ std::vector<Spec> Specs() {
     specs.push_back({similarity.name, "none"});
   }
   for (const CatalogueEntry& position : PositionCatalogue()) {
-    // The table of the first is as long as the text; a grid has a number of tokens of its own.
+    // The table of the first is as long as the text; a grid has a number of tokens of its own; the
+    // others' tensors are those of a call.
     const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
-                      position.name != "relative2d";
+                      position.name != "relative2d" &&
+                      position.role != CatalogueEntry::Role::kKeyBias &&
+                      position.role != CatalogueEntry::Role::kPairBias;
     if (fits && position.name != "none") {
       specs.push_back({"dot", position.name});
     }
