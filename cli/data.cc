@@ -12,7 +12,7 @@ void AddData(CLI::App& app, Action* action) {
   CLI::App* command =
       app.add_subcommand("data",
                          "Convert data (images in IDX, sounds in WAV, arrays of NumPy, JSON, text; "
-                         "any of them in gzip) to the arrays that tasks read: `gnomon data "
+                         "any of them in gzip) to the arrays that a task may read: `gnomon data "
                          "--help` lists the formats");
   command->set_help_flag();
   command->prefix_command();

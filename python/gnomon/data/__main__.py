@@ -17,7 +17,7 @@ from gnomon._output import checked_output
 from gnomon.data import read_arrays, write
 
 EXAMPLE = """\
-For example, the digits of MNIST for the task images:
+For example, the digits of MNIST:
 
   gnomon data mnist.safetensors \\
     train.images=train-images-idx3-ubyte.gz train.labels=train-labels-idx1-ubyte.gz \\
