@@ -311,8 +311,8 @@ def test_checkpoints_print_in_a_line(tmp_path):
     assert repr(checkpoint.tokenizer) == f"Tokenizer('words', {len(words.vocabulary)} bytes)"
     assert repr(gnomon.models.Tokenizer()) == "Tokenizer('bytes')"
     assert repr(checkpoint) == (
-        "Checkpoint(model=LanguageModel(vocabulary=100, dim=16, depth=2, heads=2, mlp=32, "
-        "max_length=512, similarity='dot', position='rope', dropout=0.0), "
+        "Checkpoint(model=LanguageModel(similarity='dot', position='rope', vocabulary=100, dim=16, "
+        "depth=2, heads=2, mlp=32, dropout=0.0, max_length=512), "
         f"tokenizer={checkpoint.tokenizer!r}, training=None)"
     )
     training = gnomon.models.TrainingState(

@@ -557,6 +557,9 @@ def terms():
         "AbsoluteKeys": position.AbsoluteKeys(torch.rand(6, 4)),
         "Grid": position.Grid((2, 3), [position.ALiBi(heads)] * 2),
         "GridBias": position.GridBias(torch.rand(2, 3, 5)),
+        "KeyBias": position.KeyBias(torch.rand(1, 2, 6)),
+        "PairBias": position.PairBias(torch.rand(1, 1, 6, 6)),
+        "Forget": position.Forget(-torch.rand(1, 2, 6)),
         "Specified": position.Specified("alibi:slopes=tensor", (heads,)),
     }
 

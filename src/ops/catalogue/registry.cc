@@ -513,13 +513,18 @@ const PositionEntry& FindPosition(const Component& component) {
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables) {
   const auto acts = [](const PositionEntry& entry) { return entry.role() != Role::kEmbedding; };
+  // Those of keys and pairs come with the tensors of a call.
+  const auto has_starts = [](const PositionEntry& entry) {
+    return entry.role() != Role::kEmbedding && entry.role() != Role::kKeyBias &&
+           entry.role() != Role::kPairBias;
+  };
   const auto has_no_table = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&
            std::none_of(entry.parameters.begin(), entry.parameters.end(),
                         [](const Parameter& p) { return p.kind == Kind::kTable; });
   };
   const PositionEntry& entry =
-      holds_tables ? FindIn<PositionEntry>("position", Positions(), component, acts)
+      holds_tables ? FindIn<PositionEntry>("position", Positions(), component, has_starts)
                    : FindIn<PositionEntry>("position", Positions(), component, has_no_table);
   TORCH_CHECK_VALUE(acts(entry), operation, ": position ", component.name(),
                     " is added to the embeddings and does nothing here; expected it in ",
