@@ -509,8 +509,20 @@ class BackwardPass {
       if (tempered) of_row.Clear();
       TileSums<Definition>& sums_of_heads = tempered ? of_row : totals;
       const int64_t i = first_row + r;
-      const TileRow at{
-          b, h, i, first + begin, end - begin, first + mask.begin, first + mask.end, mask.paired};
+      const int64_t in_heads = head * n_.queries + i;
+      const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
+                               delta_.data()[in_heads]};
+      // A row without keys has gradients of 0 whatever its temperature is.
+      const float temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
+      const TileRow at{b,
+                       h,
+                       i,
+                       first + begin,
+                       end - begin,
+                       first + mask.begin,
+                       first + mask.end,
+                       mask.paired,
+                       temperature};
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);
@@ -520,10 +532,6 @@ class BackwardPass {
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
       float* const d_scores = block.gradient + r * kBackwardColumns + begin;
-      const int64_t in_heads = head * n_.queries + i;
-      const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
-                               delta_.data()[in_heads]};
-      const float temperature = terms_.Temperature(b, h, i);
       const float factor = in_.factor[h] * temperature;
       if (terms_.values().exists()) {
         terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,

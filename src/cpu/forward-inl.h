@@ -453,7 +453,8 @@ class ForwardPass {
                         span.end - span.begin,
                         keys.first + seen.begin,
                         keys.first + seen.end,
-                        mask.paired};
+                        mask.paired,
+                        terms_.Temperature(block.b, h, query + r - first_row)};
       float* const tile = scratch.tile + r * kForwardColumns + span.begin;
       AddWeights(block, r, row, masked, mask.rows[r], span.begin,
                  terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin,
@@ -479,7 +480,7 @@ class ForwardPass {
     const RowVectors<Definition> row =
         LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, block.norm[r]);
     const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
-    const float factor = in_.factor[at.h] * terms_.Temperature(block.b, at.h, at.i) * kLog2E;
+    const float factor = in_.factor[at.h] * at.temperature * kLog2E;
     const RowView view{{visible.begin - begin, visible.end - begin},
                        segments_.Keys(block.b, at.begin),
                        segments_.Query(block.b, at.i)};
@@ -568,8 +569,8 @@ class ForwardPass {
     }
     if (!terms_.masks(block.b, h) && !mask.paired) return true;
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
-    const TileRow row{block.b,    h, i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
-                      mask.paired};
+    const TileRow row{block.b,     h,   i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
+                      mask.paired, 1.0f};
     const float* bias = terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }

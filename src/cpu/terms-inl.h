@@ -35,6 +35,7 @@ struct TileRow {
   int64_t first;
   int64_t last;
   bool paired;  // whether the caller's mask of pairs hides some
+  float temperature;
 };
 
 // to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
@@ -160,7 +161,7 @@ class KeyBias {
     if (!has_base()) return;
     float* low = lows_.data() + n * stride_;
     std::fill_n(low, stride_, 0.0f);
-    std::copy(low_ + n * keys_ + keys.begin, low_ + n * keys_ + keys.end, low + keys.begin);
+    for (int64_t j = keys.begin; j < keys.end; ++j) low[j] = low_[n * keys_ + j];
   }
 
   bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(b * heads_ + h)] != 0; }
@@ -458,10 +459,9 @@ class Terms {
     }
     if (plain != nullptr) std::copy_n(scratch, row.count, plain);
     if (has_temperature()) {
-      const float temperature = Temperature(row.b, row.h, row.i);
       for (int64_t n = 0; n < row.count; ++n) {
         // What is masked stays so at any temperature.
-        scratch[n] = scratch[n] == -kInfinity ? -kInfinity : scratch[n] * temperature;
+        scratch[n] = scratch[n] == -kInfinity ? -kInfinity : scratch[n] * row.temperature;
       }
     }
     if (row.paired) HidePairs(row, scratch);
@@ -487,8 +487,7 @@ class Terms {
   void SpreadGradient(const TileRow& row, const ScoreGradients& to, int64_t origin, float* scratch,
                       std::vector<TableRun>* runs) const {
     if (has_temperature()) {
-      const float temperature = Temperature(row.b, row.h, row.i);
-      for (int64_t n = 0; n < row.count; ++n) scratch[n] *= temperature;
+      for (int64_t n = 0; n < row.count; ++n) scratch[n] *= row.temperature;
     }
     if (to.bias != nullptr && bias_.layout() != nullptr) {
       FindRuns(*bias_.layout(), row, runs);
@@ -552,7 +551,7 @@ class Terms {
 
   // The entries of the relative tables that a pair reads.
   void FindEntries(int64_t b, int64_t i, int64_t j, std::vector<TableRun>* runs) const {
-    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1, false}, runs);
+    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1, false, 1.0f}, runs);
   }
 
  private:

@@ -270,6 +270,42 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
     torch.testing.assert_close(ours, softmax(scores.masked_fill(~seen, -math.inf), v)[0])
 
 
+def test_rows_and_batches_that_see_nothing():
+    """Whatever their temperatures, biases and bounds are."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 40, 8) for _ in range(3))
+    gates = -torch.rand(2, 2, 40)
+    o = gnomon.attention(q, k, v, position=Forget(gates), key_starts=[30, 0], key_lengths=[5, 40])
+    assert (o[0] == 0).all()
+    expected = gnomon.attention(q[1:], k[1:], v[1:], position=Forget(gates[1:]))
+    torch.testing.assert_close(o[1:], expected)
+    # log(n) of a row that sees n keys.
+    mask = torch.ones(40, 40, dtype=torch.bool).tril(-1)
+    temperature = mask.sum(1).float().log()
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, temperature)]
+    o = gnomon.attention(*leaves[:3], mask=mask, temperature=leaves[3], position="alibi")
+    gradients = torch.autograd.grad(o.square().sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[3][0] == 0
+
+
+@DTYPES
+def test_hidden_keys_and_forget_gates(dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 30, 8, dtype=dtype) for _ in range(3))
+    hidden = torch.rand(1, 2, 30, dtype=dtype) < 0.3
+    hidden[..., 0] = False
+    keys = torch.zeros(1, 2, 30, dtype=dtype).masked_fill(hidden, -math.inf)
+    gates = Forget(-torch.rand(1, 2, 30, dtype=dtype))
+    o, lse = gnomon.attention(
+        q, k, v, position=[gates, KeyBias(keys)], causal=True, return_lse=True
+    )
+    expected = gnomon.attention(
+        q, k, v, position=gates, mask=~hidden.unsqueeze(2), causal=True, return_lse=True
+    )
+    torch.testing.assert_close((o, lse), expected)
+
+
 def test_nan_stays_behind_a_mask():
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 70, 16) for _ in range(3))
@@ -338,6 +374,13 @@ def test_weights_of_rows():
     torch.testing.assert_close(weights @ values, gnomon.attention(q, k, v, **arguments))
     some = gnomon.attention_weights(q, k, [4, 5, 1], **arguments)
     torch.testing.assert_close(some, weights[:, :, [4, 5, 1]])
+    for wrong in (
+        {"temperature": torch.ones(3).double()},
+        {"mask": torch.ones(3, LK, dtype=torch.bool)},
+        {"position": PairBias(torch.ones(3, LK).double())},
+    ):
+        with pytest.raises(ValueError, match="has 3 rows; expected Lq = 13"):
+            gnomon.attention_weights(q, k, [0, 1, 2], **(arguments | wrong))
 
 
 def test_compiled_mapped_and_repeatable():

@@ -100,8 +100,11 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
       part.query_segments = segments.narrow(-1, first, count);
     }
     const auto rows_of = [&](const at::Tensor& tensor, int64_t axis) {
-      const bool has_rows = tensor.dim() >= -axis && SizeOf(tensor, axis) == queries;
-      return has_rows ? tensor.narrow(axis, first, count) : tensor;
+      if (tensor.dim() < -axis || SizeOf(tensor, axis) == 1) return tensor;
+      TORCH_CHECK_VALUE(SizeOf(tensor, axis) == queries, kName, ": a tensor of shape ",
+                        tensor.sym_sizes(), " has ", SizeOf(tensor, axis),
+                        " rows; expected Lq = ", queries);
+      return tensor.narrow(axis, first, count);
     };
     if (call.sink && call.sink->dim() == 3) part.sink = rows_of(*call.sink, -1);
     if (call.mask) part.mask = rows_of(*call.mask, -2);

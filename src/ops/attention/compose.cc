@@ -177,7 +177,9 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
   if (bias.scalar_type() == computing || bias.sym_size(2) == 0) return {bias.to(computing)};
   KeyBias split{bias.to(computing)};
   const at::Tensor high = split.bias.detach();
-  split.low = (bias.detach() - high).to(computing);
+  // -inf masks a key, and has no digits.
+  const at::Tensor finite = high.isfinite();
+  split.low = at::where(finite, bias.detach() - high, 0.0).to(computing);
   const at::TensorOptions integers = bias.options().dtype(at::kLong);
   at::Tensor positions = at::arange(range.queries, integers);
   if (range.query_offsets) {
@@ -187,7 +189,8 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
   }
   const at::Tensor own = positions.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
   split.base =
-      high.gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
+      at::where(finite, high, 0.0)
+          .gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
   return split;
 }
 
