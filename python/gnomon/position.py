@@ -222,7 +222,8 @@ class Forget(Position):
     keys after it, up to the query's.
 
     The sum is exact over long sequences: it is kept in float64, and rows take off that of the
-    key at their own position. lse and sinks take it as it is, without the query's own sum.
+    key at their own position. lse and sinks take it as it is, without the query's own sum. Gates
+    of keys outside key_starts and key_lengths count as 1.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 

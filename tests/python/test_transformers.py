@@ -79,18 +79,7 @@ FAMILIES = {
             **TOKENS,
         )
     ),
-    "swin": lambda: transformers.SwinModel(
-        transformers.SwinConfig(
-            # Windows fit into 20 x 20 patches, and not into the 10 x 10 of the second stage.
-            image_size=40,
-            patch_size=2,
-            embed_dim=16,
-            depths=[2, 2],
-            num_heads=[2, 4],
-            window_size=4,
-            drop_path_rate=0.0,
-        )
-    ),
+    "swin": lambda: transformers.SwinModel(transformers.SwinConfig(**SWIN_SIZES)),
     "vit": lambda: transformers.ViTModel(
         transformers.ViTConfig(
             hidden_size=32,
@@ -119,17 +108,17 @@ ARRAYS = {
             drop_path_rate=0.0,
         )
     ),
-    "swinv2": lambda: transformers.Swinv2Model(
-        transformers.Swinv2Config(
-            image_size=40,
-            patch_size=2,
-            embed_dim=16,
-            depths=[2, 2],
-            num_heads=[2, 4],
-            window_size=4,
-            drop_path_rate=0.0,
-        )
-    ),
+    "swinv2": lambda: transformers.Swinv2Model(transformers.Swinv2Config(**SWIN_SIZES)),
+}
+SWIN_SIZES = {
+    # Windows fit into 20 x 20 patches, and not into the 10 x 10 of the second stage.
+    "image_size": 40,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": 4,
+    "drop_path_rate": 0.0,
 }
 T5_SIZES = {
     "d_model": 32,

@@ -513,10 +513,14 @@ const PositionEntry& FindPosition(const Component& component) {
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables) {
   const auto acts = [](const PositionEntry& entry) { return entry.role() != Role::kEmbedding; };
-  // Those of keys and pairs come with the tensors of a call.
+  // A table without a start comes with a call.
   const auto has_starts = [](const PositionEntry& entry) {
-    return entry.role() != Role::kEmbedding && entry.role() != Role::kKeyBias &&
-           entry.role() != Role::kPairBias;
+    return entry.role() != Role::kEmbedding &&
+           std::none_of(entry.parameters.begin(), entry.parameters.end(), [](const Parameter& p) {
+             return p.kind == Kind::kTable &&
+                    p.argument == CatalogueParameter::Argument::kRequired &&
+                    p.tensor.start == nullptr;
+           });
   };
   const auto has_no_table = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&

@@ -137,8 +137,8 @@ struct PositionEntry {
 
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
-  // Of Role::kBias: (H, entries), by offset. Of Role::kKeyBias: (1 or B, H, Lk), of which none is
-  // infinite, in the type of the scores or in float64, which is then kept to its digits. Of
+  // Of Role::kBias: (H, entries), by offset. Of Role::kKeyBias: (1 or B, H, Lk), -inf masks a
+  // key, in the type of the scores or in float64, which is then kept to its digits. Of
   // Role::kPairBias: what broadcasts to (B, H, Lq, Lk).
   OffsetBiasFunction bias = nullptr;
   RotationFunction rotate = nullptr;      // of Role::kRotation

@@ -25,7 +25,8 @@ const RegisterPosition forget({
                  "up to the query's",
          .details = "The sum is exact over long sequences: it is kept in float64, and rows "
                     "take off that of the key at their own position. lse and sinks take it "
-                    "as it is, without the query's own sum.",
+                    "as it is, without the query's own sum. Gates of keys outside "
+                    "key_starts and key_lengths count as 1.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,
