@@ -44,8 +44,7 @@ constexpr int64_t kMostSeeds = 1000;
 struct CompareFlags {
   std::string task = models::kTextTask;
   std::string data;
-  std::vector<std::string> positions = {
-      "none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
+  std::vector<std::string> positions;
   std::vector<std::string> similarities = {"dot"};
   std::vector<std::string> runs;
   int64_t seeds = 1;
@@ -378,6 +377,7 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
       "results.json, table.md and report.html in a folder.");
   auto flags = std::make_shared<CompareFlags>();
   flags->task = task->name();
+  flags->positions = task->DefaultPositions();
   flags->training = task->DefaultTraining(Command::kCompare);
   AddTaskFlag(command, &flags->task);
   AddDataFlag(command, *task, &flags->data);

@@ -14,18 +14,7 @@ namespace {
 
 void CheckOptions(LanguageModelOptions options) {
   CheckRanges(options.Options(), "language model");
-  if (options.dim % options.heads != 0) {
-    throw Error(
-        StrCat("language model: dim ", options.dim, " is not a multiple of heads ", options.heads));
-  }
-  if (options.dropout == 1) throw Error("language model: dropout is 1, expected [0, 1)");
-}
-
-// Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2.
-void InitializeLinear(torch::nn::Linear& linear, double gain) {
-  const double deviation = gain / std::sqrt(static_cast<double>(linear->options.in_features()));
-  torch::nn::init::normal_(linear->weight, 0, deviation);
-  torch::nn::init::zeros_(linear->bias);
+  CheckTransformer("language model", options.dim, options.heads, options.dropout);
 }
 
 // The last `length` tokens of (B, L, dim) and what comes after them, without gradient.
@@ -33,17 +22,6 @@ torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int6
   const torch::Tensor fresh = x.detach();
   const torch::Tensor all = before.defined() ? torch::cat({before, fresh}, 1) : fresh;
   return all.slice(1, std::max<int64_t>(all.size(1) - length, 0)).contiguous();
-}
-
-// torch::dropout while training, as it falls on the rows of a batch.
-torch::Tensor DropOut(const torch::Tensor& x, double dropout,
-                      const std::optional<BatchRows>& rows) {
-  if (!rows || dropout == 0) return torch::dropout(x, dropout, /*train=*/true);
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape[0] = rows->total;
-  const torch::Tensor kept = torch::empty(shape, x.options()).bernoulli_(1 - dropout);
-  // The quotient, which the backward pass keeps, is of these rows alone.
-  return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 
 // A number in [0, 1) of 53 random bits: the same on every platform, unlike the standard library's.
@@ -73,48 +51,18 @@ int64_t Sample(const torch::Tensor& logits, const GenerationOptions& options,
   return order[chosen - cumulative.begin()];
 }
 
+TransformerOptions BlockOptions(const LanguageModelOptions& options) {
+  return {.dim = options.dim,
+          .depth = options.depth,
+          .heads = options.heads,
+          .mlp = options.mlp,
+          .similarity = options.similarity,
+          .position = options.position,
+          .dropout = options.dropout,
+          .max_length = options.max_length};
+}
+
 }  // namespace
-
-TransformerBlockImpl::TransformerBlockImpl(const LanguageModelOptions& options)
-    : dropout_(options.dropout) {
-  // Each of the 2 * depth residual branches adds its share of the stream's variance.
-  const double residual_gain = 1 / std::sqrt(2.0 * static_cast<double>(options.depth));
-  nn::MultiheadAttentionOptions attention(options.dim, options.heads);
-  attention.similarity(options.similarity)
-      .position(nn::attention_position(options.position))
-      .max_length(options.max_length);
-  attention_norm_ = register_module(
-      "attention_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  attention_ = register_module("attention", nn::MultiheadAttention(attention));
-  mlp_norm_ =
-      register_module("mlp_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  mlp_in_ = register_module("mlp_in", torch::nn::Linear(options.dim, options.mlp));
-  mlp_out_ = register_module("mlp_out", torch::nn::Linear(options.mlp, options.dim));
-  InitializeLinear(attention_->out_proj, residual_gain);
-  InitializeLinear(mlp_in_, 1);
-  InitializeLinear(mlp_out_, residual_gain);
-}
-
-torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::KVCache* cache,
-                                            const torch::Tensor& memory,
-                                            const std::optional<BatchRows>& rows) {
-  const auto drop_out = [&](const torch::Tensor& branch) {
-    return is_training() ? DropOut(branch, dropout_, rows) : branch;
-  };
-  nn::AttentionCall call;
-  call.causal = true;
-  call.cache = cache;
-  const torch::Tensor queries = attention_norm_->forward(x);
-  torch::Tensor keys;
-  if (memory.defined()) {
-    keys = torch::cat({attention_norm_->forward(memory), queries}, 1);
-    call.query_offset = memory.size(1);
-  }
-  const torch::Tensor attended = attention_->forward(queries, keys, {}, call);
-  x = x + drop_out(attended);
-  const torch::Tensor hidden = torch::gelu(mlp_in_->forward(mlp_norm_->forward(x)));
-  return x + drop_out(mlp_out_->forward(hidden));
-}
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
@@ -124,7 +72,7 @@ LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(st
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
-    blocks_->push_back(TransformerBlock(options_));
+    blocks_->push_back(TransformerBlock(BlockOptions(options_)));
   }
   norm_ =
       register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
@@ -176,7 +124,7 @@ void LanguageModelImpl::read(const torch::Tensor& tokens, LanguageModelMemory* m
   const int64_t last = options_.depth - 1;
   for (int64_t layer = 0; layer < last; ++layer) {
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, nullptr, before);
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, {.causal = true}, before);
   }
   TakeBefore(last, x, memory);
 }
@@ -186,9 +134,11 @@ torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageMo
                                          const std::optional<BatchRows>& rows) {
   torch::Tensor x = Embed(tokens, cache, memory, rows);
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
-    nn::KVCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[layer];
+    nn::AttentionCall call;
+    call.causal = true;
+    call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, layer_cache, before, rows);
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x, call, before, rows);
   }
   return torch::matmul(norm_->forward(x), embedding_->weight.t());
 }

@@ -12,22 +12,18 @@
 #include <vector>
 
 #include "gnomon/torch/nn.h"
+#include "models/transformer.h"
 #include "text/tokens.h"
 #include "training/options.h"
 #include "training/terms.h"
 
 namespace gnomon::models {
 
-#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                 \
-  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                \
-  OPTION(int64_t, dim, 128, .help = "Width of the model", .lowest = 1)                        \
-  OPTION(int64_t, depth, 4, .help = "Layers", .lowest = 1)                                    \
-  OPTION(int64_t, heads, 4, .help = "Attention heads per layer; divides --dim", .lowest = 1)  \
-  OPTION(int64_t, mlp, 512, .help = "Hidden units of each layer's MLP", .lowest = 1)          \
-  GNOMON_TERM_OPTIONS(OPTION)                                                                 \
-  OPTION(double, dropout, 0,                                                                  \
-         .help = "Dropout probability on each residual branch, while training", .highest = 1) \
-  /* Rows of a learned table of absolute positions. */                                        \
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                  \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false) \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                             \
+  GNOMON_TERM_OPTIONS(OPTION)                                                  \
+  /* Rows of a learned table of absolute positions. */                         \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {
@@ -53,25 +49,6 @@ struct LanguageModelMemory {
   int64_t length() const { return layers.empty() ? 0 : layers[0].size(1); }
   void reset();
 };
-
-// One layer: x + attention(norm(x)), then x + mlp(norm(x)).
-class TransformerBlockImpl : public torch::nn::Module {
- public:
-  explicit TransformerBlockImpl(const LanguageModelOptions& options);
-  // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim).
-  // Dropout draws as for the batch that `rows` are of.
-  torch::Tensor forward(torch::Tensor x, nn::KVCache* cache, const torch::Tensor& memory = {},
-                        const std::optional<BatchRows>& rows = std::nullopt);
-
- private:
-  double dropout_;
-  torch::nn::LayerNorm attention_norm_{nullptr};
-  nn::MultiheadAttention attention_{nullptr};
-  torch::nn::LayerNorm mlp_norm_{nullptr};
-  torch::nn::Linear mlp_in_{nullptr};
-  torch::nn::Linear mlp_out_{nullptr};
-};
-TORCH_MODULE(TransformerBlock);
 
 // Weights come from Torch's default generator, those of the encodings last: two models built from
 // one seed begin with the same weights wherever they have the same ones. Throws gnomon::Error or

@@ -53,6 +53,10 @@ void StoredSizes::ExpectLayers(int64_t depth) const {
   throw Error(StrCat("it holds fewer tensors than ", depth, " layers"));
 }
 
+std::vector<std::string> Task::DefaultPositions() const {
+  return {"none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
+}
+
 std::string Task::StepFlags(Command /*command*/, const TrainingOptions& training) const {
   return StrCat("--batch ", training.batch);
 }

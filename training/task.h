@@ -148,6 +148,8 @@ class Task {
 
   // How it is trained unless flags say otherwise.
   virtual TrainingOptions DefaultTraining(Command /*command*/) const { return {}; }
+  // The positions that a comparison is of unless flags say otherwise.
+  virtual std::vector<std::string> DefaultPositions() const;
   // What flags set and files hold, beside terms and training; at their defaults for a command.
   // Those of kTrain are stored in checkpoints: what a model of them is built from in sections other
   // than "training" and "run".
