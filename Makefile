@@ -13,8 +13,11 @@ PYTHON ?=
 export PYTHON
 # The planted errors of make mutants; all of them by default.
 ONLY ?=
-# What the demo compares on; the source of Python's standard library by default.
+# What the demo compares on, the source of Python's standard library by default; the folder of a
+# study's data.
 DATA ?=
+# The study of make study.
+NAME ?=
 # Where make install puts things.
 PREFIX ?= /usr/local
 
@@ -61,6 +64,11 @@ build/build.ninja: .venv/.setup
 build: build/build.ninja ## build the library, the Python package and the command line
 	$(CMAKE) --build build --target application
 	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
+
+# NAME=a file of studies/, DATA=the folder that its data are in.
+.PHONY: study
+study: build ## run or resume a study and write its page (NAME=length DATA=folder)
+	@$(BIN)/python studies/study.py "$(NAME)" "$(DATA)"
 
 .PHONY: install
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local)

@@ -317,7 +317,8 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
     std::vector<torch::Tensor> next;
     for (int64_t t = 0; t < kTokens; ++t) {
       const torch::Tensor window = x.slice(1, std::max<int64_t>(t - kMemory, 0), t + 1);
-      next.push_back(modules[block]->as<TransformerBlock>()->forward(window, nullptr).slice(1, -1));
+      next.push_back(
+          modules[block]->as<TransformerBlock>()->forward(window, {.causal = true}).slice(1, -1));
     }
     x = torch::cat(next, 1);
   }

@@ -1,0 +1,102 @@
+"""Which position is best at the training length, and which holds beyond it."""
+
+from study import Claim, Comparison, Contrast, Study
+
+POSITIONS = (
+    "none",
+    "sinusoidal",
+    "learned",
+    "rope",
+    "alibi",
+    "alibi:slopes=learned",
+    "t5",
+    "kerple",
+    "hype",
+    "hype:tau=learned",
+    "hype:tau=learned:mu=learned",
+    "rope+alibi",
+    "rope+hype:tau=learned",
+    "transformer_xl",
+    "relative",
+)
+LONGEST = 2048
+HYPE = "dot/rope+hype:tau=learned"
+ROPE = "dot/rope"
+
+
+def comparison(name: str, title: str, data: str, seeds: int, made_by: str = "") -> Comparison:
+    return Comparison(
+        name,
+        title,
+        data,
+        (
+            *("--position", ",".join(POSITIONS)),
+            *("--lengths", f"128,256,512,1024,{LONGEST}"),
+            *("--steps", "600"),
+            *("--seeds", str(seeds)),
+        ),
+        made_by,
+    )
+
+
+STUDY = Study(
+    title="Beyond the training length",
+    question=(
+        "Small language models are trained on 128 bytes at a time and evaluated on up to "
+        f"{LONGEST}. Which position gives the lowest loss at the training length, and which "
+        "keeps it, or gains from the longer context, beyond? Nobody has evaluated HyPE; a first "
+        "look said that RoPE with a learned HyPE bias is at least as good as RoPE at the "
+        "training length and does not get worse beyond."
+    ),
+    comparisons=(
+        comparison("shakespeare", "Shakespeare's plays", "tinyshakespeare", 5),
+        comparison("books", "Novels", "classic-books", 3),
+        comparison("python", "Python's sources", "python.txt", 3, "scripts/python_text.py"),
+    ),
+    claims=(
+        Claim(
+            "RoPE with a learned HyPE bias is at least as good as RoPE at the training length.",
+            (Contrast(HYPE, 128, ROPE, 128),),
+        ),
+        Claim(
+            "It does not get worse beyond.",
+            tuple(
+                Contrast(HYPE, n, HYPE, 128, metric)
+                for metric in ("last",)
+                for n in (256, 1024, LONGEST)
+            ),
+        ),
+        Claim(
+            "A learned HyPE bias alone is as good as ALiBi, and as KERPLE, which are alike.",
+            tuple(
+                Contrast("dot/hype:tau=learned", n, other, n)
+                for other in ("dot/alibi", "dot/kerple")
+                for n in (128, LONGEST)
+            ),
+        ),
+        Claim(
+            "Learning tau and mu is better than the fixed bias.",
+            tuple(
+                Contrast(left, n, "dot/hype", n)
+                for left in ("dot/hype:tau=learned", "dot/hype:tau=learned:mu=learned")
+                for n in (128, LONGEST)
+            ),
+        ),
+        Claim(
+            "With RoPE, HyPE's bias is better than ALiBi's.",
+            tuple(Contrast(HYPE, n, "dot/rope+alibi", n) for n in (128, LONGEST)),
+        ),
+    ),
+    limits=(
+        "The models are small (four layers of 128 columns, about 0.9 million parameters), their "
+        "texts are read as bytes, and 600 steps of 16 windows are far from all that could be "
+        "learned. What orders positions at this size may order them otherwise at another; that "
+        "a position breaks down beyond the training length is the kind of finding that has "
+        "carried over in the literature. One learning rate was used for all."
+    ),
+    sources=(
+        "RoPE: Su et al. 2021. ALiBi: Press et al. 2022. T5: Raffel et al. 2020. KERPLE: Chi et "
+        "al. 2022. HyPE: Angelotti 2023. Transformer-XL: Dai et al. 2019. Relative keys: Shaw et "
+        "al. 2018."
+    ),
+)

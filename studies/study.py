@@ -1,0 +1,415 @@
+"""Studies: comparisons that answer a question, and the page that tells the answer.
+
+A study is a file of this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
+what is missing of its comparisons, or goes on where it was stopped, and writes
+
+- ``studies/NAME/COMPARISON.json``, what ``gnomon compare`` recorded, in short, from which another
+  machine can go on;
+- ``docs/studies/NAME.md`` and its figures, from these records alone.
+
+DATA is the folder that the paths of the study are in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs/studies"
+RECORDS = ROOT / "studies"
+PAGES = ROOT / "docs/studies"
+PROGRAM = ROOT / ".venv/bin/gnomon"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A call of ``gnomon compare``."""
+
+    name: str  # of its record
+    title: str  # "Shakespeare's plays, bytes"
+    data: str  # path in the folder of the data; empty: the task makes its data
+    arguments: tuple[str, ...]
+    # A script that writes the data where they are not in that folder.
+    made_by: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """What is set against what: each a label of a combination, and a condition."""
+
+    left: str
+    left_at: Any
+    right: str
+    right_at: Any
+    metric: str | None = None  # the first of the task
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    text: str
+    contrasts: tuple[Contrast, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    title: str
+    question: str
+    comparisons: tuple[Comparison, ...]
+    claims: tuple[Claim, ...]
+    limits: str  # what it does not show
+    sources: str = ""
+
+
+def load_study(name: str) -> Study:
+    path = RECORDS / f"{name}.py"
+    if name == "study" or not path.is_file():
+        raise ValueError(f"there is no study '{name}', expected one of {', '.join(names())}")
+    return runpy.run_path(str(path))["STUDY"]
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in RECORDS.glob("*.py") if path.stem != "study")
+
+
+# ---- Records
+
+
+def record_path(name: str, comparison: Comparison) -> pathlib.Path:
+    return RECORDS / name / f"{comparison.name}.json"
+
+
+def command(comparison: Comparison) -> list[str]:
+    """What a reader would type in the folder of the data."""
+    data = ["--data", comparison.data] if comparison.data else []
+    return ["gnomon", "compare", *data, *comparison.arguments]
+
+
+def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
+    """A record that says nothing of where it was made but the machine, in few bytes."""
+    record = json.loads(json.dumps(results))
+    record["name"] = comparison.name
+    if record["data"].get("path"):
+        record["data"]["path"] = comparison.data
+    for session in record["sessions"]:
+        session["command"] = command(comparison)
+    for run in record["runs"]:
+        run["curve"]["loss"] = [float(f"{loss:.4g}") for loss in run["curve"]["loss"]]
+    return record
+
+
+def dump(record: dict[str, Any]) -> str:
+    """JSON of a line for each run and each entry of the summary."""
+    lines = []
+    for key, value in record.items():
+        if key in {"runs", "summary"} and value:
+            items = ",\n".join("  " + json.dumps(item, separators=(",", ":")) for item in value)
+            lines.append(f' "{key}": [\n{items}\n ]')
+        else:
+            lines.append(f' "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def publish(name: str, comparison: Comparison) -> None:
+    """Takes over what the comparison has recorded so far."""
+    source = RUNS / name / comparison.name / "results.json"
+    if not source.is_file():
+        return
+    record = shorten(json.loads(source.read_text(encoding="utf-8")), comparison)
+    path = record_path(name, comparison)
+    if not record["runs"]:
+        return
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if len(before["runs"]) >= len(record["runs"]):
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump(record), encoding="utf-8")
+
+
+def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
+    """Where its data are; makes them where that is possible."""
+    path = data / comparison.data
+    if path.exists():
+        return path
+    if not comparison.made_by:
+        raise ValueError(f"there is no {comparison.data} in {data}")
+    path = RUNS / "data" / comparison.data
+    if not path.exists():
+        subprocess.run([sys.executable, str(ROOT / comparison.made_by), str(path)], check=True)
+    return path
+
+
+def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
+    """Lays out a folder that ``gnomon compare --resume`` goes on with."""
+    folder = RUNS / name / comparison.name
+    path = record_path(name, comparison)
+    if (folder / "results.json").is_file() or not path.is_file():
+        return
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["sessions"][0]["command"] != command(comparison):
+        raise ValueError(
+            f"{path.relative_to(ROOT)} was made by another command than the study now has: "
+            "remove it to begin anew"
+        )
+    if comparison.data:
+        record["data"]["path"] = str(data_path(comparison, data))
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> int:
+    """Runs or resumes; the exit status of ``gnomon compare``."""
+    restore(name, comparison, data)
+    folder = RUNS / name / comparison.name
+    record = folder / "results.json"
+    words = [str(PROGRAM), "compare", "--threads", str(threads)]
+    if record.is_file():
+        if json.loads(record.read_text(encoding="utf-8"))["status"] == "finished":
+            return 0
+        words += ["--resume", str(folder)]
+    else:
+        words += ["--out", str(folder), *comparison.arguments]
+        if comparison.data:
+            words += ["--data", str(data_path(comparison, data))]
+    try:
+        return subprocess.run(words, check=False).returncode
+    finally:
+        publish(name, comparison)
+
+
+# ---- The page
+
+
+def interval(differences: list[float]) -> float:
+    """Half of the 95% confidence interval of their mean, by Student's t."""
+    from gnomon.report import p_value
+
+    n = len(differences)
+    mean = sum(differences) / n
+    deviations = [d - mean for d in differences]
+    error = math.sqrt(sum(d * d for d in deviations) / (n - 1) / n)
+    if error == 0:
+        return 0.0
+    # The mean whose p value, with this spread, is 0.05.
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        if p_value([d + middle * error for d in deviations]) > 0.05:
+            low = middle
+        else:
+            high = middle
+    return high * error
+
+
+def contrast_row(results: dict[str, Any], contrast: Contrast) -> list[str]:
+    """Difference, interval, p, seeds and verdict."""
+    from gnomon.report import p_value
+
+    labels = [c["label"] for c in results["settings"]["combinations"]]
+    values = results["task"]["conditions"]["values"]
+    metric = results["task"]["metrics"][0]
+    if contrast.metric is not None:
+        metric = next(m for m in results["task"]["metrics"] if m["key"] == contrast.metric)
+    for label in (contrast.left, contrast.right):
+        if label not in labels:
+            raise ValueError(f"no combination is called '{label}'; there are {', '.join(labels)}")
+
+    def by_seed(label: str, at: Any) -> dict[int, float]:
+        combination, condition = labels.index(label), values.index(at)
+        return {
+            r["seed"]: r["losses"][condition][metric["key"]]
+            for r in results["runs"]
+            if r["combination"] == combination
+            and r["losses"]
+            and r["losses"][condition][metric["key"]] is not None
+        }
+
+    left = by_seed(contrast.left, contrast.left_at)
+    right = by_seed(contrast.right, contrast.right_at)
+    differences = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
+    if not differences:
+        return ["–", "–", "–", "0", "not run yet"]
+    mean = sum(differences) / len(differences)
+    if len(differences) < 3:
+        return [f"{mean:+.3f}", "–", "–", str(len(differences)), "too few seeds"]
+    p = p_value(differences)
+    verdict = "no difference seen"
+    if p < 0.05:
+        verdict = "better" if (mean > 0) == metric["higher_is_better"] else "worse"
+    shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return [
+        f"{mean:+.3f}",
+        f"± {interval(differences):.3f}",
+        shown,
+        str(len(differences)),
+        verdict,
+    ]
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, [":--"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool) -> str:
+    from gnomon import report
+
+    conditions = results["task"]["conditions"]
+    winners = [
+        report.best(results, metric["key"], n, higher_is_better=metric["higher_is_better"])
+        for n in range(len(conditions["values"]))
+    ]
+    rows = []
+    for row in results["summary"]:
+        cells = [report.labels(results)[row["combination"]] + f" `{row['label']}`"]
+        for at, winner in zip(row["losses"], winners, strict=True):
+            value = at[metric["key"]]
+            if value["mean"] is None:
+                cells.append("–")
+                continue
+            text = f"{value['mean']:.3f}"
+            if row["combination"] == winner:
+                text = f"**{text}**"
+            if value["spread"] is not None:
+                text += f" ± {value['spread']:.3f}"
+            cells.append(text)
+        if row["diverged"]:
+            cells[0] += f" (diverged: {row['diverged']})"
+        cells.append(str(row["runs"]))
+        if shows_cost:
+            cells.append("–" if row["parameters"] is None else f"{row['parameters']:,}")
+        rows.append(cells)
+    head = ["", *map(str, conditions["values"]), "seeds"]
+    if shows_cost:
+        head.append("parameters")
+    return markdown_table(head, rows)
+
+
+def describe(results: dict[str, Any], comparison: Comparison) -> str:
+    total = len(results["settings"]["combinations"]) * len(results["settings"]["seeds"])
+    done = len(results["runs"])
+    machine = results["sessions"][-1]["machine"]
+    state = "All" if done == total else f"{done} of"
+    shown = " ".join(command(comparison))
+    digest = results["data"].get("sha256")
+    lines = [
+        f"{state} {total} runs are done, on {machine['cpu']} ({machine['instruction_set']}), "
+        f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}.",
+        f"\n```console\n$ {shown}\n```",
+    ]
+    if digest:
+        lines.append(f"\nSHA-256 of the data: `{digest}`.")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: pathlib.Path) -> None:
+    import matplotlib
+
+    from gnomon import report
+    from gnomon._plots import STYLE
+
+    with matplotlib.rc_context(STYLE):
+        figure = report.draw_conditions(results)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def write_page(name: str, study: Study) -> None:
+    PAGES.mkdir(parents=True, exist_ok=True)
+    parts = [f"# {study.title}", study.question]
+    found: list[tuple[Comparison, dict[str, Any]]] = []
+    for comparison in study.comparisons:
+        path = record_path(name, comparison)
+        if path.is_file():
+            found.append((comparison, json.loads(path.read_text(encoding="utf-8"))))
+    missing = [c.title for c in study.comparisons if not record_path(name, c).is_file()]
+    if study.claims:
+        parts.append("## What was asked, and what came out")
+        parts.append(
+            "A difference is left less right, the mean over the seeds; beside it half of its 95% "
+            "confidence interval and p of a paired t test. *Better* and *worse* are of the left, "
+            "where p < 0.05; no account is taken of there being many tests."
+        )
+    for claim in study.claims:
+        rows = []
+        for comparison, results in found:
+            labels = {c["label"] for c in results["settings"]["combinations"]}
+            for contrast in claim.contrasts:
+                if not {contrast.left, contrast.right} <= labels:
+                    continue
+                what = f"{comparison.title}: `{contrast.left}` at {contrast.left_at} against "
+                right = f"`{contrast.right}` at {contrast.right_at}"
+                if contrast.right == contrast.left:
+                    right = f"itself at {contrast.right_at}"
+                rows.append([what + right, *contrast_row(results, contrast)])
+        parts.append(f"**{claim.text}**")
+        if rows:
+            head = ["", "difference", "95%", "p", "seeds", "the left is"]
+            parts.append(markdown_table(head, rows))
+    parts.append("## What it does not show\n\n" + study.limits)
+    parts.append("## Results")
+    if missing:
+        parts.append("Not begun: " + ", ".join(missing) + ".")
+    for comparison, results in found:
+        figure = f"{name}-{comparison.name}.svg"
+        draw(results, PAGES / figure)
+        parts.append(f"### {comparison.title}")
+        parts.append(describe(results, comparison))
+        parts.append(f"![{comparison.title}]({figure})")
+        shown = [m for m in results["task"]["metrics"] if m["is_compared"]]
+        for n, metric in enumerate(shown):
+            key = results["task"]["conditions"]["key"]
+            title = f"{metric['title'][:1].upper()}{metric['title'][1:]}, by {key}:"
+            parts.append(title + "\n\n" + summary_table(results, metric, shows_cost=n == 0))
+    parts.append(
+        "Mean ± standard deviation over the seeds; bold: better than every other of its column, "
+        "p < 0.05 in a paired t test. Every figure is of the records in "
+        f"`studies/{name}`; `make study NAME={name} DATA=FOLDER` makes them again."
+    )
+    if study.sources:
+        parts.append("## Sources\n\n" + study.sources)
+    (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help=f"one of {', '.join(names())}")
+    parser.add_argument("data", nargs="?", default="", help="the folder that its data are in")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="one of its comparisons")
+    parser.add_argument(
+        "--page", action="store_true", help="run nothing; write the page of what there is"
+    )
+    options = parser.parse_args()
+    try:
+        study = load_study(options.name)
+        chosen = [c for c in study.comparisons if options.only in {"", c.name}]
+        if not chosen:
+            known = ", ".join(c.name for c in study.comparisons)
+            raise ValueError(f"--only is '{options.only}', expected one of {known}")
+        data = pathlib.Path(options.data or os.curdir).absolute()
+        status = 0
+        for comparison in chosen:
+            if options.page:
+                publish(options.name, comparison)
+                continue
+            status = run(options.name, comparison, data, options.threads)
+            if status != 0:
+                break
+        write_page(options.name, study)
+    except (ValueError, OSError) as error:
+        print(f"study: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
