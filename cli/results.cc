@@ -93,6 +93,19 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
   return task["name"].get<std::string>();
 }
 
+namespace {
+
+// "RoPE | no position" of "rope;none", a pattern of layers.
+std::string TitleOfPattern(const std::string& position) {
+  std::vector<std::string> titles;
+  for (const std::string& part : models::PatternParts(position)) {
+    titles.push_back(PositionTitle(part));
+  }
+  return models::Join(titles, " | ");
+}
+
+}  // namespace
+
 json ToJson(const CompareSettings& settings, models::Task& task) {
   json combinations = json::array();
   for (const models::Terms& terms : settings.combinations) {
@@ -100,7 +113,7 @@ json ToJson(const CompareSettings& settings, models::Task& task) {
                             {"position", terms.position},
                             {"label", terms.label()},
                             {"similarity_title", SimilarityTitle(terms.similarity)},
-                            {"position_title", PositionTitle(terms.position)}});
+                            {"position_title", TitleOfPattern(terms.position)}});
   }
   CompareSettings copy = settings;
   json object = models::ToJson(Options(&copy, task));

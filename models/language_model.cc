@@ -52,14 +52,7 @@ int64_t Sample(const torch::Tensor& logits, const GenerationOptions& options,
 }
 
 TransformerOptions BlockOptions(const LanguageModelOptions& options) {
-  return {.dim = options.dim,
-          .depth = options.depth,
-          .heads = options.heads,
-          .mlp = options.mlp,
-          .similarity = options.similarity,
-          .position = options.position,
-          .dropout = options.dropout,
-          .max_length = options.max_length};
+  return ToTransformer(options, options.similarity, options.position, options.max_length);
 }
 
 }  // namespace
@@ -70,16 +63,11 @@ LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(st
       register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
   // Unit logits from a normalised stream; forward() brings the inputs to unit variance.
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
-  blocks_ = register_module("blocks", torch::nn::ModuleList());
-  for (int64_t layer = 0; layer < options_.depth; ++layer) {
-    blocks_->push_back(TransformerBlock(BlockOptions(options_)));
-  }
-  norm_ =
-      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
-  token_position_ = register_module(
-      "token_position", nn::TokenPosition(nn::TokenPositionOptions(options_.position, options_.dim,
-                                                                   options_.max_length)
-                                              .causal(true)));
+  const TransformerOptions transformer = BlockOptions(options_);
+  blocks_ = MakeBlocks(this, transformer);
+  norm_ = register_module("norm", Norm(options_.norm, options_.dim));
+  token_position_ =
+      register_module("token_position", MakeTokenPosition(transformer, /*causal=*/true));
 }
 
 void LanguageModelMemory::reset() {

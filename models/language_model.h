@@ -84,7 +84,7 @@ class LanguageModelImpl : public torch::nn::Module {
   LanguageModelOptions options_;
   torch::nn::Embedding embedding_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  Norm norm_{nullptr};
   nn::TokenPosition token_position_{nullptr};
 };
 TORCH_MODULE(LanguageModel);

@@ -6,8 +6,33 @@
 
 #include "gnomon/attention.h"
 #include "training/strings.h"
+#include "training/terms.h"
 
 namespace gnomon::models {
+namespace {
+
+// Of a position that is a pattern of layers.
+std::vector<std::string> PatternOf(const std::string& position) {
+  std::vector<std::string> parts = PatternParts(position);
+  for (size_t n = 1; n < parts.size(); ++n) {
+    if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
+    throw Error(StrCat("position '", position, "': '", parts[n],
+                       "' is added to embeddings, before all layers; expected it in the first "
+                       "part alone"));
+  }
+  return parts;
+}
+
+nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
+                                     const std::string& position) {
+  return nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
+                                    .similarity(options.similarity)
+                                    .position(position)
+                                    .bias(options.bias)
+                                    .max_length(options.max_length));
+}
+
+}  // namespace
 
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout) {
   if (dim % heads != 0) {
@@ -16,10 +41,23 @@ void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, doub
   if (dropout == 1) throw Error(StrCat(where, ": dropout is 1, expected [0, 1)"));
 }
 
+bool IsGated(const std::string& activation) {
+  return activation == "swiglu" || activation == "geglu";
+}
+
+std::vector<std::string> LayerPositions(const std::string& position, int64_t depth) {
+  const std::vector<std::string> parts = PatternOf(position);
+  std::vector<std::string> layers;
+  for (int64_t layer = 0; layer < depth; ++layer) {
+    layers.push_back(nn::attention_position(parts[layer % parts.size()]));
+  }
+  return layers;
+}
+
 void InitializeLinear(torch::nn::Linear& linear, double gain) {
   const double deviation = gain / std::sqrt(static_cast<double>(linear->options.in_features()));
   torch::nn::init::normal_(linear->weight, 0, deviation);
-  torch::nn::init::zeros_(linear->bias);
+  if (linear->options.bias()) torch::nn::init::zeros_(linear->bias);
 }
 
 double ResidualGain(int64_t branches) { return 1 / std::sqrt(static_cast<double>(branches)); }
@@ -34,23 +72,55 @@ torch::Tensor DropOut(const torch::Tensor& x, double dropout,
   return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 
-TransformerBlockImpl::TransformerBlockImpl(const TransformerOptions& options)
-    : dropout_(options.dropout) {
+NormImpl::NormImpl(const std::string& kind, int64_t dim) : dim_(dim) {
+  if (kind != "layer" && kind != "rms") {
+    throw Error(StrCat("norm is '", kind, "', expected layer or rms"));
+  }
+  weight_ = register_parameter("weight", torch::ones({dim}));
+  if (kind == "layer") bias_ = register_parameter("bias", torch::zeros({dim}));
+}
+
+torch::Tensor NormImpl::forward(const torch::Tensor& x) const {
+  if (!bias_.defined()) return torch::rms_norm(x, {dim_}, weight_, 1e-6);
+  return torch::layer_norm(x, {dim_}, weight_, bias_, 1e-5);
+}
+
+FeedForward::FeedForward(torch::nn::Module* owner, const TransformerOptions& options)
+    : activation(options.activation) {
+  if (activation != "gelu" && activation != "relu" && !IsGated(activation)) {
+    throw Error(StrCat("activation is '", activation, "', expected gelu, relu, swiglu or geglu"));
+  }
+  const int64_t hidden = IsGated(activation) ? 2 * options.mlp : options.mlp;
+  const auto linear = [&](int64_t from, int64_t to) {
+    return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(options.bias));
+  };
+  in = owner->register_module("mlp_in", linear(options.dim, hidden));
+  out = owner->register_module("mlp_out", linear(options.mlp, options.dim));
+}
+
+torch::Tensor FeedForward::forward(const torch::Tensor& x) {
+  torch::Tensor hidden = in->forward(x);
+  if (IsGated(activation)) {
+    const std::vector<torch::Tensor> halves = hidden.chunk(2, -1);
+    const torch::Tensor& gate = halves[0];
+    hidden = (activation == "swiglu" ? torch::silu(gate) : torch::gelu(gate)) * halves[1];
+  } else {
+    hidden = activation == "relu" ? torch::relu(hidden) : torch::gelu(hidden);
+  }
+  return out->forward(hidden);
+}
+
+TransformerBlockImpl::TransformerBlockImpl(const TransformerOptions& options,
+                                           const std::string& position)
+    : dropout_(options.dropout),
+      attention_norm_(register_module("attention_norm", Norm(options.norm, options.dim))),
+      attention_(register_module("attention", MakeAttention(options, position))),
+      mlp_norm_(register_module("mlp_norm", Norm(options.norm, options.dim))),
+      mlp_(this, options) {
   const double residual_gain = ResidualGain(2 * options.depth);
-  nn::MultiheadAttentionOptions attention(options.dim, options.heads);
-  attention.similarity(options.similarity)
-      .position(nn::attention_position(options.position))
-      .max_length(options.max_length);
-  attention_norm_ = register_module(
-      "attention_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  attention_ = register_module("attention", nn::MultiheadAttention(attention));
-  mlp_norm_ =
-      register_module("mlp_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  mlp_in_ = register_module("mlp_in", torch::nn::Linear(options.dim, options.mlp));
-  mlp_out_ = register_module("mlp_out", torch::nn::Linear(options.mlp, options.dim));
   InitializeLinear(attention_->out_proj, residual_gain);
-  InitializeLinear(mlp_in_, 1);
-  InitializeLinear(mlp_out_, residual_gain);
+  InitializeLinear(mlp_.in, 1);
+  InitializeLinear(mlp_.out, residual_gain);
 }
 
 torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::AttentionCall call,
@@ -67,20 +137,28 @@ torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::AttentionCall c
   }
   const torch::Tensor attended = attention_->forward(queries, keys, {}, call);
   x = x + drop_out(attended);
-  const torch::Tensor hidden = torch::gelu(mlp_in_->forward(mlp_norm_->forward(x)));
-  return x + drop_out(mlp_out_->forward(hidden));
+  return x + drop_out(mlp_.forward(mlp_norm_->forward(x)));
 }
 
-EncoderImpl::EncoderImpl(const TransformerOptions& options) {
-  blocks_ = register_module("blocks", torch::nn::ModuleList());
-  for (int64_t layer = 0; layer < options.depth; ++layer) {
-    blocks_->push_back(TransformerBlock(options));
+torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options) {
+  torch::nn::ModuleList blocks = owner->register_module("blocks", torch::nn::ModuleList());
+  for (const std::string& position : LayerPositions(options.position, options.depth)) {
+    blocks->push_back(TransformerBlock(options, position));
   }
-  norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  token_position_ =
-      register_module("token_position", nn::TokenPosition(nn::TokenPositionOptions(
-                                            options.position, options.dim, options.max_length)));
+  return blocks;
 }
+
+nn::TokenPosition MakeTokenPosition(const TransformerOptions& options, bool causal) {
+  return nn::TokenPosition(nn::TokenPositionOptions(Join(PatternOf(options.position), "+"),
+                                                    options.dim, options.max_length)
+                               .causal(causal));
+}
+
+EncoderImpl::EncoderImpl(const TransformerOptions& options)
+    : blocks_(MakeBlocks(this, options)),
+      norm_(register_module("norm", Norm(options.norm, options.dim))),
+      token_position_(
+          register_module("token_position", MakeTokenPosition(options, /*causal=*/false))) {}
 
 torch::Tensor EncoderImpl::forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths,
                                    const std::optional<BatchRows>& rows) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "gnomon/torch/nn.h"
 #include "training/options.h"
@@ -21,11 +22,15 @@ struct TransformerOptions {
   int64_t mlp = 512;  // hidden units of each layer's MLP
   std::string similarity = "dot";
   std::string position = "none";
-  double dropout = 0;  // on each residual branch, while training
+  double dropout = 0;               // on each residual branch, while training
+  std::string norm = "layer";       // or "rms" (Zhang and Sennrich 2019)
+  std::string activation = "gelu";  // of the MLP; or "swiglu" or "geglu" (Shazeer 2020)
+  bool bias = true;                 // of the projections of attention and of the MLP
   // Rows of a learned table of absolute positions.
   int64_t max_length = 512;
 };
 
+// The options of a model that become the above.
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
   OPTION(int64_t, dim, dim_default, .help = "Width of the model", .lowest = 1)                   \
   OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
@@ -33,12 +38,44 @@ struct TransformerOptions {
          .lowest = 1)                                                                            \
   OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)     \
   OPTION(double, dropout, 0,                                                                     \
-         .help = "Dropout probability on each residual branch, while training", .highest = 1)
+         .help = "Dropout probability on each residual branch, while training", .highest = 1)    \
+  OPTION(std::string, norm, "layer", .help = "Norm before each branch", .may_lack = true,        \
+         .choices = {"layer", "rms"})                                                            \
+  OPTION(std::string, activation, "gelu",                                                        \
+         .help = "Of the MLP; swiglu and geglu gate its hidden units by as many others",         \
+         .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
+  OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
+         .may_lack = true)
+
+// Of a struct that has the options above.
+template <class Model>
+TransformerOptions ToTransformer(const Model& model, const std::string& similarity,
+                                 const std::string& position, int64_t max_length) {
+  return {.dim = model.dim,
+          .depth = model.depth,
+          .heads = model.heads,
+          .mlp = model.mlp,
+          .similarity = similarity,
+          .position = position,
+          .dropout = model.dropout,
+          .norm = model.norm,
+          .activation = model.activation,
+          .bias = !model.no_bias,
+          .max_length = max_length};
+}
+
+// Whether the MLP's hidden units are gated by as many others.
+bool IsGated(const std::string& activation);
+
+// The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part the
+// position of one. Throws Error where a part after the first is added to embeddings, which come
+// before all layers.
+std::vector<std::string> LayerPositions(const std::string& position, int64_t depth);
 
 // Throws Error, which begins with `where`, unless heads divide dim and dropout is below 1.
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout);
 
-// Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2; no bias.
+// Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2; biases are 0.
 void InitializeLinear(torch::nn::Linear& linear, double gain);
 
 // Of the weights that end a residual branch: each of the `branches` of a model adds its share of
@@ -48,10 +85,34 @@ double ResidualGain(int64_t branches);
 // torch::dropout while training, as it falls on the rows of a batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
 
+// LayerNorm or RMSNorm over the last axis: parameters weight and, of the former, bias.
+class NormImpl : public torch::nn::Module {
+ public:
+  NormImpl(const std::string& kind, int64_t dim);
+  torch::Tensor forward(const torch::Tensor& x) const;
+
+ private:
+  int64_t dim_;
+  torch::Tensor weight_;
+  torch::Tensor bias_;  // undefined of RMSNorm
+};
+TORCH_MODULE(Norm);
+
+// mlp_out(activation(mlp_in(x))), as modules of another, whose names these are.
+struct FeedForward {
+  FeedForward(torch::nn::Module* owner, const TransformerOptions& options);
+  torch::Tensor forward(const torch::Tensor& x);
+
+  std::string activation;
+  torch::nn::Linear in{nullptr};
+  torch::nn::Linear out{nullptr};
+};
+
 // One layer: x + attention(norm(x)), then x + mlp(norm(x)).
 class TransformerBlockImpl : public torch::nn::Module {
  public:
-  explicit TransformerBlockImpl(const TransformerOptions& options);
+  // `position` is that of this layer; the options' is not read.
+  TransformerBlockImpl(const TransformerOptions& options, const std::string& position);
   // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim); the
   // queries then follow the memory. Dropout draws as for the batch that `rows` are of.
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
@@ -60,13 +121,18 @@ class TransformerBlockImpl : public torch::nn::Module {
 
  private:
   double dropout_;
-  torch::nn::LayerNorm attention_norm_{nullptr};
+  Norm attention_norm_{nullptr};
   nn::MultiheadAttention attention_{nullptr};
-  torch::nn::LayerNorm mlp_norm_{nullptr};
-  torch::nn::Linear mlp_in_{nullptr};
-  torch::nn::Linear mlp_out_{nullptr};
+  Norm mlp_norm_{nullptr};
+  FeedForward mlp_;
 };
 TORCH_MODULE(TransformerBlock);
+
+// A block for each layer, of its position, registered as "blocks".
+torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options);
+
+// What a position of layers adds to embeddings, and how far all of it reaches.
+nn::TokenPosition MakeTokenPosition(const TransformerOptions& options, bool causal);
 
 // Embeddings and their positions through all layers, and a norm.
 class EncoderImpl : public torch::nn::Module {
@@ -81,7 +147,7 @@ class EncoderImpl : public torch::nn::Module {
 
  private:
   torch::nn::ModuleList blocks_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  Norm norm_{nullptr};
   nn::TokenPosition token_position_{nullptr};
 };
 TORCH_MODULE(Encoder);

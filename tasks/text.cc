@@ -246,7 +246,8 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
 void TextTask::CheckSizes(const StoredSizes& file) const {
   const LanguageModelOptions& model = options_.model;
   file.Expect("embedding.weight", {model.vocabulary, model.dim});
-  file.Expect("blocks.0.mlp_in.weight", {model.mlp, model.dim});
+  const int64_t hidden = IsGated(model.activation) ? 2 * model.mlp : model.mlp;
+  file.Expect("blocks.0.mlp_in.weight", {hidden, model.dim});
   file.ExpectLayers(model.depth);
 }
 

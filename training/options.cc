@@ -192,7 +192,9 @@ json DescribeOption(const Option& option) {
                 {"kind", Kind<T>()},
                 {"default", Put(*value)},
                 {"lowest", option.info.lowest},
-                {"highest", option.info.highest}};
+                {"highest", option.info.highest},
+                {"may_lack", option.info.may_lack},
+                {"choices", option.info.choices}};
       },
       option.value);
 }

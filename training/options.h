@@ -108,7 +108,7 @@ template <class T>
 T Field(const nlohmann::json& object, const std::string& name);
 
 // For programs in other languages: key, kind ("integer", "number", "flag", "text", "integers",
-// "texts"), default, and the range of numbers.
+// "texts"), default, the range of numbers, whether files may lack it, and what a text may be.
 nlohmann::json DescribeOption(const Option& option);
 
 }  // namespace gnomon::models

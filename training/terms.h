@@ -3,6 +3,7 @@
 #define GNOMON_TRAINING_TERMS_H_
 
 #include <string>
+#include <vector>
 
 #include "training/options.h"
 
@@ -10,7 +11,10 @@ namespace gnomon::models {
 
 #define GNOMON_TERM_OPTIONS(OPTION)                                                             \
   OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
-  OPTION(std::string, position, "none", .help = "Position specification, see `gnomon list`")
+  OPTION(std::string, position, "none",                                                         \
+         .help =                                                                                \
+             "Position specification, see `gnomon list`; joined by semicolons, a pattern that " \
+             "layers repeat: \"rope;rope;none\"")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)
@@ -18,6 +22,9 @@ struct Terms {
   std::string label() const { return similarity + "/" + position; }
   bool operator==(const Terms&) const = default;
 };
+
+// The parts of a position that is a pattern of layers, "rope;rope;none".
+std::vector<std::string> PatternParts(const std::string& position);
 
 }  // namespace gnomon::models
 

@@ -66,6 +66,8 @@ struct CatalogueParameter {
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
+  // Of a table: whether it is a call's alone, since no module has one to begin with.
+  bool of_call = false;
   // Of a shape that always has the same axes: what their lengths are called, each an argument.
   std::vector<std::string> axes = {};
 
@@ -77,7 +79,8 @@ struct CatalogueEntry {
   // What it acts on: the scores of pairs (a similarity); nothing; the embeddings; the coordinates
   // of q and k; the scores, by offset in the sequence or along the axes of a grid (a bias), by a
   // table over a grid, by the key, by the pair, or by the product of the query and the rows of
-  // tables (content).
+  // tables (content); q and k, before all else (a norm); all scores of a row, as a factor
+  // (temperature); the softmax, as one more score (a sink); or the output, as a factor (a gate).
   enum class Role {
     kSimilarity,
     kNone,
@@ -87,7 +90,11 @@ struct CatalogueEntry {
     kGridBias,
     kKeyBias,
     kPairBias,
-    kContent
+    kContent,
+    kNorm,
+    kTemperature,
+    kSink,
+    kGate
   };
 
   std::string name;
@@ -127,7 +134,7 @@ struct CatalogueEntry {
 };
 
 // As a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias", "key_bias",
-// "pair_bias", "content".
+// "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
 // Both in the order in which they are listed: dot first, then by name; "none" first, then by role

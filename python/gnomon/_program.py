@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gnomon._checks import check_integer, check_number, check_string
+from gnomon._checks import check_flag, check_integer, check_number, check_string
 from gnomon._library import LIBRARIES
 
 
@@ -20,13 +20,18 @@ def library() -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the program: its name in files, what it takes, its default and its range."""
+    """An option of the program: its name in files, what it takes, its default and its range.
+
+    choices is empty where any text will do.
+    """
 
     key: str
     kind: str
     default: Any
     lowest: float
     highest: float
+    may_lack: bool
+    choices: list[str]
 
     def check(self, operator: str, value: object, of: str = "") -> Any:
         """The value as JSON holds it; raises TypeError and ValueError, naming it.
@@ -36,7 +41,14 @@ class Option:
         name = f"{self.key} of {of}" if of else self.key
         if self.kind == "text":
             check_string(operator, name, value)
+            if self.choices and value not in self.choices:
+                raise ValueError(
+                    f"gnomon.{operator}: {name} is {value!r}; expected one of "
+                    f"{', '.join(self.choices)}"
+                )
             return value
+        if self.kind == "flag":
+            return check_flag(operator, name, value)
         check = check_integer if self.kind == "integer" else check_number
         number = check(operator, name, value)
         if not self.lowest <= number <= self.highest:

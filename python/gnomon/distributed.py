@@ -180,6 +180,14 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
+#: By role, what to do instead of a term that a part of the keys cannot know.
+_OF_WHOLE_ROWS = {
+    "sink": "which joins the sum of all parts; expected the argument sink",
+    "temperature": "which goes by all keys of a row; expected the argument temperature",
+    "gate": "of the output of all parts; expected its product with what comes back",
+}
+
+
 def _check_position(term: position_terms.Specified) -> None:
     if any(component.lies_on_a_grid for component in components_of(term.spec)):
         raise NotImplementedError(
@@ -194,6 +202,11 @@ def _check_position(term: position_terms.Specified) -> None:
             f"gnomon.{_NAME}: position is {term.spec}, which sums over the keys of all processes; "
             "expected a KeyBias of these sums"
         )
+    for component in components_of(term.spec):
+        if (role := component.entry.get("role")) in _OF_WHOLE_ROWS:
+            raise NotImplementedError(
+                f"gnomon.{_NAME}: position is {component.spec}, {_OF_WHOLE_ROWS[role]}"
+            )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
             f"gnomon.{_NAME}: position is {term.spec}, which goes by the length of a call; "

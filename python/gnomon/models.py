@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -152,36 +153,31 @@ class LanguageModelMemory:
 
 
 class _TransformerBlock(torch.nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), of the options of a LanguageModel."""
 
-    def __init__(
-        self,
-        dim: int,
-        depth: int,
-        heads: int,
-        mlp: int,
-        similarity: str,
-        position: str,
-        dropout: float,
-        max_length: int,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], position: str) -> None:
         super().__init__()
-        self.attention_norm = torch.nn.LayerNorm(dim)
+        dim, mlp, bias = options["dim"], options["mlp"], not options["no_bias"]
+        self.activation: str = options["activation"]
+        self.attention_norm = _norm(options)
         self.attention = MultiheadAttention(
             dim,
-            heads,
-            similarity=similarity,
+            options["heads"],
+            similarity=options["similarity"],
             position=attention_position(position),
-            max_length=max_length,
+            bias=bias,
+            max_length=options["max_length"],
         )
-        self.mlp_norm = torch.nn.LayerNorm(dim)
-        self.mlp_in = torch.nn.Linear(dim, mlp)
-        self.mlp_out = torch.nn.Linear(mlp, dim)
-        self.dropout = torch.nn.Dropout(dropout)
+        self.mlp_norm = _norm(options)
+        hidden = 2 * mlp if self.activation in _GATES else mlp
+        self.mlp_in = torch.nn.Linear(dim, hidden, bias=bias)
+        self.mlp_out = torch.nn.Linear(mlp, dim, bias=bias)
+        self.dropout = torch.nn.Dropout(options["dropout"])
         # Each of the 2 * depth residual branches adds its share of the stream's variance.
-        _initialize(self.attention.out_proj, (2 * depth) ** -0.5)
+        residual = (2 * options["depth"]) ** -0.5
+        _initialize(self.attention.out_proj, residual)
         _initialize(self.mlp_in, 1.0)
-        _initialize(self.mlp_out, (2 * depth) ** -0.5)
+        _initialize(self.mlp_out, residual)
 
     def forward(self, x: Tensor, cache: KVCache | None, memory: Tensor | None) -> Tensor:
         """Keys and values are those of memory (B, M, dim) and of x (B, L, dim)."""
@@ -191,15 +187,36 @@ class _TransformerBlock(torch.nn.Module):
             keys, offset = torch.cat([self.attention_norm(memory), queries], 1), memory.shape[1]
         attended = self.attention(queries, keys, causal=True, query_offset=offset, cache=cache)
         x = x + self.dropout(attended)
-        hidden = torch.nn.functional.gelu(self.mlp_in(self.mlp_norm(x)))
+        hidden = self.mlp_in(self.mlp_norm(x))
+        if gate := _GATES.get(self.activation):
+            gates, units = hidden.chunk(2, -1)
+            hidden = gate(gates) * units
+        else:
+            hidden = getattr(torch.nn.functional, self.activation)(hidden)
         mixed: Tensor = self.dropout(self.mlp_out(hidden))
         return x + mixed
+
+
+# The activations that gate the hidden units of an MLP by as many others (Shazeer 2020).
+_GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
+
+
+def _norm(options: Mapping[str, Any]) -> torch.nn.Module:
+    if options["norm"] == "rms":
+        return torch.nn.RMSNorm(options["dim"], eps=1e-6)
+    return torch.nn.LayerNorm(options["dim"])
+
+
+def _pattern(position: str) -> list[str]:
+    """The parts of a position that is a pattern of layers."""
+    return re.split("[;,]", position)
 
 
 def _initialize(linear: torch.nn.Linear, gain: float) -> None:
     """Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2."""
     torch.nn.init.normal_(linear.weight, 0, gain * linear.in_features**-0.5)
-    torch.nn.init.zeros_(linear.bias)
+    if linear.bias is not None:
+        torch.nn.init.zeros_(linear.bias)
 
 
 class LanguageModel(torch.nn.Module):
@@ -216,9 +233,14 @@ class LanguageModel(torch.nn.Module):
         mlp: columns inside the MLP.
         similarity: a specification, or one of gnomon.similarity, as for
             gnomon.nn.MultiheadAttention; of numbers, which a checkpoint can hold, not tensors.
-        position: likewise; components that are added to embeddings are.
+        position: likewise; components that are added to embeddings are. "rope;rope;none" is a
+            pattern that layers repeat, each part the position of one.
         dropout: dropout probability on each residual branch, in training; [0, 1).
         max_length: rows of a learned table of absolute positions.
+        norm: "layer", or "rms" (Zhang and Sennrich 2019).
+        activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" gate its hidden units by as
+            many others (Shazeer 2020).
+        no_bias: whether the projections of attention and of the MLP have no biases.
     """
 
     def __init__(
@@ -232,6 +254,9 @@ class LanguageModel(torch.nn.Module):
         position: Position | Sequence[Position | str] | str = "none",
         dropout: float = 0.0,
         max_length: int = 512,
+        norm: str = "layer",
+        activation: str = "gelu",
+        no_bias: bool = False,
     ) -> None:
         super().__init__()
         similarity, position = _to_specs(similarity, position)
@@ -247,17 +272,20 @@ class LanguageModel(torch.nn.Module):
                 "similarity": similarity,
                 "position": position,
                 "dropout": dropout,
+                "norm": norm,
+                "activation": activation,
+                "no_bias": no_bias,
             }
         )
         self.embedding = torch.nn.Embedding(vocabulary, dim)
         # Unit logits from a normalised stream; forward() brings the inputs to unit variance.
         torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
+        parts = _pattern(position)
         self.blocks = torch.nn.ModuleList(
-            _TransformerBlock(dim, depth, heads, mlp, similarity, position, dropout, max_length)
-            for _ in range(depth)
+            _TransformerBlock(self._options, parts[layer % len(parts)]) for layer in range(depth)
         )
-        self.norm = torch.nn.LayerNorm(dim)
-        self.token_position = TokenPosition(position, dim, max_length, causal=True)
+        self.norm = _norm(self._options)
+        self.token_position = TokenPosition("+".join(parts), dim, max_length, causal=True)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -428,11 +456,20 @@ class LanguageModel(torch.nn.Module):
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
     """Both as the specifications that a checkpoint holds."""
     operator = "models.LanguageModel"
+    if isinstance(position, str) and len(parts := _pattern(position)) > 1:
+        specs = [_to_specs(similarity, part) for part in parts]
+        for _, part in specs[1:]:
+            if attention_position(part) != part:
+                raise ValueError(
+                    f"gnomon.{operator}: position is {position!r}, of which {part!r} is added to "
+                    "embeddings, before all layers; expected it in the first part alone"
+                )
+        return specs[0][0], ";".join(part for _, part in specs)
     terms: dict[str, Similarity | Position] = {
         "similarity": to_similarity(operator, similarity),
         "position": Sum(to_positions(operator, position)),
     }
-    specs = []
+    lowered = []
     for name, term in terms.items():
         spec, tensors = term._lower()
         if tensors:
@@ -440,8 +477,8 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
                 f"gnomon.{operator}: {name} has tensors; expected numbers, or a specification, "
                 "of which the model makes its own"
             )
-        specs.append(spec)
-    return specs[0], specs[1]
+        lowered.append(spec)
+    return lowered[0], lowered[1]
 
 
 def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -699,14 +736,18 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     if task != "text":
         raise ValueError(f"it is of the task {task!r}, expected 'text'")
     named = _object("the field 'model'", config["model"])
-    options = {name: named[name] for name in program_options("model")}
+    options = {
+        name: named.get(name, option.default) if option.may_lack else named[name]
+        for name, option in program_options("model").items()
+    }
     _check_options(options)
     # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
     # model of them is built; max_length and the numbers in `position` are not.
     dim = options["dim"]
+    hidden = options["mlp"] * (2 if options["activation"] in _GATES else 1)
     for name, shape in (
         ("embedding.weight", [options["vocabulary"], dim]),
-        ("blocks.0.mlp_in.weight", [options["mlp"], dim]),
+        ("blocks.0.mlp_in.weight", [hidden, dim]),
     ):
         if list(tensors[_MODEL + name].shape) != shape:
             raise ValueError(f"the tensor '{_MODEL + name}' is not of the shape {shape}")

@@ -54,12 +54,14 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 class KVCache:
     """Projected keys and values of the tokens so far, before any rotation or map.
 
-    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None.
+    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; in projections what else a position makes of
+    tokens that are keys, (B, H, L, ...).
     """
 
     def __init__(self) -> None:
         self.k: Tensor | None = None
         self.v: Tensor | None = None
+        self.projections: list[Tensor] = []
 
     def length(self) -> int:
         """How many tokens it holds."""
@@ -77,14 +79,30 @@ class KVCache:
                 )
         return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
+        """The same of what else is made of more tokens."""
+        if self.k is None:
+            return projections
+        if len(projections) != len(self.projections):
+            raise ValueError(
+                f"gnomon.nn.KVCache: it has {len(self.projections)} projections and takes "
+                f"{len(projections)}; expected the same number"
+            )
+        return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
+
+    def append(
+        self, k: Tensor, v: Tensor, projections: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Adds tokens; returns all keys and values."""
+        of_keys = self.joined_projections(list(projections))
         self.k, self.v = self.joined(k, v)
+        self.projections = of_keys
         return self.k, self.v
 
     def reset(self) -> None:
         """Forgets all tokens."""
         self.k = self.v = None
+        self.projections = []
 
 
 def attention_position(position: str) -> str:
@@ -121,8 +139,11 @@ class MultiheadAttention(torch.nn.Module):
     biases, which start at 0, "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1,
     2 width - 1) among them; of content terms, which start as N(0, 1 / columns), "relative_table"
     (2 max_offset + 1, D) among them; "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0,
-    and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. The start of gamma or beta, the
-    buffer "gamma_start" or "beta_start", makes the spread of the logits of N(0, 1) tokens 1.
+    and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. What is made of tokens in each
+    call has a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
+    "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The start
+    of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of the logits of
+    N(0, 1) tokens 1.
 
     Args:
         embed_dim: columns of the input and the output.
@@ -236,8 +257,17 @@ class MultiheadAttention(torch.nn.Module):
         sink_start = torch.nn.Parameter(torch.zeros(num_heads)) if has_sink else None
         self.register_parameter("sink", sink_start)
         names, starts, learned = ops.module_tensors(
-            self.similarity, self.position, num_heads, self.qk_dim, value_dim, max_length, given
+            self.similarity,
+            self.position,
+            num_heads,
+            self.qk_dim,
+            value_dim,
+            max_length,
+            embed_dim,
+            self.kdim,
+            given,
         )
+        self._has_projections: bool = ops.module_has_projections(self.position)
         self._term_names = tuple(names)
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             own = next((tensor for tensor in given if tensor is start), None)
@@ -297,6 +327,12 @@ class MultiheadAttention(torch.nn.Module):
                 arguments["query_offset"] = cache.length()
             # The cache takes them once nothing can be refused any more.
             k, v = cache.joined(k, v)
+        tensors, of_keys = self._term_tensors(query, key)
+        projections = [tensors[n] for n in of_keys]
+        if cache is not None:
+            projections = cache.joined_projections(projections)
+            for n, joined in zip(of_keys, projections, strict=True):
+                tensors[n] = joined
         if key_padding_mask is not None:
             arguments["query_segments"], arguments["key_segments"] = _segments_of_padding(
                 key_padding_mask,
@@ -319,7 +355,7 @@ class MultiheadAttention(torch.nn.Module):
             v,
             self.similarity,
             self.position,
-            [getattr(self, name) for name in self._term_names],
+            tensors,
             *call.values(),
         )
         o = o.transpose(1, 2).flatten(2)
@@ -328,7 +364,17 @@ class MultiheadAttention(torch.nn.Module):
         out: Tensor = self.out_proj(o)
         if cache is not None:
             cache.k, cache.v = k, v
+            cache.projections = projections
         return out
+
+    def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
+        """Those of the similarity and of the position for a call; which of them are of keys."""
+        tensors = [getattr(self, name) for name in self._term_names]
+        if not self._has_projections:
+            return tensors, []
+        return ops.module_projections(
+            self.similarity, self.position, self.num_heads, tensors, query, key
+        )
 
     def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """(B, H, Lq, qk_dim) and (B, Hkv, Lk, qk_dim)."""
@@ -360,7 +406,7 @@ class MultiheadAttention(torch.nn.Module):
             check_rows(operator, rows, q),
             self.similarity,
             self.position,
-            [getattr(self, name) for name in self._term_names],
+            self._term_tensors(query, key)[0],
             self.embed_dim // self.num_heads,
             *lower_call(operator, q, arguments, MaskArguments, sink=self.sink).values(),
         )

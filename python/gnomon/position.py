@@ -1,9 +1,9 @@
 """Positions: what the places p_i of a query and p_j of a key do to the scores.
 
 ``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
-(AbsoluteKeys, Relative, Relative2D, TransformerXL), which reads q as it was passed, and any number
-of biases. Each is learned iff its tensor requires grad. What is (H,), one for each query head, may
-also be a number, or a tensor () without axes, for all heads.
+(AbsoluteKeys, ContentBias, Relative, Relative2D, TransformerXL), which reads q as it was passed,
+and any number of biases. Each is learned iff its tensor requires grad. What is (H,), one for each
+query head, may also be a number, or a tensor () without axes, for all heads.
 
 Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
 ``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
@@ -26,18 +26,24 @@ __all__ = [
     "T5",
     "ALiBi",
     "AbsoluteKeys",
+    "ContentBias",
     "Forget",
+    "Gate",
     "Grid",
     "GridBias",
     "HyPE",
     "Kerple",
     "KeyBias",
+    "LogTemperature",
     "OffsetBias",
     "PairBias",
     "Position",
+    "QKNorm",
     "Relative",
     "Relative2D",
     "RoPE",
+    "ScalableSoftmax",
+    "Sink",
     "Specified",
     "Sum",
     "TransformerXL",
@@ -223,7 +229,9 @@ class Forget(Position):
 
     The sum is exact over long sequences: it is kept in float64, and rows take off that of the
     key at their own position. lse and sinks take it as it is, without the query's own sum. Gates
-    of keys outside key_starts and key_lengths count as 1.
+    of keys outside key_starts and key_lengths count as 1. A module makes the gates of its
+    tokens, f = sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b where log f is minus
+    ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 
@@ -294,6 +302,39 @@ class AbsoluteKeys(Position):
     _name: ClassVar[str] = "absolute_keys"
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
     _tables: ClassVar[tuple[str, ...]] = ("table",)
+
+
+@dataclass(frozen=True, eq=False)
+class ContentBias(Position):
+    """r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent.
+
+    A module projects r_i, of a few columns for each head, from its tokens, and has one table for
+    all heads. It is "relative" with far "zero" and a query of its own.
+
+    Shaw et al. 2018, Self-Attention with Relative Position Representations, whose query is q;
+    models of 2026 project one.
+
+    Args:
+        query: (B, H, Lq, Dr), what multiplies the rows.
+        table: (2 extent - 1, Dr), or extent rows for the past alone, which needs causal; or (H, n,
+            Dr), a table of each head.
+        extent: one more than the offset of the table's last row.
+    """
+
+    query: Tensor
+    table: Tensor
+    extent: int = 1024
+
+    _name: ClassVar[str] = "content_bias"
+    _tensors: ClassVar[tuple[str, ...]] = ("query", "table")
+    _tables: ClassVar[tuple[str, ...]] = ("query", "table")
+    _options: ClassVar[tuple[str, ...]] = ("extent",)
+
+    @classmethod
+    def from_future_first(cls, query: Tensor, table: Tensor, extent: int = 1024) -> ContentBias:
+        """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
+        table = reversed_rows("position.ContentBias", "table", table)
+        return cls(query, table, extent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,3 +439,105 @@ class TransformerXL(Position):
     _name: ClassVar[str] = "transformer_xl"
     _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
     _tables: ClassVar[tuple[str, ...]] = ("u", "v", "r")
+
+
+@dataclass(frozen=True, eq=False)
+class QKNorm(Position):
+    """q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them.
+
+    Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. 2023, Scaling
+    Vision Transformers to 22 Billion Parameters.
+
+    Args:
+        q_weight: (D,), the weight of the queries' norm.
+        k_weight: (D,), the weight of the keys' norm.
+        epsilon: added to the mean of the squares.
+    """
+
+    q_weight: Tensor
+    k_weight: Tensor
+    epsilon: float = 1e-06
+
+    _name: ClassVar[str] = "qk_norm"
+    _tensors: ClassVar[tuple[str, ...]] = ("q_weight", "k_weight")
+    _tables: ClassVar[tuple[str, ...]] = ("q_weight", "k_weight")
+    _options: ClassVar[tuple[str, ...]] = ("epsilon",)
+
+
+@dataclass(frozen=True, eq=False)
+class LogTemperature(Position):
+    """times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / length)); smooth: 1 +
+    scale log(max(1, n_i / length)), n_i the keys up to its own.
+
+    Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
+
+    Args:
+        scale: how fast it grows.
+        length: up to where it is 1.
+        kind: by whole lengths, or by each key.
+    """
+
+    scale: float = 0.1
+    length: float = 8192.0
+    kind: str = "steps"
+
+    _name: ClassVar[str] = "log_temperature"
+    _options: ClassVar[tuple[str, ...]] = ("scale", "length", "kind")
+
+
+@dataclass(frozen=True, eq=False)
+class ScalableSoftmax(Position):
+    """s[h] log n_i times the scores of row i, n_i the keys up to its own.
+
+    Keys beyond key_lengths do not count; other masks are not asked.
+
+    Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
+
+    Args:
+        s: factor of each head.
+    """
+
+    s: float | Tensor
+
+    _name: ClassVar[str] = "scalable_softmax"
+    _tensors: ClassVar[tuple[str, ...]] = ("s",)
+
+
+@dataclass(frozen=True, eq=False)
+class Sink(Position):
+    """one more score s[h] in the softmax of each row, whose key has no value.
+
+    What the argument `sink` of a call is, by name in modules.
+
+    Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
+    Streaming Language Models with Attention Sinks.
+
+    Args:
+        score: (H,), () or (B, H, Lq), learned in modules, from 0.
+    """
+
+    score: Tensor
+
+    _name: ClassVar[str] = "sink"
+    _tensors: ClassVar[tuple[str, ...]] = ("score",)
+    _tables: ClassVar[tuple[str, ...]] = ("score",)
+
+
+@dataclass(frozen=True, eq=False)
+class Gate(Position):
+    """o_i * g_i, the output of each head times the gate of its query.
+
+    A module makes the gates of its queries' tokens, g = sigmoid(W x).
+
+    Qiu et al. 2025, Gated Attention for Large Language Models: Non-linearity, Sparsity, and
+    Attention-Sink-Free.
+
+    Args:
+        values: (B, H, Lq, Dv), what multiplies the output.
+    """
+
+    values: Tensor
+
+    _name: ClassVar[str] = "gate"
+    _tensors: ClassVar[tuple[str, ...]] = ("values",)
+    _tables: ClassVar[tuple[str, ...]] = ("values",)

@@ -72,17 +72,25 @@ constexpr auto kFlat = &Flattened<CallArguments>::Kernel<run>::Run;
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> TensorsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads, int64_t head_dim,
-    int64_t value_dim, int64_t max_length, at::TensorList given) {
+    int64_t value_dim, int64_t max_length, int64_t query_tokens, int64_t key_tokens,
+    at::TensorList given) {
+  const ModuleShape shape{num_heads, head_dim, value_dim, max_length, query_tokens, key_tokens};
   std::vector<std::string> names;
   std::vector<at::Tensor> starts;
   c10::List<bool> learned;
-  for (ModuleTensor& tensor :
-       ModuleTensors(similarity, position, {num_heads, head_dim, value_dim, max_length}, given)) {
+  for (ModuleTensor& tensor : ModuleTensors(similarity, position, shape, given)) {
     names.push_back(std::move(tensor.name));
     starts.push_back(std::move(tensor.start));
     learned.push_back(tensor.learned);
   }
   return {names, starts, learned};
+}
+
+std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
+    const std::string& similarity, const std::string& position, int64_t num_heads,
+    at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
+  CallTensors call = ProjectTokens(similarity, position, num_heads, tensors, query, key);
+  return {std::move(call.tensors), std::move(call.of_keys)};
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::string>, std::optional<int64_t>>
@@ -228,9 +236,15 @@ TORCH_LIBRARY(gnomon, m) {
         kFlat<WeightsOfModule>);
   m.def(
       "module_tensors(str similarity, str position, int num_heads, int head_dim, "
-      "int value_dim, int max_length, Tensor[] given) -> "
+      "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
+  m.def("module_has_projections(str position) -> bool", HasProjections);
+  // The tensors of a call of a module, and which of them are of keys.
+  m.def(
+      "module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
+      "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
+      ProjectionsOfModule);
   m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
   m.def(
       "module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
@@ -290,6 +304,7 @@ TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   m.impl("attention_weights", kFlat<WeightsOfSpecs>);
   m.impl("module_attention_weights", kFlat<WeightsOfModule>);
   m.impl("module_tensors", TensorsOfModule);
+  m.impl("module_projections", ProjectionsOfModule);
   m.impl("module_learned", LearnedOfModule);
   m.impl("encode_tokens", EncodeTokensOp);
   m.impl("graph_attention", GraphAttentionOfSpecs);

@@ -239,7 +239,24 @@ COMPOSITE_CHECKS = {
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
     # The start of a similarity's gamma is measured, which tensors without data cannot be.
-    "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, [])),
+    "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
+    "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),
+    "module_projections": lambda q: (
+        ops.module_projections,
+        *(
+            (
+                *("dot", "forget+content_bias:columns=3+alibi:slopes=learned", 2),
+                [
+                    torch.rand(2, 8),
+                    torch.rand(2),
+                    torch.rand(6, 8),
+                    torch.rand(9, 3),
+                    torch.ones(2),
+                ],
+                *(torch.rand(2, 5, 8, requires_grad=True) for _ in range(2)),
+            ),
+        ),
+    ),
     "module_learned": lambda q: (
         ops.module_learned,
         ("laplacian", "alibi:slopes=learned", 2, 4, 4, [torch.ones(2)] * 3),

@@ -560,6 +560,12 @@ def terms():
         "KeyBias": position.KeyBias(torch.rand(1, 2, 6)),
         "PairBias": position.PairBias(torch.rand(1, 1, 6, 6)),
         "Forget": position.Forget(-torch.rand(1, 2, 6)),
+        "ContentBias": position.ContentBias(torch.rand(1, 2, 6, 3), torch.rand(5, 3), 3),
+        "Gate": position.Gate(torch.rand(1, 2, 6, 4)),
+        "QKNorm": position.QKNorm(torch.rand(4), torch.rand(4)),
+        "Sink": position.Sink(heads),
+        "ScalableSoftmax": position.ScalableSoftmax(heads),
+        "LogTemperature": position.LogTemperature(length=2, kind="smooth"),
         "Specified": position.Specified("alibi:slopes=tensor", (heads,)),
     }
 

@@ -196,7 +196,8 @@ def test_what_attention_lists_it_takes():
     with pytest.raises(ValueError, match="unknown position") as error:
         gnomon.attention(q, k, v, position="quaternion")
     names = known_names(str(error.value))
-    assert {"none", "rope", "alibi", "hype", "kerple"} == set(names)
+    temperatures = {"scalable_softmax", "log_temperature"}
+    assert {"none", "rope", "alibi", "hype", "kerple", *temperatures} == set(names)
     for name in names:
         gnomon.attention(q, k, v, position=name, causal=True)
     with pytest.raises(ValueError, match="unknown similarity") as error:

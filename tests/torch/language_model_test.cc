@@ -42,9 +42,7 @@ std::vector<Spec> Specs() {
     // The table of the first is as long as the text; a grid has a number of tokens of its own; the
     // others' tensors are those of a call.
     const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
-                      position.name != "relative2d" &&
-                      position.role != CatalogueEntry::Role::kKeyBias &&
-                      position.role != CatalogueEntry::Role::kPairBias;
+                      position.name != "relative2d" && position.use() != "attention()";
     if (fits && position.name != "none") {
       specs.push_back({"dot", position.name});
     }
@@ -323,7 +321,7 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
     x = torch::cat(next, 1);
   }
   const torch::Tensor expected =
-      torch::matmul(modules["norm"]->as<torch::nn::LayerNorm>()->forward(x), table.t());
+      torch::matmul(modules["norm"]->as<Norm>()->forward(x), table.t());
   EXPECT_LT(Distance(got, expected), 1e-4);
 }
 

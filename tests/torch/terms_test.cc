@@ -49,6 +49,13 @@ static_assert(kIs<decltype(position::AbsoluteKeys), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::KeyBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::PairBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::Forget), Position(torch::Tensor)>);
+static_assert(
+    kIs<decltype(position::ContentBias), Position(torch::Tensor, torch::Tensor, int64_t)>);
+static_assert(kIs<decltype(position::Gate), Position(torch::Tensor)>);
+static_assert(kIs<decltype(position::QKNorm), Position(torch::Tensor, torch::Tensor, double)>);
+static_assert(kIs<decltype(position::Sink), Position(torch::Tensor)>);
+static_assert(kIs<decltype(position::ScalableSoftmax), Position(HeadValue)>);
+static_assert(kIs<decltype(position::LogTemperature), Position(double, double, Text)>);
 
 TEST(TermsTest, DefaultsAreThoseOfTheCatalogue) {
   EXPECT_EQ(similarity::Dot().spec, "dot");

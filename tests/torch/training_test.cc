@@ -178,8 +178,7 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
   for (const CatalogueEntry& entry : PositionCatalogue()) {
     // A grid has a number of tokens of its own, and the tensors of some are those of a call.
     const bool fits = entry.name != "offset_bias" && entry.name != "grid_bias" &&
-                      entry.name != "relative2d" && entry.role != CatalogueEntry::Role::kKeyBias &&
-                      entry.role != CatalogueEntry::Role::kPairBias;
+                      entry.name != "relative2d" && entry.use() != "attention()";
     if (fits) train("dot", entry.name);
   }
   train("penumbral", "rope+hype:mu=learned:tau=learned");

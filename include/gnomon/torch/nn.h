@@ -24,13 +24,15 @@
 namespace gnomon::nn {
 
 // Projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before any
-// rotation or map.
+// rotation or map, and what else a position makes of tokens that are keys, (B, H, L, ...).
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
+  std::vector<torch::Tensor> projections;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
-  void append(const torch::Tensor& new_k, const torch::Tensor& new_v);
+  void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
+              const std::vector<torch::Tensor>& new_projections = {});
   void reset();
 };
 
@@ -118,9 +120,11 @@ struct AttentionCall {
 // "grid_bias_table" (H, 2 height - 1, 2 width - 1) among them; of content terms, which start as
 // N(0, 1 / columns), "relative_table" (2 max_offset + 1, D) among them; "transformer_xl_u" and
 // "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to
-// rows. The start of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of
-// the logits of N(0, 1) tokens 1. There are q_norm, k_norm, gate_proj and the parameter "sink" (H,)
-// where the options say so.
+// rows. What is made of tokens in each call has a weight (H columns, embed_dim or kdim) and may
+// have a bias (H columns): "forget_log_forget_weight" and "forget_log_forget_bias",
+// "content_bias_query_weight". The start of gamma or beta, the buffer "gamma_start" or
+// "beta_start", makes the spread of the logits of N(0, 1) tokens 1. There are q_norm, k_norm,
+// gate_proj and the parameter "sink" (H,) where the options say so.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -148,11 +152,12 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor sink;
 
  private:
-  // Those of the similarity and of the position, as operators take them.
+  // Those of the similarity and of the position, in their order.
   std::vector<torch::Tensor> TermTensors() const;
 
   // Tensors of the similarity and of the position by name: parameters and buffers of this module.
   std::vector<std::string> term_names_;
+  bool has_projections_ = false;
 };
 TORCH_MODULE(MultiheadAttention);
 

@@ -211,7 +211,8 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 //
 // The sum is exact over long sequences: it is kept in float64, and rows take off that of the key at
 // their own position. lse and sinks take it as it is, without the query's own sum. Gates of keys
-// outside key_starts and key_lengths count as 1.
+// outside key_starts and key_lengths count as 1. A module makes the gates of its tokens, f =
+// sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b where log f is minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
@@ -245,6 +246,20 @@ Position PairBias(torch::Tensor bias);
 //
 // table: (Lk, D), or (H, Lk, D).
 Position AbsoluteKeys(torch::Tensor table);
+
+// r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent.
+//
+// A module projects r_i, of a few columns for each head, from its tokens, and has one table for all
+// heads. It is "relative" with far "zero" and a query of its own.
+//
+// Shaw et al. 2018, Self-Attention with Relative Position Representations, whose query is q; models
+// of 2026 project one.
+//
+// query: (B, H, Lq, Dr), what multiplies the rows.
+// table: (2 extent - 1, Dr), or extent rows for the past alone, which needs causal; or (H, n, Dr),
+//   a table of each head.
+// extent: one more than the offset of the table's last row.
+Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
 
 // q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset] for
 // v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
@@ -294,6 +309,56 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
 // v: (H, D), the part of the query that asks for distances.
 // r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows.
 Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r);
+
+// q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them.
+//
+// Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. 2023, Scaling Vision
+// Transformers to 22 Billion Parameters.
+//
+// q_weight: (D,), the weight of the queries' norm.
+// k_weight: (D,), the weight of the keys' norm.
+// epsilon: added to the mean of the squares.
+Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon = 1e-06);
+
+// times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / length)); smooth: 1 + scale
+// log(max(1, n_i / length)), n_i the keys up to its own.
+//
+// Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
+//
+// scale: how fast it grows.
+// length: up to where it is 1.
+// kind: by whole lengths, or by each key.
+Position LogTemperature(double scale = 0.1, double length = 8192.0,
+                        const std::string& kind = "steps");
+
+// s[h] log n_i times the scores of row i, n_i the keys up to its own.
+//
+// Keys beyond key_lengths do not count; other masks are not asked.
+//
+// Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
+//
+// s: factor of each head.
+Position ScalableSoftmax(HeadValue s);
+
+// one more score s[h] in the softmax of each row, whose key has no value.
+//
+// What the argument `sink` of a call is, by name in modules.
+//
+// Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
+// Streaming Language Models with Attention Sinks.
+//
+// score: (H,), () or (B, H, Lq), learned in modules, from 0.
+Position Sink(torch::Tensor score);
+
+// o_i * g_i, the output of each head times the gate of its query.
+//
+// A module makes the gates of its queries' tokens, g = sigmoid(W x).
+//
+// Qiu et al. 2025, Gated Attention for Large Language Models: Non-linearity, Sparsity, and
+// Attention-Sink-Free.
+//
+// values: (B, H, Lq, Dv), what multiplies the output.
+Position Gate(torch::Tensor values);
 
 }  // namespace position
 

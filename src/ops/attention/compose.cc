@@ -130,6 +130,21 @@ bool IsContent(const ResolvedPosition& position) {
   return position.entry->role() == PositionEntry::Role::kContent;
 }
 
+// Whether what it does depends on where tokens stand.
+bool DependsOnPlaces(const ResolvedPosition& position) {
+  switch (position.entry->role()) {
+    case PositionEntry::Role::kNone:
+    case PositionEntry::Role::kKeyBias:
+    case PositionEntry::Role::kPairBias:
+    case PositionEntry::Role::kNorm:
+    case PositionEntry::Role::kSink:
+    case PositionEntry::Role::kGate:
+      return false;
+    default:
+      return true;
+  }
+}
+
 // The one position of that role, or null.
 const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
                                 PositionEntry::Role role, const char* what) {
@@ -192,6 +207,23 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
       at::where(finite, high, 0.0)
           .gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
   return split;
+}
+
+// Where the rows stand, and how many keys are at hand up to there.
+TemperatureCall RowsOf(const CallArguments& arguments, const OptionalTensor& key_lengths,
+                       const OffsetRange& range, const at::TensorOptions& options) {
+  const at::TensorOptions integers = options.dtype(at::kLong);
+  at::Tensor positions = at::arange(range.queries, integers);
+  if (range.query_offsets) {
+    positions = positions + range.query_offsets->unsqueeze(1).unsqueeze(2);
+  } else {
+    positions = positions + range.query_offset;
+  }
+  const at::Tensor keys = key_lengths ? key_lengths->unsqueeze(1).unsqueeze(2)
+                                      : at::full_symint({}, range.keys, integers);
+  const bool causal = arguments.causal || (arguments.right && *arguments.right == 0);
+  const at::Tensor seen = causal ? at::minimum(positions + 1, keys) : keys + positions * 0;
+  return {positions.to(at::kDouble), seen.clamp_min(1).to(at::kDouble)};
 }
 
 // The sum of the positions of that role; undefined if there is none.
@@ -338,14 +370,25 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   return HeadNumber(q, entry.catalogue.takes_scale ? scale.value_or(1.0 / root) : 1.0);
 }
 
+// q or k as the norms leave them.
+at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& positions,
+                  bool of_keys) {
+  at::Tensor normed = x;
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->norm == nullptr) continue;
+    normed = position.entry->norm(position.component, position.tensors, normed, of_keys);
+  }
+  return normed;
+}
+
 Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
   // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
   const at::ScalarType computing = ComputingType(q_in);
-  const at::Tensor q = q_in.to(computing);
-  const at::Tensor k = k_in.to(computing);
+  const at::Tensor q = Normed(q_in.to(computing), positions, /*of_keys=*/false);
+  const at::Tensor k = Normed(k_in.to(computing), positions, /*of_keys=*/true);
   const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
@@ -385,13 +428,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
 
   const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
   const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
-  // Biases of keys and pairs are the same wherever the queries stand.
-  const bool has_position =
-      std::any_of(positions.begin(), positions.end(), [](const ResolvedPosition& position) {
-        const PositionEntry::Role role = position.entry->role();
-        return role != PositionEntry::Role::kNone && role != PositionEntry::Role::kKeyBias &&
-               role != PositionEntry::Role::kPairBias;
-      });
+  const bool has_position = std::any_of(positions.begin(), positions.end(), DependsOnPlaces);
   const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
 
   at::Tensor query = q;
@@ -488,11 +525,20 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                   AsParameter(*arguments.temperature, q_in, "gnomon.attention: temperature"),
                   {q.sym_size(0), q.sym_size(1), q.sym_size(2)});
   }
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->temperature == nullptr) continue;
+    const at::Tensor own = position.entry
+                               ->temperature(position.component, position.tensors,
+                                             RowsOf(arguments, key_lengths, range, q.options()))
+                               .to(computing)
+                               .expand_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2)});
+    call.temperature = call.temperature ? *call.temperature * own : own;
+  }
   at::Tensor value = v;
   if (arguments.aggregation == "einstein_midpoint") {
     value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
     // The factors are no part of the scores.
-    TORCH_CHECK_NOT_IMPLEMENTED(!arguments.temperature, kOperation,
+    TORCH_CHECK_NOT_IMPLEMENTED(!call.temperature, kOperation,
                                 ": temperature with aggregation = einstein_midpoint");
     const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
     call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
@@ -541,16 +587,28 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                                              at::TensorOptions().dtype(at::kLong));
   }
   auto [o, lse, statistics] = AttentionOperator::CallForward(call);
-  if (arguments.sink || returns_lse) {
-    const auto tempered = [&](const at::Tensor& term) {
-      return call.temperature ? term * *call.temperature : term;
+  const ResolvedPosition* named_sink = FindOne(positions, PositionEntry::Role::kSink, "sinks");
+  TORCH_CHECK_VALUE(named_sink == nullptr || !arguments.sink, kOperation,
+                    ": sink is given, and position has one; expected one of them");
+  OptionalTensor sink = arguments.sink;
+  if (sink) sink = AsParameter(*sink, q_in, "gnomon.attention: sink");
+  if (named_sink != nullptr) sink = named_sink->tensors[0];
+  if (sink || returns_lse) {
+    const auto tempered = [&](const at::Tensor& numbers) {
+      return call.temperature ? numbers * *call.temperature : numbers;
     };
     if (call.key_bias_base) lse = lse + tempered(*call.key_bias_base);
     if (tokens.row_constant) lse = lse + tempered(tokens.row_constant());
   }
-  if (arguments.sink) {
-    const at::Tensor sink = AsParameter(*arguments.sink, q_in, "gnomon.attention: sink");
-    std::tie(o, lse) = AddSink(o, lse, sink);
+  if (sink) std::tie(o, lse) = AddSink(o, lse, *sink);
+  for (const ResolvedPosition& position : positions) {
+    // Weights are asked for without it.
+    if (position.entry->role() != PositionEntry::Role::kGate || position.tensors.empty()) continue;
+    const at::Tensor& gate = position.tensors[0];
+    TORCH_CHECK_VALUE(gate.sym_sizes() == o.sym_sizes(), kOperation, ": the tensor of ",
+                      position.component.name(), " has shape ", gate.sym_sizes(),
+                      "; expected (B, H, Lq, Dv) = ", o.sym_sizes());
+    o = o * gate;
   }
   if (!returns_lse) {
     const at::Tensor empty = at::empty({0}, o.options());

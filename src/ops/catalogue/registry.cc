@@ -90,6 +90,9 @@ bool HasPairFunction(const std::string& name) {
 
 template <class Entry>
 Entry Completed(Entry entry) {
+  for (Parameter& parameter : entry.parameters) {
+    parameter.of_call = parameter.kind == Kind::kTable && !parameter.tensor.HasStart();
+  }
   entry.catalogue.parameters.assign(entry.parameters.begin(), entry.parameters.end());
   return entry;
 }
@@ -218,6 +221,7 @@ nlohmann::json ToJson(const CatalogueParameter& parameter) {
           {"takes_tensor", parameter.takes_tensor},
           {"index", text_or_null(IndexName(parameter.index))},
           {"argument", text_or_null(ArgumentName(parameter.argument))},
+          {"of_call", parameter.of_call},
           {"axes", parameter.axes}};
 }
 
@@ -253,9 +257,10 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
 }  // namespace
 
 const char* RoleName(Role role) {
-  constexpr std::array kNames = {"similarity", "none",     "embedding", "rotation", "bias",
-                                 "grid_bias",  "key_bias", "pair_bias", "content"};
-  static_assert(kNames.size() == static_cast<size_t>(Role::kContent) + 1);
+  constexpr std::array kNames = {"similarity",  "none",     "embedding", "rotation", "bias",
+                                 "grid_bias",   "key_bias", "pair_bias", "content",  "norm",
+                                 "temperature", "sink",     "gate"};
+  static_assert(kNames.size() == static_cast<size_t>(Role::kGate) + 1);
   return kNames[static_cast<size_t>(role)];
 }
 
@@ -273,7 +278,11 @@ bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {
 
 std::string CatalogueEntry::use() const {
   if (role == Role::kEmbedding) return "modules, beside attention()";
-  if (role == Role::kKeyBias || role == Role::kPairBias) return "attention()";
+  const bool is_of_call =
+      std::any_of(parameters.begin(), parameters.end(), [](const CatalogueParameter& parameter) {
+        return parameter.of_call && parameter.argument == CatalogueParameter::Argument::kRequired;
+      });
+  if (is_of_call) return "attention()";
   std::string text = "attention(), modules";
   if (needs_dot) text += "; dot";
   if (needs_causal) text += needs_dot ? " and causal" : "; causal";
@@ -517,9 +526,7 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
   const auto has_starts = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&
            std::none_of(entry.parameters.begin(), entry.parameters.end(), [](const Parameter& p) {
-             return p.kind == Kind::kTable &&
-                    p.argument == CatalogueParameter::Argument::kRequired &&
-                    p.tensor.start == nullptr;
+             return p.of_call && p.argument == CatalogueParameter::Argument::kRequired;
            });
   };
   const auto has_no_table = [](const PositionEntry& entry) {
@@ -534,11 +541,14 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
                     " is added to the embeddings and does nothing here; expected it in ",
                     "gnomon.nn.TokenPosition");
   for (const Parameter* parameter : entry.Tensors(component)) {
-    const bool is_given = component.IsTensor(parameter->name) || parameter->tensor.start != nullptr;
+    const TensorUse& use = parameter->tensor;
+    const bool has_start = holds_tables ? use.HasStart() : use.start != nullptr;
+    const bool is_given = component.IsTensor(parameter->name) || has_start;
+    const std::string& term = entry.catalogue.class_name;
     TORCH_CHECK_VALUE(is_given, operation, ": position ", component.name(), " without its ",
-                      parameter->name, ", a tensor ", parameter->meaning,
-                      "; expected gnomon.position.", entry.catalogue.class_name, "(",
-                      parameter->name, ")");
+                      parameter->name, ", a tensor ", parameter->meaning, "; expected ",
+                      term.empty() ? "it in gnomon.nn.MultiheadAttention"
+                                   : "gnomon.position." + term + "(" + parameter->name + ")");
   }
   return entry;
 }

@@ -29,10 +29,25 @@ struct ModuleShape {
   int64_t head_dim;    // of q and k
   int64_t value_dim;   // of v
   int64_t max_length;  // rows of a table of positions where the component gives no length
+  // Columns of the tokens that it projects.
+  int64_t query_tokens = 0;
+  int64_t key_tokens = 0;
 };
 struct CallLengths {
   int64_t positions;  // one past the last query's
   int64_t keys;
+};
+
+// A tensor that a module makes of its tokens x (B, L, dim) in each call: x W^T + b, to so many
+// columns for each head.
+struct TokenProjection {
+  bool of_keys =
+      false;  // of the tokens that keys come from, and so one of those that a cache keeps
+  int64_t (*columns)(const Component& component, const ModuleShape& shape);
+  // Where b (H,) starts, W then at 0; null: there is no b, and W starts as N(0, 1 / dim).
+  at::Tensor (*bias_start)(int64_t heads) = nullptr;
+  // The tensor, of the product (B, H, L, columns) in the computing type; null: that itself.
+  at::Tensor (*finish)(const at::Tensor& product) = nullptr;
 };
 
 // What a parameter is that may be a tensor. In a module it is one value a head, which is
@@ -50,7 +65,11 @@ struct TensorUse {
   // Of a module: what the operator reads, from what the module holds; null: the same.
   at::Tensor (*expand)(const Component& component, const at::Tensor& held,
                        const CallLengths& lengths) = nullptr;
+  // In a module: made of its tokens, in place of a start.
+  std::optional<TokenProjection> projection = std::nullopt;
 
+  // Whether a module has it without being given one.
+  bool HasStart() const { return start != nullptr || projection; }
   bool IsPresent(const Component& component) const {
     return present == nullptr || present(component);
   }
@@ -132,6 +151,21 @@ struct RotationCall {
 };
 using RotationFunction = at::Tensor (*)(const Component& component, const RotationCall& call);
 
+// q or k, normed; tensors are those of the entry.
+using NormFunction = at::Tensor (*)(const Component& component,
+                                    const std::vector<at::Tensor>& tensors, const at::Tensor& x,
+                                    bool of_keys);
+
+// The rows that a temperature is of.
+struct TemperatureCall {
+  at::Tensor positions;  // (Lq,) or (B, 1, Lq), float64
+  at::Tensor seen;       // how many keys are at hand up to there, likewise; at least 1
+};
+// What multiplies the scores: it broadcasts with (B, H, Lq).
+using TemperatureFunction = at::Tensor (*)(const Component& component,
+                                           const std::vector<at::Tensor>& tensors,
+                                           const TemperatureCall& call);
+
 struct PositionEntry {
   using Role = CatalogueEntry::Role;
 
@@ -141,9 +175,11 @@ struct PositionEntry {
   // key, in the type of the scores or in float64, which is then kept to its digits. Of
   // Role::kPairBias: what broadcasts to (B, H, Lq, Lk).
   OffsetBiasFunction bias = nullptr;
-  RotationFunction rotate = nullptr;      // of Role::kRotation
-  TokenEncoderFactory encoder = nullptr;  // of Role::kEmbedding
-  ContentFunction content = nullptr;      // of Role::kContent
+  RotationFunction rotate = nullptr;          // of Role::kRotation
+  TokenEncoderFactory encoder = nullptr;      // of Role::kEmbedding
+  ContentFunction content = nullptr;          // of Role::kContent
+  NormFunction norm = nullptr;                // of Role::kNorm
+  TemperatureFunction temperature = nullptr;  // of Role::kTemperature
   // Of a module: the positions at which it is defined; null: all, or those of its grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
 

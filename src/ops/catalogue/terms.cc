@@ -125,6 +125,14 @@ Position AbsoluteKeys(torch::Tensor table) {
   return TermBuilder("absolute_keys").With("table", std::move(table)).Build<Position>();
 }
 
+Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent) {
+  return TermBuilder("content_bias")
+      .With("query", std::move(query))
+      .With("table", std::move(table))
+      .With("extent", extent)
+      .Build<Position>();
+}
+
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
                   std::optional<torch::Tensor> values, std::optional<torch::Tensor> query) {
   return TermBuilder("relative")
@@ -152,6 +160,34 @@ Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r) {
       .With("v", std::move(v))
       .With("r", std::move(r))
       .Build<Position>();
+}
+
+Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon) {
+  return TermBuilder("qk_norm")
+      .With("q_weight", std::move(q_weight))
+      .With("k_weight", std::move(k_weight))
+      .With("epsilon", epsilon)
+      .Build<Position>();
+}
+
+Position LogTemperature(double scale, double length, const std::string& kind) {
+  return TermBuilder("log_temperature")
+      .With("scale", scale)
+      .With("length", length)
+      .With("kind", kind)
+      .Build<Position>();
+}
+
+Position ScalableSoftmax(HeadValue s) {
+  return TermBuilder("scalable_softmax").With("s", s).Build<Position>();
+}
+
+Position Sink(torch::Tensor score) {
+  return TermBuilder("sink").With("score", std::move(score)).Build<Position>();
+}
+
+Position Gate(torch::Tensor values) {
+  return TermBuilder("gate").With("values", std::move(values)).Build<Position>();
 }
 
 }  // namespace position

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ops/coordinates/token_grid.h"
+#include "ops/positions/content_tables.h"
 
 namespace gnomon {
 namespace {
@@ -96,6 +97,20 @@ class Namer {
  private:
   std::vector<std::string> used_;
 };
+
+// The weights of a projection of tokens, and their starts.
+std::vector<ModuleTensor> ProjectionTensors(const TokenProjection& projection,
+                                            const Component& component, const std::string& name,
+                                            const ModuleShape& shape) {
+  const int64_t rows = shape.heads * projection.columns(component, shape);
+  const int64_t dim = projection.of_keys ? shape.key_tokens : shape.query_tokens;
+  if (projection.bias_start == nullptr) {
+    return {{name + "_weight", RandomRows(Stream::kProjection, {rows}, dim), /*learned=*/true}};
+  }
+  const at::Tensor bias = projection.bias_start(shape.heads).to(at::kDouble);
+  return {{name + "_weight", at::zeros({rows, dim}, bias.options()), /*learned=*/true},
+          {name + "_bias", bias, /*learned=*/true}};
+}
 
 // AdamW moves every parameter by about its step size: the exponent gives a large tau the same
 // relative step as a small slope.
@@ -222,6 +237,12 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
         }
         continue;
       }
+      if (const auto& projection = parameter->tensor.projection) {
+        for (ModuleTensor& tensor : ProjectionTensors(*projection, term, name, shape)) {
+          tensors.push_back(std::move(tensor));
+        }
+        continue;
+      }
       const at::Tensor start = parameter->tensor.start(term, shape);
       if (!parameter->is_per_head()) {
         tensors.push_back({name, start, /*learned=*/true});
@@ -269,6 +290,10 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
       const std::string name = namer.Name(term.name(), parameter->name);
       if (term.IsTensor(parameter->name)) {
         take_given(name);
+      } else if (const auto& projection = parameter->tensor.projection) {
+        // What it makes is of tokens, not of the module.
+        take();
+        if (projection->bias_start != nullptr) take();
       } else if (!parameter->is_per_head()) {
         learned.push_back({name, take().detach(), std::nullopt});
       } else if (SettingOf(term, *parameter) == Setting::kLearned) {
@@ -290,6 +315,58 @@ std::string AttentionPosition(const std::string& position) {
     text += term.Text();
   }
   return text.empty() ? "none" : text;
+}
+
+bool HasProjections(const std::string& position) {
+  for (const Component& term : ParseSum(position)) {
+    for (const Parameter* parameter : FindPosition(term).Tensors(term)) {
+      if (parameter->tensor.projection && !term.IsTensor(parameter->name)) return true;
+    }
+  }
+  return false;
+}
+
+CallTensors ProjectTokens(const std::string& similarity, const std::string& position, int64_t heads,
+                          at::TensorList tensors, const at::Tensor& query_tokens,
+                          const at::Tensor& key_tokens) {
+  CallTensors call;
+  size_t next = 0;
+  const auto take = [&]() -> const at::Tensor& {
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
+                      "\" and \"", position, "\"");
+    return tensors[next++];
+  };
+  const auto keep = [&](int64_t count) {
+    for (int64_t n = 0; n < count; ++n) call.tensors.push_back(take());
+  };
+  const Component component = Component::Parse(similarity);
+  if (const Parameter* parameter = FindSimilarity(component).head_parameter()) {
+    const Setting setting = SettingOf(component, *parameter);
+    keep(setting == Setting::kNumber ? 0 : setting == Setting::kLearned ? 2 : 1);
+  }
+  for (const Component& term : ParseSum(position)) {
+    for (const Parameter* parameter : FindPosition(term).Tensors(term)) {
+      const auto& projection = parameter->tensor.projection;
+      if (!projection || term.IsTensor(parameter->name)) {
+        const Setting setting =
+            parameter->is_per_head() ? SettingOf(term, *parameter) : Setting::kTensor;
+        keep(setting == Setting::kTensor || setting == Setting::kLearned ? 1 : 0);
+        continue;
+      }
+      const at::Tensor& tokens = projection->of_keys ? key_tokens : query_tokens;
+      const at::Tensor& weight = take();
+      const OptionalTensor bias =
+          projection->bias_start == nullptr ? std::nullopt : OptionalTensor(take());
+      const at::Tensor product =
+          at::linear(tokens, weight, bias).unflatten(2, {heads, -1}).transpose(1, 2);
+      // Gates are close to 1, and multiply: those of low precision would lose what they say.
+      const at::Tensor computed = product.to(ComputingType(product));
+      if (projection->of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
+      call.tensors.push_back(projection->finish == nullptr ? computed
+                                                           : projection->finish(computed));
+    }
+  }
+  return call;
 }
 
 ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,

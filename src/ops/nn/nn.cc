@@ -99,17 +99,31 @@ void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t 
 
 std::string attention_position(const std::string& position) { return AttentionPosition(position); }
 
-void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v) {
-  k = k.defined() ? torch::cat({k, new_k}, 2) : new_k;
-  v = v.defined() ? torch::cat({v, new_v}, 2) : new_v;
+void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
+                     const std::vector<torch::Tensor>& new_projections) {
+  if (!k.defined()) {
+    k = new_k;
+    v = new_v;
+    projections = new_projections;
+    return;
+  }
+  TORCH_CHECK_VALUE(projections.size() == new_projections.size(), "gnomon.nn.KVCache: it has ",
+                    projections.size(), " projections and takes ", new_projections.size(),
+                    "; expected the same number");
+  k = torch::cat({k, new_k}, 2);
+  v = torch::cat({v, new_v}, 2);
+  for (size_t n = 0; n < projections.size(); ++n) {
+    projections[n] = torch::cat({projections[n], new_projections[n]}, 2);
+  }
 }
 
 void KVCache::reset() {
   k = torch::Tensor();
   v = torch::Tensor();
+  projections.clear();
 }
 
-RMSNormImpl::RMSNormImpl(int64_t dim) : dim(dim) {
+RMSNormImpl::RMSNormImpl(int64_t columns) : dim(columns) {
   TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn.RMSNorm: dim is ", dim, "; expected at least 1");
   reset();
 }
@@ -148,7 +162,9 @@ void MultiheadAttentionImpl::reset() {
   }
   if (options.sink()) sink = register_parameter("sink", torch::zeros({options.num_heads()}));
   term_names_.clear();
-  const ModuleShape shape{options.num_heads(), HeadDim(options), value_dim, options.max_length()};
+  const ModuleShape shape{options.num_heads(),  HeadDim(options), value_dim,
+                          options.max_length(), embed_dim,        KeyDim(options)};
+  has_projections_ = HasProjections(options.position().spec);
   std::vector<torch::Tensor> given = options.similarity().tensors;
   given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
   for (const ModuleTensor& tensor :
@@ -182,15 +198,25 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
     k = k_norm(k);
   }
   torch::Tensor v = heads(v_proj(values), KeyHeads(options));
+  CallTensors terms{TermTensors(), {}};
+  if (has_projections_) {
+    terms = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
+                          terms.tensors, query, keys);
+  }
   std::optional<int64_t> query_offset = call.query_offset;
   // The cache takes the tokens once nothing can be refused any more.
   KVCache joined;
   if (call.cache) {
     if (!query_offset && !call.query_offsets) query_offset = call.cache->length();
     joined = *call.cache;
-    joined.append(k, v);
+    std::vector<torch::Tensor> of_keys;
+    for (const int64_t n : terms.of_keys) of_keys.push_back(terms.tensors[n]);
+    joined.append(k, v, of_keys);
     k = joined.k;
     v = joined.v;
+    for (size_t n = 0; n < of_keys.size(); ++n) {
+      terms.tensors[terms.of_keys[n]] = joined.projections[n];
+    }
   }
   CallArguments arguments;
   arguments.causal = call.causal;
@@ -208,7 +234,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
-                                          options.position().spec, TermTensors(), arguments);
+                                          options.position().spec, terms.tensors, arguments);
   if (call.cache) *call.cache = joined;
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();

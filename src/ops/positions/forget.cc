@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <gnomon/torch/attention.h>
 
 #include <vector>
 
@@ -14,6 +15,17 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
   return -at::cumsum(tensors[0], 2, at::kDouble);
 }
 
+int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { return 1; }
+
+// Where the gates are the same everywhere they decay as ALiBi's biases do: log f = -slope, and f =
+// sigmoid(b).
+at::Tensor BiasStart(int64_t heads) { return -alibi_slopes(heads).expm1().log(); }
+
+at::Tensor LogGate(const at::Tensor& product) { return at::log_sigmoid(product).squeeze(3); }
+
+constexpr TokenProjection kGate = {
+    .of_keys = true, .columns = OneColumn, .bias_start = BiasStart, .finish = LogGate};
+
 const RegisterPosition forget({
     .catalogue =
         {.name = "forget",
@@ -26,13 +38,15 @@ const RegisterPosition forget({
          .details = "The sum is exact over long sequences: it is kept in float64, and rows "
                     "take off that of the key at their own position. lse and sinks take it "
                     "as it is, without the query's own sum. Gates of keys outside "
-                    "key_starts and key_lengths count as 1.",
+                    "key_starts and key_lengths count as 1. A module makes the gates of "
+                    "its tokens, f = sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b "
+                    "where log f is minus ALiBi's slope.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,
          .cost = "3 + 0",
          .class_name = "Forget"},
-    .parameters = {Table("log_forget", Index::kNone, {})
+    .parameters = {Table("log_forget", Index::kNone, {.projection = kGate})
                        .Means("(1 or B, H, Lk), the logarithm of each key's gate, finite and at "
                               "most 0: logsigmoid of a projection of its token")},
     .bias = Bias,

@@ -29,7 +29,7 @@ class LearnedSimilarity(torch.nn.Module):
         super().__init__()
         self._heads = num_heads
         names, starts, learned = ops.module_tensors(
-            spec, "none", num_heads, head_dim, head_dim, 1, []
+            spec, "none", num_heads, head_dim, head_dim, 1, 0, 0, []
         )
         (component,) = components_of(spec)
         tensors = [p["name"] for p in component.entry["parameters"] if p["takes_tensor"]]

@@ -1,0 +1,77 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/positions/content_tables.h"
+
+namespace gnomon {
+namespace {
+
+int64_t ColumnsOf(const Component& component, const ModuleShape& /*n*/) {
+  return component.Integer("columns");
+}
+
+ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const ContentCall& call) {
+  const at::Tensor& query = tensors[0];
+  TORCH_CHECK_VALUE(
+      query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
+      "gnomon.attention: query of content_bias has shape ", query.sym_sizes(),
+      "; expected (B, H, Lq, columns of the table) with q ", call.q.sym_sizes());
+  const at::Tensor keys = AsRows(component, "table", tensors[1], SizeOf(query, 3), call.heads);
+  const int64_t extent = component.Integer("extent");
+  const int64_t rows = SizeOf(keys, 1);
+  const bool both = rows == 2 * extent - 1;
+  TORCH_CHECK_VALUE(both || rows == extent, "gnomon.attention: table of content_bias has ", rows,
+                    " rows and extent is ", extent, "; expected ", 2 * extent - 1,
+                    ", past first, or ", extent, " for the past alone");
+  TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of content_bias has ", rows,
+                    " rows, for the past alone, and causal is False; expected ", 2 * extent - 1,
+                    " rows, or causal");
+  return {
+      .query = query, .keys = keys, .layout = both ? "zero" : "zero_past", .takes_scale = false};
+}
+
+at::Tensor TableStart(const Component& component, const ModuleShape& n) {
+  const int64_t extent = component.Integer("extent");
+  const int64_t rows = component.Flag("past") ? extent : 2 * extent - 1;
+  return RandomRows(Stream::kTable, TableRows(component, rows, n), ColumnsOf(component, n));
+}
+
+constexpr TokenProjection kQuery = {.columns = ColumnsOf};
+
+const RegisterPosition content_bias({
+    .catalogue =
+        {.name = "content_bias",
+         .title = "content-conditioned bias",
+         .formula = "r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent",
+         .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
+         .note = "where n is the extent, past first; 0 at offsets of the extent and more",
+         .details = "A module projects r_i, of a few columns for each head, from its tokens, and "
+                    "has one table for all heads. It is \"relative\" with far \"zero\" and a "
+                    "query of its own.",
+         .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations, whose "
+                   "query is q; models of 2026 project one",
+         .role = CatalogueEntry::Role::kContent,
+         .cost = "1 + 0, and r times the rows",
+         .class_name = "ContentBias"},
+    .parameters =
+        {Table("query", Index::kQueries, {.projection = kQuery})
+             .Means("(B, H, Lq, Dr), what multiplies the rows"),
+         Table("table", Index::kNearOffsets, {.start = TableStart})
+             .Means("(2 extent - 1, Dr), or extent rows for the past alone, which needs causal; or "
+                    "(H, n, Dr), a table of each head"),
+         Integer("extent", "1024")
+             .Means("one more than the offset of the table's last row")
+             .AtLeast(1)
+             .AtMost(1 << 30),
+         Integer("columns", "16").Means("columns of a module's rows").AtLeast(1).NoArgument(),
+         TablePerHead(),
+         Flag("past", "false").Means("rows of a module for the past alone").NoArgument()},
+    .content = Content,
+});
+
+}  // namespace
+}  // namespace gnomon

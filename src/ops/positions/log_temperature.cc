@@ -1,0 +1,42 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Temperature(const Component& component, const std::vector<at::Tensor>& /*tensors*/,
+                       const TemperatureCall& call) {
+  const double scale = component.Number("scale");
+  const double length = component.Number("length");
+  if (component.Choice("kind") == "steps") {
+    return 1 + scale * ((call.positions + 1) / length).floor().clamp_min(0).log1p();
+  }
+  return 1 + scale * (call.seen / length).clamp_min(1).log();
+}
+
+const RegisterPosition log_temperature({
+    .catalogue =
+        {.name = "log_temperature",
+         .title = "temperature by length",
+         .formula = "times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / "
+                    "length)); smooth: 1 + scale log(max(1, n_i / length)), n_i the keys up to its "
+                    "own",
+         .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
+                  R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
+         .note = "times the scores of row i, where a is the scale, n_0 the length and n_i the "
+                 "number of keys up to the row's own",
+         .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
+         .role = CatalogueEntry::Role::kTemperature,
+         .cost = "1 + 0",
+         .class_name = "LogTemperature"},
+    .parameters = {PositiveNumber("scale", "0.1").Means("how fast it grows"),
+                   PositiveNumber("length", "8192").Means("up to where it is 1"),
+                   Choice("kind", {"steps", "smooth"}).Means("by whole lengths, or by each key")},
+    .temperature = Temperature,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,47 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Norm(const Component& component, const std::vector<at::Tensor>& tensors,
+                const at::Tensor& x, bool of_keys) {
+  const at::Tensor& weight = tensors[of_keys ? 1 : 0];
+  TORCH_CHECK_VALUE(weight.dim() == 1 && weight.sym_size(0) == x.sym_size(3),
+                    "gnomon.attention: ", of_keys ? "k" : "q", "_weight of ", component.name(),
+                    " has shape ", weight.sym_sizes(), "; expected (D,) = (", x.sym_size(3), ",)");
+  const double epsilon = component.Number("epsilon");
+  return x * (x.square().mean(3, /*keepdim=*/true) + epsilon).rsqrt() * weight;
+}
+
+at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
+  return at::ones({n.head_dim}, at::kDouble);
+}
+
+const RegisterPosition qk_norm({
+    .catalogue =
+        {.name = "qk_norm",
+         .title = "QK-norm",
+         .formula = "q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them",
+         .latex = R"(\frac{w_q \odot q_i}{\sqrt{|q_i|^2 / D + \epsilon}},\quad )"
+                  R"(\frac{w_k \odot k_j}{\sqrt{|k_j|^2 / D + \epsilon}})",
+         .note = "in the place of q and k, before anything else acts on them",
+         .source = "Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. "
+                   "2023, Scaling Vision Transformers to 22 Billion Parameters",
+         .role = CatalogueEntry::Role::kNorm,
+         .cost = "0 + 0",
+         .class_name = "QKNorm"},
+    .parameters = {Table("q_weight", Index::kNone, {.start = Start})
+                       .Means("(D,), the weight of the queries' norm"),
+                   Table("k_weight", Index::kNone, {.start = Start})
+                       .Means("(D,), the weight of the keys' norm"),
+                   PositiveNumber("epsilon", "1e-6").Means("added to the mean of the squares")},
+    .norm = Norm,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,39 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <vector>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Temperature(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
+                       const TemperatureCall& call) {
+  return tensors[0].to(at::kDouble).unsqueeze(1) * call.seen.log();
+}
+
+// With s = 1 / log(100) a row of a hundred keys has the scores of the plain softmax.
+at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
+  return at::full({n.heads}, 1 / std::log(100.0), at::kDouble);
+}
+
+const RegisterPosition scalable_softmax({
+    .catalogue =
+        {.name = "scalable_softmax",
+         .title = "scalable softmax",
+         .formula = "s[h] log n_i times the scores of row i, n_i the keys up to its own",
+         .latex = R"(s_h \log n_i \, s_{ij})",
+         .note = "in the place of the scores of row i; n_i is the number of keys up to the row's "
+                 "own with causal, and else of all",
+         .details = "Keys beyond key_lengths do not count; other masks are not asked.",
+         .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
+         .role = CatalogueEntry::Role::kTemperature,
+         .cost = "1 + 0",
+         .class_name = "ScalableSoftmax"},
+    .parameters = {PerHead("s", "learned", {.start = Start}).Means("factor of each head")},
+    .temperature = Temperature,
+});
+
+}  // namespace
+}  // namespace gnomon

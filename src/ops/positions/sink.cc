@@ -1,0 +1,30 @@
+#include <ATen/ATen.h>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace {
+
+at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
+  return at::zeros({n.heads}, at::kDouble);
+}
+
+const RegisterPosition sink({
+    .catalogue =
+        {.name = "sink",
+         .title = "sink",
+         .formula = "one more score s[h] in the softmax of each row, whose key has no value",
+         .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
+         .note = "one more score in the softmax of each row, which no value answers to",
+         .details = "What the argument `sink` of a call is, by name in modules.",
+         .source = "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
+                   "2023, Efficient Streaming Language Models with Attention Sinks",
+         .role = CatalogueEntry::Role::kSink,
+         .cost = "0 + 0",
+         .class_name = "Sink"},
+    .parameters = {Table("score", Index::kNone, {.start = Start})
+                       .Means("(H,), () or (B, H, Lq), learned in modules, from 0")},
+});
+
+}  // namespace
+}  // namespace gnomon
