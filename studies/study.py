@@ -157,7 +157,7 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["sessions"][0]["command"] != command(comparison):
         raise ValueError(
-            f"{path.relative_to(ROOT)} was made by another command than the study now has: "
+            f"studies/{name}/{path.name} was made by another command than the study now has: "
             "remove it to begin anew"
         )
     if comparison.data:

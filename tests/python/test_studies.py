@@ -1,0 +1,206 @@
+"""Studies: their files, their runs, and the pages that are made of what was recorded."""
+
+import json
+import pathlib
+import random
+
+import pytest
+import scipy.stats
+import study as studies
+from study import Claim, Comparison, Contrast, Study
+from test_cli import succeed
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = ("--lengths", "16,32", "--steps", "2", "--dim", "16", "--depth", "1", "--heads", "2",
+        "--mlp", "16", "--batch", "2", "--evaluation-bytes", "512")  # fmt: skip
+
+
+def value_of(comparison, flag):
+    return comparison.arguments[comparison.arguments.index(flag) + 1]
+
+
+@pytest.mark.parametrize("name", studies.names())
+def test_a_study_asks_for_what_it_runs(name):
+    study = studies.load_study(name)
+    assert study.title
+    assert study.question
+    assert study.limits
+    labels = set()
+    for comparison in study.comparisons:
+        similarities = ["dot"]
+        if "--similarity" in comparison.arguments:
+            similarities = value_of(comparison, "--similarity").split(",")
+        positions = ["none"]
+        if "--position" in comparison.arguments:
+            positions = value_of(comparison, "--position").split(",")
+        labels |= {f"{s}/{p}" for s in similarities for p in positions}
+        labels |= {
+            word
+            for flag, word in zip(comparison.arguments, comparison.arguments[1:], strict=False)
+            if flag == "--run"
+        }
+        assert not {"--out", "--data", "--resume"} & set(comparison.arguments)
+    assert len({c.name for c in study.comparisons}) == len(study.comparisons)
+    for claim in study.claims:
+        assert claim.contrasts
+        for contrast in claim.contrasts:
+            assert {contrast.left, contrast.right} <= labels, claim.text
+
+
+@pytest.mark.parametrize("name", studies.names())
+def test_pages_are_those_of_the_records(name, tmp_path, monkeypatch):
+    page = ROOT / "docs/studies" / f"{name}.md"
+    monkeypatch.setattr(studies, "PAGES", tmp_path)
+    studies.write_page(name, studies.load_study(name))
+    assert (tmp_path / f"{name}.md").read_text() == page.read_text(), (
+        f"python studies/study.py --page {name} writes it anew"
+    )
+    for figure in tmp_path.glob("*.svg"):
+        assert (page.parent / figure.name).is_file()
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(studies, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(studies, "PAGES", tmp_path / "pages")
+    (tmp_path / "data").mkdir()
+    generator = random.Random(0)
+    text = "".join(generator.choice("abcdef gh\n") for _ in range(20000))
+    (tmp_path / "data/text.txt").write_text(text)
+    return tmp_path
+
+
+def tiny(seeds):
+    arguments = ("--position", "none,rope", *TINY, "--seeds", str(seeds))
+    return Study(
+        title="A study",
+        question="Which?",
+        comparisons=(
+            Comparison("one", "One text", "text.txt", arguments),
+            Comparison("two", "Another text", "none.txt", arguments),
+        ),
+        claims=(
+            Claim("RoPE is better.", (Contrast("dot/rope", 16, "dot/none", 16),)),
+            Claim("Longer is better.", (Contrast("dot/rope", 32, "dot/rope", 16, "last"),)),
+        ),
+        limits="Much.",
+    )
+
+
+def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
+    study = tiny(seeds=3)
+    comparison = study.comparisons[0]
+    data = folders / "data"
+    assert studies.run("tiny", comparison, data, threads=1) == 0
+    path = studies.record_path("tiny", comparison)
+    text = path.read_text()
+    record = json.loads(text)
+    assert record["status"] == "finished"
+    assert len(record["runs"]) == 6
+    # It does not say where it was made.
+    assert str(folders) not in text
+    assert record["data"]["path"] == "text.txt"
+    assert record["sessions"][0]["command"] == studies.command(comparison)
+    # What is finished is not run again.
+    before = path.stat().st_mtime_ns
+    assert studies.run("tiny", comparison, data, threads=1) == 0
+    assert path.stat().st_mtime_ns == before
+
+    # Elsewhere, with a record that was stopped after four runs.
+    for file in sorted((folders / "runs").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    stopped = {**record, "runs": record["runs"][:4], "status": "interrupted"}
+    path.write_text(studies.dump(stopped))
+    assert studies.run("tiny", comparison, data, threads=1) == 0
+    resumed = json.loads(path.read_text())
+    assert [run["losses"] for run in resumed["runs"]] == [run["losses"] for run in record["runs"]]
+
+    studies.write_page("tiny", study)
+    page = (folders / "pages/tiny.md").read_text()
+    assert "All 6 runs are done" in page
+    assert "Not begun: Another text" in page
+    assert (folders / "pages/tiny-one.svg").read_text().startswith("<?xml")
+    losses = {
+        (run["combination"], run["seed"]): [at["loss"] for at in run["losses"]]
+        for run in record["runs"]
+    }
+    differences = [losses[1, seed][0] - losses[0, seed][0] for seed in range(3)]
+    assert f"| {sum(differences) / 3:+.3f} |" in page
+
+
+def test_records_of_another_command_and_missing_data_are_errors(folders):
+    comparison = tiny(seeds=1).comparisons[0]
+    assert studies.run("tiny", comparison, folders / "data", threads=1) == 0
+    for file in (folders / "runs/tiny/one").iterdir():
+        file.unlink()
+    with pytest.raises(ValueError, match="made by another command"):
+        studies.run("tiny", tiny(seeds=2).comparisons[0], folders / "data", threads=1)
+    with pytest.raises(ValueError, match=r"there is no none\.txt in"):
+        studies.run("tiny", tiny(seeds=1).comparisons[1], folders / "data", threads=1)
+    with pytest.raises(ValueError, match="there is no study 'nothing'"):
+        studies.load_study("nothing")
+
+
+def results_of(pairs, *, higher_is_better=False):
+    """A record of two combinations at one condition."""
+    return {
+        "settings": {"combinations": [{"label": "a"}, {"label": "b"}]},
+        "task": {
+            "metrics": [{"key": "m", "higher_is_better": higher_is_better}],
+            "conditions": {"values": ["test"]},
+        },
+        "runs": [
+            {"combination": c, "seed": seed, "losses": [{"m": pair[c]}]}
+            for seed, pair in enumerate(pairs)
+            for c in (0, 1)
+        ],
+    }
+
+
+def test_contrasts_are_paired_t_tests():
+    contrast = Contrast("a", "test", "b", "test")
+    for seed in range(20):
+        generator = random.Random(seed)
+        n = generator.choice([3, 5, 20])
+        shift = generator.choice([0, 0.5, 3])
+        pairs = [(generator.gauss(0, 1), generator.gauss(shift, 1)) for _ in range(n)]
+        left, right = zip(*pairs, strict=True)
+        expected = scipy.stats.ttest_rel(left, right)
+        low, high = expected.confidence_interval(0.95)
+        differences = [a - b for a, b in pairs]
+        assert studies.interval(differences) == pytest.approx((high - low) / 2, rel=1e-6)
+        row = studies.contrast_row(results_of(pairs), contrast)
+        assert float(row[0]) == pytest.approx(sum(differences) / n, abs=1e-3)
+        if expected.pvalue >= 0.001:
+            assert float(row[2]) == pytest.approx(expected.pvalue, abs=1e-3)
+        lower = sum(differences) < 0
+        verdict = ("better" if lower else "worse") if expected.pvalue < 0.05 else None
+        assert row[4] == (verdict or "no difference seen")
+        other = studies.contrast_row(results_of(pairs, higher_is_better=True), contrast)
+        if verdict:
+            assert {row[4], other[4]} == {"better", "worse"}
+    assert studies.contrast_row(results_of([(1, 2), (1, 3)]), contrast)[4] == "too few seeds"
+    assert studies.contrast_row(results_of([]), contrast)[4] == "not run yet"
+    with pytest.raises(ValueError, match="no combination is called 'c'"):
+        studies.contrast_row(results_of([]), Contrast("c", "test", "b", "test"))
+
+
+def test_the_command_lines_of_studies_are_taken(tmp_path):
+    """But for the data, which are another text, nothing of them is refused."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over a lazy dog\n" * 4000)
+    study = studies.load_study("length")
+    words = list(study.comparisons[0].arguments)
+    for flag, value in (("--steps", "1"), ("--seeds", "1"), ("--lengths", "16,32")):
+        words[words.index(flag) + 1] = value
+    small = ("--dim", "16", "--depth", "1", "--heads", "2", "--mlp", "16", "--batch", "1")
+    succeed(
+        *("compare", "--data", text, "--out", tmp_path / "run", *words, *small),
+        *("--evaluation-bytes", "512"),
+        cwd=tmp_path,
+    )
+    record = json.loads((tmp_path / "run/results.json").read_text())
+    labels = {c["label"] for c in record["settings"]["combinations"]}
+    for claim in study.claims:
+        assert {c.left for c in claim.contrasts} | {c.right for c in claim.contrasts} <= labels
