@@ -13,7 +13,8 @@ void AddData(CLI::App& app, Action* action) {
       app.add_subcommand("data",
                          "Convert data (images in IDX, sounds in WAV, arrays of NumPy, JSON, text; "
                          "any of them in gzip) to the arrays that a task may read: `gnomon data "
-                         "--help` lists the formats");
+                         "--help` lists the formats. `gnomon data get NAME` fetches a set by its "
+                         "name");
   command->set_help_flag();
   command->prefix_command();
   command->callback([action, command] {

@@ -6,6 +6,7 @@ import argparse
 import pathlib
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 try:
@@ -15,6 +16,7 @@ except ImportError as error:
 
 from gnomon._output import checked_output
 from gnomon.data import read_arrays, write
+from gnomon.data.sets import SETS, convert, fetch
 
 EXAMPLE = """\
 For example, the digits of MNIST:
@@ -26,12 +28,18 @@ For example, the digits of MNIST:
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt and .csv
 (numbers); .wav, or a folder or .tar of them; each also in gzip. Rows of several lengths become NAME
 and NAME_lengths.
+
+`gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    with checked_output(_fail):
-        return _main(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        with checked_output(_fail):
+            return _get(words[1:]) if words[:1] == ["get"] else _main(words)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _fail(message: str) -> NoReturn:
@@ -44,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         _fail(f"{message} (see --help)")
 
 
-def _main(arguments: list[str] | None) -> int:
+def _main(arguments: list[str]) -> int:
     parser = _Parser(
         prog="gnomon data",
         description="Writes arrays called PART.NAME, as tasks read them, to a file of safetensors.",
@@ -75,9 +83,72 @@ def _main(arguments: list[str] | None) -> int:
         _fail(str(error))
     except OSError as error:
         _fail(f"cannot write {options.out}: {error.strerror}")
+    _print_arrays(arrays)
+    return 0
+
+
+def _get(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="gnomon data get",
+        description="Fetches a data set by its name, checks the sha256 of each file, and makes the "
+        "files that tasks read. Files that are there are kept.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of those that --list prints")
+    parser.add_argument(
+        "--out", type=pathlib.Path, metavar="FOLDER", help="to put the files into; NAME by default"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print names, sizes of what is fetched, and licences"
+    )
+    options = parser.parse_args(arguments)
+    if options.list:
+        if options.name is not None or options.out is not None:
+            parser.error("--list takes no NAME and no --out")
+        _print_sets()
+        return 0
+    if options.name not in SETS:
+        what = "no set" if options.name is None else f"no set {options.name!r}"
+        parser.error(f"{what}; expected one of {', '.join(SETS)}")
+    chosen = SETS[options.name]
+    folder = pathlib.Path(chosen.name) if options.out is None else options.out
+    print(f"{chosen.name}: {chosen.title}")
+    print(f"source: {chosen.source}")
+    print(f"licence: {chosen.licence}")
+    try:
+        for path, is_new in fetch(chosen, folder, _tell).items():
+            print(f"{path}: {'fetched' if is_new else 'was there'}, {_size(path.stat().st_size)}")
+        for path, arrays in convert(chosen, folder).items():
+            print(f"{path}: made, {_size(path.stat().st_size)}")
+            _print_arrays(arrays)
+    except ValueError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or folder}: {error.strerror or error}")
+    return 0
+
+
+def _tell(line: str) -> None:
+    """Says what takes its time to somebody who waits; what fails is one line everywhere else."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"gnomon: data: {line}", file=sys.stderr)
+
+
+def _print_sets() -> None:
+    rows = [
+        (chosen.name, _size(chosen.size), chosen.title, chosen.licence) for chosen in SETS.values()
+    ]
+    wide, high = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, size, title, licence in rows:
+        print(f"{name:{wide}}  {size:>{high}}  {title}; licence: {licence}")
+
+
+def _print_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     for name, array in arrays.items():
         print(f"{name}: {array.dtype.name}, {' x '.join(map(str, array.shape))}")
-    return 0
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"
 
 
 if __name__ == "__main__":

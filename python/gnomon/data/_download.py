@@ -1,0 +1,173 @@
+"""Files from the network, kept only where their sizes and sums are the expected ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import http.client
+import pathlib
+import secrets
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gnomon._library import VERSION
+
+_BLOCK = 1 << 20
+_TIMEOUT = 60.0  # seconds without a byte
+
+
+class _NotReceivedError(Exception):
+    """Why a URL did not give the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file of a named set.
+
+    ``size`` and ``sha256`` are of the file; or, where ``members`` is not empty, of the files in a
+    tar file whose names end with it, and the sum is of what ``sha256sum *`` prints for these:
+    servers that pack an archive for each request promise no bytes of it.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    urls: tuple[str, ...]
+    members: str = ""
+
+    def sum_in_words(self) -> str:
+        return f"{self._what('sha256')} {self.sha256}"
+
+    def fault(self, path: pathlib.Path) -> str:
+        """What is wrong with a file in the place of this one; nothing if it is the one.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self.members:
+            return self._fault_of_archive(path)
+        sha256, size = hashlib.sha256(), 0
+        with path.open("rb") as content:
+            while block := content.read(_BLOCK):
+                sha256.update(block)
+                size += len(block)
+        return self._fault(size, sha256.hexdigest())
+
+    def _fault_of_archive(self, path: pathlib.Path) -> str:
+        sums, size = {}, 0
+        with path.open("rb") as content:
+            try:
+                with tarfile.open(fileobj=content, mode="r|*") as archive:
+                    for member in archive:
+                        if not (member.isfile() and member.name.endswith(self.members)):
+                            continue
+                        size += member.size
+                        if size > self.size:
+                            return f"{self._what('size')} is more than {self.size} bytes"
+                        opened = archive.extractfile(member)
+                        text = opened.read() if opened is not None else b""
+                        sums[member.name.rsplit("/", 1)[-1]] = hashlib.sha256(text).hexdigest()
+            except (tarfile.TarError, EOFError, zlib.error) as error:
+                return f"is not a sound tar file: {error}"
+        listed = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
+        return self._fault(size, hashlib.sha256(listed.encode()).hexdigest())
+
+    def _fault(self, size: int, sha256: str) -> str:
+        if size != self.size:
+            return f"{self._what('size')} is {size} bytes, expected {self.size}"
+        if sha256 != self.sha256:
+            return f"{self._what('sha256')} is {sha256}, expected {self.sha256}"
+        return ""
+
+    def _what(self, measure: str) -> str:
+        return f"{measure} of its *{self.members}" if self.members else measure
+
+
+def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> bool:
+    """Has a file in a folder, and returns whether it was fetched: one that is there is kept.
+
+    Raises:
+        ValueError: another file is in its place, or no URL gives the file.
+        OSError: the folder cannot be read or written.
+    """
+    path = folder / file.name
+    if path.exists():
+        fault = file.fault(path)
+        if fault:
+            raise ValueError(f"{path}: {fault}; without it the file is fetched")
+        return False
+    faults = []
+    for url in file.urls:
+        tell(f"fetching {url}")
+        try:
+            _download(url, path, file)
+            return True
+        except _NotReceivedError as error:
+            faults.append(f"{url}: {error}")
+    raise ValueError(
+        f"cannot fetch {path}, and nothing of it is kept: {'; '.join(faults)}; a file that is put "
+        "there by hand is checked and taken"
+    )
+
+
+@contextlib.contextmanager
+def beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file that becomes `path` at the end, and is removed where that is not reached."""
+    # A name that no other writer has; texts in folders that are read do not have hidden names.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _download(url: str, path: pathlib.Path, file: File) -> None:
+    with beside(path) as part:
+        with _open(url) as answer, part.open("xb") as out:
+            # An archive's own size is not known.
+            _copy(answer, out, None if file.members else file.size)
+        fault = file.fault(part)
+        if fault:
+            raise _NotReceivedError(fault)
+
+
+def _open(url: str) -> Any:
+    request = urllib.request.Request(url, headers={"User-Agent": f"gnomon/{VERSION}"})
+    try:
+        return urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _NotReceivedError(f"HTTP {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise _NotReceivedError(_reason(error.reason)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _NotReceivedError(_reason(error)) from error
+
+
+def _copy(answer: Any, out: Any, size: int | None) -> None:
+    told = answer.headers.get("Content-Length", "")
+    received = 0
+    while True:
+        try:
+            block = answer.read(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _NotReceivedError(f"after {received} bytes: {_reason(error)}") from error
+        if not block:
+            break
+        received += len(block)
+        if size is not None and received > size:
+            raise _NotReceivedError(f"size is more than {size} bytes")
+        out.write(block)
+    if told.isdecimal() and received < int(told):
+        raise _NotReceivedError(f"the connection ended after {received} of {told} bytes")
+
+
+def _reason(error: object) -> str:
+    """Of a failed connection, without the number that errors of the system print first."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -1,0 +1,94 @@
+"""Planetoid's form of a citation graph (Yang et al. 2016) as lists of numbers in text."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+
+
+class _Rows:
+    """What a csr_matrix of scipy was before it was pickled."""
+
+    indptr: np.ndarray[Any, Any]
+    indices: np.ndarray[Any, Any]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def words(self) -> list[list[int]]:
+        return [
+            sorted(self.indices[start:end].tolist())
+            for start, end in zip(self.indptr[:-1], self.indptr[1:], strict=True)
+        ]
+
+
+_KNOWN = {
+    ("scipy.sparse.csr", "csr_matrix"): _Rows,
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("collections", "defaultdict"): collections.defaultdict,
+    ("builtins", "list"): list,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes arrays, sparse matrices and dictionaries of lists, and calls nothing else."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        # As Python 2 called it.
+        module_name = module_name.replace("__builtin__", "builtins")
+        try:
+            return _KNOWN[module_name, global_name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it has a {module_name}.{global_name}") from None
+
+
+def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
+    """Files of text that say what the files ``ind.NAME.*`` of a folder do, by name.
+
+    They are edges.txt (two nodes a line, each pair once), features.txt (the active words of a node
+    a line), labels.txt (a class a line), train.index, val.index and test.index (nodes). The split
+    is the paper's: as many training nodes as there are in y, and 500 after them to validate. Each
+    node must be in ally or in test.index, as it is in Cora and Pubmed.
+    """
+
+    def load(part: str) -> Any:
+        path = folder / f"ind.{name}.{part}"
+        with path.open("rb") as file:
+            try:
+                return _Unpickler(file, encoding="latin1").load()
+            except (pickle.UnpicklingError, EOFError) as error:
+                raise ValueError(f"{path}: is not of a graph: {error}") from error
+
+    # Rows of allx and ally are the first nodes; those of tx and ty, the nodes of test.index.
+    tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]
+    words = dict(enumerate(load("allx").words())) | dict(
+        zip(tested, load("tx").words(), strict=True)
+    )
+    labels = dict(enumerate(load("ally").argmax(1).tolist())) | dict(
+        zip(tested, load("ty").argmax(1).tolist(), strict=True)
+    )
+    edges = {
+        (min(node, other), max(node, other))
+        for node, others in load("graph").items()
+        for other in others
+        if node != other
+    }
+    trained = len(load("y"))
+    rows: dict[str, list[Any]] = {
+        "edges.txt": sorted(edges),
+        "features.txt": [words[node] for node in range(len(words))],
+        "labels.txt": [[labels[node]] for node in range(len(labels))],
+        "train.index": [[node] for node in range(trained)],
+        "val.index": [[node] for node in range(trained, trained + 500)],
+        "test.index": [[node] for node in sorted(tested)],
+    }
+    return {
+        file: "".join(" ".join(map(str, line)) + "\n" for line in lines)
+        for file, lines in rows.items()
+    }
