@@ -9,6 +9,9 @@
 
 namespace gnomon::cli {
 
+// The task's Complete(), with Error for every mistake. The data are read.
+models::Terms CompleteTerms(const models::Task& task, const models::Terms& terms);
+
 // Builds a model and runs it on a small input, so that a wrong option or specification is known
 // before any work; throws Error with the operator's own words. Returns its learner.
 std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Terms& terms,

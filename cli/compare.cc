@@ -79,19 +79,22 @@ void Save(Comparison* work, const char* status) {
                               {FormatTable(task, work->settings, record["summary"])});
 }
 
+void AddOnce(const models::Terms& terms, std::vector<models::Terms>* all) {
+  if (std::find(all->begin(), all->end(), terms) == all->end()) all->push_back(terms);
+}
+
 // The cross product of positions and similarities unless only single runs were asked for, then
 // those, each combination once.
 std::vector<models::Terms> Combinations(const CompareFlags& flags, bool product) {
   std::vector<models::Terms> all;
-  const auto add = [&](models::Terms terms) {
-    if (std::find(all.begin(), all.end(), terms) == all.end()) all.push_back(std::move(terms));
-  };
   if (product) {
     for (const std::string& similarity : flags.similarities) {
-      for (const std::string& position : flags.positions) add({similarity, position});
+      for (const std::string& position : flags.positions) {
+        AddOnce({similarity, position}, &all);
+      }
     }
   }
-  for (const std::string& run : flags.runs) add(ParseTerms("--run", run));
+  for (const std::string& run : flags.runs) AddOnce(ParseTerms("--run", run), &all);
   return all;
 }
 
@@ -156,6 +159,12 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
   models::CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
+  // What the data fill in may make two of them the same.
+  std::vector<models::Terms> completed;
+  for (const models::Terms& terms : settings.combinations) {
+    AddOnce(CompleteTerms(task, terms), &completed);
+  }
+  settings.combinations = std::move(completed);
   CheckAll(&work);
   task.Prepare();
   CheckData(work);

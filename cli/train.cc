@@ -89,6 +89,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
     task.Settle(Command::kTrain, /*is_resumed=*/false, &training);
     models::CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
+    flags.terms = CompleteTerms(task, flags.terms);
     // With any assets: learning them may take minutes.
     CheckTerms(task, flags.terms, training, Command::kTrain);
   });

@@ -34,14 +34,18 @@ void Arrays::Fail(const std::string& name, const std::string& fault) const {
   throw Error(StrCat(path_, ": the array '", name, "' ", fault));
 }
 
-const torch::Tensor& Arrays::Get(const std::string& name, int64_t axes) const {
+const torch::Tensor& Arrays::Find(const std::string& name) const {
   const auto found = file_.tensors.find(name);
-  if (found == file_.tensors.end()) {
-    std::vector<std::string> names;
-    for (const auto& entry : file_.tensors) names.push_back(entry.first);
-    Fail(name, "is missing; the file has " + (names.empty() ? "none" : Join(names, ", ")));
-  }
-  const torch::Tensor& tensor = found->second;
+  if (found != file_.tensors.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& entry : file_.tensors) names.push_back(entry.first);
+  Fail(name, "is missing; the file has " + (names.empty() ? "none" : Join(names, ", ")));
+}
+
+int64_t Arrays::CountAxes(const std::string& name) const { return Find(name).dim(); }
+
+const torch::Tensor& Arrays::Get(const std::string& name, int64_t axes) const {
+  const torch::Tensor& tensor = Find(name);
   if (tensor.dim() != axes || tensor.numel() == 0) {
     Fail(name, StrCat("is of shape ", tensor.sizes(), ", expected ", axes,
                       axes == 1 ? " axis" : " axes", ", none of them empty"));

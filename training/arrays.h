@@ -26,6 +26,7 @@ class Arrays {
 
   // These throw Error naming the file, the array and what is wrong with it.
 
+  int64_t CountAxes(const std::string& name) const;
   // With this many axes, none of them empty.
   const torch::Tensor& Get(const std::string& name, int64_t axes) const;
   // Whole numbers from `lowest` to `highest`, as int64.
@@ -41,6 +42,7 @@ class Arrays {
 
  private:
   [[noreturn]] void Fail(const std::string& name, const std::string& fault) const;
+  const torch::Tensor& Find(const std::string& name) const;
 
   std::string path_;
   SafeTensors file_;

@@ -190,6 +190,9 @@ class Task {
 
   // ---- Models
 
+  // The terms with what the data tell filled in, as the shape of a grid; called after ReadData().
+  // What comes back is what is run and what records keep. Throws Error or c10::Error for a mistake.
+  virtual Terms Complete(const Terms& terms) const { return terms; }
   // Weights come from Torch's default generator. See NewLearner() below.
   virtual std::unique_ptr<Learner> MakeLearner(const Terms& terms,
                                                const TrainingOptions& training) = 0;

@@ -1,0 +1,59 @@
+#include "models/grid_position.h"
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+#include "ops/catalogue/registry.h"
+#include "training/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+constexpr const char* kShape = "shape";
+constexpr const char* kPrefix = "prefix";
+
+// The sum with another text for each of its components.
+std::string Rewritten(const std::string& position,
+                      const std::function<std::string(const Component&)>& rewrite) {
+  std::vector<std::string> parts;
+  for (const Component& component : ParseSum(position)) parts.push_back(rewrite(component));
+  return Join(parts, "+");
+}
+
+// The component with another shape and prefix, or with both behind what it has.
+std::string WithGrid(const Component& component, const TokenGrid& grid, bool keeps_prefix) {
+  Component made = Component::Parse(component.name());
+  for (const auto& [key, value] : component.options()) {
+    if (key == kShape) {
+      made.SetDefault(key, SizesText(grid.shape()));
+    } else if (key != kPrefix || keeps_prefix) {
+      made.SetDefault(key, value);
+    }
+  }
+  made.SetDefault(kShape, SizesText(grid.shape()));
+  if (grid.prefix() > 0) made.SetDefault(kPrefix, std::to_string(grid.prefix()));
+  return made.Text();
+}
+
+}  // namespace
+
+std::string OnGrid(const std::string& position, const TokenGrid& grid) {
+  return Rewritten(position, [&](const Component& component) {
+    const CatalogueEntry* entry = FindCatalogueEntry(component.name());
+    const std::optional<std::string> shape = component.Find(kShape);
+    const bool is_open = shape ? *shape == "grid" : entry != nullptr && entry->needs_grid;
+    return is_open ? WithGrid(component, grid, /*keeps_prefix=*/true) : component.Text();
+  });
+}
+
+std::string OnOtherGrid(const std::string& position, const TokenGrid& grid,
+                        const TokenGrid& other) {
+  return Rewritten(position, [&](const Component& component) {
+    return TokenGrid::Find(component) == grid ? WithGrid(component, other, /*keeps_prefix=*/false)
+                                              : component.Text();
+  });
+}
+
+}  // namespace gnomon::models

@@ -1,0 +1,430 @@
+// The tasks `images` and `volumes`: a vision transformer tells the class of an image, or of a
+// volume.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "models/grid_position.h"
+#include "models/vision_transformer.h"
+#include "ops/catalogue/component.h"
+#include "tasks/image_data.h"
+#include "training/processes.h"
+#include "training/strings.h"
+#include "training/task.h"
+
+namespace gnomon::models {
+namespace {
+
+using nlohmann::json;
+
+// Evaluation batches hold about this many tokens, whatever the size.
+constexpr int64_t kEvaluationBatch = 16384;
+constexpr int64_t kLongestSide = 65536;
+
+#define GNOMON_IMAGE_TRAINING_OPTIONS(OPTION)                                                 \
+  OPTION(int64_t, shift, 0,                                                                   \
+         .help =                                                                              \
+             "Pixels that training moves each image by, at the most, along each of its axes " \
+             "and at random; the edges are repeated",                                         \
+         .highest = kLongestSide)
+
+#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                \
+  OPTION(std::vector<std::string>, sizes, {},                                                  \
+         .help =                                                                               \
+             "Sizes to evaluate at beside the one that is trained at, joined by commas, each " \
+             "the length of all sides or of each (32 or 32x48): images are resized, and "      \
+             "become more tokens or fewer",                                                    \
+         .may_lack = true, .may_change = true)                                                 \
+  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                            \
+         .help = "How many of the validation part to measure, the first ones; default: all",   \
+         .lowest = 1, .may_lack = true, .may_change = true)
+
+struct ImageTrainingOptions {
+  GNOMON_OPTIONS(GNOMON_IMAGE_TRAINING_OPTIONS)
+};
+
+struct ImageEvaluationOptions {
+  GNOMON_OPTIONS(GNOMON_IMAGE_EVALUATION_OPTIONS)
+};
+
+// "32" is 32 along each axis.
+std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
+  std::vector<int64_t> size;
+  bool is_sound = !text.empty() && text.back() != 'x';
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, 'x');) {
+    int64_t& length = size.emplace_back(0);
+    const char* const end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, length);
+    is_sound =
+        is_sound && error == std::errc() && stop == end && length >= 1 && length <= kLongestSide;
+  }
+  if (size.size() == 1) size.resize(axes, size[0]);
+  if (!is_sound || static_cast<int64_t>(size.size()) != axes) {
+    throw Error(StrCat("--sizes: '", text, "' is not a length of 1 to ", kLongestSide, ", or ",
+                       axes, " of them joined by x"));
+  }
+  return size;
+}
+
+// As a condition: a number where all sides are the same.
+json SizeName(const std::vector<int64_t>& size) {
+  const bool is_even =
+      std::all_of(size.begin(), size.end(), [&](int64_t length) { return length == size[0]; });
+  return is_even ? json(size[0]) : json(SizesText(size));
+}
+
+// At the least: a similarity may have one column of queries and keys, which are left out.
+double WeightBytes(const VisionTransformerOptions& model) {
+  const auto dim = static_cast<double>(model.dim);
+  double pixels = static_cast<double>(model.channels);
+  if (model.stem == "patches") {
+    pixels *= std::pow(static_cast<double>(model.patch), static_cast<double>(model.size.size()));
+  }
+  const double layer = 2 * dim * (dim + static_cast<double>(model.mlp));
+  return sizeof(float) * (dim * (pixels + static_cast<double>(model.classes)) +
+                          static_cast<double>(model.depth) * layer);
+}
+
+std::string ModelFlags(const VisionTransformerOptions& model) {
+  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
+}
+
+class ImageTask : public Task {
+ public:
+  // `noun` is what one of the images is called; the last two are defaults.
+  ImageTask(const char* name, const char* noun, int64_t axes, int64_t patch, int64_t dim)
+      : kind_{name, axes}, noun_(noun) {
+    model_.patch = patch;
+    model_.dim = dim;
+    model_.mlp = 4 * dim;
+  }
+
+  const VisionTransformerOptions& model() const { return model_; }
+  const ImageTrainingOptions& augmentation() const { return augmentation_; }
+  const ImageData& data() const { return data_; }
+  // The one that is trained at first.
+  std::vector<std::vector<int64_t>> EvaluatedSizes() const {
+    std::vector<std::vector<int64_t>> sizes = {model_.size};
+    for (const std::string& text : evaluation_.sizes) {
+      sizes.push_back(ParseSize(text, kind_.axes));
+    }
+    return sizes;
+  }
+  int64_t EvaluatedExamples() const {
+    return std::min(evaluation_.evaluation_examples.value_or(kMany), data_.valid.count());
+  }
+
+  const char* name() const override { return kind_.array; }
+
+  TrainingOptions DefaultTraining(Command command) const override {
+    TrainingOptions training;
+    training.batch = 64;
+    training.steps = command == Command::kCompare ? 400 : 2000;
+    training.weight_decay = 0.05;
+    return training;
+  }
+  std::vector<std::string> DefaultPositions() const override {
+    return {"none",      "learned",          "sinusoidal:shape=grid",      "rope:shape=grid",
+            "grid_bias", "alibi:shape=grid", "hype:tau=learned:shape=grid"};
+  }
+
+  OptionList Options(Command command) override {
+    if (command == Command::kEval) return evaluation_.Options();
+    OptionList model = InSection("model", model_.Options());
+    const OptionList training = InSection("training", augmentation_.Options());
+    if (command == Command::kCompare) {
+      // Terms are replaced in each run.
+      return evaluation_.Options() + WithoutFlags(model, {"similarity", "position"}) + training;
+    }
+    return InSection("run", evaluation_.Options()) +
+           Without(std::move(model), {"similarity", "position"}) + training;
+  }
+  void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
+    is_trained_ = command != Command::kEval;
+    EvaluatedSizes();  // throws for one that is none
+  }
+
+  std::string StepFlags(Command /*command*/, const TrainingOptions& training) const override {
+    return StrCat("--batch ", training.batch, " and --patch ", model_.patch);
+  }
+  std::string EvaluationFlags(Command /*command*/) const override {
+    return evaluation_.sizes.empty() ? StrCat("--patch ", model_.patch)
+                                     : StrCat("--sizes ", Join(evaluation_.sizes, ","));
+  }
+  void CheckModelFits() const override {
+    CheckMemoryHolds(ModelFlags(model_), WeightBytes(model_));
+  }
+  void CheckFits(const TrainingOptions& training, int64_t processes) const override {
+    // Weights, gradients and two moments.
+    const double fixed = 4 * WeightBytes(model_);
+    CheckMemoryHolds(ModelFlags(model_), fixed);
+    // Of each layer the stream before its two branches, their normed inputs, the values and the
+    // output of attention, and the MLP's units before and after gelu.
+    const double numbers =
+        static_cast<double>(model_.depth) *
+        (6 * static_cast<double>(model_.dim) + 2 * static_cast<double>(model_.mlp));
+    const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
+                          static_cast<double>(model_.grid().tokens());
+    CheckMemoryHolds(StepFlags(Command::kTrain, training),
+                     fixed + sizeof(float) * tokens * numbers);
+  }
+
+  const char* data_noun() const override { return "data"; }
+  void ReadData(const std::string& path) override {
+    data_ = ReadImages(path, kind_, /*has_training=*/is_trained_, model_.classes);
+    if (is_trained_) pixels_ = data_.DescribePixels();
+    // Unless a file has said what it is a model of.
+    if (model_.size.empty()) {
+      model_.size = data_.train.size();
+      model_.channels = data_.train.channels();
+      model_.classes = data_.classes;
+      CheckRanges(InSection("model", model_.Options()), path);
+    }
+    CheckPatches(model_.patch, model_.size);
+  }
+  std::string data_sha256() const override { return data_.sha256; }
+  json DescribeData() const override {
+    const std::filesystem::path path = std::filesystem::absolute(data_.path).lexically_normal();
+    json data = {{"path", path.string()},
+                 {"sha256", data_.sha256},
+                 {"valid", data_.valid.count()},
+                 {"size", data_.valid.size()},
+                 {"channels", data_.valid.channels()},
+                 {"classes", model_.classes}};
+    if (is_trained_) data["train"] = data_.train.count();
+    return {{"data", data}};
+  }
+  std::string DescribeSize() const override {
+    return StrCat(data_.train.count(), " ", kind_.array, " of ", SizesText(model_.size), " and ",
+                  model_.classes, " classes");
+  }
+  void CheckData(const TrainingOptions* training) const override {
+    if (data_.valid.channels() != model_.channels) {
+      throw Error(StrCat(data_.path, ": the ", kind_.array, " have ", data_.valid.channels(),
+                         " channels, and the model takes ", model_.channels));
+    }
+    if (training != nullptr &&
+        augmentation_.shift >= *std::min_element(model_.size.begin(), model_.size.end())) {
+      throw Error(StrCat("--shift is ", augmentation_.shift, ", and the ", kind_.array, " are ",
+                         SizesText(model_.size), ", expected less than each side"));
+    }
+    std::set<std::vector<int64_t>> seen;
+    for (const std::vector<int64_t>& size : EvaluatedSizes()) {
+      for (const int64_t length : size) {
+        if (length % model_.patch == 0) continue;
+        throw Error(StrCat("--sizes: ", SizesText(size), " is not a multiple of the patch, ",
+                           model_.patch));
+      }
+      if (seen.insert(size).second) continue;
+      throw Error(StrCat(
+          "--sizes: ", SizesText(size),
+          size == model_.size ? " is trained at, and evaluated at in any case" : " comes twice"));
+    }
+  }
+
+  Terms Complete(const Terms& terms) const override {
+    return {terms.similarity, OnGrid(terms.position, model_.grid())};
+  }
+  std::unique_ptr<Learner> MakeLearner(const Terms& terms,
+                                       const TrainingOptions& training) override;
+  void CheckSizes(const StoredSizes& file) const override {
+    VisionTransformerOptions model = model_;
+    for (const Option& option : model.Options()) CheckRanges({option}, "model");
+    if (static_cast<int64_t>(model.size.size()) != kind_.axes) {
+      throw Error(
+          StrCat("its ", kind_.array, " have ", model.size.size(), " axes, expected ", kind_.axes));
+    }
+    CheckPatches(model.patch, model.size);
+    if (model.stem == "patches") {
+      int64_t pixels = model.channels;
+      for (int64_t axis = 0; axis < kind_.axes; ++axis) pixels *= model.patch;
+      file.Expect("patches.projection.weight", {model.dim, pixels});
+    }
+    file.Expect("encoder.blocks.0.mlp_in.weight", {model.mlp, model.dim});
+    file.Expect("head.weight", {model.classes, model.dim});
+    file.ExpectLayers(model.depth);
+  }
+
+  std::vector<Metric> metrics() const override {
+    return {
+        {.key = "accuracy", .title = "accuracy", .column = "accuracy", .higher_is_better = true},
+        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+  }
+  Conditions conditions() const override {
+    Conditions conditions = {.key = "size", .title = StrCat(noun_, " size")};
+    for (const std::vector<int64_t>& size : EvaluatedSizes()) {
+      conditions.values.push_back(SizeName(size));
+    }
+    conditions.trained = 0;
+    return conditions;
+  }
+  std::string loss_unit() const override { return StrCat("nats per ", noun_); }
+  const char* examples() const override { return kind_.array; }
+  std::string TrainedAs(const TrainingOptions& training) const override {
+    return StrCat("trained at ", SizesText(model_.size), " for ", training.steps, " steps of ",
+                  training.batch, " ", kind_.array);
+  }
+
+ private:
+  ImageKind kind_;
+  const char* noun_;
+  VisionTransformerOptions model_;  // similarity and position come from the terms
+  ImageTrainingOptions augmentation_;
+  ImageEvaluationOptions evaluation_;
+  bool is_trained_ = true;  // and not evaluated alone
+  ImageData data_;
+  ImageData::Pixels pixels_;  // of the training part
+};
+
+class ImageLearner final : public Learner {
+ public:
+  ImageLearner(const ImageTask& task, VisionTransformer model, int64_t seed)
+      : task_(task), model_(std::move(model)), seed_(static_cast<uint64_t>(seed)) {}
+
+  torch::nn::Module& module() override { return *model_; }
+
+  torch::Tensor Probe() override {
+    const VisionTransformerOptions& options = model_->options();
+    const int64_t tokens = options.grid().tokens();
+    if (model_->max_length() && *model_->max_length() < tokens) {
+      throw Error(StrCat("defined up to length ", *model_->max_length(), ", and there are ", tokens,
+                         " tokens"));
+    }
+    std::vector<int64_t> shape = {1, options.channels};
+    shape.insert(shape.end(), options.size.begin(), options.size.end());
+    return model_->forward(torch::linspace(0, 1, c10::multiply_integers(shape)).view(shape));
+  }
+
+  torch::Tensor Loss(const Batch& batch) override {
+    const LabelledImages& train = task_.data().train;
+    std::vector<int64_t> rows;
+    for (int64_t n = batch.first; n < batch.first + batch.count; ++n) {
+      rows.push_back(RowOf(batch.step * batch.total + n));
+    }
+    const torch::Tensor chosen = torch::tensor(rows, torch::kLong);
+    torch::Tensor images = train.Take(chosen);
+    if (const int64_t shift = task_.augmentation().shift; shift > 0) {
+      const torch::Tensor all =
+          torch::randint(-shift, shift + 1, {batch.total, images.dim() - 2}, torch::kLong);
+      images = Shifted(images, all.narrow(0, batch.first, batch.count));
+    }
+    return torch::nn::functional::cross_entropy(
+               model_->forward(images, batch.rows()), train.labels.index_select(0, chosen),
+               torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum)) /
+           static_cast<double>(batch.total);
+  }
+
+  std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override {
+    const torch::NoGradGuard no_grad;
+    model_->eval();
+    std::vector<Measurement> measured;
+    for (const std::vector<int64_t>& size : task_.EvaluatedSizes()) {
+      const json condition = SizeName(size);
+      std::optional<VisionTransformer> model = model_;
+      if (size != model_->options().size) model = ForSize(model_, size);
+      if (!model) {
+        measured.push_back({condition, {std::nullopt, std::nullopt}, 0});
+        continue;
+      }
+      const std::optional<Measurement> at = EvaluateAt(*model, size, proceed);
+      if (!at) return {};
+      measured.push_back(*at);
+    }
+    return measured;
+  }
+
+ private:
+  // Of the n-th example that training sees: each epoch has all images once, in an order of its own.
+  int64_t RowOf(int64_t n) {
+    const int64_t images = task_.data().train.count();
+    const int64_t epoch = n / images;
+    if (epoch != epoch_) {
+      at::Generator generator =
+          at::detail::createCPUGenerator(seed_ * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(epoch));
+      order_ = torch::randperm(images, generator, torch::kLong);
+      epoch_ = epoch;
+    }
+    return order_.const_data_ptr<int64_t>()[n % images];
+  }
+
+  // None: `proceed` said no.
+  std::optional<Measurement> EvaluateAt(VisionTransformer& model, const std::vector<int64_t>& size,
+                                        const std::function<bool()>& proceed) {
+    const LabelledImages& valid = task_.data().valid;
+    const int64_t total = task_.EvaluatedExamples();
+    const int64_t batch = std::max<int64_t>(kEvaluationBatch / model->options().grid().tokens(), 1);
+    double loss = 0;
+    int64_t correct = 0;
+    for (int64_t at = 0; at < total; at += batch) {
+      if (!proceed()) return std::nullopt;
+      const int64_t count = std::min(batch, total - at);
+      const torch::Tensor labels = valid.labels.narrow(0, at, count);
+      const torch::Tensor logits =
+          model->forward(Resized(valid.Take(at, count), size)).to(torch::kDouble);
+      loss += torch::nn::functional::cross_entropy(
+                  logits, labels,
+                  torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum))
+                  .item<double>();
+      correct += logits.argmax(1).eq(labels).sum().item<int64_t>();
+    }
+    const auto number = static_cast<double>(total);
+    Measurement measured = {SizeName(size), {std::nullopt, std::nullopt}, total};
+    if (std::isfinite(loss))
+      measured.values = {static_cast<double>(correct) / number, loss / number};
+    return measured;
+  }
+
+  const ImageTask& task_;
+  VisionTransformer model_;
+  uint64_t seed_;
+  int64_t epoch_ = -1;  // whose order is at hand
+  torch::Tensor order_;
+};
+
+std::unique_ptr<Learner> ImageTask::MakeLearner(const Terms& terms,
+                                                const TrainingOptions& training) {
+  VisionTransformerOptions options = model_;
+  options.similarity = terms.similarity;
+  options.position = terms.position;
+  VisionTransformer model(options);
+  if (pixels_.mean.defined()) model->SetPixels(pixels_.mean, pixels_.deviation);
+  return std::make_unique<ImageLearner>(*this, model, training.seed);
+}
+
+class ImagesTask final : public ImageTask {
+ public:
+  ImagesTask() : ImageTask("images", "image", /*axes=*/2, /*patch=*/4, /*dim=*/64) {}
+  const char* summary() const override {
+    return "a vision transformer tells the class of an image; its accuracy at several sizes";
+  }
+  const char* data_help() const override {
+    return "A file of arrays PART.images (N x H x W, or with channels at the end), and "
+           "PART.labels, numbers from 0; the parts are train and valid";
+  }
+};
+
+class VolumesTask final : public ImageTask {
+ public:
+  // Sinusoids of three coordinates need a multiple of 6 columns.
+  VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
+  const char* summary() const override { return "the same for volumes, images with three axes"; }
+  const char* data_help() const override {
+    return "A file of arrays PART.volumes (N x D x H x W, or with channels at the end), and "
+           "PART.labels, numbers from 0; the parts are train and valid";
+  }
+};
+
+const RegisterTask<ImagesTask> registered_images;
+const RegisterTask<VolumesTask> registered_volumes;
+
+}  // namespace
+}  // namespace gnomon::models
