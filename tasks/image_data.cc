@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gnomon/attention.h"
+#include "ops/catalogue/component.h"
 #include "training/arrays.h"
 #include "training/strings.h"
 
@@ -28,7 +29,7 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   const std::string lengths = name + "_lengths";
   if (arrays.Has(lengths)) {
     Fail(arrays.path(), lengths,
-         "says that rows differ in length, expected images of one size: an array of all of them");
+         "says that rows differ in length, expected one size: an array of all of them");
   }
   const bool has_channels = arrays.CountAxes(name) == axes + 2;
   const int64_t expected = has_channels ? axes + 2 : axes + 1;
@@ -89,13 +90,13 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
   const auto read = [&](const std::string& part, int64_t highest) {
     const std::string images = StrCat(part, ".", kind.array);
     const std::string labels = part + ".labels";
-    LabelledImages read;
-    read.pixels = ReadPixels(arrays, images, kind.axes);
+    LabelledImages found;
+    found.pixels = ReadPixels(arrays, images, kind.axes);
     // Fewer images than classes are no data to learn from.
-    read.labels = ReadLabels(arrays, labels,
-                             highest < 0 ? std::max<int64_t>(read.pixels.size(0), 2) - 1 : highest);
+    found.labels = ReadLabels(
+        arrays, labels, highest < 0 ? std::max<int64_t>(found.pixels.size(0), 2) - 1 : highest);
     arrays.CheckRows(images, labels);
-    return read;
+    return found;
   };
   if (has_training) {
     data.train = read("train", -1);
@@ -106,9 +107,12 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
   data.valid = read("valid", data.classes - 1);
   if (has_training &&
       (data.valid.size() != data.train.size() || data.valid.channels() != data.train.channels())) {
+    const auto describe = [](const LabelledImages& part) {
+      return StrCat(SizesText(part.size()), " with ", part.channels(), " channels");
+    };
     Fail(path, StrCat("valid.", kind.array),
-         StrCat("is of shape ", data.valid.pixels.sizes(), ", and 'train.", kind.array, "' of ",
-                data.train.pixels.sizes(), " (with channels), expected images of one size"));
+         StrCat("is of ", describe(data.valid), ", and 'train.", kind.array, "' of ",
+                describe(data.train), ", expected one size"));
   }
   return data;
 }
