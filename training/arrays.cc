@@ -88,8 +88,9 @@ void Arrays::CheckRows(const std::string& first, const std::string& second) cons
 }
 
 std::vector<torch::Tensor> Arrays::Rows(const std::string& name, int64_t axes) const {
-  const torch::Tensor& values = Get(name, axes);
   const std::string lengths_name = name + "_lengths";
+  if (!Has(lengths_name) && CountAxes(name) == axes + 1) return Get(name, axes + 1).unbind(0);
+  const torch::Tensor& values = Get(name, axes);
   const torch::Tensor lengths = Integers(lengths_name, 1, 0, values.size(0));
   const auto total = lengths.sum().item<int64_t>();
   if (total != values.size(0)) {

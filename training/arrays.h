@@ -37,7 +37,7 @@ class Arrays {
   // That both have the same number of rows.
   void CheckRows(const std::string& first, const std::string& second) const;
   // Rows of a ragged array: NAME has all values one after the other, NAME_lengths how many each row
-  // has. Views of the former.
+  // has; or, without lengths, NAME has an axis more, and all rows are of one length. Views of it.
   std::vector<torch::Tensor> Rows(const std::string& name, int64_t axes) const;
 
  private:

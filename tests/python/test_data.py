@@ -112,6 +112,7 @@ def test_sounds(tmp_path, width, channels):
         expected = expected.reshape(-1, channels)
     got = read(tmp_path / "x.wav", wav(samples, width, channels))
     np.testing.assert_allclose(got["a.x"][0], expected, rtol=1e-7, atol=0)
+    assert got["a.x_rate"].tolist() == [8000]
 
 
 def test_folders_and_archives_of_sounds(tmp_path):

@@ -237,6 +237,10 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
   EXPECT_EQ(rows[1].size(0), 0);
   EXPECT_TRUE(torch::equal(rows[2], torch::arange(4, 10).view({3, 2})));
   EXPECT_EQ(arrays.Integers("train.labels", 1, 0, 10).scalar_type(), torch::kLong);
+  // Rows of one length need none told.
+  const std::vector<torch::Tensor> whole = arrays.Rows("train.images", 2);
+  ASSERT_EQ(whole.size(), 3u);
+  EXPECT_EQ(whole[1].sizes(), torch::IntArrayRef({2, 2}));
 
   const auto expect = [&](const auto& read, const std::string& part) {
     try {

@@ -50,8 +50,10 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
             or in gzip: IDX, .npy, .npz, .wav (PCM; float samples in [-1, 1), one row each), .json
             (nested lists of numbers), .txt and .csv (numbers, a row a line). A folder or a tar file
             of .wav is one row for each in the order of their names, and NAME_names has these as
-            UTF-8.
-        name: of the array.
+            UTF-8; after a colon, a regular expression takes those of which it matches the whole
+            name, and its named groups are arrays beside NAME: numbers where all are whole ones, and
+            else UTF-8. NAME_rate is how many samples of .wav a second has.
+        name: of the array, of a part: "train.audio".
 
     Raises:
         ValueError: a file that cannot be read, in no known format, or not whole; it names the file
@@ -60,7 +62,7 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
     path, key = _split(source)
     try:
         if path.is_dir():
-            return _sounds(_folder(path), name)
+            return _sounds(_folder(path), name, key)
         content = path.read_bytes()
         suffixes = [suffix.lower() for suffix in path.suffixes]
         if content.startswith(_GZIP):
@@ -100,10 +102,12 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Non
 
 def _split(source: str) -> tuple[pathlib.Path, str]:
     """The path, and what follows a colon, unless there is a file of the whole name."""
-    if ":" in source and not pathlib.Path(source).exists():
-        path, _, key = source.rpartition(":")
-        return pathlib.Path(path), key
-    return pathlib.Path(source), ""
+    if ":" not in source or pathlib.Path(source).exists():
+        return pathlib.Path(source), ""
+    # A pattern may have colons of its own.
+    colons = [n for n, letter in enumerate(source) if letter == ":"]
+    at = next((n for n in reversed(colons) if pathlib.Path(source[:n]).exists()), colons[-1])
+    return pathlib.Path(source[:at]), source[at + 1 :]
 
 
 def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -113,8 +117,8 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndar
         ".json": lambda: _nested(_json(content, key), name),
         ".txt": lambda: _rows(_table(content), name),
         ".csv": lambda: _rows(_table(content), name),
-        ".wav": lambda: _rows([_wav(content)], name),
-        ".tar": lambda: _sounds(_archive(content), name),
+        ".wav": lambda: _sound(content, name),
+        ".tar": lambda: _sounds(_archive(content), name, key),
     }
     if content[:2] == b"\0\0" and len(content) > 3 and content[2] in _IDX_TYPES:
         return {name: _idx(content)}
@@ -122,7 +126,7 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndar
         raise _WrongFileError(
             f"is in no known format; expected IDX, or one of {', '.join(sorted(readers))}"
         )
-    if key and suffix not in (".npz", ".json"):
+    if key and suffix not in (".npz", ".json", ".tar"):
         raise _WrongFileError(f"holds one array; expected nothing after it, got {key!r}")
     return readers[suffix]()
 
@@ -225,15 +229,14 @@ def _table(content: bytes) -> list[np.ndarray[Any, Any]]:
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
 
 
-def _wav(content: bytes) -> np.ndarray[Any, Any]:
-    """Samples of all channels as float32 in [-1, 1): (frames,), or (frames, channels)."""
+def _wav(content: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    """Samples of all channels as float32 in [-1, 1), and how many a second has.
+
+    They are (frames,), or (frames, channels).
+    """
     try:
         with wave.open(io.BytesIO(content)) as sound:
-            width, channels, frames = (
-                sound.getsampwidth(),
-                sound.getnchannels(),
-                sound.getnframes(),
-            )
+            channels, width, rate, frames = sound.getparams()[:4]
             data = sound.readframes(frames)
     except (wave.Error, EOFError) as error:
         raise _WrongFileError(f"is not a sound .wav: {error}") from error
@@ -254,7 +257,7 @@ def _wav(content: bytes) -> np.ndarray[Any, Any]:
     else:
         raise _WrongFileError(f"has samples of {width} bytes, expected 1 to 4")
     samples = samples.astype(np.float32)
-    return samples if channels == 1 else samples.reshape(-1, channels)
+    return samples if channels == 1 else samples.reshape(-1, channels), rate
 
 
 def _folder(path: pathlib.Path) -> Iterable[tuple[str, bytes]]:
@@ -271,17 +274,60 @@ def _archive(content: bytes) -> Iterable[tuple[str, bytes]]:
                 yield member.name.rsplit("/", 1)[-1], file.read()
 
 
-def _sounds(files: Iterable[tuple[str, bytes]], name: str) -> dict[str, np.ndarray[Any, Any]]:
-    names, rows = [], []
+def _sound(content: bytes, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    samples, rate = _wav(content)
+    return _rows([samples], name) | {f"{name}_rate": np.array([rate])}
+
+
+def _sounds(
+    files: Iterable[tuple[str, bytes]], name: str, pattern: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        wanted = re.compile(pattern or ".*", re.DOTALL)
+    except re.error as error:
+        raise _WrongFileError(f"{pattern!r} is not a regular expression: {error}") from error
+    names: list[str] = []
+    rows = []
+    rates: dict[int, str] = {}  # the first file of each
+    groups: dict[str, list[str]] = {group: [] for group in wanted.groupindex}
     for file, content in files:
+        match = wanted.fullmatch(file)
+        if match is None:
+            continue
         try:
-            rows.append(_wav(content))
+            samples, rate = _wav(content)
         except _WrongFileError as error:
             raise _WrongFileError(f"{file} {error}") from error
-        names.append(np.frombuffer(file.encode(), np.uint8))
+        rows.append(samples)
+        names.append(file)
+        rates.setdefault(rate, file)
+        for group, texts in groups.items():
+            texts.append(match[group] or "")
     if not rows:
-        raise _WrongFileError("holds no .wav")
-    return _ragged(rows, name) | _ragged(names, f"{name}_names")
+        named = f" of a name that is wholly {pattern!r}" if pattern else ""
+        raise _WrongFileError(f"holds no .wav{named}")
+    if len(rates) > 1:
+        (rate, first), (other, second) = list(rates.items())[:2]
+        raise _WrongFileError(
+            f"{second} has {other} samples a second, {first} has {rate}; expected one rate"
+        )
+    arrays = _ragged(rows, name) | _texts(names, f"{name}_names")
+    arrays[f"{name}_rate"] = np.array(list(rates))
+    part = name[: name.rfind(".") + 1]
+    for group, texts in groups.items():
+        if part + group in arrays:
+            raise _WrongFileError(f"{pattern!r} has a group called as the array {part + group}")
+        is_whole = all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts)
+        arrays |= (
+            {part + group: np.array([int(text) for text in texts])}
+            if is_whole
+            else _texts(texts, part + group)
+        )
+    return arrays
+
+
+def _texts(texts: list[str], name: str) -> dict[str, np.ndarray[Any, Any]]:
+    return _ragged([np.frombuffer(text.encode(), np.uint8) for text in texts], name)
 
 
 def _rows(rows: list[np.ndarray[Any, Any]], name: str) -> dict[str, np.ndarray[Any, Any]]:

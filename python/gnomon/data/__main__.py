@@ -26,8 +26,9 @@ For example, the digits of MNIST:
     valid.images=t10k-images-idx3-ubyte.gz valid.labels=t10k-labels-idx1-ubyte.gz
 
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt and .csv
-(numbers); .wav, or a folder or .tar of them; each also in gzip. Rows of several lengths become NAME
-and NAME_lengths.
+(numbers); .wav, or a folder or .tar of them (FILE:PATTERN, a regular expression of names, whose named
+groups become arrays beside NAME); each also in gzip. Rows of several lengths become NAME and
+NAME_lengths.
 
 `gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
 """

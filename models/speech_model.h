@@ -1,0 +1,107 @@
+// Speech to labels by CTC (Graves et al. 2006): log-mel features, two convolutions that leave one
+// token for every four frames, and a Transformer's encoder with any similarity and any position.
+#ifndef GNOMON_MODELS_SPEECH_MODEL_H_
+#define GNOMON_MODELS_SPEECH_MODEL_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "gnomon/torch/batch_rows.h"
+#include "models/transformer.h"
+#include "training/options.h"
+#include "training/terms.h"
+
+namespace gnomon::models {
+
+// The lowest and highest number of samples per second.
+inline constexpr int64_t kLowestRate = 1000;
+inline constexpr int64_t kHighestRate = 1'000'000;
+
+#define GNOMON_SPEECH_MODEL_OPTIONS(OPTION)                                                   \
+  /* What the data tell, 0 before they are read: samples per second, and labels. */           \
+  OPTION(int64_t, rate, 0, .highest = kHighestRate, .has_flag = false)                        \
+  OPTION(int64_t, symbols, 0, .has_flag = false)                                              \
+  OPTION(int64_t, mels, 40, .help = "Filters of the mel bank", .lowest = 1, .highest = 1024)  \
+  OPTION(int64_t, window, 25, .help = "Milliseconds of sound that a frame of features is of", \
+         .lowest = 1, .highest = 1000)                                                        \
+  OPTION(int64_t, hop, 10,                                                                    \
+         .help =                                                                              \
+             "Milliseconds from one frame to the next; a token is of four "                   \
+             "frames",                                                                        \
+         .lowest = 1, .highest = 1000)                                                        \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                            \
+  /* Rows of a learned table of absolute positions: the tokens of the longest sequence that   \
+     training can draw. */                                                                    \
+  OPTION(int64_t, max_length, 1, .lowest = 1, .has_flag = false)
+
+struct SpeechModelOptions {
+  GNOMON_OPTIONS(GNOMON_SPEECH_MODEL_OPTIONS)
+};
+
+// Frames of that many samples, and tokens of those frames.
+int64_t CountFrames(const SpeechModelOptions& options, int64_t samples);
+int64_t CountTokens(int64_t frames);
+// From one token to the next.
+int64_t SamplesPerToken(const SpeechModelOptions& options);
+
+// The logarithms of mel-scaled power spectra: Hann windows of the short-time Fourier transform,
+// centred on every hop with silence beyond the ends; triangles whose corners lie evenly on the mel
+// scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987); then mean 0 and variance 1 of each filter
+// over the sound.
+class LogMel {
+ public:
+  // Throws Error where a filter is too narrow for the frequencies of a window.
+  explicit LogMel(const SpeechModelOptions& options);
+  // samples (S,), S >= 1; the result (frames, mels).
+  torch::Tensor operator()(const torch::Tensor& samples) const;
+
+ private:
+  int64_t hop_ = 0;       // samples
+  torch::Tensor window_;  // (samples of a window,)
+  torch::Tensor bank_;    // (frequencies, mels)
+};
+
+struct SpeechOutput {
+  // (B, tokens, 1 + symbols), of the blank, which is 0, and of label n, which is 1 + n.
+  torch::Tensor log_probabilities;
+  torch::Tensor lengths;  // (B,) tokens; those from there on are padding
+};
+
+class SpeechModelImpl : public torch::nn::Module {
+ public:
+  // Throws gnomon::Error or c10::Error where an option or a term is wrong.
+  SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
+
+  // Sounds (S,) of any lengths, padded to `frames` frames, or to those of the longest. What a row
+  // gives does not depend on how far it is padded.
+  SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
+                       const std::optional<BatchRows>& rows = std::nullopt);
+
+  const SpeechModelOptions& options() const { return options_; }
+  // The most tokens that the position is defined for; none if any number will do.
+  std::optional<int64_t> max_length() const { return encoder_->max_length(); }
+
+ private:
+  SpeechModelOptions options_;
+  LogMel features_;
+  torch::nn::Conv1d front_in_{nullptr};
+  torch::nn::Conv1d front_out_{nullptr};
+  torch::nn::LayerNorm front_norm_{nullptr};
+  Encoder encoder_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE(SpeechModel);
+
+// The labels of each row by the most likely class of each token: repetitions are one, and blanks
+// none (Graves et al. 2006, section 3.2, best path decoding).
+std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output);
+
+// The fewest insertions, deletions and substitutions that make one of the other (Levenshtein 1966).
+int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_SPEECH_MODEL_H_

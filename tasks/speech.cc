@@ -1,0 +1,519 @@
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "gnomon/attention.h"
+#include "models/speech_model.h"
+#include "training/arrays.h"
+#include "training/processes.h"
+#include "training/strings.h"
+#include "training/task.h"
+
+namespace gnomon::models {
+namespace {
+
+using nlohmann::json;
+
+// The largest label: what a character of Unicode can be.
+constexpr int64_t kHighestLabel = 0x10FFFF;
+// Evaluation batches hold about this many tokens with their padding, unless one row alone has more.
+constexpr int64_t kEvaluationTokens = 4096;
+
+#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                 \
+         .help =                                                                                 \
+             "Utterances per sequence, joined by commas: sequences of 1 up to the first number " \
+             "are trained on, all numbers are evaluated at",                                     \
+         .lowest = 1, .highest = 10'000)
+
+struct SpeechSequenceOptions {
+  GNOMON_OPTIONS(GNOMON_SPEECH_SEQUENCE_OPTIONS)
+};
+
+#define GNOMON_SPEECH_RUN_OPTIONS(OPTION)                                                      \
+  OPTION(int64_t, evaluation_utterances, 1200,                                                 \
+         .help = "Utterances to measure at each number, in as many sequences as they make up", \
+         .lowest = 1, .highest = 1e8, .may_lack = true, .may_change = true)
+
+struct SpeechRunOptions {
+  GNOMON_OPTIONS(GNOMON_SPEECH_RUN_OPTIONS)
+};
+
+// What is spoken, and by whom.
+struct SpeechPart {
+  std::string name;  // "train"
+  int64_t rate = 0;
+  std::vector<torch::Tensor> audio;          // (S,) of each utterance
+  std::vector<std::vector<int64_t>> labels;  // of each utterance
+  // The utterances of each speaker, all in one where speakers are not known; and whose each is.
+  std::vector<std::vector<int64_t>> by_speaker;
+  std::vector<int64_t> speaker_of;
+
+  int64_t size() const { return static_cast<int64_t>(audio.size()); }
+};
+
+std::vector<int64_t> ToVector(const torch::Tensor& numbers) {
+  const torch::Tensor row = numbers.to(torch::kLong).contiguous();
+  const auto* first = row.const_data_ptr<int64_t>();
+  return {first, first + row.numel()};
+}
+
+// Ragged, or one for each utterance.
+std::vector<std::vector<int64_t>> ReadLists(const Arrays& arrays, const std::string& name,
+                                            int64_t highest) {
+  const bool is_ragged = arrays.Has(name + "_lengths");
+  const int64_t axes = is_ragged || arrays.CountAxes(name) != 2 ? 1 : 2;
+  const torch::Tensor numbers = arrays.Integers(name, axes, 0, highest);
+  std::vector<std::vector<int64_t>> lists;
+  if (is_ragged || axes == 2) {
+    for (const torch::Tensor& row : arrays.Rows(name, 1)) lists.push_back(ToVector(row));
+  } else {
+    for (const int64_t number : ToVector(numbers)) lists.push_back({number});
+  }
+  return lists;
+}
+
+void CheckSameRows(const Arrays& arrays, const std::string& name, size_t rows,
+                   const std::string& other, size_t others) {
+  if (rows == others) return;
+  throw Error(StrCat(arrays.path(), ": the array '", other, "' has ", others, " rows, and '", name,
+                     "' has ", rows));
+}
+
+SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highest_label) {
+  SpeechPart read;
+  read.name = part;
+  const std::string audio = part + ".audio";
+  const std::string labels = part + ".labels";
+  const std::string speakers = part + ".speakers";
+  // Rows() checks the lengths, Numbers() what the samples are.
+  const int64_t axes = arrays.Has(audio + "_lengths") || arrays.CountAxes(audio) != 2 ? 1 : 2;
+  const torch::Tensor samples = arrays.Numbers(audio, axes).reshape({-1});
+  int64_t at = 0;
+  for (const torch::Tensor& row : arrays.Rows(audio, 1)) {
+    read.audio.push_back(samples.narrow(0, at, row.numel()));
+    at += row.numel();
+  }
+  const torch::Tensor rate = arrays.Integers(audio + "_rate", 1, kLowestRate, kHighestRate);
+  read.rate = rate[0].item<int64_t>();
+  read.labels = ReadLists(arrays, labels, highest_label);
+  CheckSameRows(arrays, audio, read.audio.size(), labels, read.labels.size());
+  std::vector<std::vector<int64_t>> names(read.audio.size());
+  if (arrays.Has(speakers)) {
+    names = ReadLists(arrays, speakers, kMany);
+    CheckSameRows(arrays, audio, read.audio.size(), speakers, names.size());
+  }
+  std::map<std::vector<int64_t>, int64_t> known;
+  for (const std::vector<int64_t>& name : names) {
+    const auto speaker = known.try_emplace(name, static_cast<int64_t>(known.size())).first->second;
+    read.by_speaker.resize(known.size());
+    read.by_speaker[speaker].push_back(static_cast<int64_t>(read.speaker_of.size()));
+    read.speaker_of.push_back(speaker);
+  }
+  return read;
+}
+
+// The utterances of one sequence after the other.
+using Sequence = std::vector<int64_t>;
+
+int64_t CountSamples(const SpeechPart& part, const Sequence& sequence) {
+  int64_t samples = 0;
+  for (const int64_t utterance : sequence) samples += part.audio[utterance].numel();
+  return samples;
+}
+
+torch::Tensor Sound(const SpeechPart& part, const Sequence& sequence) {
+  std::vector<torch::Tensor> audio;
+  for (const int64_t utterance : sequence) audio.push_back(part.audio[utterance]);
+  return torch::cat(audio);
+}
+
+std::vector<int64_t> Labels(const SpeechPart& part, const Sequence& sequence) {
+  std::vector<int64_t> labels;
+  for (const int64_t utterance : sequence) {
+    const std::vector<int64_t>& more = part.labels[utterance];
+    labels.insert(labels.end(), more.begin(), more.end());
+  }
+  return labels;
+}
+
+// The sequences of a training step: each of 1 to `most` utterances, all numbers as likely as each
+// other, of the speaker of a random one.
+std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64_t most) {
+  const torch::Tensor draws = torch::rand({total, most + 1}, torch::kDouble);
+  const auto entries = draws.accessor<double, 2>();
+  const auto choose = [](double draw, int64_t count) {
+    return std::min(static_cast<int64_t>(draw * static_cast<double>(count)), count - 1);
+  };
+  std::vector<Sequence> sequences(total);
+  for (int64_t row = 0; row < total; ++row) {
+    const int64_t first = choose(entries[row][1], part.size());
+    const std::vector<int64_t>& others = part.by_speaker[part.speaker_of[first]];
+    sequences[row] = {first};
+    for (int64_t n = choose(entries[row][0], most); n > 0; --n) {
+      sequences[row].push_back(
+          others[choose(entries[row][n + 1], static_cast<int64_t>(others.size()))]);
+    }
+  }
+  return sequences;
+}
+
+// As many sequences of `count` utterances as make up `utterances` at least, of each speaker in
+// turn. Those of a speaker come in random orders, all of them before any comes again; the same
+// ones at each call.
+std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
+                                          int64_t utterances) {
+  at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
+  std::vector<std::vector<int64_t>> left(part.by_speaker.size());
+  std::vector<Sequence> sequences((utterances + count - 1) / count);
+  for (size_t row = 0; row < sequences.size(); ++row) {
+    const size_t speaker = row % left.size();
+    const std::vector<int64_t>& all = part.by_speaker[speaker];
+    for (int64_t n = 0; n < count; ++n) {
+      if (left[speaker].empty()) {
+        const torch::Tensor order =
+            torch::randperm(static_cast<int64_t>(all.size()), generator, torch::kLong);
+        for (const int64_t at : ToVector(order)) left[speaker].push_back(all[at]);
+      }
+      sequences[row].push_back(left[speaker].back());
+      left[speaker].pop_back();
+    }
+  }
+  return sequences;
+}
+
+// -log p(labels | sound) of each row, summed over all ways to spread the labels over the tokens.
+torch::Tensor CtcLosses(const SpeechOutput& output,
+                        const std::vector<std::vector<int64_t>>& labels) {
+  std::vector<int64_t> targets;
+  std::vector<int64_t> lengths;
+  for (const std::vector<int64_t>& row : labels) {
+    for (const int64_t label : row) targets.push_back(label + 1);
+    lengths.push_back(static_cast<int64_t>(row.size()));
+  }
+  return torch::ctc_loss(output.log_probabilities.transpose(0, 1),
+                         torch::tensor(targets, torch::kLong), output.lengths,
+                         torch::tensor(lengths, torch::kLong), /*blank=*/0, at::Reduction::None);
+}
+
+class SpeechTask;
+
+class SpeechLearner final : public Learner {
+ public:
+  SpeechLearner(const SpeechTask& task, SpeechModel model)
+      : task_(task), model_(std::move(model)) {}
+
+  torch::nn::Module& module() override { return *model_; }
+  torch::Tensor Probe() override;
+  torch::Tensor Loss(const Batch& batch) override;
+  std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
+
+ private:
+  const SpeechTask& task_;
+  SpeechModel model_;
+};
+
+class SpeechTask final : public Task {
+ public:
+  const SpeechPart& train() const { return train_; }
+  const SpeechPart& valid() const { return valid_; }
+  const std::vector<int64_t>& utterances() const { return sequences_.utterances; }
+  int64_t evaluation_utterances() const { return run_.evaluation_utterances; }
+
+  const char* name() const override { return "speech"; }
+  const char* summary() const override {
+    return "what is said, by CTC; the label error rate on sequences of several lengths";
+  }
+
+  TrainingOptions DefaultTraining(Command command) const override {
+    TrainingOptions training;
+    training.steps = command == Command::kCompare ? 600 : 1000;
+    return training;
+  }
+
+  std::vector<std::string> DefaultPositions() const override {
+    return {"none", "sinusoidal", "cape", "conv", "rope", "alibi", "hype:tau=learned", "relative"};
+  }
+
+  OptionList Options(Command command) override {
+    if (command == Command::kTrain) {
+      return InSection("run", run_.Options()) + InSection("model", model_.Options()) +
+             InSection("training", sequences_.Options());
+    }
+    const OptionList evaluated = sequences_.Options() + run_.Options();
+    if (command == Command::kEval) return evaluated;
+    return evaluated + InSection("model", model_.Options());
+  }
+
+  void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
+    is_trained_ = command != Command::kEval;
+    const std::vector<int64_t>& utterances = sequences_.utterances;
+    if (utterances.empty()) throw Error("--utterances: there is none");
+    std::set<int64_t> seen;
+    for (const int64_t count : utterances) {
+      if (!seen.insert(count).second) throw Error(StrCat("--utterances: ", count, " comes twice"));
+    }
+  }
+
+  std::string StepFlags(Command /*command*/, const TrainingOptions& training) const override {
+    return StrCat("--batch ", training.batch, " and --utterances ", utterances()[0]);
+  }
+  std::string EvaluationFlags(Command /*command*/) const override { return "--utterances"; }
+
+  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(), WeightBytes()); }
+
+  void CheckFits(const TrainingOptions& training, int64_t processes) const override {
+    // Weights, gradients and two moments.
+    const double fixed = 4 * WeightBytes();
+    CheckMemoryHolds(ModelFlags(), fixed);
+    // Of each layer the stream before its two branches, their normed inputs, the values and the
+    // output of attention, and the MLP's units before and after gelu.
+    const auto numbers = static_cast<double>(model_.depth) * (6 * static_cast<double>(model_.dim) +
+                                                              2 * static_cast<double>(model_.mlp));
+    // A step of sequences of half the utterances is not a rare one.
+    const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
+                          MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
+    CheckMemoryHolds(StepFlags(Command::kTrain, training),
+                     fixed + sizeof(float) * tokens * numbers);
+  }
+
+  const char* data_help() const override {
+    return "Arrays train.audio, train.audio_rate, train.labels and, where they are known, "
+           "train.speakers, and the same of valid, from `gnomon data`";
+  }
+
+  void ReadData(const std::string& path) override {
+    const Arrays arrays(path);
+    // What a model is built from is the training data's, unless a file has said it.
+    const bool is_new = model_.rate == 0;
+    if (is_new || arrays.Has("train.audio")) {
+      train_ = ReadPart(arrays, "train", is_new ? kHighestLabel : model_.symbols - 1);
+    }
+    if (is_new) {
+      model_.rate = train_.rate;
+      for (const std::vector<int64_t>& labels : train_.labels) {
+        for (const int64_t label : labels) model_.symbols = std::max(model_.symbols, label + 1);
+      }
+    }
+    valid_ = ReadPart(arrays, "valid", model_.symbols - 1);
+    CheckPart(arrays.path(), train_);
+    CheckPart(arrays.path(), valid_);
+    if (is_new) {
+      // An utterance may come again within a sequence.
+      int64_t longest = 0;
+      for (const torch::Tensor& audio : train_.audio) longest = std::max(longest, audio.numel());
+      model_.max_length = CountTokens(CountFrames(model_, longest * utterances()[0]));
+    }
+    path_ = path;
+    sha256_ = arrays.sha256();
+  }
+
+  std::string data_sha256() const override { return sha256_; }
+
+  json DescribeData() const override {
+    const auto seconds = [](const SpeechPart& part) {
+      double samples = 0;
+      for (const torch::Tensor& audio : part.audio) samples += static_cast<double>(audio.numel());
+      return part.rate == 0 ? 0 : samples / static_cast<double>(part.rate);
+    };
+    return {{"data",
+             {{"path", std::filesystem::absolute(path_).lexically_normal().string()},
+              {"sha256", sha256_},
+              {"rate", model_.rate},
+              {"symbols", model_.symbols},
+              {"train_utterances", train_.size()},
+              {"train_speakers", train_.by_speaker.size()},
+              {"train_seconds", seconds(train_)},
+              {"valid_utterances", valid_.size()},
+              {"valid_speakers", valid_.by_speaker.size()},
+              {"valid_seconds", seconds(valid_)}}}};
+  }
+
+  std::string DescribeSize() const override { return StrCat(train_.size(), " utterances"); }
+
+  void CheckData(const TrainingOptions* training) const override {
+    if (training != nullptr && train_.size() == 0) {
+      throw Error(StrCat(path_, ": the array 'train.audio' is missing"));
+    }
+  }
+
+  std::unique_ptr<Learner> MakeLearner(const Terms& terms,
+                                       const TrainingOptions& /*training*/) override {
+    return std::make_unique<SpeechLearner>(*this, SpeechModel(model_, terms));
+  }
+
+  void CheckSizes(const StoredSizes& file) const override {
+    file.Expect("head.weight", {model_.symbols + 1, model_.dim});
+    file.Expect("front_in.weight", {model_.dim, model_.mels, 3});
+    file.Expect("encoder.blocks.0.mlp_in.weight", {model_.mlp, model_.dim});
+    file.ExpectLayers(model_.depth);
+  }
+
+  std::vector<Metric> metrics() const override {
+    return {{.key = "error", .title = "label error rate, %", .column = "error, %,"},
+            {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+  }
+
+  Conditions conditions() const override {
+    Conditions conditions = {.key = "utterances", .title = "utterances per sequence"};
+    for (const int64_t count : utterances()) conditions.values.emplace_back(count);
+    if (is_trained_) conditions.trained = 0;
+    return conditions;
+  }
+
+  std::string loss_unit() const override { return "nats per label"; }
+  const char* examples() const override { return "sequences"; }
+
+  std::string TrainedAs(const TrainingOptions& training) const override {
+    return StrCat("trained on sequences of 1 to ", utterances()[0], " utterances for ",
+                  training.steps, " steps of ", training.batch, " sequences");
+  }
+
+ private:
+  std::string ModelFlags() const {
+    return StrCat("--dim ", model_.dim, ", --depth ", model_.depth, " and --mlp ", model_.mlp);
+  }
+
+  // At the least: a similarity may have one column of queries and keys, which are left out.
+  double WeightBytes() const {
+    const auto dim = static_cast<double>(model_.dim);
+    const double layer = 2 * dim * (dim + static_cast<double>(model_.mlp));
+    const double ends = dim * static_cast<double>(model_.symbols + 3 * (model_.mels + model_.dim));
+    return sizeof(float) * (ends + static_cast<double>(model_.depth) * layer);
+  }
+
+  // Of an utterance.
+  double MeanTokens() const {
+    if (train_.size() == 0) return 0;
+    double tokens = 0;
+    for (const torch::Tensor& audio : train_.audio) {
+      tokens += static_cast<double>(CountTokens(CountFrames(model_, audio.numel())));
+    }
+    return tokens / static_cast<double>(train_.size());
+  }
+
+  // That the sounds are of the model's rate, and each has a token for each of its labels.
+  void CheckPart(const std::string& path, const SpeechPart& part) const {
+    if (part.size() == 0) return;
+    if (part.rate != model_.rate) {
+      throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' has ", part.rate,
+                         ", and the model is of ", model_.rate, " samples per second"));
+    }
+    // A sequence has at least the whole tokens of its utterances.
+    const int64_t samples = SamplesPerToken(model_);
+    for (int64_t row = 0; row < part.size(); ++row) {
+      const std::vector<int64_t>& labels = part.labels[row];
+      if (labels.empty()) {
+        throw Error(StrCat(path, ": row ", row, " of the array '", part.name, ".labels' is empty"));
+      }
+      // CTC has a blank between two that are the same; the last may come again in the utterance
+      // after it.
+      auto needed = static_cast<int64_t>(labels.size()) + 1;
+      for (size_t n = 1; n < labels.size(); ++n) needed += labels[n] == labels[n - 1] ? 1 : 0;
+      const int64_t has = part.audio[row].numel();
+      if (has >= needed * samples) continue;
+      throw Error(StrCat(path, ": row ", row, " of the array '", part.name, ".audio' has ", has,
+                         " samples, too few for its ", labels.size(), " labels: expected ",
+                         needed * samples, " for ", needed, " tokens"));
+    }
+  }
+
+  SpeechModelOptions model_;
+  SpeechSequenceOptions sequences_;
+  SpeechRunOptions run_;
+  bool is_trained_ = false;
+  SpeechPart train_;
+  SpeechPart valid_;
+  std::string path_;
+  std::string sha256_;
+};
+
+const RegisterTask<SpeechTask> registered;
+
+torch::Tensor SpeechLearner::Probe() {
+  const SpeechModelOptions& options = model_->options();
+  const std::optional<int64_t> most = model_->max_length();
+  if (most && *most < options.max_length) {
+    throw Error(StrCat("defined up to length ", *most, ", shorter than the ", options.max_length,
+                       " tokens of the longest sequence that training can draw"));
+  }
+  // Sequences are of all lengths, side by side and alone.
+  const auto sound = [&](int64_t tokens) {
+    const torch::Tensor times = torch::arange(SamplesPerToken(options) * tokens, torch::kFloat);
+    return torch::sin(times.square() * 1e-3);
+  };
+  const std::vector<torch::Tensor> sounds = {sound(2), sound(3)};
+  model_->forward({sounds[0]});
+  return model_->forward(sounds).log_probabilities;
+}
+
+torch::Tensor SpeechLearner::Loss(const Batch& batch) {
+  const SpeechPart& part = task_.train();
+  const std::vector<Sequence> all = DrawSequences(part, batch.total, task_.utterances()[0]);
+  // Dropout is drawn for the whole batch: all processes pad to the longest row of it.
+  int64_t frames = 0;
+  int64_t count = 0;
+  for (const Sequence& sequence : all) {
+    frames = std::max(frames, CountFrames(model_->options(), CountSamples(part, sequence)));
+    count += static_cast<int64_t>(Labels(part, sequence).size());
+  }
+  std::vector<torch::Tensor> sounds;
+  std::vector<std::vector<int64_t>> labels;
+  for (int64_t row = batch.first; row < batch.first + batch.count; ++row) {
+    sounds.push_back(Sound(part, all[row]));
+    labels.push_back(Labels(part, all[row]));
+  }
+  const SpeechOutput output = model_->forward(sounds, frames, batch.rows());
+  return CtcLosses(output, labels).sum() / static_cast<double>(count);
+}
+
+std::vector<Measurement> SpeechLearner::Evaluate(const std::function<bool()>& proceed) {
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  const SpeechPart& part = task_.valid();
+  std::vector<Measurement> measured;
+  for (const int64_t count : task_.utterances()) {
+    const std::vector<Sequence> sequences =
+        EvaluationSequences(part, count, task_.evaluation_utterances());
+    const auto total = static_cast<int64_t>(sequences.size());
+    const auto tokens = [&](int64_t row) {
+      return CountTokens(CountFrames(model_->options(), CountSamples(part, sequences[row])));
+    };
+    int64_t longest = 0;
+    for (int64_t row = 0; row < total; ++row) longest = std::max(longest, tokens(row));
+    Measurement& at =
+        measured.emplace_back(Measurement{count, {std::nullopt, std::nullopt}, total});
+    if (model_->max_length() && *model_->max_length() < longest) continue;
+    double loss = 0;
+    int64_t edits = 0;
+    int64_t spoken = 0;
+    for (int64_t first = 0, rows = 0; first < total; first += rows) {
+      if (!proceed()) return {};
+      int64_t widest = 0;
+      std::vector<torch::Tensor> sounds;
+      std::vector<std::vector<int64_t>> labels;
+      for (rows = 0; first + rows < total; ++rows) {
+        widest = std::max(widest, tokens(first + rows));
+        if (rows > 0 && (rows + 1) * widest > kEvaluationTokens) break;
+        sounds.push_back(Sound(part, sequences[first + rows]));
+        labels.push_back(Labels(part, sequences[first + rows]));
+      }
+      const SpeechOutput output = model_->forward(sounds);
+      loss += CtcLosses(output, labels).sum(torch::kDouble).item<double>();
+      const std::vector<std::vector<int64_t>> heard = DecodeGreedily(output);
+      for (int64_t row = 0; row < rows; ++row) {
+        edits += EditDistance(heard[row], labels[row]);
+        spoken += static_cast<int64_t>(labels[row].size());
+      }
+    }
+    at.values = {100 * static_cast<double>(edits) / static_cast<double>(spoken),
+                 loss / static_cast<double>(spoken)};
+  }
+  return measured;
+}
+
+}  // namespace
+}  // namespace gnomon::models
