@@ -304,7 +304,7 @@ def test_every_similarity_and_position(comparison):
     for run, combination in zip(comparison["runs"], combinations, strict=True):
         assert [at["utterances"] for at in run["losses"]] == [2, 40]
         assert [at["sequences"] for at in run["losses"]] == [20, 1]
-        is_table = combination["position"] in ("learned", "absolute_keys")
+        is_table = combination["position"] in ("learned", "absolute_keys", "offset_bias")
         for name in ("error", "loss"):
             assert math.isfinite(run["losses"][0][name])
             assert (run["losses"][1][name] is None) == is_table, combination
@@ -496,6 +496,17 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     del valid["valid.speakers_lengths"]
     save_file(valid, tmp_path / "valid.safetensors")
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
+    # Of nobody known, all are put together; one by one, it does not matter.
+    alone = evaluate(folder, model, "--data", tmp_path / "valid.safetensors", "--utterances", 1)
+    del valid["valid.speakers"]
+    save_file(valid, tmp_path / "valid.safetensors")
+    words = ["--data", tmp_path / "valid.safetensors", "--utterances", 1]
+    assert evaluate(folder, model, *words)[0]["sequences"] == alone[0]["sequences"] == 20
+    assert evaluate(folder, model, *words, "--evaluation-utterances", 12)[0][
+        "loss"
+    ] == pytest.approx(
+        evaluate(folder, model, "--evaluation-utterances", 12, "--utterances", 1)[0]["loss"]
+    )
     valid["valid.audio_rate"] = array([16000])
     save_file(valid, tmp_path / "valid.safetensors")
     words = ["eval", "--model", model, "--data", tmp_path / "valid.safetensors"]
