@@ -358,7 +358,7 @@ class SpeechTask final : public Task {
   }
 
   Conditions conditions() const override {
-    Conditions conditions = {.key = "utterances", .title = "utterances per sequence"};
+    Conditions conditions = {.key = "length", .title = "utterances per sequence"};
     for (const int64_t count : utterances()) conditions.values.emplace_back(count);
     if (is_trained_) conditions.trained = 0;
     return conditions;

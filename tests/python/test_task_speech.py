@@ -251,9 +251,9 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
     reference = Reference(model / FILE)
     part = Part(folder / "words.safetensors", "valid")
     measured = evaluate(folder, model)
-    assert [at["utterances"] for at in measured] == [2, 5]
+    assert [at["length"] for at in measured] == [2, 5]
     for at in measured:
-        sequences = part.evaluated(at["utterances"], 20)
+        sequences = part.evaluated(at["length"], 20)
         assert at["sequences"] == len(sequences)
         loss, wrong, spoken = 0.0, 0, 0
         for sequence in sequences:
@@ -302,7 +302,7 @@ def test_every_similarity_and_position(comparison):
     combinations = comparison["settings"]["combinations"]
     assert len(comparison["runs"]) == len(combinations) > 15
     for run, combination in zip(comparison["runs"], combinations, strict=True):
-        assert [at["utterances"] for at in run["losses"]] == [2, 40]
+        assert [at["length"] for at in run["losses"]] == [2, 40]
         assert [at["sequences"] for at in run["losses"]] == [20, 1]
         is_table = combination["position"] in ("learned", "absolute_keys", "offset_bias")
         for name in ("error", "loss"):
@@ -385,7 +385,7 @@ def test_real_digits(tmp_path):
         "--evaluation-utterances", 12, *tiny(), cwd=tmp_path,
     )  # fmt: skip
     assert [line.split(":")[0] for line in text.splitlines()] == [
-        f"validation at utterances {count}" for count in (3, 6, 12, 24)
+        f"validation at length {count}" for count in (3, 6, 12, 24)
     ]
 
 
@@ -496,17 +496,14 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     del valid["valid.speakers_lengths"]
     save_file(valid, tmp_path / "valid.safetensors")
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
-    # Of nobody known, all are put together; one by one, it does not matter.
-    alone = evaluate(folder, model, "--data", tmp_path / "valid.safetensors", "--utterances", 1)
+    # Whose they are does not matter where each of the twelve is evaluated once, and alone.
     del valid["valid.speakers"]
     save_file(valid, tmp_path / "valid.safetensors")
-    words = ["--data", tmp_path / "valid.safetensors", "--utterances", 1]
-    assert evaluate(folder, model, *words)[0]["sequences"] == alone[0]["sequences"] == 20
-    assert evaluate(folder, model, *words, "--evaluation-utterances", 12)[0][
-        "loss"
-    ] == pytest.approx(
-        evaluate(folder, model, "--evaluation-utterances", 12, "--utterances", 1)[0]["loss"]
-    )
+    words = ["--utterances", 1, "--evaluation-utterances", 12]
+    (known,) = evaluate(folder, model, *words)
+    (unknown,) = evaluate(folder, model, *words, "--data", tmp_path / "valid.safetensors")
+    assert unknown["loss"] == pytest.approx(known["loss"], rel=1e-5)
+    assert unknown["sequences"] == 12
     valid["valid.audio_rate"] = array([16000])
     save_file(valid, tmp_path / "valid.safetensors")
     words = ["eval", "--model", model, "--data", tmp_path / "valid.safetensors"]
