@@ -11,6 +11,7 @@ way: NAME_lengths_lengths has how many of them each row has.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -46,13 +47,15 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
 
     Args:
         source: a path; after a colon, what to take of a file that holds several: the key of an
-            array of .npz, or keys of objects of JSON joined by dots. Known formats, each as it is
-            or in gzip: IDX, .npy, .npz, .wav (PCM; float samples in [-1, 1), one row each), .json
-            (nested lists of numbers), .txt and .csv (numbers, a row a line). A folder or a tar file
-            of .wav is one row for each in the order of their names, and NAME_names has these as
-            UTF-8; after a colon, a regular expression takes those of which it matches the whole
-            name, and its named groups are arrays beside NAME: numbers where all are whole ones, and
-            else UTF-8. NAME_rate is how many samples of .wav a second has.
+            array of .npz, keys of objects of JSON joined by dots, or columns of .csv, by the names
+            in its first line joined by commas, which hold names: a row is their numbers in
+            NAME_names, the sorted list of them as UTF-8. Known formats, each as it is or in gzip:
+            IDX, .npy, .npz, .wav (PCM; float samples in [-1, 1), one row each), .json (nested lists
+            of numbers), .txt, .index and .csv (numbers, a row a line). A folder or a tar file of
+            .wav is one row for each in the order of their names, and NAME_names has these as UTF-8;
+            after a colon, a regular expression takes those of which it matches the whole name, and
+            its named groups are arrays beside NAME: numbers where all are whole ones, and else
+            UTF-8. NAME_rate is how many samples of .wav a second has.
         name: of the array, of a part: "train.audio".
 
     Raises:
@@ -116,7 +119,8 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndar
         ".npz": lambda: {name: _npz(content, key)},
         ".json": lambda: _nested(_json(content, key), name),
         ".txt": lambda: _rows(_table(content), name),
-        ".csv": lambda: _rows(_table(content), name),
+        ".index": lambda: _rows(_table(content), name),
+        ".csv": lambda: _named(content, key, name) if key else _rows(_table(content), name),
         ".wav": lambda: _sound(content, name),
         ".tar": lambda: _sounds(_archive(content), name, key),
     }
@@ -126,7 +130,7 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndar
         raise _WrongFileError(
             f"is in no known format; expected IDX, or one of {', '.join(sorted(readers))}"
         )
-    if key and suffix not in (".npz", ".json", ".tar"):
+    if key and suffix not in (".npz", ".json", ".csv", ".tar"):
         raise _WrongFileError(f"holds one array; expected nothing after it, got {key!r}")
     return readers[suffix]()
 
@@ -227,6 +231,37 @@ def _table(content: bytes) -> list[np.ndarray[Any, Any]]:
             raise _WrongFileError(f"line {number} is not of numbers") from error
     # A column is an array of one axis.
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
+
+
+def _named(content: bytes, key: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Columns of names, as their numbers in the sorted list of all of them."""
+    try:
+        lines = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+        head = next(lines, [])
+        columns = key.split(",")
+        for column in columns:
+            if column not in head:
+                raise _WrongFileError(f"has no column {column!r}; it has {', '.join(head)}")
+        places = [head.index(column) for column in columns]
+        rows = []
+        for line in filter(None, lines):
+            if len(line) != len(head):
+                raise _WrongFileError(
+                    f"line {lines.line_num} has {len(line)} columns, the first {len(head)}"
+                )
+            rows.append([line[place] for place in places])
+    except UnicodeDecodeError as error:
+        raise _WrongFileError(f"byte {error.start} is not UTF-8") from error
+    except csv.Error as error:
+        raise _WrongFileError(f"line {lines.line_num}: {error}") from error
+    if not rows:
+        raise _WrongFileError("holds no rows")
+    names = sorted({word for row in rows for word in row})
+    number_of = {word: number for number, word in enumerate(names)}
+    texts = [np.array(list(word.encode()), np.uint8) for word in names]
+    return {
+        name: np.array([[number_of[word] for word in row] for row in rows], np.int64)
+    } | _ragged(texts, f"{name}_names")
 
 
 def _wav(content: bytes) -> tuple[np.ndarray[Any, Any], int]:

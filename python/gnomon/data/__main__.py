@@ -25,10 +25,10 @@ For example, the digits of MNIST:
     train.images=train-images-idx3-ubyte.gz train.labels=train-labels-idx1-ubyte.gz \\
     valid.images=t10k-images-idx3-ubyte.gz valid.labels=t10k-labels-idx1-ubyte.gz
 
-Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt and .csv
-(numbers); .wav, or a folder or .tar of them (FILE:PATTERN, a regular expression of names, whose named
-groups become arrays beside NAME); each also in gzip. Rows of several lengths become NAME and
-NAME_lengths.
+Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt, .index and .csv
+(numbers); .csv (FILE:COLUMN,COLUMN, names); .wav, or a folder or .tar of them (FILE:PATTERN, a
+regular expression of names, whose named groups become arrays beside NAME); each also in gzip. Rows
+of several lengths become NAME and NAME_lengths.
 
 `gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
 """

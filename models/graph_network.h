@@ -1,0 +1,92 @@
+// Graph attention networks (Velickovic et al. 2018) with any similarity of the catalogue.
+#ifndef GNOMON_MODELS_GRAPH_NETWORK_H_
+#define GNOMON_MODELS_GRAPH_NETWORK_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/learned_similarity.h"
+#include "models/sparse_matrix.h"
+#include "training/options.h"
+
+namespace gnomon::models {
+
+// Nodes, their edges and features.
+struct Graph {
+  int64_t nodes = 0;
+  // The nodes that each node attends to, in rising order, each once and itself among them.
+  torch::Tensor indptr;
+  torch::Tensor indices;
+  SparseMatrix edges;  // (E, nodes): 1 in the column of the node that the edge comes from
+  // (nodes, features), one of the two.
+  SparseMatrix sparse_features;
+  torch::Tensor dense_features;
+};
+
+// Without features. Node j attends to node i for each row (i, j) of edges (E, 2), and, unless they
+// are directed, node i to node j.
+Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
+
+#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                      \
+  /* As the data have them; 0: not known yet. */                                                  \
+  OPTION(int64_t, features, 0, .has_flag = false)                                                 \
+  OPTION(int64_t, classes, 0, .has_flag = false)                                                  \
+  OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                           \
+  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, side by side", .lowest = 1)      \
+  OPTION(int64_t, hidden, 8, .help = "Columns of each of them", .lowest = 1)                      \
+  OPTION(int64_t, out_heads, 1, .help = "Heads of the last layer, averaged", .lowest = 1)         \
+  OPTION(double, dropout, 0.6,                                                                    \
+         .help = "Dropout probability on the input of each layer, while training", .highest = 1)  \
+  OPTION(double, attention_dropout, 0.6,                                                          \
+         .help = "Dropout probability on the weights of attention, while training", .highest = 1) \
+  OPTION(bool, directed, false,                                                                   \
+         .help = "Edges lead one way: of an edge I J, node J attends to node I alone")
+
+struct GraphNetworkOptions {
+  GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)
+};
+
+// One layer over values h = x W of `heads` heads (eqs. 1 to 4): each node takes the mean of the
+// values of the nodes that it attends to, with the weights softmax(s(h_i Q, h_j K)), and adds a
+// bias. With the additive similarity Q and K are the two halves of the paper's vector a; any other
+// one gets as many columns as the values have.
+class GraphAttentionLayerImpl : public torch::nn::Module {
+ public:
+  GraphAttentionLayerImpl(int64_t inputs, int64_t heads, int64_t columns,
+                          const std::string& similarity, double dropout);
+  // h (nodes, heads * columns); returns (nodes, heads, columns).
+  torch::Tensor forward(const Graph& graph, const torch::Tensor& h);
+
+  torch::Tensor weight;        // (inputs, heads, columns)
+  torch::Tensor query_weight;  // (heads, columns, columns of q)
+  torch::Tensor key_weight;    // (heads, columns, columns of k)
+  torch::Tensor bias;          // (heads, columns)
+
+ private:
+  LearnedSimilarity similarity_{nullptr};
+  double dropout_;
+};
+TORCH_MODULE(GraphAttentionLayer);
+
+// Layers with ELU and dropout between them. Weights start as Glorot and Bengio's (2010) uniform
+// ones, and come from Torch's default generator.
+class GraphNetworkImpl : public torch::nn::Module {
+ public:
+  GraphNetworkImpl(const GraphNetworkOptions& options, const std::string& similarity);
+  // Logits (nodes, classes).
+  torch::Tensor forward(const Graph& graph);
+  // Half the sum of the squares of all weights, without biases and factors of similarities.
+  torch::Tensor Penalty() const;
+
+ private:
+  GraphNetworkOptions options_;
+  std::vector<GraphAttentionLayer> layers_;
+};
+TORCH_MODULE(GraphNetwork);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_GRAPH_NETWORK_H_

@@ -1,0 +1,44 @@
+// Products of constant sparse matrices and dense ones.
+#ifndef GNOMON_MODELS_SPARSE_MATRIX_H_
+#define GNOMON_MODELS_SPARSE_MATRIX_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace gnomon::models {
+
+// A constant sparse matrix: row i has the columns indices[indptr[i] .. indptr[i + 1]).
+class SparseMatrix {
+ public:
+  SparseMatrix() = default;
+  // With the numbers `values`, one for each entry, or with ones where there are none.
+  SparseMatrix(torch::Tensor indptr, torch::Tensor indices, int64_t columns,
+               std::optional<torch::Tensor> values = std::nullopt);
+
+  bool defined() const { return indptr_.defined(); }
+  const std::optional<torch::Tensor>& values() const { return values_; }
+  // Its product with x (columns, D), differentiable in x; with other numbers for its own.
+  torch::Tensor Multiply(const torch::Tensor& x, const std::optional<torch::Tensor>& values) const;
+  torch::Tensor Multiply(const torch::Tensor& x) const { return Multiply(x, values_); }
+
+ private:
+  torch::Tensor indptr_;
+  torch::Tensor indices_;
+  std::optional<torch::Tensor> values_;
+  // The transposed matrix: entry n of it is entry order_[n] of this one.
+  torch::Tensor transposed_indptr_;
+  torch::Tensor transposed_indices_;
+  torch::Tensor order_;
+};
+
+// Rows `indices` (n,) of x (rows, D), differentiable in x.
+torch::Tensor TakeRows(const torch::Tensor& x, const torch::Tensor& indices);
+
+// Where the rows of a list of entries begin and end, (rows + 1,), of the row of each entry.
+torch::Tensor RowStarts(const torch::Tensor& row_of_entry, int64_t rows);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_SPARSE_MATRIX_H_
