@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pathlib
+import re
 import struct
 import tarfile
 import wave
@@ -98,6 +99,24 @@ def test_text(tmp_path):
     got = read(tmp_path / "x.txt", b"1 2\n3\n")
     np.testing.assert_array_equal(got["a.x"], [1, 2, 3])
     np.testing.assert_array_equal(got["a.x_lengths"], [2, 1])
+    np.testing.assert_array_equal(read(tmp_path / "x.index", b"5\n2\n")["a.x"], [5, 2])
+
+
+def test_columns_of_names(tmp_path):
+    content = 'above,weight,below\n"a, b",1,\u00e9\nc,1,"a, b"\n'.encode()
+    got = read(tmp_path / "x.csv", content, "below,above")
+    np.testing.assert_array_equal(got["a.x"], [[2, 0], [0, 1]])
+    assert got["a.x_names"].tobytes().decode() == "a, bc\u00e9"
+    np.testing.assert_array_equal(got["a.x_names_lengths"], [4, 1, 2])
+    for wrong, key, part in (
+        (content, "under", "x.csv: has no column 'under'; it has above, weight, below"),
+        (b"a,b\n1,2\n3\n", "a", "x.csv: line 3 has 1 columns, the first 2"),
+        (b'a,b\n1,"2\n', "a", "x.csv: line 2: unexpected end of data"),
+        (b"a,b\n", "a", "x.csv: holds no rows"),
+        (b"a,b\n\xff,2\n", "a", "x.csv: byte 4 is not UTF-8"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(part)):
+            read(tmp_path / "x.csv", wrong, key)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
