@@ -1,0 +1,127 @@
+// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), normed before each branch as in
+// Radford et al. 2019: one table of embeddings for both sides and the logits (Press and Wolf 2017),
+// GELU, any similarity, and any position of the catalogue in each of the three attentions.
+#ifndef GNOMON_MODELS_SEQ2SEQ_H_
+#define GNOMON_MODELS_SEQ2SEQ_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gnomon/torch/nn.h"
+#include "models/transformer.h"
+#include "training/options.h"
+#include "training/terms.h"
+
+namespace gnomon::models {
+
+// As the position of cross attention: that of the other attentions.
+inline constexpr const char* kSamePosition = "same";
+
+#define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                           \
+  OPTION(int64_t, vocabulary, 256, .lowest = 1, .has_flag = false)                               \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 256, 3, 4, 512)                                               \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                    \
+  OPTION(std::string, cross_position, "none",                                                    \
+         .help =                                                                                 \
+             "Position specification of the attention from the decoder to the encoder, where a " \
+             "token's place is that in its own sentence; same: that of --position")              \
+  OPTION(int64_t, max_length, 256,                                                               \
+         .help =                                                                                 \
+             "Tokens of a sentence at most, with its end: longer ones are left out of the "      \
+             "training, and a learned table of positions has as many rows",                      \
+         .lowest = 2, .highest = 1e6)
+
+// The depth is that of the encoder, and of the decoder.
+struct Seq2SeqOptions {
+  GNOMON_OPTIONS(GNOMON_SEQ2SEQ_OPTIONS)
+};
+
+// Rows of tokens of different lengths.
+struct PaddedTokens {
+  torch::Tensor tokens;   // (B, L), int64
+  torch::Tensor lengths;  // (B,), int64: what is behind is padding
+};
+
+PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t padding);
+
+// What the decoder keeps of the tokens so far, and of the source.
+struct Seq2SeqCache {
+  explicit Seq2SeqCache(int64_t depth) : self(depth), cross(depth) {}
+
+  // Takes these rows of the batch instead, int64; the source's as they are where `is_same_source`.
+  void Select(const torch::Tensor& rows, bool is_same_source);
+
+  nn::TokenCache tokens;
+  std::vector<nn::KVCache> self;
+  std::vector<nn::KVCache> cross;
+};
+
+// x + attention(norm(x)), causal; x + cross_attention(norm(x), encoded); x + mlp(norm(x)).
+class TransformerDecoderBlockImpl : public torch::nn::Module {
+ public:
+  // Position and similarity of `options` are those of the self-attention; `cross_position` is the
+  // other attention's.
+  TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& cross_position);
+  // x (B, Lt, dim) at places from `offset` on; encoded (B, Ls, dim), of which a row has as many
+  // tokens as `lengths` says, or no token at all where the cache has them.
+  torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
+                        int64_t offset, nn::KVCache* self, nn::KVCache* cross,
+                        const std::optional<BatchRows>& rows);
+
+ private:
+  double dropout_;
+  torch::nn::LayerNorm attention_norm_{nullptr};
+  nn::MultiheadAttention attention_{nullptr};
+  torch::nn::LayerNorm cross_norm_{nullptr};
+  nn::MultiheadAttention cross_attention_{nullptr};
+  torch::nn::LayerNorm mlp_norm_{nullptr};
+  torch::nn::Linear mlp_in_{nullptr};
+  torch::nn::Linear mlp_out_{nullptr};
+};
+TORCH_MODULE(TransformerDecoderBlock);
+
+// Weights come from Torch's default generator, those of the encodings last, as the language model's
+// do. Dropout is on each residual branch and on the embeddings of tokens; it draws as for the batch
+// that `rows` are of, by default these. Throws gnomon::Error or c10::Error where an option or a
+// spec is wrong.
+class Seq2SeqImpl : public torch::nn::Module {
+ public:
+  explicit Seq2SeqImpl(Seq2SeqOptions options);
+
+  // What the decoder reads of a source of B sentences: (B, Ls, dim).
+  torch::Tensor encode(const PaddedTokens& source,
+                       const std::optional<BatchRows>& rows = std::nullopt);
+
+  // Logits (B, Lt, vocabulary) of the token after each of `target` (B, Lt), int64. With a cache,
+  // the tokens follow those already in it, of the same source.
+  torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& encoded,
+                       const torch::Tensor& lengths, Seq2SeqCache* cache = nullptr,
+                       const std::optional<BatchRows>& rows = std::nullopt);
+
+  torch::Tensor forward(const PaddedTokens& source, const torch::Tensor& target,
+                        const std::optional<BatchRows>& rows = std::nullopt);
+
+  const Seq2SeqOptions& options() const { return options_; }
+  // The longest sentence at which the encodings are defined; none if any length will do.
+  std::optional<int64_t> max_length() const;
+
+ private:
+  torch::Tensor Embed(const torch::Tensor& tokens, const std::optional<BatchRows>& rows);
+
+  Seq2SeqOptions options_;
+  torch::nn::Embedding embedding_{nullptr};
+  torch::nn::ModuleList decoder_blocks_{nullptr};
+  torch::nn::LayerNorm decoder_norm_{nullptr};
+  Encoder encoder_{nullptr};
+  nn::TokenPosition decoder_position_{nullptr};
+  std::optional<int64_t> cross_length_;  // where the position of cross attention ends
+};
+TORCH_MODULE(Seq2Seq);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_SEQ2SEQ_H_

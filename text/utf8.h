@@ -1,0 +1,29 @@
+// Code points of UTF-8.
+#ifndef GNOMON_TEXT_UTF8_H_
+#define GNOMON_TEXT_UTF8_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace gnomon::models {
+
+struct CodePoint {
+  uint32_t value = 0;
+  size_t bytes = 0;  // 0: what stands there is none
+};
+
+// That which begins at byte `at`; overlong forms, surrogates and what lies beyond U+10FFFF are none
+// (RFC 3629).
+CodePoint CodePointAt(std::string_view text, size_t at);
+
+// Whether a text is UTF-8 throughout.
+bool IsUtf8(std::string_view text);
+
+// The same with U+FFFD for each byte that is not of UTF-8.
+std::string ToUtf8(std::string_view text);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_TEXT_UTF8_H_
