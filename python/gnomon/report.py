@@ -83,7 +83,8 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
     missing = needed - results.keys()
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    results.setdefault("task", text_task(results))
+    if "task" not in results:
+        results["task"] = text_task(results)
     return results
 
 
