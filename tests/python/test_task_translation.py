@@ -499,7 +499,8 @@ def test_compare_resumes_with_the_parts_that_it_began_with(folder, tmp_path):
     out = tmp_path / "run"
     table = succeed(
         *COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 3, "--batch", 8,
-        "--position", "rope,learned", "--run", "umbral/none", "--out", out, cwd=tmp_path, draws=True,
+        "--position", "rope,learned", "--run", "umbral/none", "--out", out, cwd=tmp_path,
+        draws=True,
     )  # fmt: skip
     for part in ("| BLEU at valid | BLEU at test_2016 |", "exact match at valid", "greedily"):
         assert part in table
