@@ -23,7 +23,7 @@ using Action = std::function<int()>;
 void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
               const models::ProcessesPtr& processes, Action* action);
 void AddEval(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action);
-void AddGenerate(CLI::App& app, Action* action);
+void AddGenerate(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action);
 void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action);
 void AddData(CLI::App& app, Action* action);
 void AddList(CLI::App& app, Action* action);

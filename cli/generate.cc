@@ -1,6 +1,8 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -8,10 +10,9 @@
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
-#include "models/language_model.h"
-#include "tasks/text.h"
 #include "training/checkpoint.h"
 #include "training/strings.h"
+#include "training/task.h"
 
 namespace gnomon::cli {
 namespace {
@@ -20,78 +21,55 @@ using models::StrCat;
 
 struct GenerateFlags {
   std::string model;
-  std::string prompt = "\n";
-  models::GenerationOptions options;
-  int64_t seed = 0;
-  bool no_cache = false;
+  std::string out;
   int64_t threads = 0;
 };
 
-int Run(GenerateFlags flags) {
+// Throws Error where models of the task make nothing.
+void CheckGenerates(const models::Task& task) {
+  if (task.generation_help() != nullptr) return;
+  std::vector<std::string> names;
+  for (const std::unique_ptr<models::Task>& other : models::AllTasks()) {
+    if (other->generation_help() != nullptr) names.emplace_back(other->name());
+  }
+  throw Error(StrCat("generate: models of the task '", task.name(),
+                     "' make nothing; those that do are of ", models::Join(names, ", ")));
+}
+
+int Run(const GenerateFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  if (flags.prompt.empty()) throw Error("generate: --prompt is empty");
-  if (flags.options.temperature == 0 && flags.options.top_k != 0) {
-    throw Error("generate: --temperature 0 takes the likeliest token and excludes --top-k");
-  }
-  models::TextTask task;
   const models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model), task);
-  models::LanguageModel& model = static_cast<models::TextLearner&>(*checkpoint.learner).model();
-  const models::Tokenizer& tokenizer = *task.tokens().tokenizer;
-  const std::string kind = tokenizer.kind();
-  const models::TokenText prompt = tokenizer.Encode(flags.prompt);
-  if (prompt.size() == 0) throw Error(StrCat("generate: --prompt holds no ", kind));
-  if (flags.options.top_k > tokenizer.size()) {
-    throw Error(StrCat("generate: --top-k is ", flags.options.top_k, ", the model knows ",
-                       tokenizer.size(), " ", kind));
+  CheckGenerates(task);
+  models::CheckRanges(task.GenerationOptions(), "");
+  if (task.generated_file() != nullptr && flags.out.empty()) {
+    throw Error("generate: --out is required");
   }
-  // The last token is never read.
-  const int64_t needed = prompt.size() + flags.options.tokens - 1;
-  const std::optional<int64_t> longest = model->max_length();
-  if (longest && needed > *longest) {
-    throw Error(StrCat("generate: the position '", model->options().position, "' is defined for ",
-                       *longest, " ", kind, ", --prompt and --tokens need ", needed));
-  }
-  flags.options.use_cache = !flags.no_cache;
-  flags.options.seed = static_cast<uint64_t>(flags.seed);
   CatchInterrupts();
-  std::cout << flags.prompt << std::flush;
-  int64_t before = prompt[prompt.size() - 1];
-  const auto print = [&](int64_t token) {
-    std::cout << tokenizer.Text(token, before) << std::flush;
-    before = token;
-    return !Interrupted();
-  };
-  NamingOptions("--prompt and --tokens",
-                [&] { models::Generate(model, prompt, flags.options, print); });
-  std::cout << std::endl;
+  NamingOptions(task.GenerationFlags(), [&] {
+    checkpoint.learner->Generate(
+        {.path = flags.out,
+         .print = [](std::string_view text) { std::cout << text << std::flush; },
+         .proceed = [] { return !Interrupted(); }});
+  });
   return Interrupted() ? kInterrupted : 0;
 }
 
 }  // namespace
 
-void AddGenerate(CLI::App& app, Action* action) {
-  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+void AddGenerate(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
+  const char* help = task->generation_help();
+  CLI::App* command = app.add_subcommand(
+      "generate", help == nullptr ? "Make something new with a trained model" : help);
   auto flags = std::make_shared<GenerateFlags>();
-  flags->options.tokens = 512;
-  flags->options.temperature = 0.8;
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
-  command->add_option("--prompt", flags->prompt, "Text to continue; default: a line break");
-  AddNumber(command, "--tokens", &flags->options.tokens, 1, kMany,
-            "Bytes, words or subwords to add, whichever the model reads")
-      ->capture_default_str();
-  AddReal(command, "--temperature", &flags->options.temperature, 0, 1e6,
-          "Temperature of the softmax that tokens are drawn from; 0: always the likeliest")
-      ->capture_default_str();
-  AddNumber(command, "--top-k", &flags->options.top_k, 0, kMany,
-            "Draw from this many of the likeliest tokens; 0: from all")
-      ->capture_default_str();
-  AddNumber(command, "--seed", &flags->seed, 0, kLargestSeed, "Seed of the draws")
-      ->capture_default_str();
-  command->add_flag("--no-cache", flags->no_cache,
-                    "Read the whole text again for each token instead of keeping keys and values");
+  if (task->generated_file() != nullptr) {
+    command->add_option("--out", flags->out, task->generated_file());
+  }
+  AddFlags(command, task->GenerationOptions());
   AddThreadsFlag(command, &flags->threads);
-  command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
+  command->callback(
+      [action, flags, task] { *action = [flags, task] { return Run(*flags, *task); }; });
 }
 
 }  // namespace gnomon::cli

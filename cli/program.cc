@@ -156,7 +156,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       const std::shared_ptr<models::Task> task = ChooseTask(argc, argv);
       AddTrain(app, task, processes, &action);
       AddEval(app, task, &action);
-      AddGenerate(app, &action);
+      AddGenerate(app, task, &action);
       AddCompare(app, task, &action);
       AddData(app, &action);
       AddList(app, &action);

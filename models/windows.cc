@@ -1,6 +1,23 @@
 #include "models/windows.h"
 
+#include <set>
+
+#include "gnomon/attention.h"
+#include "training/options.h"
+#include "training/strings.h"
+
 namespace gnomon::models {
+
+void CheckLengths(const std::vector<int64_t>& lengths) {
+  std::set<int64_t> seen;
+  for (const int64_t length : lengths) {
+    if (length < 1 || length > kMany) {
+      throw Error(StrCat("--lengths: ", length, " is not a length of 1 to ", kMany));
+    }
+    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " comes twice"));
+  }
+  if (lengths.empty()) throw Error("--lengths: there is none");
+}
 
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length) {
   torch::Tensor rows = torch::empty({count, length + 1}, torch::kLong);

@@ -6,11 +6,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "models/language_model.h"
 #include "text/tokens.h"
 
 namespace gnomon::models {
+
+// Throws Error unless the option --lengths has lengths, each of them once.
+void CheckLengths(const std::vector<int64_t>& lengths);
 
 // Rows of `length` + 1 tokens (count, length + 1) that begin at `starts`, as int64.
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length);

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "gnomon/attention.h"
 #include "models/evaluation.h"
+#include "models/language_model_size.h"
 #include "models/windows.h"
 #include "training/processes.h"
 #include "training/sha256.h"
@@ -24,29 +24,6 @@ constexpr const char* kMemoryLayers = "memory.layers.";
 constexpr const char* kMemoryEmbeddings = "memory.embeddings";
 
 const RegisterTask<TextTask> registered;
-
-void CheckLengths(const std::vector<int64_t>& lengths) {
-  std::set<int64_t> seen;
-  for (const int64_t length : lengths) {
-    if (length < 1 || length > kMany) {
-      throw Error(StrCat("--lengths: ", length, " is not a length of 1 to ", kMany));
-    }
-    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " comes twice"));
-  }
-  if (lengths.empty()) throw Error("--lengths: there is none");
-}
-
-// At the least: a similarity may have one column of queries and keys, which are left out.
-double WeightBytes(const LanguageModelOptions& model) {
-  const auto dim = static_cast<double>(model.dim);
-  const auto layers = static_cast<double>(model.depth);
-  const double layer = 2 * dim * (dim + static_cast<double>(model.mlp));
-  return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
-}
-
-std::string ModelFlags(const LanguageModelOptions& model) {
-  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
-}
 
 std::string DescribeMemory(int64_t memory) {
   return memory > 0 ? StrCat(" with a memory of ", memory) : "";
@@ -128,26 +105,11 @@ std::string TextTask::EvaluationFlags(Command command) const {
   return command == Command::kEval ? "--lengths and --memory" : "--lengths and --evaluation-memory";
 }
 
-void TextTask::CheckModelFits() const {
-  CheckMemoryHolds(ModelFlags(options_.model), WeightBytes(options_.model));
-}
+void TextTask::CheckModelFits() const { CheckWeightsFit(options_.model); }
 
 void TextTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
-  const LanguageModelOptions& model = options_.model;
-  // Weights, gradients and two moments.
-  const double fixed = 4 * WeightBytes(model);
-  CheckMemoryHolds(ModelFlags(model), fixed);
-  const auto dim = static_cast<double>(model.dim);
-  const auto depth = static_cast<double>(model.depth);
-  const auto mlp = static_cast<double>(model.mlp);
-  const auto vocabulary = static_cast<double>(model.vocabulary);
-  // Of each layer the stream before its two branches, their normed inputs, the values and the
-  // output of attention, and the MLP's units before and after gelu; at the end the logits, their
-  // logarithms and the gradient.
-  const double numbers = depth * (6 * dim + 2 * mlp) + 3 * vocabulary;
-  const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
-                        static_cast<double>(options_.window.length);
-  CheckMemoryHolds(StepFlags(Command::kTrain, training), fixed + sizeof(float) * tokens * numbers);
+  CheckStepFits(options_.model, CountRows(training.batch, 0, processes), options_.window.length,
+                StepFlags(Command::kTrain, training));
 }
 
 const char* TextTask::data_help() const {
@@ -243,15 +205,13 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
   return std::make_unique<TextLearner>(*this, LanguageModel(model), training);
 }
 
-void TextTask::CheckSizes(const StoredSizes& file) const {
-  const LanguageModelOptions& model = options_.model;
-  file.Expect("embedding.weight", {model.vocabulary, model.dim});
-  const int64_t hidden = IsGated(model.activation) ? 2 * model.mlp : model.mlp;
-  file.Expect("blocks.0.mlp_in.weight", {hidden, model.dim});
-  file.ExpectLayers(model.depth);
-}
+void TextTask::CheckSizes(const StoredSizes& file) const { CheckStoredSizes(options_.model, file); }
 
 std::vector<std::string> TextTask::state_fields() const { return {kMemoryTokens}; }
+
+OptionList TextTask::GenerationOptions() {
+  return generation_.Options() + generation_.sampling.Options();
+}
 
 std::vector<Metric> TextTask::metrics() const {
   return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"},
@@ -347,6 +307,24 @@ std::vector<Measurement> TextLearner::Evaluate(const std::function<bool()>& proc
     measured.push_back({at.length, {at.loss, at.last, at.bits_per_byte}, at.windows});
   }
   return measured;
+}
+
+void TextLearner::Generate(const Output& output) {
+  const TextGenerationOptions& options = task_.generation();
+  if (options.prompt.empty()) throw Error("generate: --prompt is empty");
+  const Tokenizer& tokenizer = *task_.tokens().tokenizer;
+  const TokenText prompt = tokenizer.Encode(options.prompt);
+  if (prompt.size() == 0) throw Error(StrCat("generate: --prompt holds no ", tokenizer.kind()));
+  const GenerationOptions how =
+      ToGeneration(options.sampling, model_, prompt.size(), options.tokens, tokenizer.kind());
+  output.print(options.prompt);
+  int64_t before = prompt[prompt.size() - 1];
+  models::Generate(model_, prompt, how, [&](int64_t token) {
+    output.print(tokenizer.Text(token, before));
+    before = token;
+    return output.proceed();
+  });
+  output.print("\n");
 }
 
 LearnerState TextLearner::State(const Gather& gather) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "models/sampling.h"
 #include "text/text_data.h"
 #include "text/tokens.h"
 #include "training/options.h"
@@ -34,6 +35,17 @@ struct WindowOptions {
 // The fewest tokens that a training text must hold: a window and the token after it, and with a
 // memory a window for each of `batch` rows and one more.
 int64_t NeededTokens(const WindowOptions& window, int64_t batch);
+
+#define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                         \
+  OPTION(std::string, prompt, "\n", .help = "Text to continue; default: a line break", \
+         .shows_default = false)                                                       \
+  OPTION(int64_t, tokens, 512,                                                         \
+         .help = "Bytes, words or subwords to add, whichever the model reads", .lowest = 1)
+
+struct TextGenerationOptions {
+  GNOMON_OPTIONS(GNOMON_TEXT_GENERATION_OPTIONS)
+  SamplingOptions sampling;
+};
 
 struct TextOptions {
   LanguageModelOptions model;  // similarity and position come from the terms
@@ -88,6 +100,10 @@ class TextTask final : public Task {
   nlohmann::json DescribeEvaluation() const override;
   std::string TrainedAs(const TrainingOptions& training) const override;
 
+  const char* generation_help() const override { return "Continue a text with a trained model"; }
+  OptionList GenerationOptions() override;
+  std::string GenerationFlags() const override { return "--prompt and --tokens"; }
+
   // How models are evaluated.
   struct Evaluated {
     std::vector<int64_t> lengths;
@@ -95,6 +111,7 @@ class TextTask final : public Task {
     int64_t memory = 0;  // tokens
   };
   const Evaluated& evaluated() const { return evaluated_; }
+  const TextGenerationOptions& generation() const { return generation_; }
   void SetEvaluated(Evaluated evaluated) { evaluated_ = std::move(evaluated); }
 
  private:
@@ -147,6 +164,7 @@ class TextTask final : public Task {
   RunFields run_;
   ComparisonFields comparison_;
   EvaluationFields evaluation_;
+  TextGenerationOptions generation_;
   Evaluated evaluated_;
   bool is_trained_ = false;  // at the first of the lengths that are evaluated
   TextData data_;
@@ -168,6 +186,7 @@ class TextLearner final : public Learner {
   torch::Tensor Loss(const Batch& batch) override;
   void Keep() override;
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
+  void Generate(const Output& output) override;
   LearnerState State(const Gather& gather) const override;
   size_t CheckState(const LearnerState& state) const override;
   void Restore(const LearnerState& state, int64_t first, int64_t count) override;

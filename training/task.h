@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,13 @@ struct Batch {
   }
 };
 
+// Where what a model makes goes.
+struct Output {
+  std::string path;                             // of a file, where the task makes one
+  std::function<void(std::string_view)> print;  // text, as it comes
+  std::function<bool()> proceed;                // asked again and again
+};
+
 // What a model keeps from step to step beside its parameters.
 struct LearnerState {
   std::map<std::string, torch::Tensor> tensors;
@@ -98,6 +106,10 @@ class Learner {
   // Under each condition, on data that it was not trained on. `proceed` is asked between batches;
   // an empty result means that it said no.
   virtual std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) = 0;
+
+  // Makes something new, as the task's GenerationOptions() say; as far as it is when `proceed` says
+  // no.
+  virtual void Generate(const Output& /*output*/) {}
 
   // The state of the whole batch.
   virtual LearnerState State(const Gather& /*gather*/) const { return {}; }
@@ -201,6 +213,16 @@ class Task {
   virtual void CheckSizes(const StoredSizes& file) const = 0;
   // The fields of LearnerState that a training run alone has.
   virtual std::vector<std::string> state_fields() const { return {}; }
+
+  // ---- Generation
+
+  // What `gnomon generate` makes with a model, of one line of --help; null: nothing.
+  virtual const char* generation_help() const { return nullptr; }
+  // What the file that it writes is; null: it prints text.
+  virtual const char* generated_file() const { return nullptr; }
+  virtual OptionList GenerationOptions() { return {}; }
+  // The flags that its memory depends on.
+  virtual std::string GenerationFlags() const { return "the generation"; }
 
   // ---- Results
 

@@ -1,0 +1,54 @@
+#include "models/language_model_size.h"
+
+#include "training/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+// Units that the MLP's first map makes, of which a gate takes half.
+int64_t HiddenUnits(const LanguageModelOptions& model) {
+  return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
+}
+
+// At the least: a similarity may have one column of queries and keys, which are left out.
+double WeightBytes(const LanguageModelOptions& model) {
+  const auto dim = static_cast<double>(model.dim);
+  const auto layers = static_cast<double>(model.depth);
+  const double layer = dim * (2 * dim + static_cast<double>(HiddenUnits(model) + model.mlp));
+  return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
+}
+
+std::string ModelFlags(const LanguageModelOptions& model) {
+  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
+}
+
+}  // namespace
+
+void CheckWeightsFit(const LanguageModelOptions& model) {
+  CheckMemoryHolds(ModelFlags(model), WeightBytes(model));
+}
+
+void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
+                   const std::string& flags) {
+  // Weights, gradients and two moments.
+  const double fixed = 4 * WeightBytes(model);
+  CheckMemoryHolds(ModelFlags(model), fixed);
+  const auto dim = static_cast<double>(model.dim);
+  const auto depth = static_cast<double>(model.depth);
+  const auto units = static_cast<double>(HiddenUnits(model) + model.mlp);
+  const auto vocabulary = static_cast<double>(model.vocabulary);
+  // Of each layer the stream before its two branches, their normed inputs, the values and the
+  // output of attention, and the MLP's units before and after their activation; at the end the logits, their
+  // logarithms and the gradient.
+  const double numbers = depth * (6 * dim + units) + 3 * vocabulary;
+  const double tokens = static_cast<double>(rows) * static_cast<double>(length);
+  CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);
+}
+
+void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file) {
+  file.Expect("embedding.weight", {model.vocabulary, model.dim});
+  file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
+  file.ExpectLayers(model.depth);
+}
+
+}  // namespace gnomon::models

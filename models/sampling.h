@@ -1,0 +1,34 @@
+// How tokens are drawn from what a language model predicts, as options.
+#ifndef GNOMON_MODELS_SAMPLING_H_
+#define GNOMON_MODELS_SAMPLING_H_
+
+#include <cstdint>
+#include <string>
+
+#include "models/language_model.h"
+#include "training/options.h"
+
+namespace gnomon::models {
+
+#define GNOMON_SAMPLING_OPTIONS(OPTION)                                                            \
+  OPTION(double, temperature, 0.8,                                                                 \
+         .help = "Temperature of the softmax that tokens are drawn from; 0: always the likeliest", \
+         .highest = 1e6)                                                                           \
+  OPTION(int64_t, top_k, 0, .help = "Draw from this many of the likeliest tokens; 0: from all")    \
+  OPTION(int64_t, seed, 0, .help = "Seed of the draws",                                            \
+         .highest = static_cast<double>(kLargestSeed))                                             \
+  OPTION(bool, no_cache, false,                                                                    \
+         .help = "Read the whole text again for each token instead of keeping keys and values")
+
+struct SamplingOptions {
+  GNOMON_OPTIONS(GNOMON_SAMPLING_OPTIONS)
+};
+
+// For `tokens` more after `prompt` of them. Throws Error, with the tokens called `kind`, where the
+// options contradict each other or the model ends before.
+GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageModel& model,
+                               int64_t prompt, int64_t tokens, const std::string& kind);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_SAMPLING_H_
