@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gnomon/attention.h"
+#include "ops/catalogue/component.h"
 #include "training/strings.h"
 
 namespace gnomon::models {
@@ -120,7 +121,25 @@ void LanguageModelImpl::read(const torch::Tensor& tokens, LanguageModelMemory* m
 torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
                                          LanguageModelMemory* memory,
                                          const std::optional<BatchRows>& rows) {
-  torch::Tensor x = Embed(tokens, cache, memory, rows);
+  return Logits(Embed(tokens, cache, memory, rows), cache, memory, rows);
+}
+
+torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
+                                            const torch::Tensor& positions,
+                                            const std::optional<BatchRows>& rows) {
+  CheckPlacedAnywhere(options_.position);
+  const torch::Tensor x =
+      embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
+  // What is added does not depend on what it is added to.
+  const torch::Tensor encodings =
+      token_position_->forward(torch::zeros({1, options_.max_length, options_.dim}));
+  return Logits(x + encodings[0].index_select(0, positions.reshape({-1})).view_as(x), nullptr,
+                nullptr, rows);
+}
+
+torch::Tensor LanguageModelImpl::Logits(torch::Tensor x, LanguageModelCache* cache,
+                                        LanguageModelMemory* memory,
+                                        const std::optional<BatchRows>& rows) {
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::AttentionCall call;
     call.causal = true;
@@ -138,6 +157,17 @@ std::optional<int64_t> LanguageModelImpl::max_length() const {
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
   torch::manual_seed(static_cast<uint64_t>(seed));
   return LanguageModel(options);
+}
+
+void CheckPlacedAnywhere(const std::string& position) {
+  for (const Component& component : ParseSum(position)) {
+    const std::string& name = component.name();
+    const bool is_read_at = name == "sinusoidal" || name == "learned";
+    if (is_read_at && !component.Find("shape")) continue;
+    throw Error(StrCat("'", component.Text(),
+                       "' does not take positions that are drawn at random; sinusoidal and learned "
+                       "do, without a shape"));
+  }
 }
 
 void CheckMemory(const LanguageModel& model, int64_t memory) {

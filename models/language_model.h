@@ -66,6 +66,11 @@ class LanguageModelImpl : public torch::nn::Module {
                         LanguageModelMemory* memory = nullptr,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
+  // The same with what the token encodings add at `positions` (B, L), each below max_length of the
+  // options. Throws Error where the position has more to it than CheckPlacedAnywhere() allows.
+  torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
+                           const std::optional<BatchRows>& rows = std::nullopt);
+
   // Brings `memory` to where forward() would, without the work that only logits need. No gradient.
   void read(const torch::Tensor& tokens, LanguageModelMemory* memory);
 
@@ -80,6 +85,9 @@ class LanguageModelImpl : public torch::nn::Module {
   // What the first layer reads.
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                       LanguageModelMemory* memory, const std::optional<BatchRows>& rows);
+  // All layers from what the first one reads.
+  torch::Tensor Logits(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
+                       const std::optional<BatchRows>& rows);
 
   LanguageModelOptions options_;
   torch::nn::Embedding embedding_{nullptr};
@@ -91,6 +99,11 @@ TORCH_MODULE(LanguageModel);
 
 // The model that a seed begins with.
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
+
+// Throws Error unless tokens may stand at any positions. In attention they stand one after the
+// other, and encodings other than sinusoids and tables read the embeddings, or draw positions of
+// their own.
+void CheckPlacedAnywhere(const std::string& position);
 
 // Throws Error where the position of the model ends at a length: a memory carries it beyond any.
 void CheckMemory(const LanguageModel& model, int64_t memory);

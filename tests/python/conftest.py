@@ -5,6 +5,10 @@ graphs are not kept between runs: those of another build call its operators by i
 """
 
 import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 # Programs that tests start have more threads than one.
@@ -13,3 +17,47 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def program(tmp_path, capfd, monkeypatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """The program in this process and a folder of its own: exit code, output, errors."""
+    from gnomon.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGPIPE)}
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([*map(str, words)])
+        return code, *capfd.readouterr()
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def gnomon(program) -> Callable[..., str]:
+    """The output of the program, which must succeed."""
+
+    def run(*words: object) -> str:
+        code, output, errors = program(*words)
+        assert code == 0, errors
+        return output
+
+    return run
+
+
+@pytest.fixture
+def refused(program) -> Callable[..., str]:
+    """The one line that the program answers a wrong input with."""
+
+    def run(*words: object) -> str:
+        code, output, errors = program(*words)
+        (line,) = errors.splitlines()
+        assert (code, output) == (2, ""), line
+        assert line.startswith("gnomon: ")
+        return line
+
+    return run

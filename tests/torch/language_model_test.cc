@@ -126,6 +126,29 @@ TEST(LanguageModelTest, PositionsAreSeen) {
   }
 }
 
+TEST(LanguageModelTest, EncodingsAreReadAtPositions) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::randint(256, {2, 8}, torch::kLong);
+  const torch::Tensor in_order = torch::arange(8).expand({2, 8});
+  for (const char* position : {"sinusoidal:layout=split", "learned", "learned+sinusoidal"}) {
+    LanguageModel model = NewModel(Small("penumbral", position), 1);
+    model->eval();
+    const torch::Tensor logits = model->forward(tokens);
+    EXPECT_LT((model->forward_at(tokens, in_order) - logits).abs().max().item<double>(), 1e-6);
+    // Those of the tokens from 30 on of a longer text, and each row has its own.
+    torch::Tensor later = in_order.clone();
+    later.select(0, 1).add_(30);
+    const torch::Tensor at = model->forward_at(tokens, later);
+    EXPECT_LT((at[0] - logits[0]).abs().max().item<double>(), 1e-6);
+    EXPECT_GT((at[1] - logits[1]).abs().max().item<double>(), 1e-3);
+    LanguageModelCache cache(2);
+    cache.tokens.tokens = 30;
+    EXPECT_LT((model->forward(tokens, &cache)[1] - at[1]).abs().max().item<double>(), 1e-5);
+  }
+  LanguageModel model = NewModel(Small("dot", "learned+rope"), 1);
+  EXPECT_THROW(model->forward_at(tokens, in_order), Error);
+}
+
 TEST(LanguageModelTest, EverythingSharedBeginsEqual) {
   const auto plain = NewModel(Small("dot", "none"), 5)->named_parameters();
   for (const char* position : {"learned", "rope+hype:tau=learned", "t5"}) {
