@@ -90,6 +90,14 @@ def test_json_that_is_ragged_twice(tmp_path):
     np.testing.assert_array_equal(got["a.x_lengths_lengths"], [2, 1, 0])
 
 
+def test_whole_numbers_of_json_are_integers(tmp_path):
+    got = read(tmp_path / "x.json", b"[[58, 60.0], [3.0, -1e3]]")
+    np.testing.assert_array_equal(got["a.x"], [[58, 60], [3, -1000]])
+    assert got["a.x"].dtype == np.int64
+    for content in (b"[[58, 60.0], [3.5, 4]]", b"[1.0, 1e300]", b"[1.0, NaN]", b"[Infinity]"):
+        assert read(tmp_path / "x.json", content)["a.x"].dtype == np.float64
+
+
 def test_text(tmp_path):
     got = read(tmp_path / "x.txt", b"3\n-1\n7\n")
     np.testing.assert_array_equal(got["a.x"], [3, -1, 7])

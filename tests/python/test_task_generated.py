@@ -244,7 +244,8 @@ def test_two_processes_do_what_one_does(tmp_path):
     # The bias of keys does nothing in the dot product: its gradient is rounding alone.
     arguments = [
         *TRAIN, "--problem", "stack", "--lengths", "9", "--batch", 5, "--dropout", 0.2,
-        "--position", "learned", "--random-positions", 30, "--similarity", "penumbral", "--steps", 4,
+        "--position", "learned", "--random-positions", 30, "--similarity", "penumbral",
+        "--steps", 4,
     ]  # fmt: skip
     run_one([*arguments, "--out", "one"], tmp_path)
     run_two([*arguments, "--out", "two"], tmp_path)

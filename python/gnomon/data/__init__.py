@@ -209,11 +209,16 @@ def _numbers(value: object, place: str) -> np.ndarray[Any, Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise _RaggedError(f"{place} has lists of several lengths") from error
-    if array.size == 0:
+    # JSON has one kind of numbers: 58.0 is 58.
+    if array.size == 0 or (array.dtype.kind == "f" and _is_whole(array)):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iufb":
         raise _WrongFileError(f"{place} is not of numbers")
     return array
+
+
+def _is_whole(array: np.ndarray[Any, Any]) -> bool:
+    return bool(np.all((np.abs(array) < 2.0**53) & (array == np.trunc(array))))
 
 
 def _table(content: bytes) -> list[np.ndarray[Any, Any]]:

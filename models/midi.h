@@ -1,0 +1,20 @@
+// Standard MIDI Files.
+#ifndef GNOMON_MODELS_MIDI_H_
+#define GNOMON_MODELS_MIDI_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gnomon::models {
+
+// Steps of equal length, each with the pitches (0 to 127) that sound in it. A pitch that sounds in
+// steps one after the other is one note.
+using PianoRoll = std::vector<std::vector<int64_t>>;
+
+// The bytes of a file of format 0 with `tempo` quarter notes a minute, 4 to 1000.
+std::string MidiFile(const PianoRoll& roll, int64_t steps_per_quarter, double tempo);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_MIDI_H_
