@@ -7,6 +7,7 @@
 #include "ops/catalogue/component.h"
 #include "ops/catalogue/registry.h"
 #include "training/strings.h"
+#include "training/terms.h"
 
 namespace gnomon::models {
 namespace {
@@ -14,12 +15,16 @@ namespace {
 constexpr const char* kShape = "shape";
 constexpr const char* kPrefix = "prefix";
 
-// The sum with another text for each of its components.
+// The sum, or a pattern of sums, with another text for each of its components.
 std::string Rewritten(const std::string& position,
                       const std::function<std::string(const Component&)>& rewrite) {
-  std::vector<std::string> parts;
-  for (const Component& component : ParseSum(position)) parts.push_back(rewrite(component));
-  return Join(parts, "+");
+  std::vector<std::string> layers;
+  for (const std::string& part : PatternParts(position)) {
+    std::vector<std::string> terms;
+    for (const Component& component : ParseSum(part)) terms.push_back(rewrite(component));
+    layers.push_back(Join(terms, "+"));
+  }
+  return Join(layers, ";");
 }
 
 // The component with another shape and prefix, or with both behind what it has.

@@ -5,11 +5,6 @@
 namespace gnomon::models {
 namespace {
 
-// Units that the MLP's first map makes, of which a gate takes half.
-int64_t HiddenUnits(const LanguageModelOptions& model) {
-  return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
-}
-
 // At the least: a similarity may have one column of queries and keys, which are left out.
 double WeightBytes(const LanguageModelOptions& model) {
   const auto dim = static_cast<double>(model.dim);
@@ -38,8 +33,8 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   const auto units = static_cast<double>(HiddenUnits(model) + model.mlp);
   const auto vocabulary = static_cast<double>(model.vocabulary);
   // Of each layer the stream before its two branches, their normed inputs, the values and the
-  // output of attention, and the MLP's units before and after their activation; at the end the logits, their
-  // logarithms and the gradient.
+  // output of attention, and the MLP's units before and after their activation; at the end the
+  // logits, their logarithms and the gradient.
   const double numbers = depth * (6 * dim + units) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
   CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);

@@ -16,20 +16,25 @@ void CheckOptions(Seq2SeqOptions options) {
 }
 
 TransformerOptions BlockOptions(const Seq2SeqOptions& options) {
-  return {.dim = options.dim,
-          .depth = options.depth,
-          .heads = options.heads,
-          .mlp = options.mlp,
-          .similarity = options.similarity,
-          .position = options.position,
-          .dropout = options.dropout,
-          .max_length = options.max_length};
+  return ToTransformer(options, options.similarity, options.position, options.max_length);
 }
 
 // Of embeddings there is none in cross attention: its tokens have got theirs.
-std::string CrossPosition(const Seq2SeqOptions& options) {
-  if (options.cross_position == kSamePosition) return nn::attention_position(options.position);
-  return options.cross_position;
+std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
+  if (options.cross_position == kSamePosition) {
+    return LayerPositions(options.position, options.depth);
+  }
+  return std::vector<std::string>(options.depth, options.cross_position);
+}
+
+nn::MultiheadAttention MakeCrossAttention(const TransformerOptions& options,
+                                          const std::string& position) {
+  try {
+    return MakeAttention(options, position);
+  } catch (const c10::Error& error) {
+    throw Error(StrCat("the position '", position,
+                       "' of cross attention: ", error.what_without_backtrace()));
+  }
 }
 
 }  // namespace
@@ -55,47 +60,33 @@ void Seq2SeqCache::Select(const torch::Tensor& rows, bool is_same_source) {
     if (tensor->defined()) *tensor = tensor->index_select(0, rows);
   };
   select(&tokens.embeddings);
-  for (nn::KVCache& layer : self) {
-    select(&layer.k);
-    select(&layer.v);
-  }
-  if (is_same_source) return;
-  for (nn::KVCache& layer : cross) {
-    select(&layer.k);
-    select(&layer.v);
-  }
+  const auto select_layers = [&](std::vector<nn::KVCache>* layers) {
+    for (nn::KVCache& layer : *layers) {
+      select(&layer.k);
+      select(&layer.v);
+      for (torch::Tensor& projection : layer.projections) select(&projection);
+    }
+  };
+  select_layers(&self);
+  if (!is_same_source) select_layers(&cross);
 }
 
 TransformerDecoderBlockImpl::TransformerDecoderBlockImpl(const TransformerOptions& options,
+                                                         const std::string& position,
                                                          const std::string& cross_position)
-    : dropout_(options.dropout) {
+    : dropout_(options.dropout),
+      attention_norm_(register_module("attention_norm", Norm(options.norm, options.dim))),
+      attention_(register_module("attention", MakeAttention(options, position))),
+      cross_norm_(register_module("cross_norm", Norm(options.norm, options.dim))),
+      cross_attention_(
+          register_module("cross_attention", MakeCrossAttention(options, cross_position))),
+      mlp_norm_(register_module("mlp_norm", Norm(options.norm, options.dim))),
+      mlp_(this, options) {
   const double residual_gain = ResidualGain(3 * options.depth);
-  const auto norm = [&](const char* name) {
-    return register_module(name, torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.dim})));
-  };
-  const auto attention = [&](const char* name, const std::string& position) {
-    nn::MultiheadAttention module = register_module(
-        name, nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
-                                         .similarity(options.similarity)
-                                         .position(position)
-                                         .max_length(options.max_length)));
-    InitializeLinear(module->out_proj, residual_gain);
-    return module;
-  };
-  attention_norm_ = norm("attention_norm");
-  attention_ = attention("attention", nn::attention_position(options.position));
-  cross_norm_ = norm("cross_norm");
-  try {
-    cross_attention_ = attention("cross_attention", cross_position);
-  } catch (const c10::Error& error) {
-    throw Error(StrCat("the position '", cross_position,
-                       "' of cross attention: ", error.what_without_backtrace()));
-  }
-  mlp_norm_ = norm("mlp_norm");
-  mlp_in_ = register_module("mlp_in", torch::nn::Linear(options.dim, options.mlp));
-  mlp_out_ = register_module("mlp_out", torch::nn::Linear(options.mlp, options.dim));
-  InitializeLinear(mlp_in_, 1);
-  InitializeLinear(mlp_out_, residual_gain);
+  InitializeLinear(attention_->out_proj, residual_gain);
+  InitializeLinear(cross_attention_->out_proj, residual_gain);
+  InitializeLinear(mlp_.in, 1);
+  InitializeLinear(mlp_.out, residual_gain);
 }
 
 torch::Tensor TransformerDecoderBlockImpl::forward(torch::Tensor x, const torch::Tensor& encoded,
@@ -110,33 +101,30 @@ torch::Tensor TransformerDecoderBlockImpl::forward(torch::Tensor x, const torch:
   x = x + drop_out(cross_attention_->forward(
               cross_norm_->forward(x), encoded, {},
               {.key_lengths = lengths, .query_offset = offset, .cache = cross}));
-  const torch::Tensor hidden = torch::gelu(mlp_in_->forward(mlp_norm_->forward(x)));
-  return x + drop_out(mlp_out_->forward(hidden));
+  return x + drop_out(mlp_.forward(mlp_norm_->forward(x)));
 }
 
 Seq2SeqImpl::Seq2SeqImpl(Seq2SeqOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  const std::string cross_position = CrossPosition(options_);
+  const std::vector<std::string> cross_positions = CrossPositions(options_);
   embedding_ =
       register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
   // Unit logits from a normalised stream; Embed() brings the inputs to unit variance.
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
   // It adds nothing to embeddings, and knows where the position ends.
-  cross_length_ =
-      nn::TokenPosition(cross_position, options_.dim, options_.max_length)->max_length();
+  cross_length_ = nn::TokenPosition(Join(cross_positions, "+"), options_.dim, options_.max_length)
+                      ->max_length();
   const TransformerOptions block = BlockOptions(options_);
   decoder_blocks_ = register_module("decoder_blocks", torch::nn::ModuleList());
+  const std::vector<std::string> positions = LayerPositions(options_.position, options_.depth);
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
-    decoder_blocks_->push_back(TransformerDecoderBlock(block, cross_position));
+    decoder_blocks_->push_back(
+        TransformerDecoderBlock(block, positions[layer], cross_positions[layer]));
   }
-  decoder_norm_ = register_module(
-      "decoder_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
+  decoder_norm_ = register_module("decoder_norm", Norm(options_.norm, options_.dim));
   encoder_ = register_module("encoder", Encoder(block));
   decoder_position_ =
-      register_module("decoder_position",
-                      nn::TokenPosition(nn::TokenPositionOptions(options_.position, options_.dim,
-                                                                 options_.max_length)
-                                            .causal(true)));
+      register_module("decoder_position", MakeTokenPosition(block, /*causal=*/true));
 }
 
 torch::Tensor Seq2SeqImpl::Embed(const torch::Tensor& tokens,

@@ -63,9 +63,10 @@ struct Seq2SeqCache {
 // x + attention(norm(x)), causal; x + cross_attention(norm(x), encoded); x + mlp(norm(x)).
 class TransformerDecoderBlockImpl : public torch::nn::Module {
  public:
-  // Position and similarity of `options` are those of the self-attention; `cross_position` is the
-  // other attention's.
-  TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& cross_position);
+  // `position` is that of the self-attention, `cross_position` the other attention's; the options'
+  // is not read.
+  TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& position,
+                              const std::string& cross_position);
   // x (B, Lt, dim) at places from `offset` on; encoded (B, Ls, dim), of which a row has as many
   // tokens as `lengths` says, or no token at all where the cache has them.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
@@ -74,13 +75,12 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
 
  private:
   double dropout_;
-  torch::nn::LayerNorm attention_norm_{nullptr};
+  Norm attention_norm_{nullptr};
   nn::MultiheadAttention attention_{nullptr};
-  torch::nn::LayerNorm cross_norm_{nullptr};
+  Norm cross_norm_{nullptr};
   nn::MultiheadAttention cross_attention_{nullptr};
-  torch::nn::LayerNorm mlp_norm_{nullptr};
-  torch::nn::Linear mlp_in_{nullptr};
-  torch::nn::Linear mlp_out_{nullptr};
+  Norm mlp_norm_{nullptr};
+  FeedForward mlp_;
 };
 TORCH_MODULE(TransformerDecoderBlock);
 
@@ -115,7 +115,7 @@ class Seq2SeqImpl : public torch::nn::Module {
   Seq2SeqOptions options_;
   torch::nn::Embedding embedding_{nullptr};
   torch::nn::ModuleList decoder_blocks_{nullptr};
-  torch::nn::LayerNorm decoder_norm_{nullptr};
+  Norm decoder_norm_{nullptr};
   Encoder encoder_{nullptr};
   nn::TokenPosition decoder_position_{nullptr};
   std::optional<int64_t> cross_length_;  // where the position of cross attention ends

@@ -74,14 +74,7 @@ torch::nn::Conv1d Convolution(int64_t in, int64_t out) {
 }
 
 TransformerOptions EncoderOptions(const SpeechModelOptions& options, const Terms& terms) {
-  return {.dim = options.dim,
-          .depth = options.depth,
-          .heads = options.heads,
-          .mlp = options.mlp,
-          .similarity = terms.similarity,
-          .position = terms.position,
-          .dropout = options.dropout,
-          .max_length = options.max_length};
+  return ToTransformer(options, terms.similarity, terms.position, options.max_length);
 }
 
 }  // namespace

@@ -23,15 +23,6 @@ std::vector<std::string> PatternOf(const std::string& position) {
   return parts;
 }
 
-nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
-                                     const std::string& position) {
-  return nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
-                                    .similarity(options.similarity)
-                                    .position(position)
-                                    .bias(options.bias)
-                                    .max_length(options.max_length));
-}
-
 }  // namespace
 
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout) {
@@ -108,6 +99,15 @@ torch::Tensor FeedForward::forward(const torch::Tensor& x) {
     hidden = activation == "relu" ? torch::relu(hidden) : torch::gelu(hidden);
   }
   return out->forward(hidden);
+}
+
+nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
+                                     const std::string& position) {
+  return nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
+                                    .similarity(options.similarity)
+                                    .position(position)
+                                    .bias(options.bias)
+                                    .max_length(options.max_length));
 }
 
 TransformerBlockImpl::TransformerBlockImpl(const TransformerOptions& options,

@@ -64,8 +64,27 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
           .max_length = max_length};
 }
 
+// Copies them to another struct that has them.
+template <class From, class To>
+void CopySizes(const From& from, To* to) {
+  to->dim = from.dim;
+  to->depth = from.depth;
+  to->heads = from.heads;
+  to->mlp = from.mlp;
+  to->dropout = from.dropout;
+  to->norm = from.norm;
+  to->activation = from.activation;
+  to->no_bias = from.no_bias;
+}
+
 // Whether the MLP's hidden units are gated by as many others.
 bool IsGated(const std::string& activation);
+
+// What the MLP's first map makes.
+template <class Model>
+int64_t HiddenUnits(const Model& model) {
+  return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
+}
 
 // The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part the
 // position of one. Throws Error where a part after the first is added to embeddings, which come
@@ -84,6 +103,10 @@ double ResidualGain(int64_t branches);
 
 // torch::dropout while training, as it falls on the rows of a batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
+
+// Attention of the sizes and the similarity of the options, and of a position.
+nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
+                                     const std::string& position);
 
 // LayerNorm or RMSNorm over the last axis: parameters weight and, of the former, bias.
 class NormImpl : public torch::nn::Module {

@@ -24,14 +24,7 @@ int64_t Power(int64_t base, int64_t exponent) {
 }
 
 TransformerOptions EncoderOptions(const VisionTransformerOptions& options) {
-  return {.dim = options.dim,
-          .depth = options.depth,
-          .heads = options.heads,
-          .mlp = options.mlp,
-          .similarity = options.similarity,
-          .position = options.position,
-          .dropout = options.dropout,
-          .max_length = options.grid().tokens()};
+  return ToTransformer(options, options.similarity, options.position, options.grid().tokens());
 }
 
 void AddConvolution(torch::nn::Sequential& layers, int64_t axes, int64_t in, int64_t out,

@@ -177,11 +177,7 @@ class GeneratedTask final : public Task {
   LanguageModelOptions ModelOptions(const Terms& terms) const {
     LanguageModelOptions model;
     model.vocabulary = static_cast<int64_t>(problem().vocabulary(symbols()).size());
-    model.dim = model_.dim;
-    model.depth = model_.depth;
-    model.heads = model_.heads;
-    model.mlp = model_.mlp;
-    model.dropout = model_.dropout;
+    CopySizes(model_, &model);
     model.similarity = terms.similarity;
     model.position = terms.position;
     model.max_length = model_.max_length;

@@ -249,7 +249,7 @@ class ImageTask : public Task {
       for (int64_t axis = 0; axis < kind_.axes; ++axis) pixels *= model.patch;
       file.Expect("patches.projection.weight", {model.dim, pixels});
     }
-    file.Expect("encoder.blocks.0.mlp_in.weight", {model.mlp, model.dim});
+    file.Expect("encoder.blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
     file.Expect("head.weight", {model.classes, model.dim});
     file.ExpectLayers(model.depth);
   }

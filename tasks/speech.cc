@@ -348,7 +348,7 @@ class SpeechTask final : public Task {
   void CheckSizes(const StoredSizes& file) const override {
     file.Expect("head.weight", {model_.symbols + 1, model_.dim});
     file.Expect("front_in.weight", {model_.dim, model_.mels, 3});
-    file.Expect("encoder.blocks.0.mlp_in.weight", {model_.mlp, model_.dim});
+    file.Expect("encoder.blocks.0.mlp_in.weight", {HiddenUnits(model_), model_.dim});
     file.ExpectLayers(model_.depth);
   }
 

@@ -515,7 +515,7 @@ std::unique_ptr<Learner> TranslationTask::MakeLearner(const Terms& terms,
 
 void TranslationTask::CheckSizes(const StoredSizes& file) const {
   file.Expect("embedding.weight", {model_.vocabulary, model_.dim});
-  file.Expect("decoder_blocks.0.mlp_in.weight", {model_.mlp, model_.dim});
+  file.Expect("decoder_blocks.0.mlp_in.weight", {HiddenUnits(model_), model_.dim});
   file.ExpectLayers(model_.depth);
 }
 
