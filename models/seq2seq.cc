@@ -27,10 +27,17 @@ std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
   return std::vector<std::string>(options.depth, options.cross_position);
 }
 
+// Attention that ends one of the three residual branches of a layer.
+nn::MultiheadAttention MakeBranch(const TransformerOptions& options, const std::string& position) {
+  nn::MultiheadAttention attention = MakeAttention(options, position);
+  InitializeLinear(attention->out_proj, ResidualGain(3 * options.depth));
+  return attention;
+}
+
 nn::MultiheadAttention MakeCrossAttention(const TransformerOptions& options,
                                           const std::string& position) {
   try {
-    return MakeAttention(options, position);
+    return MakeBranch(options, position);
   } catch (const c10::Error& error) {
     throw Error(StrCat("the position '", position,
                        "' of cross attention: ", error.what_without_backtrace()));
@@ -76,17 +83,14 @@ TransformerDecoderBlockImpl::TransformerDecoderBlockImpl(const TransformerOption
                                                          const std::string& cross_position)
     : dropout_(options.dropout),
       attention_norm_(register_module("attention_norm", Norm(options.norm, options.dim))),
-      attention_(register_module("attention", MakeAttention(options, position))),
+      attention_(register_module("attention", MakeBranch(options, position))),
       cross_norm_(register_module("cross_norm", Norm(options.norm, options.dim))),
       cross_attention_(
           register_module("cross_attention", MakeCrossAttention(options, cross_position))),
       mlp_norm_(register_module("mlp_norm", Norm(options.norm, options.dim))),
       mlp_(this, options) {
-  const double residual_gain = ResidualGain(3 * options.depth);
-  InitializeLinear(attention_->out_proj, residual_gain);
-  InitializeLinear(cross_attention_->out_proj, residual_gain);
   InitializeLinear(mlp_.in, 1);
-  InitializeLinear(mlp_.out, residual_gain);
+  InitializeLinear(mlp_.out, ResidualGain(3 * options.depth));
 }
 
 torch::Tensor TransformerDecoderBlockImpl::forward(torch::Tensor x, const torch::Tensor& encoded,

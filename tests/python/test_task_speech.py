@@ -273,7 +273,6 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
 NO_CHOICE = {
     "grid_bias": "needs a shape",
     "relative2d": "needs a shape",
-    "forget": "without its log_forget",
     "key_bias": "without its bias",
     "pair_bias": "without its bias",
     "transformer_xl": "expected causal",

@@ -343,8 +343,7 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
     }
     x = torch::cat(next, 1);
   }
-  const torch::Tensor expected =
-      torch::matmul(modules["norm"]->as<Norm>()->forward(x), table.t());
+  const torch::Tensor expected = torch::matmul(modules["norm"]->as<Norm>()->forward(x), table.t());
   EXPECT_LT(Distance(got, expected), 1e-4);
 }
 
