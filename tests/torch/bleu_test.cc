@@ -18,7 +18,7 @@ using nlohmann::json;
 using ::testing::ElementsAre;
 
 TEST(BleuTest, IsThatOfSacrebleu) {
-  std::ifstream in(std::filesystem::path(__FILE__).parent_path() / "bleu_cases.json");
+  std::ifstream in(std::filesystem::path(GNOMON_SOURCE_DIR) / "tests/torch/bleu_cases.json");
   const json cases = json::parse(in);
   ASSERT_GE(cases.size(), 300u);
   int64_t positive = 0;

@@ -104,8 +104,7 @@ TEST(WordsTest, AVocabularyReadsBackAndDamagedOnesAreErrors) {
 }
 
 TEST(WordsTest, WikiText2HasItsPublishedCounts) {
-  const fs::path folder =
-      fs::path(__FILE__).parent_path() / ".." / ".." / ".." / "shared" / "data" / "wikitext-2";
+  const fs::path folder = fs::path(GNOMON_SOURCE_DIR) / "../shared/data/wikitext-2";
   if (!fs::exists(folder)) GTEST_SKIP() << "there is no ../shared/data/wikitext-2";
   const auto read = [&](const char* name) {
     std::ifstream in(folder / name, std::ios::binary);
