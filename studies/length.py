@@ -24,7 +24,9 @@ HYPE = "dot/rope+hype:tau=learned"
 ROPE = "dot/rope"
 
 
-def comparison(name: str, title: str, data: str, seeds: int, made_by: str = "") -> Comparison:
+def comparison(
+    name: str, title: str, data: str, seeds: int, made_by: tuple[str, ...] = ()
+) -> Comparison:
     return Comparison(
         name,
         title,
@@ -51,7 +53,9 @@ STUDY = Study(
     comparisons=(
         comparison("shakespeare", "Shakespeare's plays", "tinyshakespeare", 5),
         comparison("books", "Novels", "classic-books", 3),
-        comparison("python", "Python's sources", "python.txt", 3, "scripts/python_text.py"),
+        comparison(
+            "python", "Python's sources", "python.txt", 3, ("scripts/python_text.py", "OUT")
+        ),
     ),
     claims=(
         Claim(

@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import runpy
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -38,8 +39,9 @@ class Comparison:
     title: str  # "Shakespeare's plays, bytes"
     data: str  # path in the folder of the data; empty: the task makes its data
     arguments: tuple[str, ...]
-    # A script that writes the data where they are not in that folder.
-    made_by: str = ""
+    # What makes the data where they are not in that folder, as a command there that writes OUT: of
+    # gnomon, or a script of this repository.
+    made_by: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +146,12 @@ def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
         raise ValueError(f"there is no {comparison.data} in {data}")
     path = RUNS / "data" / comparison.data
     if not path.exists():
-        subprocess.run([sys.executable, str(ROOT / comparison.made_by), str(path)], check=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        first, *words = (str(path) if word == "OUT" else word for word in comparison.made_by)
+        program = [str(PROGRAM)] if first == "gnomon" else [sys.executable, str(ROOT / first)]
+        done = subprocess.run([*program, *words], cwd=data, check=False)
+        if done.returncode != 0:
+            raise ValueError(f"cannot make {comparison.data} in {data}")
     return path
 
 
@@ -299,7 +306,10 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
     done = len(results["runs"])
     machine = results["sessions"][-1]["machine"]
     state = "All" if done == total else f"{done} of"
-    shown = " ".join(command(comparison))
+    shown = shlex.join(command(comparison))
+    if comparison.made_by and comparison.made_by[0] == "gnomon":
+        made = [comparison.data if word == "OUT" else word for word in comparison.made_by]
+        shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
         f"{state} {total} runs are done, on {machine['cpu']} ({machine['instruction_set']}), "

@@ -8,7 +8,9 @@ import pytest
 import scipy.stats
 import study as studies
 from study import Claim, Comparison, Contrast, Study
-from test_cli import succeed
+from test_cli import refused
+
+from gnomon.nn import MultiheadAttention, TokenPosition, attention_position
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = ("--lengths", "16,32", "--steps", "2", "--dim", "16", "--depth", "1", "--heads", "2",
@@ -186,21 +188,24 @@ def test_contrasts_are_paired_t_tests():
         studies.contrast_row(results_of([]), Contrast("c", "test", "b", "test"))
 
 
-def test_the_command_lines_of_studies_are_taken(tmp_path):
-    """But for the data, which are another text, nothing of them is refused."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over a lazy dog\n" * 4000)
-    study = studies.load_study("length")
-    words = list(study.comparisons[0].arguments)
-    for flag, value in (("--steps", "1"), ("--seeds", "1"), ("--lengths", "16,32")):
-        words[words.index(flag) + 1] = value
-    small = ("--dim", "16", "--depth", "1", "--heads", "2", "--mlp", "16", "--batch", "1")
-    succeed(
-        *("compare", "--data", text, "--out", tmp_path / "run", *words, *small),
-        *("--evaluation-bytes", "512"),
-        cwd=tmp_path,
-    )
-    record = json.loads((tmp_path / "run/results.json").read_text())
-    labels = {c["label"] for c in record["settings"]["combinations"]}
-    for claim in study.claims:
-        assert {c.left for c in claim.contrasts} | {c.right for c in claim.contrasts} <= labels
+@pytest.mark.parametrize("name", studies.names())
+def test_the_command_lines_of_studies_are_taken(name, tmp_path):
+    """But for the data, which are not there, and a position in their place, which is none."""
+    for comparison in studies.load_study(name).comparisons:
+        words = list(comparison.arguments)
+        if comparison.data:
+            words = ["--data", tmp_path / "nothing", *words]
+        else:
+            words[words.index("--position") + 1] = "nothing"
+        assert "nothing" in refused("compare", "--out", tmp_path / "run", *words, cwd=tmp_path)
+        similarities, positions = (
+            value_of(comparison, flag).split(",") if flag in comparison.arguments else [default]
+            for flag, default in (("--similarity", "dot"), ("--position", "none"))
+        )
+        for similarity in similarities:
+            qk_dim = 1 if similarity == "additive" else 4
+            for position in positions:
+                if "=grid" not in position:
+                    TokenPosition(position, 16, 64)
+                    acts = attention_position(position)
+                    MultiheadAttention(16, 4, qk_dim=qk_dim, similarity=similarity, position=acts)
