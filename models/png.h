@@ -1,0 +1,17 @@
+// Pictures as files: PNG (ISO/IEC 15948).
+#ifndef GNOMON_MODELS_PNG_H_
+#define GNOMON_MODELS_PNG_H_
+
+#include <torch/torch.h>
+
+#include <string>
+
+namespace gnomon::models {
+
+// The bytes of a PNG of pixels (height, width, C) of uint8, C = 1 for grey or 3 for red, green and
+// blue. They are stored, not compressed.
+std::string EncodePng(const torch::Tensor& pixels);
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_MODELS_PNG_H_

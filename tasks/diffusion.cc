@@ -1,0 +1,384 @@
+// The task `diffusion`: a diffusion transformer (Peebles and Xie 2023) predicts the noise in images
+// of a class; `gnomon generate` draws images with it.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gnomon/attention.h"
+#include "models/diffusion_transformer.h"
+#include "models/grid_position.h"
+#include "models/png.h"
+#include "models/vision_transformer.h"
+#include "ops/catalogue/component.h"
+#include "tasks/image_data.h"
+#include "training/files.h"
+#include "training/processes.h"
+#include "training/strings.h"
+#include "training/task.h"
+
+namespace gnomon::models {
+namespace {
+
+using nlohmann::json;
+
+// Evaluation batches hold about this many tokens.
+constexpr int64_t kEvaluationTokens = 8192;
+// The loss is measured over all timesteps, and over each of as many ranges.
+constexpr int64_t kRanges = 4;
+
+#define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                            \
+  OPTION(double, label_dropout, 0.1,                                                         \
+         .help = "The share of examples that are trained without their class, for guidance", \
+         .highest = 1)
+
+struct DiffusionTrainingOptions {
+  GNOMON_OPTIONS(GNOMON_DIFFUSION_TRAINING_OPTIONS)
+};
+
+#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                   \
+  OPTION(int64_t, evaluation_images, 2000,                                                     \
+         .help = "Images of the validation part to measure the loss on, each at one timestep", \
+         .lowest = kRanges, .may_lack = true, .may_change = true)
+
+struct DiffusionRunOptions {
+  GNOMON_OPTIONS(GNOMON_DIFFUSION_RUN_OPTIONS)
+};
+
+#define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                              \
+  OPTION(int64_t, samples, 8, .help = "Images of each class, a row of the picture", .lowest = 1, \
+         .highest = 1000)                                                                        \
+  OPTION(int64_t, steps, 50, .help = "Steps of DDIM from noise to an image", .lowest = 1,        \
+         .highest = kTimesteps)                                                                  \
+  OPTION(double, guidance, 2,                                                                    \
+         .help = "How many times what a class adds to the predicted noise; 1: as it is trained", \
+         .highest = 1e3)                                                                         \
+  OPTION(int64_t, seed, 0, .help = "Seed of the noise",                                          \
+         .highest = static_cast<double>(kLargestSeed))
+
+struct DiffusionGenerationOptions {
+  GNOMON_OPTIONS(GNOMON_DIFFUSION_GENERATION_OPTIONS)
+};
+
+// From [0, 1] to [-1, 1].
+torch::Tensor Centred(const torch::Tensor& pixels) { return 2 * pixels - 1; }
+
+// Throws Error unless pixels are bytes or from 0 to 1, which is what is drawn in the end.
+void CheckPixels(const std::string& path, const std::string& part, const LabelledImages& images) {
+  if (images.pixels.scalar_type() == torch::kByte) return;
+  const torch::Tensor wrong = (images.pixels < 0).logical_or(images.pixels > 1);
+  if (!wrong.any().item<bool>()) return;
+  throw Error(StrCat(path, ": the array '", part, ".images' has ",
+                     images.pixels.masked_select(wrong)[0].item<float>(), " in image ",
+                     wrong.flatten(1).any(1).nonzero()[0].item<int64_t>(),
+                     ", expected bytes, or numbers from 0 to 1"));
+}
+
+class DiffusionTask;
+
+class DiffusionLearner final : public Learner {
+ public:
+  DiffusionLearner(const DiffusionTask& task, DiffusionTransformer model)
+      : task_(task), model_(std::move(model)) {}
+
+  torch::nn::Module& module() override { return *model_; }
+  torch::Tensor Probe() override;
+  torch::Tensor Loss(const Batch& batch) override;
+  std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
+  void Generate(const Output& output) override;
+
+ private:
+  const DiffusionTask& task_;
+  DiffusionTransformer model_;
+};
+
+class DiffusionTask final : public Task {
+ public:
+  const ImageData& data() const { return data_; }
+  const DiffusionTrainingOptions& trained() const { return trained_; }
+  const DiffusionRunOptions& run() const { return run_; }
+  const DiffusionGenerationOptions& generation() const { return generation_; }
+
+  const char* name() const override { return "diffusion"; }
+  const char* summary() const override {
+    return "images from noise by a diffusion transformer; the loss by timesteps";
+  }
+
+  TrainingOptions DefaultTraining(Command command) const override {
+    TrainingOptions training;
+    training.batch = 64;
+    training.steps = command == Command::kCompare ? 500 : 4000;
+    training.learning_rate = 1e-3;
+    training.weight_decay = 0;
+    return training;
+  }
+
+  std::vector<std::string> DefaultPositions() const override {
+    return {"none",
+            "sinusoidal:shape=grid",
+            "learned",
+            "rope:shape=grid",
+            "alibi:shape=grid",
+            "hype:shape=grid:tau=learned"};
+  }
+
+  OptionList Options(Command command) override {
+    if (command == Command::kEval) return run_.Options();
+    const OptionList model =
+        InSection("model", model_.Options()) + InSection("training", trained_.Options());
+    return (command == Command::kTrain ? InSection("run", run_.Options()) : run_.Options()) + model;
+  }
+
+  void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
+    reads_training_ = command != Command::kEval;
+  }
+
+  std::string StepFlags(Command /*command*/, const TrainingOptions& training) const override {
+    return StrCat("--batch ", training.batch, " and --patch ", model_.patch);
+  }
+  std::string EvaluationFlags(Command /*command*/) const override {
+    return StrCat("--patch ", model_.patch);
+  }
+
+  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(), WeightBytes()); }
+
+  void CheckFits(const TrainingOptions& training, int64_t processes) const override {
+    const double fixed = 4 * WeightBytes();
+    CheckMemoryHolds(ModelFlags(), fixed);
+    // Of each layer the stream before its two branches, their modulated inputs, the values and the
+    // output of attention, and the MLP's units before and after their activation.
+    const double numbers =
+        static_cast<double>(model_.depth) * (6 * static_cast<double>(model_.dim) +
+                                             static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
+                          static_cast<double>(model_.grid().tokens());
+    CheckMemoryHolds(StepFlags(Command::kTrain, training),
+                     fixed + sizeof(float) * tokens * numbers);
+  }
+
+  const char* data_help() const override {
+    return "Arrays train.images, train.labels and the same of valid, from `gnomon data`";
+  }
+  const char* data_noun() const override { return "images"; }
+
+  void ReadData(const std::string& path) override {
+    data_ = ReadImages(path, {"images", 2}, reads_training_, model_.classes);
+    if (reads_training_) CheckPixels(path, "train", data_.train);
+    CheckPixels(path, "valid", data_.valid);
+    // Unless a file has said what it is a model of.
+    if (model_.size.empty()) {
+      model_.size = data_.train.size();
+      model_.channels = data_.train.channels();
+      model_.classes = data_.classes;
+      CheckRanges(InSection("model", model_.Options()), path);
+    }
+    CheckPatches(model_.patch, model_.size);
+    if (data_.classes != model_.classes) {
+      throw Error(StrCat(path, ": the array 'train.labels' has ", data_.classes,
+                         " classes, and the model ", model_.classes));
+    }
+    if (data_.valid.size() != model_.size || data_.valid.channels() != model_.channels) {
+      throw Error(StrCat(path, ": the array 'valid.images' is of ", SizesText(data_.valid.size()),
+                         " with ", data_.valid.channels(), " channels, and the model of ",
+                         SizesText(model_.size), " with ", model_.channels));
+    }
+  }
+
+  std::string data_sha256() const override { return data_.sha256; }
+
+  json DescribeData() const override {
+    const std::filesystem::path path = std::filesystem::absolute(data_.path).lexically_normal();
+    json data = {{"path", path.string()},        {"sha256", data_.sha256},
+                 {"valid", data_.valid.count()}, {"size", model_.size},
+                 {"channels", model_.channels},  {"classes", model_.classes}};
+    if (reads_training_) data["train"] = data_.train.count();
+    return {{"data", data}};
+  }
+  std::string DescribeSize() const override {
+    return StrCat(data_.train.count(), " images of ", SizesText(model_.size), " and ",
+                  model_.classes, " classes");
+  }
+
+  Terms Complete(const Terms& terms) const override {
+    return {terms.similarity, OnGrid(terms.position, model_.grid())};
+  }
+  std::unique_ptr<Learner> MakeLearner(const Terms& terms,
+                                       const TrainingOptions& /*training*/) override {
+    return std::make_unique<DiffusionLearner>(*this, DiffusionTransformer(model_, terms));
+  }
+
+  void CheckSizes(const StoredSizes& file) const override {
+    DiffusionModelOptions model = model_;
+    CheckRanges(model.Options(), "model");
+    model.grid();  // throws where there is none
+    file.Expect("labels.weight", {model.classes + 1, model.dim});
+    file.Expect("patches.weight", {model.dim, model.patch * model.patch * model.channels});
+    file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
+    file.ExpectLayers(model.depth);
+  }
+
+  const char* generation_help() const override {
+    return "Draw images of each class with a trained model";
+  }
+  const char* generated_file() const override {
+    return "The PNG to write, a row of images for each class";
+  }
+  OptionList GenerationOptions() override { return generation_.Options(); }
+  std::string GenerationFlags() const override { return "--samples"; }
+
+  std::vector<Metric> metrics() const override {
+    return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+  }
+
+  Conditions conditions() const override {
+    Conditions conditions = {.key = "timesteps", .title = "timesteps", .trained = 0};
+    conditions.values.emplace_back(StrCat("0-", kTimesteps - 1));
+    for (int64_t range = 0; range < kRanges; ++range) {
+      conditions.values.emplace_back(
+          StrCat(range * kTimesteps / kRanges, "-", (range + 1) * kTimesteps / kRanges - 1));
+    }
+    return conditions;
+  }
+
+  std::string loss_unit() const override { return "mean squared error of the noise"; }
+  const char* examples() const override { return "images"; }
+  std::string TrainedAs(const TrainingOptions& training) const override {
+    return StrCat("trained at all timesteps for ", training.steps, " steps of ", training.batch,
+                  " images");
+  }
+
+ private:
+  std::string ModelFlags() const {
+    return StrCat("--dim ", model_.dim, ", --depth ", model_.depth, " and --mlp ", model_.mlp);
+  }
+
+  // At the least: queries and keys are left out, which a similarity may have one column of.
+  double WeightBytes() const {
+    const auto dim = static_cast<double>(model_.dim);
+    // Values, outputs, six parts of the modulation, and the MLP.
+    const double layer = dim * (8 * dim + static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    return sizeof(float) *
+           (static_cast<double>(model_.classes) * dim + static_cast<double>(model_.depth) * layer);
+  }
+
+  DiffusionModelOptions model_;
+  DiffusionTrainingOptions trained_;
+  DiffusionRunOptions run_;
+  DiffusionGenerationOptions generation_;
+  bool reads_training_ = true;  // evaluations do without
+  ImageData data_;
+};
+
+const RegisterTask<DiffusionTask> registered;
+
+torch::Tensor DiffusionLearner::Probe() {
+  const DiffusionModelOptions& options = model_->options();
+  if (model_->max_length() && *model_->max_length() < model_->tokens()) {
+    throw Error(StrCat("defined up to length ", *model_->max_length(), ", shorter than the ",
+                       model_->tokens(), " patches of an image"));
+  }
+  return model_->forward(torch::ones({1, options.channels, options.size[0], options.size[1]}),
+                         torch::zeros({1}, torch::kLong), torch::zeros({1}, torch::kLong));
+}
+
+torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
+  const LabelledImages& part = task_.data().train;
+  const DiffusionModelOptions& options = model_->options();
+  // All of them are drawn for the whole batch, in the same order in every process.
+  const torch::Tensor rows = torch::randint(part.count(), {batch.total}, torch::kLong);
+  const torch::Tensor times = torch::randint(kTimesteps, {batch.total}, torch::kLong);
+  const torch::Tensor unnamed = torch::rand({batch.total}) < task_.trained().label_dropout;
+  const torch::Tensor all_noise =
+      torch::randn({batch.total, options.channels, options.size[0], options.size[1]});
+  const auto own = [&](const torch::Tensor& all) {
+    return all.narrow(0, batch.first, batch.count);
+  };
+  const torch::Tensor noise = own(all_noise);
+  const torch::Tensor images = Centred(part.Take(own(rows)));
+  const torch::Tensor labels =
+      part.labels.index_select(0, own(rows)).masked_fill(own(unnamed), options.classes);
+  const torch::Tensor predicted =
+      model_->forward(AddNoise(images, noise, own(times)), own(times), labels, batch.rows());
+  return (predicted - noise).square().sum() / static_cast<double>(all_noise.numel());
+}
+
+std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>& proceed) {
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  const LabelledImages& part = task_.data().valid;
+  const DiffusionModelOptions& options = model_->options();
+  const int64_t total = std::min(task_.run().evaluation_images, part.count());
+  // The same for every model: each image at one timestep, which lie evenly.
+  const torch::Tensor times =
+      torch::div(torch::arange(total, torch::kLong) * kTimesteps, total, "floor");
+  at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
+  std::vector<double> sums(kRanges + 1);
+  std::vector<int64_t> counts(kRanges + 1);
+  const int64_t batch = std::max<int64_t>(kEvaluationTokens / model_->tokens(), 1);
+  for (int64_t first = 0; first < total; first += batch) {
+    if (!proceed()) return {};
+    const int64_t rows = std::min(batch, total - first);
+    // One after the other, whatever a batch is.
+    std::vector<torch::Tensor> drawn;
+    for (int64_t row = 0; row < rows; ++row) {
+      drawn.push_back(
+          torch::randn({options.channels, options.size[0], options.size[1]}, generator));
+    }
+    const torch::Tensor noise = torch::stack(drawn);
+    const torch::Tensor at = times.narrow(0, first, rows);
+    const torch::Tensor predicted =
+        model_->forward(AddNoise(Centred(part.Take(first, rows)), noise, at), at,
+                        part.labels.narrow(0, first, rows));
+    const torch::Tensor losses = (predicted - noise).square().flatten(1).mean(1).to(torch::kDouble);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto loss = losses[row].item<double>();
+      const int64_t range = 1 + at[row].item<int64_t>() * kRanges / kTimesteps;
+      for (const int64_t n : {int64_t{0}, range}) {
+        sums[n] += loss;
+        ++counts[n];
+      }
+    }
+  }
+  std::vector<Measurement> measured;
+  const std::vector<json> conditions = task_.conditions().values;
+  for (size_t n = 0; n < conditions.size(); ++n) {
+    const double loss = sums[n] / static_cast<double>(counts[n]);
+    Measurement at = {conditions[n], {std::nullopt}, counts[n]};
+    if (std::isfinite(loss)) at.values = {loss};
+    measured.push_back(at);
+  }
+  return measured;
+}
+
+void DiffusionLearner::Generate(const Output& output) {
+  const DiffusionGenerationOptions& how = task_.generation();
+  const DiffusionModelOptions& options = model_->options();
+  if (options.channels != 1 && options.channels != 3) {
+    throw Error(StrCat("generate: the model's images have ", options.channels,
+                       " channels, expected 1 or 3 of a PNG"));
+  }
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(how.seed));
+  std::vector<torch::Tensor> lines;
+  for (int64_t label = 0; label < options.classes; ++label) {
+    const torch::Tensor noise =
+        torch::randn({how.samples, options.channels, options.size[0], options.size[1]}, generator);
+    const torch::Tensor labels = torch::full({how.samples}, label, torch::kLong);
+    const torch::Tensor images = SampleImages(
+        model_, noise, labels, {.steps = how.steps, .guidance = how.guidance}, output.proceed);
+    if (!images.defined()) return;
+    // (samples, C, H, W) side by side: (H, samples W, C).
+    lines.push_back(images.permute({2, 0, 3, 1}).flatten(1, 2));
+  }
+  const torch::Tensor pixels =
+      ((torch::cat(lines) + 1) * 127.5).round().clamp(0, 255).to(torch::kByte);
+  WriteFileAtomically(output.path, {EncodePng(pixels)});
+  output.print(StrCat(options.classes * how.samples, " images, ", output.path, "\n"));
+}
+
+}  // namespace
+}  // namespace gnomon::models
