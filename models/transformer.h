@@ -39,10 +39,12 @@ struct TransformerOptions {
   OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)     \
   OPTION(double, dropout, 0,                                                                     \
          .help = "Dropout probability on each residual branch, while training", .highest = 1)    \
-  OPTION(std::string, norm, "layer", .help = "Norm before each branch", .may_lack = true,        \
-         .choices = {"layer", "rms"})                                                            \
+  OPTION(std::string, norm, "layer", .help = "Norm before each branch: layer or rms",            \
+         .may_lack = true, .choices = {"layer", "rms"})                                          \
   OPTION(std::string, activation, "gelu",                                                        \
-         .help = "Of the MLP; swiglu and geglu gate its hidden units by as many others",         \
+         .help =                                                                                 \
+             "Of the MLP: gelu or relu; or swiglu or geglu, which gate its hidden units by as "  \
+             "many others",                                                                      \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
   OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
          .may_lack = true)
