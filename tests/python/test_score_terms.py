@@ -466,5 +466,5 @@ def test_modules():
         module(x).sum(), [p for n, p in module.named_parameters() if "bias" in n and p.dim() == 4]
     )
     assert d_bias.shape == bias.shape
-    with pytest.raises(ValueError, match="unknown position 'key_bias'"):
+    with pytest.raises(ValueError, match=r"position key_bias without its bias.*position.KeyBias"):
         gnomon.nn.MultiheadAttention(16, 4, position="key_bias")

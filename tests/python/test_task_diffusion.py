@@ -344,8 +344,8 @@ def test_wrong_data(folder, model):
         f"{part}_images": load_file(folder / "bars.safetensors")[f"{part}.images"][..., :2].copy()
         for part in ("train", "valid")
     }
-    train(folder, "two", "--steps", 1, data=changed(folder, "pairs", **two))
-    words = ["generate", "--model", "two", "--out", "never.png"]
+    train(folder, "two channels", "--steps", 1, data=changed(folder, "pairs", **two))
+    words = ["generate", "--model", "two channels", "--out", "never.png"]
     assert "images have 2 channels, expected 1 or 3" in refused(*words, cwd=folder)
 
 
