@@ -25,6 +25,8 @@ from gnomon._output import checked_output
 from gnomon._plots import STYLE, colour, line_style
 
 MARKERS = "osD^vPX*"
+#: Characters of a name, from which on legends stand below the plots.
+LONG_NAME = 40
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -121,20 +123,31 @@ def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """One name for each combination; the similarity is left out where all have the same.
+    """One name for each combination; what all have in common is left out.
 
     Titles, "RoPE + learned HyPE", or specifications where the record has no titles or two of them
     are the same.
     """
     combinations = results["settings"]["combinations"]
-    parts = ["position"]
-    if len({c["similarity"] for c in combinations}) > 1:
-        parts.insert(0, "similarity")
+    named = ("similarity", "position")
+    parts = [part for part in named if len({c[part] for c in combinations}) > 1] or ["position"]
     for suffix in ("_title", ""):
         names = [" · ".join(c.get(part + suffix, "") for part in parts) for c in combinations]
         if len(set(names)) == len(names):
             break
     return names
+
+
+def in_common(results: dict[str, Any]) -> str:
+    """A sentence on what labels() leaves out."""
+    combinations = results["settings"]["combinations"]
+    if len(combinations) < 2:
+        return ""
+    return "".join(
+        f" The {part} of all is {combinations[0].get(part + '_title', combinations[0][part])}."
+        for part in ("similarity", "position")
+        if len({c[part] for c in combinations}) == 1
+    )
 
 
 def p_value(differences: list[float]) -> float:
@@ -176,8 +189,14 @@ def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float
 
 def _legend(figure: Figure, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
-    if handles:
+    if not handles:
+        return
+    if max(map(len, names)) <= LONG_NAME:
         figure.legend(handles, names, loc="outside right upper", fontsize=10)
+        return
+    # Beside long names little would be left of the plots.
+    figure.set_figheight(figure.get_figheight() + 0.22 * len(names))
+    figure.legend(handles, names, loc="outside lower left", fontsize=10)
 
 
 def _figure(height: float = 4.4) -> Figure:
@@ -528,7 +547,7 @@ def render(results: dict[str, Any]) -> str:
     lead = (
         f"{len(options['combinations'])} combinations of similarity and position, "
         f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained "
-        f"{_trained_at(results)}on the same data in the same order."
+        f"{_trained_at(results)}on the same data in the same order.{in_common(results)}"
     )
     if done < total:
         lead += f" {done} of {total} runs are finished."

@@ -175,10 +175,18 @@ def test_labels():
     other = combination("dot", "hype:tau=learned", "dot product", "learned HyPE")
     cone = combination("umbral", "rope", "umbral cones", "RoPE")
     assert report.labels(results_of([], [rope, hype])) == ["RoPE", "learned HyPE"]
-    assert report.labels(results_of([], [rope, cone])) == [
+    assert report.labels(results_of([], [rope, cone])) == ["dot product", "umbral cones"]
+    assert report.labels(results_of([], [rope, hype, cone])) == [
         "dot product · RoPE",
+        "dot product · learned HyPE",
         "umbral cones · RoPE",
     ]
+    assert report.labels(results_of([], [rope])) == ["RoPE"]
+    assert report.in_common(results_of([], [rope, cone])) == " The position of all is RoPE."
+    assert (
+        report.in_common(results_of([], [rope, hype])) == " The similarity of all is dot product."
+    )
+    assert report.in_common(results_of([], [rope, hype, cone])) == ""
     # What titles do not tell apart has its specification.
     assert report.labels(results_of([], [hype, other])) == ["hype:mu=learned", "hype:tau=learned"]
     old = {"similarity": "dot", "position": "rope"}
