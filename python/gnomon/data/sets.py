@@ -180,6 +180,14 @@ b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a   148025 ind.co
 """,
             _github("kimiyoung/planetoid", "af6abf468a772cc055bec88c52e4d6f51b7c37e3", "data/"),
         ),
+        arrays={
+            "graph.edges": "edges.txt",
+            "graph.words": "features.txt",
+            "graph.labels": "labels.txt",
+            "train.nodes": "train.index",
+            "valid.nodes": "val.index",
+            "test.nodes": "test.index",
+        },
         texts=lambda folder: _planetoid.texts(folder, "cora"),
     ),
     NamedSet(
@@ -258,6 +266,10 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
 """,
             _github("czhuang/JSB-Chorales-dataset", "9a7f733ddb4ed91f48da64ac7f0f621c34aadd4d"),
         ),
+        arrays={
+            f"{part}.pieces": f"jsb-chorales-16th.json:{part}"
+            for part in ("train", "valid", "test")
+        },
     ),
     NamedSet(
         name="fsdd",
@@ -273,6 +285,12 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
                 members=".wav",
             ),
         ),
+        # Takes 0 to 4 are the test, as its authors say.
+        arrays={
+            f"{part}.audio": "fsdd.tar.gz:(?:.*/)?"
+            rf"(?P<labels>\d)_(?P<speakers>[a-z]+)_{takes}\.wav"
+            for part, takes in (("train", r"(?:\d\d|[5-9])"), ("valid", "[0-4]"))
+        },
     ),
     NamedSet(
         name="scan",
@@ -315,6 +333,7 @@ b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2  2723418 tasks_
                 "wordnet/",
             ),
         ),
+        arrays={"train.pairs": "mammal_closure.csv:id1,id2"},
     ),
 )
 
