@@ -277,7 +277,9 @@ def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost
     ]
     rows = []
     for row in results["summary"]:
-        cells = [report.labels(results)[row["combination"]] + f" `{row['label']}`"]
+        name = report.labels(results)[row["combination"]]
+        # Where titles do not tell them apart, names are parts of labels.
+        cells = [f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"]
         for at, winner in zip(row["losses"], winners, strict=True):
             value = at[metric["key"]]
             if value["mean"] is None:
