@@ -13,10 +13,6 @@ double WeightBytes(const LanguageModelOptions& model) {
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
 
-std::string ModelFlags(const LanguageModelOptions& model) {
-  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
-}
-
 }  // namespace
 
 void CheckWeightsFit(const LanguageModelOptions& model) {

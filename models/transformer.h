@@ -12,6 +12,7 @@
 
 #include "gnomon/torch/nn.h"
 #include "training/options.h"
+#include "training/strings.h"
 
 namespace gnomon::models {
 
@@ -77,6 +78,12 @@ void CopySizes(const From& from, To* to) {
   to->norm = from.norm;
   to->activation = from.activation;
   to->no_bias = from.no_bias;
+}
+
+// The flags that the size of its weights is told by, and their values.
+template <class Model>
+std::string ModelFlags(const Model& model) {
+  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
 }
 
 // Whether the MLP's hidden units are gated by as many others.

@@ -145,11 +145,11 @@ class DiffusionTask final : public Task {
     return StrCat("--patch ", model_.patch);
   }
 
-  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(), WeightBytes()); }
+  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
     const double fixed = 4 * WeightBytes();
-    CheckMemoryHolds(ModelFlags(), fixed);
+    CheckMemoryHolds(ModelFlags(model_), fixed);
     // Of each layer the stream before its two branches, their modulated inputs, the values and the
     // output of attention, and the MLP's units before and after their activation.
     const double numbers =
@@ -253,10 +253,6 @@ class DiffusionTask final : public Task {
   }
 
  private:
-  std::string ModelFlags() const {
-    return StrCat("--dim ", model_.dim, ", --depth ", model_.depth, " and --mlp ", model_.mlp);
-  }
-
   // At the least: queries and keys are left out, which a similarity may have one column of.
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);

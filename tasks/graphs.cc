@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gnomon/attention.h"
 #include "models/graph_network.h"
+#include "models/splits.h"
 #include "training/arrays.h"
 #include "training/strings.h"
 #include "training/task.h"
@@ -182,11 +182,7 @@ void GraphsTask::Settle(Command /*command*/, bool /*is_resumed*/,
                                     std::pair("--attention-dropout", model_.attention_dropout)}) {
     if (value == 1) throw Error(StrCat(flag, " is 1, expected less"));
   }
-  std::set<std::string> seen;
-  for (const std::string& split : evaluation_.splits) {
-    if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " comes twice"));
-  }
-  if (seen.empty()) throw Error("--splits: there is none");
+  CheckSplits(evaluation_.splits);
 }
 
 std::string GraphsTask::StepFlags(Command /*command*/, const TrainingOptions& /*training*/) const {

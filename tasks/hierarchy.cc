@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "gnomon/torch/attention.h"
 #include "models/learned_similarity.h"
 #include "models/sparse_matrix.h"
+#include "models/splits.h"
 #include "training/arrays.h"
 #include "training/processes.h"
 #include "training/strings.h"
@@ -286,11 +286,7 @@ OptionList HierarchyTask::Options(Command command) {
 
 void HierarchyTask::Settle(Command /*command*/, bool /*is_resumed*/,
                            const TrainingOptions* /*training*/) {
-  std::set<std::string> seen;
-  for (const std::string& split : evaluation_.splits) {
-    if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " comes twice"));
-  }
-  if (seen.empty()) throw Error("--splits: there is none");
+  CheckSplits(evaluation_.splits);
 }
 
 std::string HierarchyTask::StepFlags(Command /*command*/, const TrainingOptions& training) const {

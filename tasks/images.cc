@@ -94,10 +94,6 @@ double WeightBytes(const VisionTransformerOptions& model) {
                           static_cast<double>(model.depth) * layer);
 }
 
-std::string ModelFlags(const VisionTransformerOptions& model) {
-  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
-}
-
 class ImageTask : public Task {
  public:
   // `noun` is what one of the images is called; the last two are defaults.

@@ -263,12 +263,12 @@ class SpeechTask final : public Task {
   }
   std::string EvaluationFlags(Command /*command*/) const override { return "--utterances"; }
 
-  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(), WeightBytes()); }
+  void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
     // Weights, gradients and two moments.
     const double fixed = 4 * WeightBytes();
-    CheckMemoryHolds(ModelFlags(), fixed);
+    CheckMemoryHolds(ModelFlags(model_), fixed);
     // Of each layer the stream before its two branches, their normed inputs, the values and the
     // output of attention, and the MLP's units before and after gelu.
     const auto numbers = static_cast<double>(model_.depth) * (6 * static_cast<double>(model_.dim) +
@@ -373,10 +373,6 @@ class SpeechTask final : public Task {
   }
 
  private:
-  std::string ModelFlags() const {
-    return StrCat("--dim ", model_.dim, ", --depth ", model_.depth, " and --mlp ", model_.mlp);
-  }
-
   // At the least: a similarity may have one column of queries and keys, which are left out.
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);

@@ -182,10 +182,6 @@ double WeightBytes(const Seq2SeqOptions& model) {
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
 
-std::string ModelFlags(const Seq2SeqOptions& model) {
-  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
-}
-
 class TranslationTask final : public Task {
  public:
   TranslationTask() {

@@ -314,10 +314,7 @@ def test_interrupted_training_with_memory_resumes_to_the_same_weights(folder, tm
     )
     assert code == 130, errors
     succeed("train", "--resume", parts, cwd=folder)
-    expected, got = load_file(whole / file), load_file(parts / file)
-    assert expected.keys() == got.keys()
-    for name in expected:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    assert_same_tensors(parts / file, whole / file)
 
 
 def test_compare_of_words_with_memory(folder, tmp_path):
@@ -622,10 +619,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     assert f"resume with: gnomon train --resume {parts}" in errors
     assert 50 <= step_of(parts / file) < 400
     succeed("train", "--resume", parts, cwd=folder)
-    expected, got = load_file(whole / file), load_file(parts / file)
-    assert expected.keys() == got.keys()
-    for name in expected:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    assert_same_tensors(parts / file, whole / file)
 
 
 def config_of(file: pathlib.Path) -> dict[str, Any]:
@@ -636,6 +630,14 @@ def config_of(file: pathlib.Path) -> dict[str, Any]:
 
 def step_of(file: pathlib.Path) -> int:
     return config_of(file)["step"]
+
+
+def assert_same_tensors(got: pathlib.Path, expected: pathlib.Path) -> None:
+    """Of two checkpoints, to the last bit."""
+    tensors = load_file(got)
+    assert tensors.keys() == load_file(expected).keys()
+    for name, tensor in load_file(expected).items():
+        np.testing.assert_array_equal(tensors[name], tensor, err_msg=name)
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from test_cli import ROOT, copy_with_steps, refused, step_of, succeed
+from test_cli import ROOT, assert_same_tensors, copy_with_steps, refused, step_of, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
 from gnomon.data.__main__ import main
@@ -219,10 +219,7 @@ def test_resuming_is_bitwise(folder):
     copy_with_steps(half / FILE, half / FILE, steps=6)
     succeed("train", "--resume", half, cwd=folder)
     assert step_of(half / FILE) == 6
-    got, expected = load_file(half / FILE), load_file(whole / FILE)
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(got[name], tensor, err_msg=name)
+    assert_same_tensors(half / FILE, whole / FILE)
 
 
 def test_two_processes_give_the_result_of_one(folder):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from formulas import ball_exp, entailment
 from safetensors.numpy import load_file, save_file
-from test_cli import interrupt, refused, step_of, succeed
+from test_cli import assert_same_tensors, interrupt, refused, step_of, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
 WORDNET = pathlib.Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wordnet"
@@ -189,10 +189,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     )
     assert code == 130, errors
     succeed("train", "--resume", parts, cwd=folder)
-    expected, got = load_file(whole / FILE), load_file(parts / FILE)
-    assert expected.keys() == got.keys()
-    for name in expected:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    assert_same_tensors(parts / FILE, whole / FILE)
 
 
 def test_two_processes_do_what_one_does(folder):

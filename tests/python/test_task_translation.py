@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 import torch
 from safetensors.numpy import load_file
-from test_cli import config_of, interrupt, losses, refused, step_of
+from test_cli import assert_same_tensors, config_of, interrupt, losses, refused, step_of
 from test_cli import gnomon as run_gnomon
 from test_cli import succeed as run
 from test_distributed_training import assert_same, run_two
@@ -476,10 +476,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     assert code == 130, errors
     assert step_of(parts / FILE) < 120
     succeed("train", "--resume", parts, "--threads", 1, "--beam", 1, cwd=folder)
-    expected, got = load_file(whole / FILE), load_file(parts / FILE)
-    assert expected.keys() == got.keys()
-    for name in expected:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    assert_same_tensors(parts / FILE, whole / FILE)
 
 
 def test_two_processes_do_what_one_does(folder, tmp_path):

@@ -1,0 +1,18 @@
+#include "models/splits.h"
+
+#include <set>
+
+#include "gnomon/attention.h"
+#include "training/strings.h"
+
+namespace gnomon::models {
+
+void CheckSplits(const std::vector<std::string>& splits) {
+  std::set<std::string> seen;
+  for (const std::string& split : splits) {
+    if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " comes twice"));
+  }
+  if (seen.empty()) throw Error("--splits: there is none");
+}
+
+}  // namespace gnomon::models
