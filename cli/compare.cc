@@ -268,6 +268,7 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   result.seed = seed;
   result.parameters = models::CountParameters(trainer.learner().module());
   std::vector<double> milliseconds;
+  std::vector<double> processor_milliseconds;
   const OtherPrograms others;
   const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
   double sum = 0;
@@ -275,9 +276,11 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   while (trainer.step() < training.steps) {
     if (Interrupted()) return std::nullopt;
     const Stopwatch step_clock;
+    const double processor_before = ProcessorSeconds();
     double loss = 0;
     NamingOptions(task.StepFlags(Command::kCompare, training), [&] { loss = trainer.Step(); });
     milliseconds.push_back(step_clock.seconds() * 1e3);
+    processor_milliseconds.push_back((ProcessorSeconds() - processor_before) * 1e3);
     if (!std::isfinite(loss)) {
       result.diverged = true;
       break;
@@ -298,6 +301,7 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   }
   result.ms_per_step = Median(milliseconds);
   result.ms_quartiles = {Quantile(milliseconds, 0.25), Quantile(milliseconds, 0.75)};
+  result.processor_ms_per_step = Median(processor_milliseconds);
   result.others = others.Share();
   if (result.diverged) {
     schedule->Done(training.steps - trainer.step());
@@ -307,6 +311,16 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
       result.measurements = trainer.learner().Evaluate([] { return !Interrupted(); });
     });
     if (result.measurements.empty()) return std::nullopt;
+    if (seed == settings.seeds[0]) {
+      const std::optional<models::Picture> picture =
+          trainer.learner().Draw([] { return !Interrupted(); });
+      if (Interrupted()) return std::nullopt;
+      if (picture) {
+        const std::string file = StrCat("picture-", combination, ".png");
+        models::WriteFileAtomically(work.folder / file, {picture->png});
+        result.picture = {picture->title, file};
+      }
+    }
   }
   result.seconds = clock.seconds();
   return result;

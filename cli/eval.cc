@@ -9,7 +9,6 @@
 #include "cli/interrupts.h"
 #include "cli/progress.h"
 #include "cli/results.h"
-#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
@@ -46,7 +45,7 @@ void PrintTable(const models::Task& task, const std::vector<models::Measurement>
 
 int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model), task);
+  models::Checkpoint checkpoint = models::LoadCheckpoint(models::CheckpointFile(flags.model), task);
   // What is evaluated may be named like what was trained.
   SetAgain(command, task.Options(Command::kEval));
   const std::optional<models::TrainingState>& training = checkpoint.training;

@@ -7,7 +7,6 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/interrupts.h"
-#include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
@@ -38,7 +37,8 @@ void CheckGenerates(const models::Task& task) {
 
 int Run(const GenerateFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  const models::Checkpoint checkpoint = models::LoadCheckpoint(CheckpointFile(flags.model), task);
+  const models::Checkpoint checkpoint =
+      models::LoadCheckpoint(models::CheckpointFile(flags.model), task);
   CheckGenerates(task);
   models::CheckRanges(task.GenerationOptions(), "");
   if (task.generated_file() != nullptr && flags.out.empty()) {

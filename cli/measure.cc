@@ -48,6 +48,15 @@ double Quantile(std::vector<double> values, double share) {
   return *at;
 }
 
+double ProcessorSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 std::optional<OtherPrograms::Times> OtherPrograms::Now() {
   // "cpu user nice system idle iowait irq softirq steal ...", in ticks (proc(5)); guests are
   // counted as users already.
@@ -57,14 +66,10 @@ std::optional<OtherPrograms::Times> OtherPrograms::Now() {
   in >> name;
   for (double& count : ticks) in >> count;
   const auto per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
-  rusage usage = {};
-  if (!in || name != "cpu" || per_second <= 0 || getrusage(RUSAGE_SELF, &usage) != 0) return {};
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-  };
+  if (!in || name != "cpu" || per_second <= 0) return {};
   return Times{.all = std::accumulate(std::begin(ticks), std::end(ticks), 0.0) / per_second,
                .idle = (ticks[3] + ticks[4]) / per_second,
-               .own = seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+               .own = ProcessorSeconds()};
 }
 
 OtherPrograms::OtherPrograms() : start_(Now()) {}

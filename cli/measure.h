@@ -15,6 +15,9 @@ double Median(std::vector<double> values);
 // The value that `share` of the others lie below, 0 to 1; 0 of none.
 double Quantile(std::vector<double> values, double share);
 
+// Processor time that this process has taken so far, of all its threads together.
+double ProcessorSeconds();
+
 // How much of the machine other programs take, from its making on.
 class OtherPrograms {
  public:

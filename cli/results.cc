@@ -164,17 +164,21 @@ json ToJson(const models::Task& task, const models::Measurement& measurement) {
 json ToJson(const models::Task& task, const RunResult& run) {
   json losses = json::array();
   for (const models::Measurement& at : run.measurements) losses.push_back(ToJson(task, at));
-  return {{"combination", run.combination},
-          {"seed", run.seed},
-          {"status", run.diverged ? "diverged" : "done"},
-          {"parameters", run.parameters},
-          {"ms_per_step", run.ms_per_step},
-          {"ms_quartiles",
-           run.ms_quartiles ? json{run.ms_quartiles->first, run.ms_quartiles->second} : json()},
-          {"others", OrNull(run.others)},
-          {"seconds", run.seconds},
-          {"curve", {{"step", run.curve_steps}, {"loss", run.curve_losses}}},
-          {"losses", losses}};
+  return {
+      {"combination", run.combination},
+      {"seed", run.seed},
+      {"status", run.diverged ? "diverged" : "done"},
+      {"parameters", run.parameters},
+      {"ms_per_step", run.ms_per_step},
+      {"ms_quartiles",
+       run.ms_quartiles ? json{run.ms_quartiles->first, run.ms_quartiles->second} : json()},
+      {"others", OrNull(run.others)},
+      {"processor_ms_per_step", OrNull(run.processor_ms_per_step)},
+      {"seconds", run.seconds},
+      {"curve", {{"step", run.curve_steps}, {"loss", run.curve_losses}}},
+      {"losses", losses},
+      {"picture",
+       run.picture ? json{{"title", run.picture->first}, {"file", run.picture->second}} : json()}};
 }
 
 RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
@@ -189,12 +193,18 @@ RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
     run.diverged = at("status").get<std::string>() == "diverged";
     run.parameters = at("parameters").get<int64_t>();
     run.ms_per_step = at("ms_per_step").get<double>();
-    // Records may lack these two.
+    // Records may lack what follows.
     field = "ms_quartiles";
     const json quartiles = object.value(field, json());
     if (!quartiles.is_null()) run.ms_quartiles = quartiles.get<std::pair<double, double>>();
     field = "others";
     run.others = NumberOrNone(object.value(field, json()));
+    field = "processor_ms_per_step";
+    run.processor_ms_per_step = NumberOrNone(object.value(field, json()));
+    field = "picture";
+    if (const json picture = object.value(field, json()); !picture.is_null()) {
+      run.picture = {picture.at("title").get<std::string>(), picture.at("file").get<std::string>()};
+    }
     run.seconds = at("seconds").get<double>();
     const json curve = at("curve");
     run.curve_steps = curve.at("step").get<std::vector<int64_t>>();

@@ -52,10 +52,14 @@ struct RunResult {
   // programs took meanwhile, where that is known.
   std::optional<std::pair<double, double>> ms_quartiles;
   std::optional<double> others;
+  // Median of the processor time of all threads, which other programs change less.
+  std::optional<double> processor_ms_per_step;
   double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;               // mean training loss since the step before
   std::vector<models::Measurement> measurements;  // one for each condition
+  // Of the first seed's runs, where the task draws one: its title, and its place in the folder.
+  std::optional<std::pair<std::string, std::string>> picture;
 };
 
 nlohmann::json ToJson(const models::Task& task, const RunResult& run);

@@ -22,10 +22,6 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name);
 // The name of a run on this data: the last part of its path.
 std::string NameOfData(const std::string& path);
 
-// The checkpoint at `path`, which is the file itself or the folder of a run.
-std::filesystem::path CheckpointFile(const std::string& path);
-inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
-
 }  // namespace gnomon::cli
 
 #endif  // GNOMON_CLI_RUN_FOLDER_H_

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "cli/results.h"
-#include "cli/run_folder.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
 
@@ -33,7 +32,7 @@ std::optional<std::string> TaskOfRun(const std::string& path) {
   std::error_code error;
   if (std::filesystem::exists(record, error)) return TaskOfRecord(record);
   try {
-    return models::TaskOfCheckpoint(CheckpointFile(path));
+    return models::TaskOfCheckpoint(models::CheckpointFile(path));
   } catch (const Error&) {  // the command says what is wrong with it
     return std::nullopt;
   }

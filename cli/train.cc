@@ -101,7 +101,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
     if (processes->rank() == 0) {
       RunFolder folder =
           CreateRunFolder(flags.out, flags.data.empty() ? task.name() : NameOfData(flags.data));
-      work.checkpoint = folder.path / kCheckpointName;
+      work.checkpoint = folder.path / models::kCheckpointName;
       work.lock = std::move(folder.lock);
     }
   });
@@ -118,7 +118,7 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
   Work work;
   models::Checkpoint checkpoint;
   Together(*processes, [&] {
-    work.checkpoint = CheckpointFile(flags->resume);
+    work.checkpoint = models::CheckpointFile(flags->resume);
     if (processes->rank() == 0) {
       work.lock = models::FolderLock(models::FolderOf(work.checkpoint));
       models::RemoveUnfinished(work.checkpoint);

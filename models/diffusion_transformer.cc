@@ -1,5 +1,6 @@
 #include "models/diffusion_transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -146,8 +147,8 @@ torch::Tensor AddNoise(const torch::Tensor& images, const torch::Tensor& noise,
          PerImage((1 - left).sqrt().to(torch::kFloat)) * noise;
 }
 
-torch::Tensor SampleImages(DiffusionTransformer& model, torch::Tensor noise,
-                           const torch::Tensor& labels, const DdimOptions& options,
+torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& labels,
+                           const DiffusionSampling& options, at::Generator generator,
                            const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   model->eval();
@@ -157,7 +158,10 @@ torch::Tensor SampleImages(DiffusionTransformer& model, torch::Tensor noise,
     return step == 0 ? 1.0 : left[step * kTimesteps / options.steps - 1].item<double>();
   };
   const torch::Tensor none = torch::full_like(labels, model->options().classes);
-  torch::Tensor x = std::move(noise);
+  const DiffusionModelOptions& images = model->options();
+  const std::vector<int64_t> shape = {labels.size(0), images.channels, images.size[0],
+                                      images.size[1]};
+  torch::Tensor x = torch::randn(shape, generator);
   for (int64_t step = options.steps; step > 0; --step) {
     if (!proceed()) return {};
     const torch::Tensor times = torch::full_like(labels, step * kTimesteps / options.steps - 1);
@@ -176,7 +180,10 @@ torch::Tensor SampleImages(DiffusionTransformer& model, torch::Tensor noise,
         ((x - std::sqrt(1 - now) * predicted) / std::sqrt(now)).clamp(-1, 1);
     // The noise that belongs to the clipped image.
     const torch::Tensor rest = (x - std::sqrt(now) * image) / std::sqrt(1 - now);
-    x = std::sqrt(next) * image + std::sqrt(1 - next) * rest;
+    const double fresh =
+        options.eta * std::sqrt((1 - next) / (1 - now)) * std::sqrt(1 - now / next);
+    x = std::sqrt(next) * image + std::sqrt(std::max(1 - next - fresh * fresh, 0.0)) * rest;
+    if (fresh > 0) x = x + fresh * torch::randn(shape, generator);
   }
   return x;
 }

@@ -102,18 +102,21 @@ torch::Tensor NoiseSchedule();
 torch::Tensor AddNoise(const torch::Tensor& images, const torch::Tensor& noise,
                        const torch::Tensor& timesteps);
 
-struct DdimOptions {
+struct DiffusionSampling {
   int64_t steps = 50;
+  // Fresh noise in each step: 0, none (DDIM); 1, as in DDPM, which has all of the timesteps.
+  double eta = 0;
   // The noise without a class and what a class adds, this many times (Ho and Salimans 2022): 1 is
   // the class alone.
   double guidance = 1;
 };
 
-// Images of `labels` (B,) from noise (B, C, H, W), by the deterministic steps of DDIM (Song et al.
-// 2021, equation 12 with sigma 0); what is predicted of an image is clipped to [-1, 1]. `proceed`
-// is asked before each step; undefined where it said no.
-torch::Tensor SampleImages(DiffusionTransformer& model, torch::Tensor noise,
-                           const torch::Tensor& labels, const DdimOptions& options,
+// Images of `labels` (B,) from normal noise by the steps of Song et al. 2021, equations 12 and 16;
+// what is predicted of an image is clipped to [-1, 1]. The noise (B, C, H, W), and that of each
+// step where eta is not 0, is drawn from `generator`. `proceed` is asked before each step;
+// undefined where it said no.
+torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& labels,
+                           const DiffusionSampling& options, at::Generator generator,
                            const std::function<bool()>& proceed);
 
 }  // namespace gnomon::models

@@ -60,10 +60,16 @@ TransformerOptions BlockOptions(const LanguageModelOptions& options) {
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  embedding_ =
-      register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
-  // Unit logits from a normalised stream; forward() brings the inputs to unit variance.
-  torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
+  // Unit logits from a normalised stream; Rows() brings the inputs to unit variance.
+  if (options_.adaptive.empty()) {
+    embedding_ =
+        register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
+    torch::nn::init::normal_(embedding_->weight, 0,
+                             1 / std::sqrt(static_cast<double>(options_.dim)));
+  } else {
+    adaptive_ = register_module(
+        "embedding", AdaptiveEmbedding(options_.vocabulary, options_.dim, options_.adaptive));
+  }
   const TransformerOptions transformer = BlockOptions(options_);
   blocks_ = MakeBlocks(this, transformer);
   norm_ = register_module("norm", Norm(options_.norm, options_.dim));
@@ -76,6 +82,12 @@ void LanguageModelMemory::reset() {
   tokens.reset();
 }
 
+torch::Tensor LanguageModelImpl::Rows(const torch::Tensor& tokens) {
+  const torch::Tensor rows =
+      adaptive_.is_empty() ? embedding_->forward(tokens) : adaptive_->forward(tokens);
+  return rows * std::sqrt(static_cast<double>(options_.dim));
+}
+
 torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                                        LanguageModelMemory* memory,
                                        const std::optional<BatchRows>& rows) {
@@ -86,7 +98,7 @@ torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageMode
     throw Error(StrCat("language model: the memory has a batch of ", memory->layers[0].size(0),
                        ", the tokens have ", tokens.size(0)));
   }
-  torch::Tensor x = embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
+  torch::Tensor x = Rows(tokens);
   nn::TokenCall call;
   call.cache = cache != nullptr ? &cache->tokens : memory != nullptr ? &memory->tokens : nullptr;
   call.rows = rows;
@@ -121,23 +133,34 @@ void LanguageModelImpl::read(const torch::Tensor& tokens, LanguageModelMemory* m
 torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
                                          LanguageModelMemory* memory,
                                          const std::optional<BatchRows>& rows) {
-  return Logits(Embed(tokens, cache, memory, rows), cache, memory, rows);
+  return Logits(Layers(Embed(tokens, cache, memory, rows), cache, memory, rows));
+}
+
+torch::Tensor LanguageModelImpl::losses(const torch::Tensor& tokens, const torch::Tensor& targets,
+                                        LanguageModelMemory* memory,
+                                        const std::optional<BatchRows>& rows) {
+  const torch::Tensor x = Layers(Embed(tokens, nullptr, memory, rows), nullptr, memory, rows);
+  if (!adaptive_.is_empty()) return adaptive_->Losses(x, targets);
+  const torch::Tensor logits = Logits(x);
+  return torch::nn::functional::cross_entropy(
+             logits.reshape({-1, logits.size(2)}), targets.reshape({-1}),
+             torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone))
+      .view_as(targets);
 }
 
 torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
                                             const torch::Tensor& positions,
                                             const std::optional<BatchRows>& rows) {
   CheckPlacedAnywhere(options_.position);
-  const torch::Tensor x =
-      embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
+  const torch::Tensor x = Rows(tokens);
   // What is added does not depend on what it is added to.
   const torch::Tensor encodings =
       token_position_->forward(torch::zeros({1, options_.max_length, options_.dim}));
-  return Logits(x + encodings[0].index_select(0, positions.reshape({-1})).view_as(x), nullptr,
-                nullptr, rows);
+  return Logits(Layers(x + encodings[0].index_select(0, positions.reshape({-1})).view_as(x),
+                       nullptr, nullptr, rows));
 }
 
-torch::Tensor LanguageModelImpl::Logits(torch::Tensor x, LanguageModelCache* cache,
+torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cache,
                                         LanguageModelMemory* memory,
                                         const std::optional<BatchRows>& rows) {
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
@@ -147,7 +170,12 @@ torch::Tensor LanguageModelImpl::Logits(torch::Tensor x, LanguageModelCache* cac
     const torch::Tensor before = TakeBefore(layer, x, memory);
     x = blocks_[layer]->as<TransformerBlock>()->forward(x, call, before, rows);
   }
-  return torch::matmul(norm_->forward(x), embedding_->weight.t());
+  return norm_->forward(x);
+}
+
+torch::Tensor LanguageModelImpl::Logits(const torch::Tensor& x) {
+  if (!adaptive_.is_empty()) return adaptive_->LogProbabilities(x);
+  return torch::matmul(x, embedding_->weight.t());
 }
 
 std::optional<int64_t> LanguageModelImpl::max_length() const {

@@ -1,5 +1,5 @@
 // A decoder-only Transformer over tokens (Vaswani et al. 2017, pre-norm as in Radford et al. 2019):
-// tied embeddings, GELU, any similarity and any position of the catalogue.
+// tied embeddings, which may be adaptive, GELU, any similarity and any position of the catalogue.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_H_
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gnomon/torch/nn.h"
+#include "models/adaptive_embedding.h"
 #include "models/transformer.h"
 #include "text/tokens.h"
 #include "training/options.h"
@@ -19,11 +20,16 @@
 
 namespace gnomon::models {
 
-#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                  \
-  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false) \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                             \
-  GNOMON_TERM_OPTIONS(OPTION)                                                  \
-  /* Rows of a learned table of absolute positions. */                         \
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)               \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                           \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                \
+  OPTION(std::vector<int64_t>, adaptive, {},                                                 \
+         .help =                                                                             \
+             "Where bands of rarer tokens begin, joined by commas (2000,10000): each has a " \
+             "quarter of the columns of the one before, in embeddings and softmax",          \
+         .lowest = 1, .may_lack = true)                                                      \
+  /* Rows of a learned table of absolute positions. */                                       \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {
@@ -57,7 +63,8 @@ class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);
 
-  // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64. With a cache, the
+  // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64; with adaptive
+  // embeddings they are logarithms of probabilities. With a cache, the
   // tokens follow those already in it; with a memory, they are the segment after those that it
   // holds, and it then holds theirs. Token encodings see true positions, counted from the first
   // segment on. Training draws as for the batch that `rows` are of, by default these. Throws Error
@@ -71,6 +78,12 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
                            const std::optional<BatchRows>& rows = std::nullopt);
 
+  // Losses (B, L) in nats of the `targets` (B, L) after each of the tokens, as forward() would tell
+  // them, without the logits of all tokens where embeddings are adaptive.
+  torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& targets,
+                       LanguageModelMemory* memory = nullptr,
+                       const std::optional<BatchRows>& rows = std::nullopt);
+
   // Brings `memory` to where forward() would, without the work that only logits need. No gradient.
   void read(const torch::Tensor& tokens, LanguageModelMemory* memory);
 
@@ -82,15 +95,20 @@ class LanguageModelImpl : public torch::nn::Module {
   // What the layer at hand reads of the segments before, while `x`, what it reads of this one, goes
   // into the memory. Undefined where there is none.
   torch::Tensor TakeBefore(int64_t layer, const torch::Tensor& x, LanguageModelMemory* memory);
+  // Embeddings of variance 1.
+  torch::Tensor Rows(const torch::Tensor& tokens);
   // What the first layer reads.
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                       LanguageModelMemory* memory, const std::optional<BatchRows>& rows);
-  // All layers from what the first one reads.
-  torch::Tensor Logits(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
+  // All layers, from what the first one reads to the norm of what the last one leaves.
+  torch::Tensor Layers(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
                        const std::optional<BatchRows>& rows);
+  torch::Tensor Logits(const torch::Tensor& x);
 
   LanguageModelOptions options_;
+  // One of the two, called "embedding".
   torch::nn::Embedding embedding_{nullptr};
+  AdaptiveEmbedding adaptive_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
   Norm norm_{nullptr};
   nn::TokenPosition token_position_{nullptr};

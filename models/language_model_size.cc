@@ -10,7 +10,11 @@ double WeightBytes(const LanguageModelOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
   const double layer = dim * (2 * dim + static_cast<double>(HiddenUnits(model) + model.mlp));
-  return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
+  const double embeddings =
+      model.adaptive.empty()
+          ? static_cast<double>(model.vocabulary) * dim
+          : AdaptiveEmbeddingImpl::CountWeights(model.vocabulary, model.dim, model.adaptive);
+  return sizeof(float) * (embeddings + layers * layer);
 }
 
 }  // namespace
@@ -27,7 +31,9 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   const auto dim = static_cast<double>(model.dim);
   const auto depth = static_cast<double>(model.depth);
   const auto units = static_cast<double>(HiddenUnits(model) + model.mlp);
-  const auto vocabulary = static_cast<double>(model.vocabulary);
+  // Logits of all tokens, or of those of the head, which all rows have.
+  const auto vocabulary =
+      static_cast<double>(model.adaptive.empty() ? model.vocabulary : model.adaptive[0]);
   // Of each layer the stream before its two branches, their normed inputs, the values and the
   // output of attention, and the MLP's units before and after their activation; at the end the
   // logits, their logarithms and the gradient.
@@ -37,7 +43,13 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
 }
 
 void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file) {
-  file.Expect("embedding.weight", {model.vocabulary, model.dim});
+  if (model.adaptive.empty()) file.Expect("embedding.weight", {model.vocabulary, model.dim});
+  for (size_t n = 0; !model.adaptive.empty() && n <= model.adaptive.size(); ++n) {
+    const auto band = static_cast<int64_t>(n);
+    file.Expect(
+        StrCat("embedding.table_", n),
+        AdaptiveEmbeddingImpl::TableSizes(model.vocabulary, model.dim, model.adaptive, band));
+  }
   file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
   file.ExpectLayers(model.depth);
 }

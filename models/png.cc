@@ -88,4 +88,8 @@ std::string EncodePng(const torch::Tensor& pixels) {
          Chunk("IEND", "");
 }
 
+torch::Tensor Enlarged(const torch::Tensor& pixels, int64_t times) {
+  return pixels.repeat_interleave(times, 0).repeat_interleave(times, 1);
+}
+
 }  // namespace gnomon::models

@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <string>
 
 namespace gnomon::models {
@@ -11,6 +12,9 @@ namespace gnomon::models {
 // The bytes of a PNG of pixels (height, width, C) of uint8, C = 1 for grey or 3 for red, green and
 // blue. They are stored, not compressed.
 std::string EncodePng(const torch::Tensor& pixels);
+
+// Pixels (height, width, C) with each of them `times` times along both axes.
+torch::Tensor Enlarged(const torch::Tensor& pixels, int64_t times);
 
 }  // namespace gnomon::models
 

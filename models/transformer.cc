@@ -140,6 +140,11 @@ torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::AttentionCall c
   return x + drop_out(mlp_.forward(mlp_norm_->forward(x)));
 }
 
+torch::Tensor TransformerBlockImpl::attention_weights(const torch::Tensor& x,
+                                                      const std::vector<int64_t>& rows) {
+  return attention_->attention_weights(attention_norm_->forward(x), {}, rows);
+}
+
 torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options) {
   torch::nn::ModuleList blocks = owner->register_module("blocks", torch::nn::ModuleList());
   for (const std::string& position : LayerPositions(options.position, options.depth)) {
@@ -168,6 +173,16 @@ torch::Tensor EncoderImpl::forward(torch::Tensor x, const std::optional<torch::T
                                                rows);
   }
   return norm_->forward(x);
+}
+
+torch::Tensor EncoderImpl::last_attention_weights(torch::Tensor x,
+                                                  const std::vector<int64_t>& rows) {
+  x = token_position_->forward(x);
+  const size_t last = blocks_->size() - 1;
+  for (size_t layer = 0; layer < last; ++layer) {
+    x = blocks_[layer]->as<TransformerBlock>()->forward(x);
+  }
+  return blocks_[last]->as<TransformerBlock>()->attention_weights(x, rows);
 }
 
 }  // namespace gnomon::models

@@ -150,6 +150,8 @@ class TransformerBlockImpl : public torch::nn::Module {
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
                         const torch::Tensor& memory = {},
                         const std::optional<BatchRows>& rows = std::nullopt);
+  // The weights (B, H, n, L) with which rows of x attend to x.
+  torch::Tensor attention_weights(const torch::Tensor& x, const std::vector<int64_t>& rows);
 
  private:
   double dropout_;
@@ -174,6 +176,8 @@ class EncoderImpl : public torch::nn::Module {
   // which no other token sees.
   torch::Tensor forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths = std::nullopt,
                         const std::optional<BatchRows>& rows = std::nullopt);
+  // The weights (B, H, n, L) with which rows of the tokens attend to all in the last layer.
+  torch::Tensor last_attention_weights(torch::Tensor x, const std::vector<int64_t>& rows);
   // The most tokens that the position is defined for; none if any number will do.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }
 

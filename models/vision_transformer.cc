@@ -144,17 +144,31 @@ void VisionTransformerImpl::SetPixels(const torch::Tensor& mean, const torch::Te
   pixel_deviation_.copy_(deviation);
 }
 
-torch::Tensor VisionTransformerImpl::features(const torch::Tensor& images,
-                                              const std::optional<BatchRows>& rows) {
+torch::Tensor VisionTransformerImpl::Tokens(const torch::Tensor& images) {
   std::vector<int64_t> of_channels(images.dim() - 1, 1);
   of_channels[0] = options_.channels;
   const torch::Tensor pixels =
       (images - pixel_mean_.view(of_channels)) / pixel_deviation_.view(of_channels);
-  torch::Tensor tokens = stem_.is_empty() ? patches_->forward(pixels) : stem_->forward(pixels);
-  if (class_token_.defined()) {
-    tokens = torch::cat({class_token_.expand({tokens.size(0), -1, -1}), tokens}, 1);
+  const torch::Tensor tokens =
+      stem_.is_empty() ? patches_->forward(pixels) : stem_->forward(pixels);
+  if (!class_token_.defined()) return tokens;
+  return torch::cat({class_token_.expand({tokens.size(0), -1, -1}), tokens}, 1);
+}
+
+torch::Tensor VisionTransformerImpl::attention_map(const torch::Tensor& images) {
+  const torch::Tensor tokens = Tokens(images);
+  std::vector<int64_t> rows = {0};
+  if (!class_token_.defined()) {
+    rows.resize(tokens.size(1));
+    std::iota(rows.begin(), rows.end(), 0);
   }
-  const torch::Tensor read = encoder_->forward(tokens, std::nullopt, rows);
+  const torch::Tensor weights = encoder_->last_attention_weights(tokens, rows).mean({1, 2});
+  return class_token_.defined() ? weights.slice(1, 1) : weights;
+}
+
+torch::Tensor VisionTransformerImpl::features(const torch::Tensor& images,
+                                              const std::optional<BatchRows>& rows) {
+  const torch::Tensor read = encoder_->forward(Tokens(images), std::nullopt, rows);
   return class_token_.defined() ? read.select(1, 0) : read.mean(1);
 }
 

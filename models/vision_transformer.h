@@ -97,6 +97,10 @@ class VisionTransformerImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& images,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
+  // How much what the head reads attends to each place of the grid in the last layer, (B, places),
+  // the mean over heads: the weights of the class token, or their mean over all tokens.
+  torch::Tensor attention_map(const torch::Tensor& images);
+
   // Of each channel, over the pixels of the training images: what forward() brings to mean 0 and
   // deviation 1.
   void SetPixels(const torch::Tensor& mean, const torch::Tensor& deviation);
@@ -106,6 +110,9 @@ class VisionTransformerImpl : public torch::nn::Module {
   std::optional<int64_t> max_length() const { return encoder_->max_length(); }
 
  private:
+  // Before the encoder, with the class token in front, if there is one.
+  torch::Tensor Tokens(const torch::Tensor& images);
+
   VisionTransformerOptions options_;
   torch::Tensor pixel_mean_;       // buffers (C,)
   torch::Tensor pixel_deviation_;  // of that name

@@ -31,12 +31,7 @@ torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t coun
 torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
                      LanguageModelMemory* memory, const std::optional<BatchRows>& rows) {
   const int64_t length = windows.size(1) - 1;
-  const torch::Tensor logits = model->forward(windows.narrow(1, 0, length), nullptr, memory, rows);
-  const torch::Tensor targets = windows.narrow(1, 1, length).reshape({-1});
-  return torch::nn::functional::cross_entropy(
-             logits.reshape({-1, logits.size(2)}), targets,
-             torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone))
-      .view({-1, length});
+  return model->losses(windows.narrow(1, 0, length), windows.narrow(1, 1, length), memory, rows);
 }
 
 }  // namespace gnomon::models

@@ -20,6 +20,7 @@ import os
 import pathlib
 import runpy
 import shlex
+import statistics
 import subprocess
 import sys
 from typing import Any
@@ -69,6 +70,8 @@ class Study:
     claims: tuple[Claim, ...]
     limits: str  # what it does not show
     sources: str = ""
+    # Shown is the time of a step rather than what was learned.
+    of_time: bool = False
 
 
 def load_study(name: str) -> Study:
@@ -303,6 +306,27 @@ def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost
     return markdown_table(head, rows)
 
 
+def time_table(results: dict[str, Any]) -> str:
+    """Processor time of a training step, and its ratio to that of the first combination."""
+    from gnomon import report
+
+    times: list[dict[int, float]] = [{} for _ in results["settings"]["combinations"]]
+    for run in results["runs"]:
+        times[run["combination"]][run["seed"]] = run["processor_ms_per_step"]
+    rows = []
+    for row, name, own in zip(results["summary"], report.labels(results), times, strict=True):
+        label = f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"
+        ratios = sorted(own[seed] / times[0][seed] for seed in own.keys() & times[0].keys())
+        if not ratios:
+            rows.append([label, "–", "–", "–", str(len(own))])
+            continue
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        middle = statistics.median(ratios)
+        typical = statistics.median(own.values())
+        rows.append([label, f"{typical:.3g}", f"**{middle:.2f}**", spread, str(len(own))])
+    return markdown_table(["", "ms per step", "ratio", "of the seeds", "seeds"], rows)
+
+
 def describe(results: dict[str, Any], comparison: Comparison) -> str:
     total = len(results["settings"]["combinations"]) * len(results["settings"]["seeds"])
     done = len(results["runs"])
@@ -371,20 +395,32 @@ def write_page(name: str, study: Study) -> None:
     if missing:
         parts.append("Not begun: " + ", ".join(missing) + ".")
     for comparison, results in found:
-        figure = f"{name}-{comparison.name}.svg"
-        draw(results, PAGES / figure)
         parts.append(f"### {comparison.title}")
         parts.append(describe(results, comparison))
+        if study.of_time:
+            parts.append(time_table(results))
+            continue
+        figure = f"{name}-{comparison.name}.svg"
+        draw(results, PAGES / figure)
         parts.append(f"![{comparison.title}]({figure})")
         shown = [m for m in results["task"]["metrics"] if m["is_compared"]]
         for n, metric in enumerate(shown):
             key = results["task"]["conditions"]["key"]
             title = f"{metric['title'][:1].upper()}{metric['title'][1:]}, by {key}:"
             parts.append(title + "\n\n" + summary_table(results, metric, shows_cost=n == 0))
-    parts.append(
+    legend = (
         "Mean ± standard deviation over the seeds; bold: better than every other of its column, "
-        "p < 0.05 in a paired t test. Every figure is of the records in "
-        f"`studies/{name}`; `make study NAME={name} DATA=FOLDER` makes them again."
+        "p < 0.05 in a paired t test."
+    )
+    if study.of_time:
+        legend = (
+            "Processor time, which other programs on the machine change little, the median of the "
+            "steps; the ratio is to the first row's with the same seed, its median, and its range "
+            "over the seeds."
+        )
+    parts.append(
+        f"{legend} Every figure is of the records in `studies/{name}`; "
+        f"`make study NAME={name} DATA=FOLDER` makes them again."
     )
     if study.sources:
         parts.append("## Sources\n\n" + study.sources)

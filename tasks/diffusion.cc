@@ -12,11 +12,13 @@
 
 #include "gnomon/attention.h"
 #include "models/diffusion_transformer.h"
+#include "models/frechet.h"
 #include "models/grid_position.h"
 #include "models/png.h"
 #include "models/vision_transformer.h"
 #include "ops/catalogue/component.h"
 #include "tasks/image_data.h"
+#include "training/checkpoint.h"
 #include "training/files.h"
 #include "training/processes.h"
 #include "training/strings.h"
@@ -44,7 +46,15 @@ struct DiffusionTrainingOptions {
 #define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                   \
   OPTION(int64_t, evaluation_images, 2000,                                                     \
          .help = "Images of the validation part to measure the loss on, each at one timestep", \
-         .lowest = kRanges, .may_lack = true, .may_change = true)
+         .lowest = kRanges, .may_lack = true, .may_change = true)                              \
+  OPTION(std::string, classifier, "",                                                          \
+         .help =                                                                               \
+             "A run of --task images on the same images: measure the Frechet distance of its " \
+             "features between drawn images and those of the validation part",                 \
+         .may_lack = true, .may_change = true)                                                 \
+  OPTION(int64_t, frechet_images, 500,                                                         \
+         .help = "How many of each, the first ones and as many drawn of the same classes",     \
+         .lowest = 2, .may_lack = true, .may_change = true)
 
 struct DiffusionRunOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_RUN_OPTIONS)
@@ -53,8 +63,11 @@ struct DiffusionRunOptions {
 #define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                              \
   OPTION(int64_t, samples, 8, .help = "Images of each class, a row of the picture", .lowest = 1, \
          .highest = 1000)                                                                        \
-  OPTION(int64_t, steps, 50, .help = "Steps of DDIM from noise to an image", .lowest = 1,        \
+  OPTION(int64_t, steps, 50, .help = "Steps from noise to an image", .lowest = 1,                \
          .highest = kTimesteps)                                                                  \
+  OPTION(double, eta, 0,                                                                         \
+         .help = "How much fresh noise each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM",  \
+         .highest = 1)                                                                           \
   OPTION(double, guidance, 2,                                                                    \
          .help = "How many times what a class adds to the predicted noise; 1: as it is trained", \
          .highest = 1e3)                                                                         \
@@ -91,8 +104,17 @@ class DiffusionLearner final : public Learner {
   torch::Tensor Loss(const Batch& batch) override;
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
   void Generate(const Output& output) override;
+  std::optional<Picture> Draw(const std::function<bool()>& proceed) override;
 
  private:
+  // Between drawn images and those of the validation part; none where `proceed` said no.
+  std::optional<double> Frechet(const std::function<bool()>& proceed);
+  // Images of each of the first classes, (classes, samples, H, W, C) bytes; undefined where
+  // `proceed` said no.
+  torch::Tensor Images(int64_t classes, const DiffusionGenerationOptions& how,
+                       const std::function<bool()>& proceed);
+  bool IsPng() const { return model_->options().channels == 1 || model_->options().channels == 3; }
+
   const DiffusionTask& task_;
   DiffusionTransformer model_;
 };
@@ -103,6 +125,8 @@ class DiffusionTask final : public Task {
   const DiffusionTrainingOptions& trained() const { return trained_; }
   const DiffusionRunOptions& run() const { return run_; }
   const DiffusionGenerationOptions& generation() const { return generation_; }
+  // Whose features the Frechet distance is of; null: it is not measured.
+  VisionTransformerImpl* classifier() const { return classifier_.model; }
 
   const char* name() const override { return "diffusion"; }
   const char* summary() const override {
@@ -187,6 +211,7 @@ class DiffusionTask final : public Task {
                          " with ", data_.valid.channels(), " channels, and the model of ",
                          SizesText(model_.size), " with ", model_.channels));
     }
+    if (!run_.classifier.empty()) ReadClassifier();
   }
 
   std::string data_sha256() const override { return data_.sha256; }
@@ -232,7 +257,13 @@ class DiffusionTask final : public Task {
   std::string GenerationFlags() const override { return "--samples"; }
 
   std::vector<Metric> metrics() const override {
-    return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+    std::vector<Metric> metrics = {
+        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+    if (!run_.classifier.empty()) {
+      metrics.push_back(
+          {.key = "frechet", .title = "Frechet distance", .column = "Frechet distance"});
+    }
+    return metrics;
   }
 
   Conditions conditions() const override {
@@ -253,6 +284,31 @@ class DiffusionTask final : public Task {
   }
 
  private:
+  void ReadClassifier() {
+    try {
+      classifier_.task = NewTask("images");
+      classifier_.learner =
+          LoadCheckpoint(CheckpointFile(run_.classifier), *classifier_.task).learner;
+    } catch (const Error& error) {
+      throw Error(StrCat("--classifier: ", error.what()));
+    }
+    classifier_.model = dynamic_cast<VisionTransformerImpl*>(&classifier_.learner->module());
+    const VisionTransformerOptions& options = classifier_.model->options();
+    if (options.size != model_.size || options.channels != model_.channels) {
+      throw Error(StrCat("--classifier: ", run_.classifier, " is of images of ",
+                         SizesText(options.size), " with ", options.channels,
+                         " channels, expected ", SizesText(model_.size), " with ",
+                         model_.channels));
+    }
+    classifier_.model->eval();
+  }
+
+  struct Classifier {
+    std::unique_ptr<Task> task;  // which the learner refers to
+    std::unique_ptr<Learner> learner;
+    VisionTransformerImpl* model = nullptr;
+  };
+
   // At the least: queries and keys are left out, which a similarity may have one column of.
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
@@ -268,6 +324,7 @@ class DiffusionTask final : public Task {
   DiffusionGenerationOptions generation_;
   bool reads_training_ = true;  // evaluations do without
   ImageData data_;
+  Classifier classifier_;
 };
 
 const RegisterTask<DiffusionTask> registered;
@@ -348,32 +405,83 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
     if (std::isfinite(loss)) at.values = {loss};
     measured.push_back(at);
   }
+  if (task_.classifier() == nullptr) return measured;
+  const std::optional<double> distance = Frechet(proceed);
+  if (!distance) return {};
+  for (Measurement& at : measured) at.values.emplace_back(std::nullopt);
+  if (std::isfinite(*distance)) measured[0].values[1] = *distance;
   return measured;
+}
+
+std::optional<double> DiffusionLearner::Frechet(const std::function<bool()>& proceed) {
+  VisionTransformerImpl& classifier = *task_.classifier();
+  const LabelledImages& part = task_.data().valid;
+  const int64_t total = std::min(task_.run().frechet_images, part.count());
+  const at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
+  std::vector<torch::Tensor> of_data;
+  std::vector<torch::Tensor> of_model;
+  const int64_t batch = std::max<int64_t>(kEvaluationTokens / model_->tokens(), 1);
+  for (int64_t first = 0; first < total; first += batch) {
+    const int64_t rows = std::min(batch, total - first);
+    const torch::Tensor drawn =
+        SampleImages(model_, part.labels.narrow(0, first, rows), {}, generator, proceed);
+    if (!drawn.defined()) return std::nullopt;
+    of_data.push_back(classifier.features(part.Take(first, rows)));
+    // As the pixels of the data, from 0 to 1.
+    of_model.push_back(classifier.features((drawn.clamp(-1, 1) + 1) / 2));
+  }
+  return FrechetDistance(torch::cat(of_data), torch::cat(of_model));
+}
+
+torch::Tensor DiffusionLearner::Images(int64_t classes, const DiffusionGenerationOptions& how,
+                                       const std::function<bool()>& proceed) {
+  const at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(how.seed));
+  std::vector<torch::Tensor> lines;
+  for (int64_t label = 0; label < classes; ++label) {
+    const torch::Tensor images = SampleImages(
+        model_, torch::full({how.samples}, label, torch::kLong),
+        {.steps = how.steps, .eta = how.eta, .guidance = how.guidance}, generator, proceed);
+    if (!images.defined()) return {};
+    lines.push_back(images);
+  }
+  // (classes, samples, C, H, W), channels last.
+  return ((torch::stack(lines) + 1) * 127.5)
+      .round()
+      .clamp(0, 255)
+      .to(torch::kByte)
+      .permute({0, 1, 3, 4, 2});
 }
 
 void DiffusionLearner::Generate(const Output& output) {
   const DiffusionGenerationOptions& how = task_.generation();
-  const DiffusionModelOptions& options = model_->options();
-  if (options.channels != 1 && options.channels != 3) {
-    throw Error(StrCat("generate: the model's images have ", options.channels,
+  const int64_t classes = model_->options().classes;
+  if (!IsPng()) {
+    throw Error(StrCat("generate: the model's images have ", model_->options().channels,
                        " channels, expected 1 or 3 of a PNG"));
   }
-  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(how.seed));
-  std::vector<torch::Tensor> lines;
-  for (int64_t label = 0; label < options.classes; ++label) {
-    const torch::Tensor noise =
-        torch::randn({how.samples, options.channels, options.size[0], options.size[1]}, generator);
-    const torch::Tensor labels = torch::full({how.samples}, label, torch::kLong);
-    const torch::Tensor images = SampleImages(
-        model_, noise, labels, {.steps = how.steps, .guidance = how.guidance}, output.proceed);
-    if (!images.defined()) return;
-    // (samples, C, H, W) side by side: (H, samples W, C).
-    lines.push_back(images.permute({2, 0, 3, 1}).flatten(1, 2));
-  }
-  const torch::Tensor pixels =
-      ((torch::cat(lines) + 1) * 127.5).round().clamp(0, 255).to(torch::kByte);
+  const torch::Tensor images = Images(classes, how, output.proceed);
+  if (!images.defined()) return;
+  // The images of a class side by side: (classes H, samples W, C).
+  const torch::Tensor pixels = images.permute({0, 2, 1, 3, 4}).flatten(2, 3).flatten(0, 1);
   WriteFileAtomically(output.path, {EncodePng(pixels)});
-  output.print(StrCat(options.classes * how.samples, " images, ", output.path, "\n"));
+  output.print(StrCat(classes * how.samples, " images, ", output.path, "\n"));
+}
+
+std::optional<Picture> DiffusionLearner::Draw(const std::function<bool()>& proceed) {
+  if (!IsPng()) return std::nullopt;
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  constexpr int64_t kMostClasses = 10;
+  DiffusionGenerationOptions how;
+  how.samples = 3;
+  how.steps = 25;
+  const torch::Tensor images =
+      Images(std::min(model_->options().classes, kMostClasses), how, proceed);
+  if (!images.defined()) return std::nullopt;
+  // A column for each class: (samples H, classes W, C).
+  const torch::Tensor pixels = images.permute({1, 2, 0, 3, 4}).flatten(2, 3).flatten(0, 1);
+  return Picture{.title = "Images drawn out of the same noise, a column for each class.",
+                 .png = EncodePng(Enlarged(pixels, 2))};
 }
 
 }  // namespace

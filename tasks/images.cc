@@ -13,6 +13,7 @@
 
 #include "gnomon/attention.h"
 #include "models/grid_position.h"
+#include "models/png.h"
 #include "models/vision_transformer.h"
 #include "ops/catalogue/component.h"
 #include "tasks/image_data.h"
@@ -338,7 +339,55 @@ class ImageLearner final : public Learner {
     return measured;
   }
 
+  std::optional<Picture> Draw(const std::function<bool()>& /*proceed*/) override {
+    const VisionTransformerOptions& options = model_->options();
+    const int64_t channels = options.channels;
+    if (options.size.size() < 2 || (channels != 1 && channels != 3)) return std::nullopt;
+    const torch::NoGradGuard no_grad;
+    model_->eval();
+    constexpr int64_t kImages = 8;
+    const LabelledImages& valid = task_.data().valid;
+    torch::Tensor images = valid.Take(0, std::min(kImages, valid.count()));
+    std::vector<int64_t> shape = {images.size(0), 1};
+    const std::vector<int64_t> places = options.grid().shape();
+    shape.insert(shape.end(), places.begin(), places.end());
+    torch::Tensor map = Scaled(model_->attention_map(images).view(shape));
+    images = Scaled(images);
+    map = Resized(map, options.size);
+    if (options.size.size() == 3) {  // the slice in the middle
+      images = images.select(2, options.size[0] / 2);
+      map = map.select(2, options.size[0] / 2);
+    }
+    // Images above, and below them in grey, red where attention is.
+    const torch::Tensor colours = images.expand({-1, 3, -1, -1});
+    const torch::Tensor grey = images.mean(1, /*keepdim=*/true) * 0.4;
+    const torch::Tensor shown = torch::cat({grey + 0.6 * map, grey, grey}, 1);
+    // (2, B, 3, H, W) to (2 H, B W, 3).
+    const torch::Tensor pixels = (torch::stack({colours, shown}) * 255)
+                                     .round()
+                                     .to(torch::kByte)
+                                     .permute({0, 3, 1, 4, 2})
+                                     .flatten(2, 3)
+                                     .flatten(0, 1);
+    constexpr int64_t kSide = 84;
+    const int64_t times = std::max<int64_t>(kSide / options.size.back(), 1);
+    return Picture{
+        .title = StrCat(
+            "The first ", task_.name(), " of the validation part, and in red where ",
+            options.pool == "class" ? "the class token attends" : "all places together attend",
+            " to in the last layer, the mean over the heads."),
+        .png = EncodePng(Enlarged(pixels, times))};
+  }
+
  private:
+  // Each of a batch (B, ...) from 0 to 1.
+  static torch::Tensor Scaled(const torch::Tensor& batch) {
+    const torch::Tensor flat = batch.flatten(1);
+    const torch::Tensor low = std::get<0>(flat.min(1, /*keepdim=*/true));
+    const torch::Tensor range = std::get<0>(flat.max(1, /*keepdim=*/true)) - low;
+    return ((flat - low) / range.clamp_min(1e-12)).view_as(batch);
+  }
+
   // Of the n-th example that training sees: each epoch has all images once, in an order of its own.
   int64_t RowOf(int64_t n) {
     const int64_t images = task_.data().train.count();

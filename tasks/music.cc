@@ -19,6 +19,7 @@
 #include "models/language_model.h"
 #include "models/language_model_size.h"
 #include "models/midi.h"
+#include "models/png.h"
 #include "models/sampling.h"
 #include "models/windows.h"
 #include "text/tokens.h"
@@ -351,8 +352,13 @@ class MusicLearner final : public Learner {
   torch::Tensor Loss(const Batch& batch) override;
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
   void Generate(const Output& output) override;
+  std::optional<Picture> Draw(const std::function<bool()>& proceed) override;
 
  private:
+  // The steps of `roll` and those that the model adds.
+  PianoRoll Continue(PianoRoll roll, const SamplingOptions& sampling, int64_t events,
+                     const std::function<bool()>& proceed);
+
   const MusicTask& task_;
   LanguageModel model_;
   TrainingOptions training_;
@@ -464,9 +470,8 @@ PianoRoll ParseSteps(const std::string& text) {
   return steps;
 }
 
-void MusicLearner::Generate(const Output& output) {
-  const MusicGenerationOptions& options = task_.generation();
-  PianoRoll roll = ParseSteps(options.prompt);
+PianoRoll MusicLearner::Continue(PianoRoll roll, const SamplingOptions& sampling, int64_t events,
+                                 const std::function<bool()>& proceed) {
   std::vector<int32_t> prompt = {static_cast<int32_t>(kBound)};
   for (const std::vector<int64_t>& step : roll) {
     prompt.insert(prompt.end(), step.begin(), step.end());
@@ -474,8 +479,7 @@ void MusicLearner::Generate(const Output& output) {
   }
   const auto read = static_cast<int64_t>(prompt.size());
   std::vector<int64_t> ends(prompt.size());  // of a text, which there is none of
-  const models::GenerationOptions how =
-      ToGeneration(options.sampling, model_, read, options.tokens, "events");
+  const models::GenerationOptions how = ToGeneration(sampling, model_, read, events, "events");
   std::vector<int64_t> step;
   models::Generate(model_, TokenText(prompt, ends), how, [&](int64_t event) {
     if (event == kBound) return false;
@@ -484,11 +488,80 @@ void MusicLearner::Generate(const Output& output) {
     } else {
       step.push_back(event);
     }
-    return output.proceed();
+    return proceed();
   });
   if (!step.empty()) roll.push_back(step);
+  return roll;
+}
+
+void MusicLearner::Generate(const Output& output) {
+  const MusicGenerationOptions& options = task_.generation();
+  const PianoRoll roll =
+      Continue(ParseSteps(options.prompt), options.sampling, options.tokens, output.proceed);
   WriteFileAtomically(output.path, {MidiFile(roll, options.steps_per_quarter, options.tempo)});
   output.print(StrCat(roll.size(), " steps, ", output.path, "\n"));
+}
+
+// (height, width, 3) bytes: a row for each pitch from the lowest to the highest, the highest on
+// top, a column for each step. Rows of C are darker than others, as is the first column of each
+// bar; the first `given` steps are blue.
+torch::Tensor PaintRoll(const PianoRoll& roll, int64_t given, int64_t steps_of_bar) {
+  int64_t lowest = kPitches;
+  int64_t highest = -1;
+  for (const std::vector<int64_t>& step : roll) {
+    for (const int64_t pitch : step) {
+      lowest = std::min(lowest, pitch);
+      highest = std::max(highest, pitch);
+    }
+  }
+  if (highest < lowest) return {};
+  lowest = std::max<int64_t>(lowest - 2, 0);
+  highest = std::min<int64_t>(highest + 2, kPitches - 1);
+  const int64_t steps = std::ssize(roll);
+  const torch::Tensor grey = torch::tensor({225, 225, 225}, torch::kByte);
+  const torch::Tensor black = torch::tensor({30, 30, 30}, torch::kByte);
+  const torch::Tensor blue = torch::tensor({60, 110, 200}, torch::kByte);
+  torch::Tensor pixels = torch::full({highest - lowest + 1, steps, 3}, 255, torch::kByte);
+  for (int64_t pitch = lowest; pitch <= highest; ++pitch) {
+    if (pitch % 12 == 0) pixels[highest - pitch].copy_(grey);
+  }
+  for (int64_t step = 0; step < steps; step += steps_of_bar) pixels.select(1, step).copy_(grey);
+  for (int64_t step = 0; step < steps; ++step) {
+    for (const int64_t pitch : roll[step]) {
+      pixels[highest - pitch][step].copy_(step < given ? blue : black);
+    }
+  }
+  return pixels;
+}
+
+std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) {
+  constexpr int64_t kBar = 16;
+  constexpr int64_t kEvents = 512;
+  // The first steps of a piece to go on from: one that has hardly been trained may end at once.
+  PianoRoll first(1);
+  const torch::Tensor events = task_.measured().events[0].to(torch::kLong);
+  const int64_t most = model_->max_length().value_or(kEvents);
+  for (int64_t n = 1; n < std::min(events.numel(), most / 2); ++n) {
+    const auto event = events[n].item<int64_t>();
+    if (event == kBound || (event == kStep && std::ssize(first) == kBar)) break;
+    if (event == kStep) {
+      first.emplace_back();
+    } else {
+      first.back().push_back(event);
+    }
+  }
+  const auto given = std::ssize(first);
+  int64_t read = 1;
+  for (const std::vector<int64_t>& step : first) read += std::ssize(step) + 1;
+  if (read >= most) return std::nullopt;
+  const PianoRoll roll = Continue(first, SamplingOptions(), most - read, proceed);
+  const torch::Tensor pixels = PaintRoll(roll, given, kBar);
+  if (!proceed() || !pixels.defined()) return std::nullopt;
+  return Picture{.title =
+                     "How each goes on from the first steps of a piece, which are in blue: a "
+                     "row for each pitch, those of C in grey, and a column for each step, "
+                     "each sixteenth in grey.",
+                 .png = EncodePng(Enlarged(pixels, 5))};
 }
 
 }  // namespace

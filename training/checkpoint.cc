@@ -237,4 +237,17 @@ std::optional<std::string> TaskOfCheckpoint(const std::filesystem::path& path) {
   }
 }
 
+std::filesystem::path CheckpointFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    throw Error(StrCat("no such checkpoint file or run folder: ", path));
+  }
+  if (!std::filesystem::is_directory(path, error)) return path;
+  const std::filesystem::path file = std::filesystem::path(path) / kCheckpointName;
+  if (!std::filesystem::exists(file, error)) {
+    throw Error(StrCat("the folder ", path, " holds no ", kCheckpointName));
+  }
+  return file;
+}
+
 }  // namespace gnomon::models

@@ -46,6 +46,12 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& t
 // task. Throws Error where the file is not a sound checkpoint of this task.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task);
 
+inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
+
+// The checkpoint at `path`, which is the file itself or the folder of a run. Throws Error where
+// there is none.
+std::filesystem::path CheckpointFile(const std::string& path);
+
 // The name of the task that a checkpoint is of; none where there is no sound one.
 std::optional<std::string> TaskOfCheckpoint(const std::filesystem::path& path);
 

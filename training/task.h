@@ -73,6 +73,12 @@ struct Output {
   std::function<bool()> proceed;                // asked again and again
 };
 
+// What shows a model at work.
+struct Picture {
+  std::string title;  // a sentence
+  std::string png;    // the bytes of the file
+};
+
 // What a model keeps from step to step beside its parameters.
 struct LearnerState {
   std::map<std::string, torch::Tensor> tensors;
@@ -110,6 +116,12 @@ class Learner {
   // Makes something new, as the task's GenerationOptions() say; as far as it is when `proceed` says
   // no.
   virtual void Generate(const Output& /*output*/) {}
+
+  // For the report of a comparison, in seconds; none where the task has nothing to show, or
+  // `proceed` said no. Torch's default generator is not drawn from.
+  virtual std::optional<Picture> Draw(const std::function<bool()>& /*proceed*/) {
+    return std::nullopt;
+  }
 
   // The state of the whole batch.
   virtual LearnerState State(const Gather& /*gather*/) const { return {}; }

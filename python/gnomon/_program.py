@@ -6,10 +6,10 @@ import ctypes
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon._checks import check_flag, check_integer, check_number, check_string
+from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._library import LIBRARIES
 
 
@@ -49,6 +49,17 @@ class Option:
             return value
         if self.kind == "flag":
             return check_flag(operator, name, value)
+        if self.kind == "integers":
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise wrong_type(operator, name, value, "a sequence of integers")
+            entries = (
+                dataclasses.replace(self, key=f"{self.key}[{n}]", kind="integer")
+                for n in range(len(value))
+            )
+            return [
+                entry.check(operator, number, of)
+                for entry, number in zip(entries, value, strict=True)
+            ]
         check = check_integer if self.kind == "integer" else check_number
         number = check(operator, name, value)
         if not self.lowest <= number <= self.highest:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gnomon import _safetensors
+from gnomon._adaptive import AdaptiveEmbedding, table_sizes
 from gnomon._checks import check_integer, check_string, check_tensors, wrong_type
 from gnomon._position import Position, Sum, to_positions
 from gnomon._program import options as program_options
@@ -241,6 +242,9 @@ class LanguageModel(torch.nn.Module):
         activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" gate its hidden units by as
             many others (Shazeer 2020).
         no_bias: whether the projections of attention and of the MLP have no biases.
+        adaptive: where bands of rarer tokens begin, rising: each has a quarter of the columns of
+            the one before, in embeddings and softmax (Baevski and Auli 2019; Grave et al. 2017).
+            Tokens are then expected by falling frequency. Without, all have dim columns.
     """
 
     def __init__(
@@ -257,6 +261,7 @@ class LanguageModel(torch.nn.Module):
         norm: str = "layer",
         activation: str = "gelu",
         no_bias: bool = False,
+        adaptive: Sequence[int] = (),
     ) -> None:
         super().__init__()
         similarity, position = _to_specs(similarity, position)
@@ -275,11 +280,16 @@ class LanguageModel(torch.nn.Module):
                 "norm": norm,
                 "activation": activation,
                 "no_bias": no_bias,
+                "adaptive": adaptive,
             }
         )
-        self.embedding = torch.nn.Embedding(vocabulary, dim)
+        self.embedding: torch.nn.Embedding | AdaptiveEmbedding
         # Unit logits from a normalised stream; forward() brings the inputs to unit variance.
-        torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
+        if adaptive:
+            self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"])
+        else:
+            self.embedding = torch.nn.Embedding(vocabulary, dim)
+            torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
         parts = _pattern(position)
         self.blocks = torch.nn.ModuleList(
             _TransformerBlock(self._options, parts[layer % len(parts)]) for layer in range(depth)
@@ -370,6 +380,8 @@ class LanguageModel(torch.nn.Module):
     ) -> Tensor:
         """Logits (B, L, vocabulary) of the token after each of tokens (B, L), integers.
 
+        With adaptive embeddings they are logarithms of probabilities.
+
         With a cache, the tokens follow those already in it; with a memory, they are the segment
         after those that it holds, and it then holds theirs. A call that raises leaves both as they
         were.
@@ -381,9 +393,50 @@ class LanguageModel(torch.nn.Module):
                 device than the model's.
         """
         states, keep = self._states(tokens, cache, memory)
-        logits = torch.nn.functional.linear(self.norm(states[-1]), self.embedding.weight)
+        x = self.norm(states[-1])
+        if isinstance(self.embedding, AdaptiveEmbedding):
+            logits = self.embedding.log_probabilities(x)
+        else:
+            logits = torch.nn.functional.linear(x, self.embedding.weight)
         keep()
         return logits
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, memory: LanguageModelMemory | None = None
+    ) -> Tensor:
+        """Losses (B, L) in nats of the targets (B, L), integers, that come after the tokens.
+
+        What forward tells of them, but with adaptive embeddings without the logits of all others.
+
+        Raises:
+            ValueError: as forward; targets of another shape than tokens, or beyond the vocabulary.
+            TypeError: as forward.
+        """
+        operator = "models.LanguageModel"
+        check_tensors(operator, targets=targets)
+        if targets.shape != tokens.shape:
+            raise ValueError(
+                f"gnomon.{operator}: targets have shape {tuple(targets.shape)} and tokens "
+                f"{tuple(tokens.shape)}; expected the same"
+            )
+        vocabulary = self._options["vocabulary"]
+        if targets.numel() > 0 and not 0 <= targets.min() <= targets.max() < vocabulary:
+            raise ValueError(
+                f"gnomon.{operator}: targets reach beyond the vocabulary; expected 0 to "
+                f"{vocabulary - 1}"
+            )
+        states, keep = self._states(tokens, None, memory)
+        x = self.norm(states[-1])
+        targets = targets.long()
+        if isinstance(self.embedding, AdaptiveEmbedding):
+            losses = self.embedding.losses(x, targets)
+        else:
+            logits = torch.nn.functional.linear(x, self.embedding.weight)
+            losses = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), reduction="none"
+            ).view(targets.shape)
+        keep()
+        return losses
 
     def _check_call(
         self, tokens: Tensor, cache: LanguageModelCache | None, memory: LanguageModelMemory | None
@@ -745,10 +798,14 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     # model of them is built; max_length and the numbers in `position` are not.
     dim = options["dim"]
     hidden = options["mlp"] * (2 if options["activation"] in _GATES else 1)
-    for name, shape in (
-        ("embedding.weight", [options["vocabulary"], dim]),
+    embeddings = {"embedding.weight": (options["vocabulary"], dim)}
+    if options["adaptive"]:
+        sizes = table_sizes(options["vocabulary"], dim, options["adaptive"])
+        embeddings = {f"embedding.table_{band}": size for band, size in enumerate(sizes)}
+    for name, shape in [
+        *((name, list(size)) for name, size in embeddings.items()),
         ("blocks.0.mlp_in.weight", [hidden, dim]),
-    ):
+    ]:
         if list(tensors[_MODEL + name].shape) != shape:
             raise ValueError(f"the tensor '{_MODEL + name}' is not of the shape {shape}")
     if options["depth"] > len(tensors):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import html
 import io
 import json
@@ -44,6 +45,9 @@ p.lead {{ color: #555; margin-top: .3rem; }}
 figure {{ margin: 1rem 0; }}
 figure svg {{ width: 100%; height: auto; }}
 figcaption {{ color: #555; font-size: .9rem; }}
+.pictures {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
+.picture {{ margin: 0; max-width: 100%; }}
+.picture img {{ max-width: 100%; border: 1px solid #ddd; image-rendering: pixelated; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right;
@@ -539,8 +543,35 @@ def _trained_at(results: dict[str, Any]) -> str:
     return f"at {conditions['key']} {conditions['values'][conditions['trained']]} "
 
 
-def render(results: dict[str, Any]) -> str:
-    """The whole page."""
+def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
+    """What the task has drawn of each combination's first run; empty where there is nothing."""
+    names = labels(results)
+    figures = []
+    titles: list[str] = []
+    for run in results["runs"]:
+        picture = run.get("picture")
+        # A name, not a path: the record may be of others.
+        if picture is None or pathlib.PurePath(picture["file"]).name != picture["file"]:
+            continue
+        path = folder / picture["file"]
+        if not path.is_file():
+            continue
+        if picture["title"] not in titles:
+            titles.append(picture["title"])
+        name = html.escape(names[run["combination"]])
+        data = base64.b64encode(path.read_bytes()).decode()
+        figures.append(
+            f'<figure class="picture"><img alt="{name}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{name}</figcaption></figure>"
+        )
+    if not figures:
+        return ""
+    caption = html.escape(" ".join(titles))
+    return f'<h2>Pictures</h2><p>{caption}</p><div class="pictures">{"".join(figures)}</div>'
+
+
+def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
+    """The whole page; folder has the pictures that the record names."""
     options = results["settings"]
     total = len(options["combinations"]) * len(options["seeds"])
     done = len(results["runs"])
@@ -559,6 +590,8 @@ def render(results: dict[str, Any]) -> str:
                 f"<figcaption>{caption}</figcaption></figure>"
             )
     body.insert(1, f"<h2>Table</h2>{table(results)}")
+    if folder is not None:
+        body.append(pictures(results, folder))
     body.append(busy(results))
     body.append(f"<h2>Settings</h2>{settings(results)}")
     title = html.escape(f"gnomon compare: {results.get('name', '')}")
@@ -582,7 +615,7 @@ def _main(arguments: list[str] | None) -> int:
     options = parser.parse_args(arguments)
     try:
         results = load(options.run)
-        page = render(results)
+        page = render(results, options.run)
         (options.run / "report.html").write_text(page, encoding="utf-8")
         if options.png:
             with matplotlib.rc_context(STYLE):

@@ -166,6 +166,7 @@ def test_compare_leaves_everything(comparison):
         low, high = run["ms_quartiles"]
         assert 0 < low <= run["ms_per_step"] <= high
         assert 0 <= run["others"] <= 1
+        assert run["processor_ms_per_step"] > 0
     learned, rope, _ = results["summary"]
     assert [at["loss"]["mean"] is None for at in learned["losses"]] == [False, True, True]
     values = [r["losses"][1]["loss"] for r in results["runs"] if r["combination"] == 1]

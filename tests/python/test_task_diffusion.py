@@ -8,11 +8,13 @@ import pathlib
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from test_cli import ROOT, assert_same_tensors, copy_with_steps, refused, step_of, succeed
 from test_distributed_training import assert_same, run_one, run_two
+from test_task_images import Checkpoint
 
 from gnomon.data.__main__ import main
 
@@ -197,6 +199,87 @@ def test_samples_are_those_of_ddim(folder, model, guidance):
     np.testing.assert_allclose(got, np.concatenate(rows), atol=0.6)
 
 
+def test_with_fresh_noise_and_all_steps_they_are_those_of_ddpm(folder, model):
+    """Algorithm 2 of Ho et al. 2020, with the posterior's variance."""
+    reference = Reference(model / FILE)
+    succeed("generate", "--model", "model", "--out", "ddpm.png", "--samples", 3, "--seed", 3,
+            "--steps", 1000, "--eta", 1, "--guidance", 1, cwd=folder)  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+    products = [left(t) for t in range(1000)]
+    rows = []
+    for label in range(2):
+        x = torch.randn(3, 3, 8, 12, generator=generator).double()
+        for t in reversed(range(1000)):
+            noise = reference(x, torch.full((3,), float(t)), torch.full((3,), label))
+            now, before = products[t], products[t - 1] if t > 0 else 1.0
+            beta = 1 - now / before
+            image = ((x - math.sqrt(1 - now) * noise) / math.sqrt(now)).clamp(-1, 1)
+            x = (math.sqrt(before) * beta * image + math.sqrt(1 - beta) * (1 - before) * x) / (
+                1 - now
+            )
+            if t > 0:
+                variance = (1 - before) / (1 - now) * beta
+                x = x + math.sqrt(variance) * torch.randn(3, 3, 8, 12, generator=generator)
+        rows.append(np.concatenate([((one + 1) * 127.5).permute(1, 2, 0) for one in x], 1))
+    got = np.asarray(Image.open(folder / "ddpm.png")).astype(float)
+    np.testing.assert_allclose(got, np.concatenate(rows).clip(0, 255), atol=1)
+
+
+def ddim(reference: Reference, labels: torch.Tensor, steps: int, seed: int) -> torch.Tensor:
+    """Without guidance, of as many evenly spaced timesteps."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(labels), 3, 8, 12, generator=generator).double()
+    for step in range(steps, 0, -1):
+        time = step * 1000 // steps - 1
+        noise = reference(x, torch.full((len(labels),), float(time)), labels)
+        now, then = left(time), 1.0 if step == 1 else left((step - 1) * 1000 // steps - 1)
+        image = ((x - math.sqrt(1 - now) * noise) / math.sqrt(now)).clamp(-1, 1)
+        rest = (x - math.sqrt(now) * image) / math.sqrt(1 - now)
+        x = math.sqrt(then) * image + math.sqrt(1 - then) * rest
+    return x
+
+
+def test_the_frechet_distance_is_that_of_the_features(folder, model):
+    succeed(
+        "train", "--task", "images", "--data", "bars.safetensors", "--out", "classifier", "--dim",
+        16, "--depth", 2, "--heads", 2, "--mlp", 32, "--patch", 4, "--batch", 6, "--steps", 20,
+        "--position", "none", "--pool", "mean", cwd=folder,
+    )  # fmt: skip
+    text = succeed("eval", "--model", model, "--json", "--classifier", "classifier",
+                   "--frechet-images", 20, cwd=folder)  # fmt: skip
+    first, *others = json.loads(text)["losses"]
+    assert [at["frechet"] for at in others] == [None] * 4
+
+    classifier = Checkpoint(folder, "classifier", "bars.safetensors")
+    pixels = load_file(folder / "bars.safetensors")["train.images"].reshape(-1, 3) / 255
+    mean, deviation = (
+        torch.from_numpy(part)[:, None, None] for part in (pixels.mean(0), pixels.std(0))
+    )
+
+    def features(images: torch.Tensor) -> np.ndarray:
+        """Of images from 0 to 1."""
+        patches = functional.unfold(((images - mean) / deviation).float(), 4, stride=4)
+        tokens = functional.linear(patches.mT, *classifier.layer("patches.projection"))
+        return classifier.encode(tokens).mean(1).double().numpy()
+
+    images, labels = centred(folder / "bars.safetensors", "valid")
+    drawn = ddim(Reference(model / FILE), labels[:20], 50, 0)
+    real, made = (features((each.clamp(-1, 1) + 1) / 2) for each in (images[:20], drawn))
+    product = scipy.linalg.sqrtm(np.cov(real.T) @ np.cov(made.T)).real
+    expected = ((real.mean(0) - made.mean(0)) ** 2).sum() + np.trace(
+        np.cov(real.T) + np.cov(made.T) - 2 * product
+    )
+    assert first["frechet"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_wrong_classifier_is_named(folder, model):
+    arguments = ["eval", "--model", model, "--classifier"]
+    assert "--classifier: no such checkpoint" in refused(*arguments, "nothing", cwd=folder)
+    line = refused(*arguments, model, cwd=folder)
+    assert "--classifier: " in line
+    assert "task" in line
+
+
 def test_loss_of_a_training_step(folder):
     words = ["--position", "sinusoidal:shape=grid", "--steps", 1]
     begun = train(folder, "begun", *words, "--learning-rate", 1e-12)
@@ -256,6 +339,11 @@ def test_the_catalogue_goes_in_by_name(folder):
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))
     flags = [flag for run in runs for flag in ("--run", run)]
     made = compare(folder, "all", *flags, "--steps", 1)
+    # Each first run has drawn what it can.
+    for n, run in enumerate(made):
+        picture = Image.open(folder / "all" / run["picture"]["file"])
+        assert run["picture"]["file"] == f"picture-{n}.png"
+        assert picture.size == (2 * 2 * 12, 2 * 3 * 8)
     assert len(made) == len(runs)
     assert all(0.5 < run["losses"][0]["loss"] < 2 for run in made)
 

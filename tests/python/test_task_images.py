@@ -8,6 +8,7 @@ import json
 import pathlib
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -24,6 +25,7 @@ from test_cli import (
 from test_distributed_training import assert_same, run_two
 from torch.nn import functional
 
+from gnomon import report
 from gnomon.data.__main__ import main as make_data
 
 FILE = "checkpoint.safetensors"
@@ -532,3 +534,49 @@ def test_adrenal_mnist_3d(tmp_path):
     assert measured["volumes"] == 20
     assert measured["size"] == 28
     assert 0.1 < measured["loss"] < 5
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_pictures_show_where_the_model_looks(folder, pool):
+    """Red beyond the grey of the image is the map of attention, brightest where it is largest."""
+    record = compare(
+        folder, f"pictures-{pool}", "--data", "grey", "--position", "none,rope:shape=grid",
+        "--pool", pool, "--steps", 2, "--seeds", 2,
+    )  # fmt: skip
+    pictures = [run["picture"] for run in record["runs"]]
+    assert [p is not None for p in pictures] == [True, True, False, False]
+    what = "the class token attends" if pool == "class" else "all places together attend"
+    for n, picture in enumerate(pictures[:2]):
+        assert picture["file"] == f"picture-{n}.png"
+        assert what in picture["title"]
+        pixels = np.asarray(PIL.Image.open(folder / f"pictures-{pool}" / picture["file"]))
+        images = load_file(folder / "grey")["valid.images"][:8].astype(float)
+        times = 84 // 8
+        assert pixels.shape == (2 * 8 * times, len(images) * 8 * times, 3)
+        shown = pixels[::times, ::times].astype(int).reshape(2, 8, len(images), 8, 3)
+        for image, above, below in zip(
+            images, shown[0].swapaxes(0, 1), shown[1].swapaxes(0, 1), strict=True
+        ):
+            spread = (image - image.min()) / (image.max() - image.min())
+            assert np.abs(above - 255 * spread[..., None]).max() <= 1
+            assert np.abs(below[..., 1:] - 0.4 * 255 * spread[..., None]).max() <= 1
+            red = below[..., 0] - below[..., 1]
+            assert red.min() >= 0
+            assert abs(red.max() - 0.6 * 255) <= 2
+    report.main([str(folder / f"pictures-{pool}")])
+    page = (folder / f"pictures-{pool}" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert page.count(what) == 1
+
+
+def test_volumes_show_the_slice_in_the_middle(folder):
+    record = compare(folder, "slices", "--data", "volumes", "--patch", 2, "--position", "none",
+                     "--steps", 1, task="volumes", dim=24)  # fmt: skip
+    (run,) = record["runs"]
+    pixels = np.asarray(PIL.Image.open(folder / "slices" / run["picture"]["file"]))
+    volumes = load_file(folder / "volumes")["valid.volumes"][:8].astype(float)
+    times = 84 // 4
+    above = pixels[: 6 * times : times, ::times, 0].reshape(6, len(volumes), 4)
+    for n, volume in enumerate(volumes):
+        spread = (volume - volume.min()) / (volume.max() - volume.min())
+        assert np.abs(above[:, n] - 255 * spread[2]).max() <= 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import mido
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -178,6 +179,14 @@ def test_compare(gnomon, pieces):
     assert [at["loss"] is None for run in record["runs"] for at in run["losses"]] == [
         False, False, False, False, False, True,
     ]  # fmt: skip
+    colours = {(30, 30, 30), (225, 225, 225), (255, 255, 255), (60, 110, 200)}
+    for run in record["runs"]:
+        pixels = np.asarray(PIL.Image.open(pathlib.Path("runs") / run["picture"]["file"]))
+        # A grid of cells of five pixels, the notes of the beginning among them.
+        cells = pixels[::5, ::5]
+        assert np.array_equal(cells.repeat(5, 0).repeat(5, 1), pixels)
+        assert {tuple(cell) for cell in cells.reshape(-1, 3).tolist()} <= colours
+        assert (cells == (60, 110, 200)).all(-1).any()
     assert "| loss at 16 | loss at 32 | loss of a step at 16 |" in (
         pathlib.Path("runs/table.md").read_text()
     )

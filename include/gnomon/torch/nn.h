@@ -138,6 +138,12 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
+  // The weights (B, H, n, Lk) of n rows of query (-1 the last), as gnomon::attention_weights, with
+  // the projections, the similarity and the position of this module; without dropout, and without a
+  // cache, which is an error. `key` is query by default.
+  torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
+                                  const std::vector<int64_t>& rows, const AttentionCall& call = {});
+
   // Of the similarity and of the position, without gradients.
   std::vector<LearnedValue> learned_values() const;
 
@@ -154,6 +160,9 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
  private:
   // Those of the similarity and of the position, in their order.
   std::vector<torch::Tensor> TermTensors() const;
+  // q and k (B, H, L, D) of checked embeddings.
+  std::pair<torch::Tensor, torch::Tensor> QueriesAndKeys(const torch::Tensor& query,
+                                                         const torch::Tensor& key);
 
   // Tensors of the similarity and of the position by name: parameters and buffers of this module.
   std::vector<std::string> term_names_;

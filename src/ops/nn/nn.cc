@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "ops/attention/attention_weights.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
@@ -34,6 +35,28 @@ int64_t ValueDim(const MultiheadAttentionOptions& options) {
 int64_t HeadDim(const MultiheadAttentionOptions& options) {
   if (options.qk_dim()) return *options.qk_dim();
   return HeadColumns(options.similarity().spec, options.embed_dim() / options.num_heads());
+}
+
+// (B, L, heads columns) to (B, heads, L, columns).
+torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
+  return projected.unflatten(2, {count, -1}).transpose(1, 2);
+}
+
+CallArguments ToArguments(const AttentionCall& call) {
+  CallArguments arguments;
+  arguments.causal = call.causal;
+  if (call.window) {
+    arguments.left = call.window->first;
+    arguments.right = call.window->second;
+  }
+  arguments.key_starts = call.key_starts;
+  arguments.key_lengths = call.key_lengths;
+  arguments.query_segments = call.query_segments;
+  arguments.key_segments = call.key_segments;
+  arguments.query_offset = call.query_offset;
+  arguments.query_offsets = call.query_offsets;
+  arguments.chunks = call.chunks;
+  return arguments;
 }
 
 void Check(const MultiheadAttentionOptions& options) {
@@ -180,6 +203,17 @@ void MultiheadAttentionImpl::reset() {
   }
 }
 
+std::pair<torch::Tensor, torch::Tensor> MultiheadAttentionImpl::QueriesAndKeys(
+    const torch::Tensor& query, const torch::Tensor& key) {
+  torch::Tensor q = Heads(q_proj(query), options.num_heads());
+  torch::Tensor k = Heads(k_proj(key), KeyHeads(options));
+  if (options.qk_norm()) {
+    q = q_norm(q);
+    k = k_norm(k);
+  }
+  return {q, k};
+}
+
 torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const torch::Tensor& key,
                                               const torch::Tensor& value,
                                               const AttentionCall& call) {
@@ -188,16 +222,8 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
   CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
   CheckEmbeddings("MultiheadAttention", values, ValueDim(options));
-  const auto heads = [](const torch::Tensor& projected, int64_t count) {
-    return projected.unflatten(2, {count, -1}).transpose(1, 2);
-  };
-  torch::Tensor q = heads(q_proj(query), options.num_heads());
-  torch::Tensor k = heads(k_proj(keys), KeyHeads(options));
-  if (options.qk_norm()) {
-    q = q_norm(q);
-    k = k_norm(k);
-  }
-  torch::Tensor v = heads(v_proj(values), KeyHeads(options));
+  auto [q, k] = QueriesAndKeys(query, keys);
+  torch::Tensor v = Heads(v_proj(values), KeyHeads(options));
   CallTensors terms{TermTensors(), {}};
   if (has_projections_) {
     terms = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
@@ -218,19 +244,8 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
       terms.tensors[terms.of_keys[n]] = joined.projections[n];
     }
   }
-  CallArguments arguments;
-  arguments.causal = call.causal;
-  if (call.window) {
-    arguments.left = call.window->first;
-    arguments.right = call.window->second;
-  }
-  arguments.key_starts = call.key_starts;
-  arguments.key_lengths = call.key_lengths;
-  arguments.query_segments = call.query_segments;
-  arguments.key_segments = call.key_segments;
+  CallArguments arguments = ToArguments(call);
   arguments.query_offset = query_offset;
-  arguments.query_offsets = call.query_offsets;
-  arguments.chunks = call.chunks;
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
@@ -239,6 +254,28 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();
   return out_proj(joined_heads);
+}
+
+torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& query,
+                                                        const torch::Tensor& key,
+                                                        const std::vector<int64_t>& rows,
+                                                        const AttentionCall& call) {
+  TORCH_CHECK_VALUE(call.cache == nullptr,
+                    "MultiheadAttention.attention_weights: a cache is given, expected none");
+  const torch::Tensor& keys = key.defined() ? key : query;
+  CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
+  CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
+  const auto [q, k] = QueriesAndKeys(query, keys);
+  std::vector<torch::Tensor> tensors = TermTensors();
+  if (has_projections_) {
+    tensors = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
+                            tensors, query, keys)
+                  .tensors;
+  }
+  CallArguments arguments = ToArguments(call);
+  if (options.sink()) arguments.sink = sink;
+  return ModuleAttentionWeights(q, k, rows, options.similarity().spec, options.position().spec,
+                                tensors, options.embed_dim() / options.num_heads(), arguments);
 }
 
 std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {

@@ -1,0 +1,114 @@
+"""Embeddings and softmax of which rare tokens have fewer columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Each band has this many times fewer columns than the one before.
+_REDUCTION = 4
+
+
+def table_sizes(vocabulary: int, dim: int, cutoffs: Sequence[int]) -> list[tuple[int, int]]:
+    """(tokens, columns) of the table of each band."""
+    bounds = [0, *cutoffs, vocabulary]
+    return [
+        (end - begin, max(dim // _REDUCTION**band, 1))
+        for band, (begin, end) in enumerate(itertools.pairwise(bounds))
+    ]
+
+
+class AdaptiveEmbedding(torch.nn.Module):
+    """Adaptive input representations, and the adaptive softmax with the same weights.
+
+    Tokens, the most frequent ones first, in bands that end at the cutoffs and at the vocabulary.
+    Band n has table_n (tokens, columns) of dim / 4^n columns, at least one, and all but the first
+    projection_n (dim, columns): a token's embedding is its row, projected. Read the other way
+    round, the rows of the first band and one of clusters (bands - 1, dim) for each other band are
+    the logits of the head, and those of the band share its probability among its tokens. The
+    parameters have the names and the starting distributions of the program's
+    (models/adaptive_embedding.h).
+
+    Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
+    Grave et al. 2017, Efficient Softmax Approximation for GPUs.
+    """
+
+    def __init__(self, vocabulary: int, dim: int, cutoffs: Sequence[int]) -> None:
+        super().__init__()
+        if any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, vocabulary], strict=True)):
+            raise ValueError(
+                f"gnomon.models.LanguageModel: adaptive is {list(cutoffs)}; expected numbers that "
+                f"rise, from at least 1 to less than the vocabulary, {vocabulary}"
+            )
+        self.bounds = [0, *cutoffs, vocabulary]
+        for band, (tokens, columns) in enumerate(table_sizes(vocabulary, dim, cutoffs)):
+            table = torch.randn(tokens, columns) * columns**-0.5
+            self.register_parameter(f"table_{band}", torch.nn.Parameter(table))
+            if band > 0:
+                projection = torch.randn(dim, columns) * dim**-0.5
+                self.register_parameter(f"projection_{band}", torch.nn.Parameter(projection))
+        self.clusters = torch.nn.Parameter(torch.randn(len(cutoffs), dim) * dim**-0.5)
+
+    @property
+    def weight(self) -> Tensor:
+        """The table of the first band, whose dtype and device are those of all."""
+        return self.get_parameter("table_0")
+
+    def _bands(self) -> range:
+        return range(1, len(self.bounds) - 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings (..., dim) of tokens (...), integers; IndexError beyond the vocabulary."""
+        flat = tokens.reshape(-1)
+        if flat.numel() > 0 and not 0 <= flat.min() <= flat.max() < self.bounds[-1]:
+            raise IndexError
+        rows = self.weight.new_zeros(flat.numel(), self.weight.shape[1])
+        for band in range(len(self.bounds) - 1):
+            places = self._places(flat, band)
+            own = torch.nn.functional.embedding(
+                flat[places] - self.bounds[band], self.get_parameter(f"table_{band}")
+            )
+            if band > 0:
+                own = own @ self.get_parameter(f"projection_{band}").T
+            rows = rows.index_copy(0, places, own.to(rows.dtype))
+        return rows.view(*tokens.shape, -1)
+
+    def _places(self, flat: Tensor, band: int) -> Tensor:
+        within = (flat >= self.bounds[band]) & (flat < self.bounds[band + 1])
+        return within.nonzero().squeeze(1)
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits = torch.nn.functional.linear(x, torch.cat([self.weight, self.clusters]))
+        return logits.log_softmax(-1)
+
+    def _tail(self, x: Tensor, band: int) -> Tensor:
+        narrow = x @ self.get_parameter(f"projection_{band}")
+        logits = torch.nn.functional.linear(narrow, self.get_parameter(f"table_{band}"))
+        return logits.log_softmax(-1)
+
+    def log_probabilities(self, x: Tensor) -> Tensor:
+        """Logarithms of the probabilities (..., vocabulary) that x (..., dim) gives to tokens."""
+        head = self._head(x)
+        first = self.bounds[1]
+        parts = [head[..., :first]]
+        for band in self._bands():
+            cluster = first + band - 1
+            parts.append(self._tail(x, band) + head[..., cluster : cluster + 1])
+        return torch.cat(parts, -1)
+
+    def losses(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Minus those of the targets (...), without those of all others."""
+        rows, flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        in_head = flat.clone()
+        for band in self._bands():
+            in_head[self._places(flat, band)] = self.bounds[1] + band - 1
+        losses = -self._head(rows).gather(1, in_head[:, None])[:, 0]
+        for band in self._bands():
+            places = self._places(flat, band)
+            target = flat[places] - self.bounds[band]
+            own = self._tail(rows[places], band).gather(1, target[:, None])[:, 0]
+            losses = losses.index_add(0, places, -own)
+        return losses.view(targets.shape)
