@@ -261,6 +261,17 @@ nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_
   return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
 
+// The share of the pairs that the masks let see which is computed; the rest is proved to weigh less
+// than the tolerance. Null where no fused kernel runs.
+nlohmann::json ComputedShare(const Case& one, const Mode& mode, const Tensor& d_o) {
+  PairCount count;
+  CountPairs(&count);
+  RunOnce(one, mode, d_o);
+  CountPairs(nullptr);
+  if (count.seen == 0) return {};
+  return static_cast<double>(count.computed) / static_cast<double>(count.seen);
+}
+
 // Multiplications and additions of the two GEMMs forward and the five backward; half of them where
 // half of the pairs are masked.
 double CountFlops(const Shape& shape, const Mode& mode) {
@@ -273,15 +284,19 @@ double CountFlops(const Shape& shape, const Mode& mode) {
 void PrintTable(const nlohmann::json& mode) {
   std::cout << "\n### " << mode["mode"].get<std::string>() << "; GEMM peak "
             << FormatNumber(mode["peak_gflops"], "%.0f") << " GFLOP/s\n\n"
-            << "| case | | ms | / sdpa | / dot | GFLOP/s | of peak | MiB |\n"
-            << "|:--|:--|--:|--:|--:|--:|--:|--:|\n";
+            << "| case | | ms | / sdpa | / dot | GFLOP/s | of peak | MiB | pairs |\n"
+            << "|:--|:--|--:|--:|--:|--:|--:|--:|--:|\n";
   for (const nlohmann::json& row : mode["cases"]) {
     std::cout << "| " << row["case"].get<std::string>() << " | " << row["note"].get<std::string>()
               << " | " << FormatNumber(row["ms"], "%.2f") << " | "
               << FormatNumber(row["to_sdpa"], "%.2f") << " | "
               << FormatNumber(row["to_dot"], "%.2f") << " | " << FormatNumber(row["gflops"], "%.0f")
               << " | " << FormatNumber(100 * row["of_peak"].get<double>(), "%.0f%%") << " | "
-              << FormatNumber(row["memory_mib"], "%.1f") << " |\n";
+              << FormatNumber(row["memory_mib"], "%.1f") << " | "
+              << (row["computed"].is_null()
+                      ? "-"
+                      : FormatNumber(100 * row["computed"].get<double>(), "%.0f%%"))
+              << " |\n";
   }
   std::cout << std::flush;
 }
@@ -321,7 +336,8 @@ std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mod
                     {"to_dot", medians[c] / dot},
                     {"gflops", rate / 1e9},
                     {"of_peak", rate / peak},
-                    {"memory_mib", nullptr}});
+                    {"memory_mib", nullptr},
+                    {"computed", nullptr}});
   }
   return nlohmann::json{{"mode", mode.name}, {"peak_gflops", peak / 1e9}, {"cases", rows}};
 }
@@ -353,7 +369,9 @@ int BenchOperator(const Shape& shape, const BenchFlags& flags) {
   GiveBackFreedMemory();
   for (size_t m = 0; m < record["modes"].size(); ++m) {
     for (size_t c = 0; c < cases.size() && !Interrupted(); ++c) {
-      record["modes"][m]["cases"][c]["memory_mib"] = PeakMebibytes(cases[c], kModes[m], d_o);
+      nlohmann::json& row = record["modes"][m]["cases"][c];
+      row["memory_mib"] = PeakMebibytes(cases[c], kModes[m], d_o);
+      row["computed"] = ComputedShare(cases[c], kModes[m], d_o);
     }
     progress.Update(StrCat(kModes[m].name, ": memory"));
   }
@@ -404,8 +422,10 @@ void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
       "Time the operator against torch's scaled_dot_product_attention, interleaved in one process: "
-      "ratios of medians, forward and backward, the share of the machine's GEMM peak, and the peak "
-      "memory of a call in MiB, less inputs, output and gradients. With --model, time training "
+      "ratios of medians, forward and backward, the share of the machine's GEMM peak (as if all "
+      "pairs were computed), the peak memory of a call in MiB, less inputs, output and gradients, "
+      "and the share of the pairs that are computed (the rest is proved to weigh nothing). With "
+      "--model, time training "
       "steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
   const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {

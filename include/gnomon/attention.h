@@ -16,6 +16,7 @@
 #define GNOMON_ATTENTION_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -138,6 +139,8 @@ class TableLayout {
   }
   // The most entries that Window() gives for so many queries and keys.
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
+  // The most entries that one pair reads; 0: unknown.
+  virtual int64_t MostEntries() const { return 0; }
 };
 
 // A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and
@@ -169,6 +172,9 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
+// What is left out of a row's sum of weights by default: float32's own rounding of it.
+inline constexpr double kDefaultTolerance = 0x1p-24;
+
 template <class T>
 struct AttentionInput {
   AttentionShape shape;
@@ -196,6 +202,11 @@ struct AttentionInput {
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
+  // Of a row's sum of weights, what may be left out: tiles whose weights are proved to add less,
+  // all of them together, are not computed. 0: all are. Only biases that fall with the distance,
+  // and pair functions that give bounds, let anything be proved, and fp64 computes all. What is not
+  // finite is never left out.
+  double tolerance = kDefaultTolerance;
   // x, y and v hold numbers of bfloat16: where the processor multiplies those itself, the forward
   // pass may let it, with the weights rounded to bfloat16. Sums are fp32 in any case.
   bool bfloat16 = false;
@@ -291,7 +302,20 @@ struct PairFunction {
   void (*reference_graph_backward)(const GraphInput<double>&, const GraphBackwardInput<double>&,
                                    const GraphGradient<double>&, const Executor&);
   OperationCount operations;
+  // Bounds of f, f[0] <= f <= f[1], for all g in [g[0], g[1]] and all b with b[2 s] <= b_s <=
+  // b[2 s + 1], in fp64. Null if the definition gives none: its tiles are never left out.
+  void (*bounds)(const double* g, const double* a, const double* b, const double* t, double* f);
 };
+
+// How much of what the masks let see the fused kernels have computed, in pairs of a query and a key
+// by whole tiles: the rest was left out (AttentionInput::tolerance).
+struct PairCount {
+  std::atomic<int64_t> seen{0};
+  std::atomic<int64_t> computed{0};
+};
+
+// For measurements: all calls of all threads add to it from now on; null: to none.
+void CountPairs(PairCount* count);
 
 // The library's own pair functions, by name.
 const std::vector<const PairFunction*>& PairFunctions();

@@ -31,6 +31,9 @@ typedef struct gnomon_attention {
    * backward function (AttentionOutput of gnomon/attention.h), which without it computes the
    * forward pass again. */
   float* statistics;
+  /* What may be left out of a row's sum of weights (AttentionInput of gnomon/attention.h), at least
+   * 0 and below 1; 0: nothing. */
+  double tolerance;
 } gnomon_attention;
 
 /* Gradients, each in the shape of what it belongs to; null: not computed. */

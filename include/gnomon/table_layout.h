@@ -21,6 +21,7 @@ class OffsetLayout final : public TableLayout {
   void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
   TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
   int64_t LargestWindow(int64_t queries, int64_t keys) const override;
+  int64_t MostEntries() const override { return 1; }
 
  private:
   int64_t past_;
@@ -37,6 +38,7 @@ class KeyLayout final : public TableLayout {
   void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
   TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
   int64_t LargestWindow(int64_t queries, int64_t keys) const override;
+  int64_t MostEntries() const override { return 1; }
 
  private:
   int64_t keys_;
@@ -58,6 +60,9 @@ class GridLayout final : public TableLayout {
   int64_t tokens() const { return tokens_; }
   int64_t size() const override { return size_; }
   void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
+  int64_t MostEntries() const override {
+    return kind_ == Kind::kTable ? 1 : static_cast<int64_t>(shape_.size());
+  }
 
  private:
   std::vector<int64_t> shape_;

@@ -67,6 +67,7 @@ class AttentionArguments(ScoreArguments, total=False):
     dropout: float
     seed: int | None
     aggregation: Aggregation
+    tolerance: float
 
 
 #: The operators' arguments by name, from which those of a call are made: each argument below says
@@ -176,6 +177,7 @@ _ARGUMENTS = {
     "dropout": _Argument(0.0, _lower_number),
     "seed": _Argument(None, _lower_seed),
     "aggregation": _Argument("mean", _lower_string),
+    "tolerance": _Argument(2.0**-24, _lower_number),
 }
 #: What the operators take after tokens and terms, in their order, of a call that says nothing.
 _UNSET: _Lowered = dict.fromkeys(
@@ -323,6 +325,13 @@ def attention(
         temperature: (1 or B, 1 or H, Lq), what broadcasts to it, or a number: multiplies all of
             s_ij, biases included, but for the sink; learned if it requires grad. Scalable softmax
             (Nakanishi 2025) is s log(n) for a row that sees n keys.
+        tolerance: at least 0, below 1: what may be left out of a row's sum of weights. Blocks of
+            keys whose weights are proved to add less, all of them together, are not computed,
+            neither forward nor backward nor with a cache: biases that fall with the distance
+            (ALiBi, HyPE, KERPLE, learned tables, Forget) let that be proved by the norms of q and
+            k, for every similarity but those of other projects that give no bounds. The default is
+            float32's own rounding of the sum; 0 computes all, as float64 does. NaN and infinity
+            reach what they reach without.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 

@@ -49,6 +49,7 @@ class ContextParallelArguments(ScoreArguments, total=False):
 
     dropout: float
     aggregation: Aggregation
+    tolerance: float
 
 
 @overload
@@ -99,8 +100,8 @@ def context_parallel_attention(
         q: (B, H, Lq, D), this process's part, Lq at least 1; k and v as q.
         k: (B, Hkv, Lk, D).
         v: (B, Hkv, Lk, Dv).
-        similarity: as in gnomon.attention, as are causal, window, query_offset, scale and
-            aggregation.
+        similarity: as in gnomon.attention, as are causal, window, query_offset, scale,
+            aggregation and tolerance, which holds in each part of the keys.
         position: of gnomon.position, of the whole sequence: the table of OffsetBias is
             (H, sum of Lq + sum of Lk - 1), that of AbsoluteKeys has the sum of Lk rows, and KeyBias
             as many entries. PairBias and mask have the rows of this process and the columns of the

@@ -168,6 +168,7 @@ class MultiheadAttention(torch.nn.Module):
             2025).
         sink: whether each head has a learned sink, as of gnomon.attention: the parameter sink (H,),
             which starts at 0.
+        tolerance: of gnomon.attention.
 
     A tensor of a term is held under the name "<component>_<name>", of a similarity "<name>", and
     read as it is: a parameter where it requires grad, the same object if it is a
@@ -192,6 +193,7 @@ class MultiheadAttention(torch.nn.Module):
         qk_norm: bool = False,
         gate: bool = False,
         sink: bool = False,
+        tolerance: float = 2.0**-24,
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
@@ -214,6 +216,11 @@ class MultiheadAttention(torch.nn.Module):
         dropout = check_number(operator, "dropout", dropout)
         if not 0 <= dropout <= 1:
             raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
+        tolerance = check_number(operator, "tolerance", tolerance)
+        if not 0 <= tolerance < 1:
+            raise ValueError(
+                f"gnomon.{operator}: tolerance is {tolerance}; expected at least 0, less than 1"
+            )
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
             raise ValueError(
                 f"gnomon.nn.MultiheadAttention: embed_dim is {embed_dim} and num_heads "
@@ -231,6 +238,7 @@ class MultiheadAttention(torch.nn.Module):
         self.similarity = similarity_spec
         self.position = position_spec
         self.dropout = dropout
+        self.tolerance = tolerance
         if self.kv_heads < 1 or num_heads % self.kv_heads != 0:
             raise ValueError(
                 f"gnomon.nn.MultiheadAttention: kv_heads is {kv_heads}; expected a divisor of "
@@ -348,6 +356,7 @@ class MultiheadAttention(torch.nn.Module):
             MaskArguments,
             dropout=self.dropout if self.training else 0.0,
             sink=self.sink,
+            tolerance=self.tolerance,
         )
         o = ops.module_attention.default(
             q,

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/pair_count.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/attention.h"
@@ -67,6 +68,9 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
           "key_bias_low", "comes with key_bias_base, both or neither");
   Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr,
           "key_bias_low", "is there without key_bias");
+  if (!(in.tolerance >= 0 && in.tolerance < 1)) {
+    Fail("tolerance", "is " + std::to_string(in.tolerance) + ", expected at least 0, below 1");
+  }
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
     Fail("dropout", "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
   }
@@ -129,6 +133,8 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
 }
 
 }  // namespace
+
+void CountPairs(PairCount* count) { pair_count = count; }
 
 void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
                       const AttentionOutput<float>& output, const Executor& executor) {

@@ -44,6 +44,7 @@ AttentionInput<float> Input(const gnomon_attention& c) {
   in.bias.table = c.bias;
   if (c.causal != 0) in.mask.right = 0;
   in.query_offset = c.query_offset;
+  in.tolerance = c.tolerance;
   return in;
 }
 

@@ -63,6 +63,28 @@ double Value(double g, const double* a, const double* b, const double* t) {
   return GNOMON_DEFINITION::Value(g, a, b, t);
 }
 
+struct Range {
+  double least;
+  double most;
+};
+
+template <class Definition>
+constexpr auto BoundsOf() -> decltype(PairFunction::bounds) {
+  if constexpr (requires(Range g, const double* scalars, const Range* ranges) {
+                  Definition::Bounds(g, scalars, ranges, scalars);
+                }) {
+    return [](const double* g, const double* a, const double* b, const double* t, double* f) {
+      Range ranges[Definition::kColumnScalars + 1] = {};
+      for (int s = 0; s < Definition::kColumnScalars; ++s) ranges[s] = {b[2 * s], b[2 * s + 1]};
+      const Range range = Definition::Bounds(Range{g[0], g[1]}, a, ranges, t);
+      f[0] = range.least;
+      f[1] = range.most;
+    };
+  } else {
+    return nullptr;
+  }
+}
+
 }  // namespace
 }  // namespace reference
 
@@ -121,6 +143,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       reference::GraphForward<Definition>,
       reference::GraphBackward<Definition>,
       counting::Count<counting::GNOMON_DEFINITION>(),
+      reference::BoundsOf<Definition>(),
   };
   return kFunction;
 }

@@ -17,12 +17,14 @@
 #include <array>
 #include <vector>
 
+#include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/skipping-inl.h"
 #include "cpu/terms-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
@@ -63,6 +65,7 @@ class BackwardPass {
                {.multiply = true, .add_product = grad.relative_query.data != nullptr},
                {.multiply = true, .add_product = false}),
         segments_(in.mask, n_),
+        skipping_(in),
         relative_queries_(in.relative.query, n_.batch, n_.heads,
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
         d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
@@ -92,6 +95,7 @@ class BackwardPass {
 
   void Run() {
     Prepare();
+    ChooseTiles();
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t tasks = heads * blocks_;
     const int64_t scratch =
@@ -141,8 +145,12 @@ class BackwardPass {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     const int64_t key_tasks = n_.batch * n_.key_heads * panels;
     const int64_t row_tasks = n_.batch * n_.heads * row_blocks_;
-    ParallelTasks(executor_, key_tasks + row_tasks + terms_.tasks(), [&](int64_t task, int) {
-      if (task < key_tasks) {
+    const int64_t packs_and_terms = key_tasks + row_tasks + terms_.tasks();
+    const int64_t all = packs_and_terms + skipping_.tasks();
+    ParallelTasks(executor_, all, [&](int64_t task, int) {
+      if (task >= packs_and_terms) {
+        skipping_.Fill(task - packs_and_terms);
+      } else if (task < key_tasks) {
         const int64_t p = task % panels;
         PrepareKeys(task / panels / n_.key_heads, task / panels % n_.key_heads, p);
       } else if (task < key_tasks + row_tasks) {
@@ -245,6 +253,124 @@ class BackwardPass {
     return {first / kBackwardColumns, DivideUp(last, kBackwardColumns)};
   }
 
+  // Which blocks of keys a block of queries of a head computes.
+  struct Tiles {
+    KeyRange blocks;
+    std::vector<bool> left_out;  // of those blocks; empty: none is
+
+    // One of its blocks.
+    bool Computes(int64_t block) const {
+      return left_out.empty() || !left_out[Size(block - blocks.begin)];
+    }
+  };
+
+  // Where tiles may be left out: those of each block of queries, by what its weights are known to
+  // add up to.
+  void ChooseTiles() {
+    if (!skipping_.active()) {
+      CountAllPairs();
+      return;
+    }
+    const int64_t tasks = n_.batch * n_.heads * row_blocks_;
+    tiles_.resize(Size(tasks));
+    std::vector<Choice> choices(Size(WorkersFor(executor_, tasks)));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      const int64_t b = task / row_blocks_ / n_.heads;
+      const int64_t h = task / row_blocks_ % n_.heads;
+      const int64_t first = task % row_blocks_ * kRowBlock;
+      const int64_t rows = std::min(kRowBlock, n_.queries - first);
+      Tiles& tiles = tiles_[Size(task)];
+      tiles.blocks = SeenBlocks(b, first, first + rows);
+      const int64_t seen = tiles.blocks.end - tiles.blocks.begin;
+      if (seen > 1 && skipping_.Active(b, h)) {
+        LeaveOutTiles({b, h, 1, first, rows}, choices[Size(worker)], &tiles);
+        row_turns_.Start(task, tiles.blocks.begin);
+      }
+      AddPairs(rows * seen * kBackwardColumns,
+               rows *
+                   (tiles.blocks.end - tiles.blocks.begin -
+                    std::count(tiles.left_out.begin(), tiles.left_out.end(), true)) *
+                   kBackwardColumns);
+    });
+  }
+
+  // What the choice of a worker's tiles is made in.
+  struct Choice {
+    RowBounds<Definition> rows;
+    std::vector<float> bounds;
+  };
+
+  void LeaveOutTiles(const RowPlace& place, Choice& choice, Tiles* tiles) const {
+    RowBounds<Definition>& rows = choice.rows;
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, place.b);
+    const KeyRange seen = tiles->blocks;
+    const auto keys_of = [batch](int64_t block) {
+      return KeyRange{std::max(batch.begin, block * kBackwardColumns),
+                      std::min(batch.end, (block + 1) * kBackwardColumns)};
+    };
+    HWY_ALIGN float sums[kRowBlock] = {};
+    HWY_ALIGN float weights[kRowBlock] = {};
+    const int64_t first_row = (place.b * n_.heads + place.h) * n_.queries + place.i;
+    std::copy_n(saved_.statistics + first_row, place.queries, sums);
+    std::copy_n(saved_.statistics + head_rows_ + first_row, place.queries, weights);
+    // A row without keys adds nothing anywhere.
+    Skipping<Definition>::SumsOf(sums, weights, place.queries, kInfinity, sums);
+    const float gate = skipping_.Gate(place, sums);
+    float top = -kInfinity;
+    int64_t promising = 0;
+    for (int64_t block = seen.begin; block < seen.end; ++block) {
+      const KeyRange keys = keys_of(block);
+      top = std::max(top, skipping_.OffsetBias(place, 0, keys.begin, keys.end));
+      promising += skipping_.PassesGate(place, gate, keys.begin, keys.end) ? 1 : 0;
+    }
+    if (promising == 0) return;
+    skipping_.SetRows(place, &rows);
+    for (int64_t r = 0; r < place.queries; ++r) {
+      // What is not finite reaches all keys that the row sees.
+      if (!std::isfinite(delta_.data()[first_row + r])) rows.doubt[r] = kNan;
+    }
+    choice.bounds.resize(Size(seen.end - seen.begin) * kRowBlock);
+    for (int64_t block = seen.begin; block < seen.end; ++block) {
+      const KeyRange keys = keys_of(block);
+      float* const bound = choice.bounds.data() + (block - seen.begin) * kRowBlock;
+      if (skipping_.PassesGate(place, gate, keys.begin, keys.end)) {
+        skipping_.Bound(rows, skipping_.KeysOf(place.b, place.h / group_, keys.begin, keys.end),
+                        keys.begin, keys.end, &top, bound);
+      } else {
+        std::fill_n(bound, kRowBlock, kInfinity);
+      }
+    }
+    skipping_.SetLimits(choice.bounds.data(), seen.end - seen.begin, sums, &rows);
+    const uint64_t all = Skipping<Definition>::AllRows(place);
+    std::vector<bool> left_out;
+    for (int64_t block = seen.begin; block < seen.end; ++block) {
+      left_out.push_back(Skipping<Definition>::LeftOut(
+                             rows, choice.bounds.data() + (block - seen.begin) * kRowBlock) == all);
+    }
+    // Without those at both ends.
+    const auto first = std::find(left_out.begin(), left_out.end(), false);
+    const auto last = std::find(left_out.rbegin(), left_out.rend(), false).base();
+    if (first == left_out.end()) {
+      tiles->blocks = {};
+      return;
+    }
+    tiles->blocks = {seen.begin + (first - left_out.begin()),
+                     seen.begin + (last - left_out.begin())};
+    if (std::find(first, last, true) != last) tiles->left_out.assign(first, last);
+  }
+
+  void CountAllPairs() const {
+    if (!CountsPairs()) return;
+    for (int64_t b = 0; b < n_.batch; ++b) {
+      for (int64_t first = 0; first < n_.queries; first += kRowBlock) {
+        const int64_t rows = std::min(kRowBlock, n_.queries - first);
+        const KeyRange seen = SeenBlocks(b, first, first + rows);
+        const int64_t pairs = n_.heads * rows * (seen.end - seen.begin) * kBackwardColumns;
+        AddPairs(pairs, pairs);
+      }
+    }
+  }
+
   // What a block of keys works on and adds up.
   struct Block {
     int64_t b;
@@ -302,10 +428,15 @@ class BackwardPass {
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
       const int64_t row = row_block * kRowBlock;
       const int64_t rows = std::min(kRowBlock, n_.queries - row);
-      const KeyRange seen = SeenBlocks(b, row, row + rows);
-      const bool sees = index >= seen.begin && index < seen.end;
+      const KeyRange seen = skipping_.active() ? KeyRange{} : SeenBlocks(b, row, row + rows);
       for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
-        const bool adds = sees && Tile(block, h, row, rows);
+        const Tiles* const tiles = skipping_.active()
+                                       ? &tiles_[Size((b * n_.heads + h) * row_blocks_ + row_block)]
+                                       : nullptr;
+        const KeyRange blocks = tiles != nullptr ? tiles->blocks : seen;
+        const bool sees = index >= blocks.begin && index < blocks.end;
+        const bool adds =
+            sees && (tiles == nullptr || tiles->Computes(index)) && Tile(block, h, row, rows);
         if (sees) {
           const int64_t turn = (b * n_.heads + h) * row_blocks_ + row_block;
           row_turns_.Wait(turn, index);
@@ -774,6 +905,8 @@ class BackwardPass {
   PackedScalars<Definition> scalars_;
   Terms terms_;
   Segments segments_;
+  Skipping<Definition> skipping_;
+  std::vector<Tiles> tiles_;  // of each block of queries, where some may be left out
   PaddedRows relative_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;

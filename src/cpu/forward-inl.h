@@ -19,6 +19,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
@@ -26,6 +27,7 @@
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/skipping-inl.h"
 #include "cpu/terms-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
@@ -69,7 +71,8 @@ class ForwardPass {
         scalars_(in, packs_all_ ? n_.keys : 0),
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
                {.multiply = false, .add_product = true}),
-        segments_(in.mask, n_) {
+        segments_(in.mask, n_),
+        skipping_(in) {
     if (pairs_ && packs_all_) {
       paired_values_.Reset(n_.batch * n_.key_heads * keys_.count() * kWidth / 2 * value_columns_);
     }
@@ -86,6 +89,8 @@ class ForwardPass {
  private:
   // Rows of one key head up to which its keys are packed within the tasks.
   static constexpr int64_t kFewRows = 256;
+  // After so many tiles, rows look again at what they may leave out.
+  static constexpr int64_t kSumsAnew = 4;
 
   // A tile's keys, packed.
   struct Keys {
@@ -113,6 +118,7 @@ class ForwardPass {
     float norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
+    RowPlace place() const { return {b, h, heads, i, queries}; }
     int64_t head(int64_t r) const { return h + r / queries; }
     int64_t query(int64_t r) const { return i + r % queries; }
     // Calls body(row, its head, its query) for all rows.
@@ -193,6 +199,7 @@ class ForwardPass {
     const int64_t tasks = n_.batch * n_.key_heads * in_head;
     const int64_t size = scratch_size() + block_size();
     const Buffer memory(size * WorkersFor(executor_, tasks));
+    std::vector<Plan> plans(skipping_.active() ? Size(WorkersFor(executor_, tasks)) : 0);
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       float* const own = memory.data() + worker * size;
       const int64_t b = task / in_head / n_.key_heads;
@@ -202,16 +209,167 @@ class ForwardPass {
       const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
       TileMask seen;
       SetMask(block, batch, 0, n_.keys, &seen);
-      for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
-           first += kForwardColumns) {
-        TileMask mask;
-        SetMask(block, batch, first, kForwardColumns, &mask);
-        if (mask.end <= mask.begin) continue;
-        Keys keys = PackedKeys(b, key_head, first);
-        AddTile(block, mask, keys, scratch);
+      if (skipping_.Active(block.place())) {
+        AddTilesInOrder(block, batch, seen, plans[Size(worker)], scratch);
+      } else {
+        for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
+             first += kForwardColumns) {
+          AddPackedTile(block, batch, {first, first + kForwardColumns}, 0, scratch);
+        }
+        AddPairs(block.rows() * std::max<int64_t>(0, seen.end - seen.begin),
+                 block.rows() * std::max<int64_t>(0, seen.end - seen.begin));
       }
       Finish(block);
     });
+  }
+
+  // Adds the keys of a tile, all of them packed, to those rows of a block that do not leave it out.
+  void AddPackedTile(Block& block, KeyRange batch, KeyRange tile, uint64_t left_out,
+                     Scratch& scratch) const {
+    TileMask mask;
+    SetMask(block, batch, tile.begin, tile.end - tile.begin, &mask);
+    if (mask.end <= mask.begin) return;
+    mask.LeaveOut(left_out, block.rows());
+    Keys keys = PackedKeys(block.b, block.h / group_, tile.begin);
+    AddTile(block, mask, keys, scratch);
+  }
+
+  // The tiles of a block and their order, where some may be left out: from the one whose biases by
+  // offset are largest outwards, so that rows soon know most of their sums. One of them ends where
+  // the block's own positions do, or half a tile behind: all rows see much of it.
+  struct Plan {
+    std::vector<KeyRange> tiles;
+    std::vector<float> largest;  // bias of each tile
+    std::vector<int64_t> order;
+    std::vector<float> bounds;  // kRowBlock of each tile, in their order
+    float top[kRowBlock];       // the largest bias of each head
+    RowBounds<Definition> rows;
+    // Where a block's first tiles are a part of their own: how many they are (0: nothing is left
+    // out), and the keys of which all rows see all.
+    int64_t first_tiles = 0;
+    KeyRange open;
+
+    bool IsFirst(int64_t key) const {
+      return std::any_of(order.begin(), order.begin() + first_tiles, [&](int64_t n) {
+        return key / kForwardColumns == tiles[Size(n)].begin / kForwardColumns;
+      });
+    }
+  };
+
+  // `even`: tiles begin at multiples of their width instead.
+  void SetOrder(const Block& block, const TileMask& seen, bool even, Plan& plan) const {
+    constexpr int64_t kAlign = Skipping<Definition>::kCell;
+    const RowPlace place = block.place();
+    const int64_t begin = seen.begin / kAlign * kAlign;
+    const int64_t end = RoundUp(seen.end, kAlign);
+    const int64_t position =
+        std::clamp(QueryOffset(in_, block.b) + block.i, begin - kRowBlock, end) + block.queries;
+    int64_t own_end = RoundUp(position + (kForwardColumns - kRowBlock) / 2, kAlign);
+    own_end = std::clamp(own_end, begin + kAlign, end);
+    if (even) own_end = RoundUp(std::clamp(position, begin + 1, seen.end), kForwardColumns);
+    int64_t first = own_end - DivideUp(own_end - begin, kForwardColumns) * kForwardColumns;
+    const int64_t own = (own_end - first) / kForwardColumns - 1;
+    plan.tiles.clear();
+    plan.largest.clear();
+    std::fill_n(plan.top, block.heads, -kInfinity);
+    for (; first < end; first += kForwardColumns) {
+      const KeyRange tile{std::max(first, begin), std::min(first + kForwardColumns, end)};
+      float largest = -kInfinity;
+      for (int64_t h = 0; h < block.heads; ++h) {
+        const float bias = skipping_.OffsetBias(place, h, tile.begin, std::min(tile.end, n_.keys));
+        plan.top[h] = std::max(plan.top[h], bias);
+        largest = std::max(largest, bias);
+      }
+      plan.tiles.push_back(tile);
+      plan.largest.push_back(largest);
+    }
+    const auto count = static_cast<int64_t>(plan.tiles.size());
+    const auto distance = [own](int64_t n) { return n < own ? own - n : n - own; };
+    // Whether tile n comes before tile m.
+    const auto before = [&](int64_t n, int64_t m) {
+      const float of_n = plan.largest[Size(n)];
+      const float of_m = plan.largest[Size(m)];
+      return of_n != of_m ? of_n > of_m : distance(n) < distance(m);
+    };
+    int64_t low = 0;
+    for (int64_t n = 1; n < count; ++n) low = before(n, low) ? n : low;
+    plan.order.assign(1, low);
+    for (int64_t high = low + 1; low > 0 || high < count;) {
+      const bool past = high == count || (low > 0 && !before(high, low - 1));
+      plan.order.push_back(past ? --low : high++);
+    }
+  }
+
+  // Bounds of the tiles behind the first one in their order; +inf where a row sees only a part.
+  // False if none may be left out.
+  bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const float* sums,
+                 Plan& plan) const {
+    bool any = false;
+    const RowPlace place = block.place();
+    const float gate = skipping_.Gate(place, sums);
+    // Both ends of what a row sees grow with its position.
+    const KeyRange open{seen.rows[block.queries - 1].begin, seen.rows[0].end};
+    plan.bounds.resize(plan.order.size() * kRowBlock);
+    for (size_t n = 1; n < plan.order.size(); ++n) {
+      float* const bound = plan.bounds.data() + n * kRowBlock;
+      const KeyRange tile = plan.tiles[Size(plan.order[n])];
+      const KeyRange keys{std::max(tile.begin, batch.begin), std::min(tile.end, batch.end)};
+      if (keys.begin < open.begin || keys.end > open.end ||
+          !skipping_.PassesGate(place, gate, keys.begin, keys.end) || HidesPairs(block, keys)) {
+        std::fill_n(bound, kRowBlock, kInfinity);
+      } else {
+        if (!any) skipping_.SetRows(place, &plan.rows);
+        any = true;
+        skipping_.Bound(plan.rows,
+                        skipping_.KeysOf(block.b, block.h / group_, keys.begin, keys.end),
+                        keys.begin, keys.end, plan.top, bound);
+      }
+    }
+    return any;
+  }
+
+  // Whether segments or the caller's mask may hide a pair of a block and keys.
+  bool HidesPairs(const Block& block, KeyRange keys) const {
+    if (segments_.exists()) {
+      const Segments::Range rows = segments_.OfQueries(block.b, block.i, block.i + block.queries);
+      const Segments::Range columns = segments_.OfKeys(block.b, keys.begin, keys.end);
+      if (rows.low != rows.high || columns.low != rows.low || columns.high != rows.low) return true;
+    }
+    if (!terms_.pair_mask().exists()) return false;
+    constexpr int64_t kCell = PairMask::kCell;
+    for (int64_t j = keys.begin; j < keys.end; j = (j / kCell + 1) * kCell) {
+      if (terms_.pair_mask().Hides(block.b, block.h, block.heads, block.i, j)) return true;
+    }
+    return false;
+  }
+
+  void AddTilesInOrder(Block& block, KeyRange batch, const TileMask& seen, Plan& plan,
+                       Scratch& scratch) const {
+    if (seen.end <= seen.begin) return;
+    SetOrder(block, seen, /*even=*/false, plan);
+    const auto tiles = static_cast<int64_t>(plan.order.size());
+    int64_t computed = 0;
+    bool leaves_out = false;
+    for (int64_t n = 0; n < tiles; ++n) {
+      const bool anew = n == kSumsAnew && tiles > 2 * kSumsAnew && leaves_out;
+      if (n == 1 || anew) {
+        HWY_ALIGN float sums[kRowBlock] = {};
+        Skipping<Definition>::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
+        if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, plan);
+        if (leaves_out) {
+          skipping_.SetLimits(plan.bounds.data() + kRowBlock, tiles - 1, sums, &plan.rows);
+        }
+      }
+      uint64_t left_out = 0;
+      if (leaves_out) {
+        left_out = Skipping<Definition>::LeftOut(plan.rows, plan.bounds.data() + n * kRowBlock);
+        if (left_out == Skipping<Definition>::AllRows(plan.rows.place)) continue;
+      }
+      const KeyRange tile = plan.tiles[Size(plan.order[Size(n)])];
+      AddPackedTile(block, batch, tile, left_out, scratch);
+      computed += std::min(tile.end, seen.end) - std::max(tile.begin, seen.begin);
+    }
+    AddPairs(block.rows() * (seen.end - seen.begin), block.rows() * computed);
   }
 
   void PackAll() {
@@ -224,7 +382,10 @@ class ForwardPass {
       non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
     }
     const int64_t tasks = n_.batch * n_.key_heads * panels;
-    ParallelTasks(executor_, tasks + terms_.tasks(), [&](int64_t task, int) {
+    const int64_t packs_and_terms = tasks + terms_.tasks();
+    const int64_t all = packs_and_terms + skipping_.tasks();
+    ParallelTasks(executor_, all, [&](int64_t task, int) {
+      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
       if (task >= tasks) return terms_.Fill(task - tasks);
       const int64_t p = task % panels;
       const int64_t h = task / panels % n_.key_heads;
@@ -271,48 +432,163 @@ class ForwardPass {
     return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
 
-  // Parts of each key head's keys with all its queries, packed as they come, then merged.
+  // Parts of each key head's keys with all its queries, packed as they come, then merged. Where
+  // tiles may be left out, those of the largest biases are a part of their own, which comes first:
+  // its weights bound what the other parts leave out.
   void RunParts() {
-    ParallelTasks(executor_, terms_.tasks(), [&](int64_t task, int) { terms_.Fill(task); });
+    const int64_t tasks = terms_.tasks();
+    ParallelTasks(executor_, tasks + skipping_.tasks(), [&](int64_t task, int) {
+      if (task >= tasks) return skipping_.Fill(task - tasks);
+      terms_.Fill(task);
+    });
     const int64_t tiles = DivideUp(n_.keys, kForwardColumns);
     const int64_t heads = n_.batch * n_.key_heads;
     constexpr int64_t kTasks = 64;
     const int64_t most = std::clamp<int64_t>(DivideUp(kTasks, std::max<int64_t>(1, heads)), 1,
                                              std::max<int64_t>(1, tiles));
     const int64_t tiles_in_part = DivideUp(tiles, most);
-    parts_ = std::max<int64_t>(1, DivideUp(tiles, std::max<int64_t>(1, tiles_in_part)));
+    const int64_t even_parts =
+        std::max<int64_t>(1, DivideUp(tiles, std::max<int64_t>(1, tiles_in_part)));
+    const int64_t first_parts = LeavesOutParts(tiles) ? 1 : 0;
+    parts_ = first_parts + even_parts;
     if (parts_ > 1)
       partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 3));
     const int64_t packed = kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
     const int64_t size = scratch_size() + packed + blocks() * block_size();
-    const Buffer memory(size * WorkersFor(executor_, heads * parts_));
-    ParallelTasks(executor_, heads * parts_, [&](int64_t task, int worker) {
-      const int64_t head = task / parts_;
-      const int64_t part = task % parts_;
-      AddPart(head / n_.key_heads, head % n_.key_heads, part, part * tiles_in_part,
+    const Buffer memory(size * WorkersFor(executor_, heads * even_parts));
+    if (first_parts > 0) {
+      plans_.resize(Size(heads * blocks()));
+      ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
+        AddFirstPart(head / n_.key_heads, head % n_.key_heads, memory.data() + worker * size);
+      });
+    }
+    ParallelTasks(executor_, heads * even_parts, [&](int64_t task, int worker) {
+      const int64_t head = task / even_parts;
+      const int64_t part = task % even_parts;
+      AddPart(head / n_.key_heads, head % n_.key_heads, first_parts + part, part * tiles_in_part,
               std::min(tiles, (part + 1) * tiles_in_part), memory.data() + worker * size);
     });
     if (parts_ > 1) Merge();
+  }
+
+  // Whether parts of so many tiles are worth the look at what may be left out.
+  bool LeavesOutParts(int64_t tiles) const {
+    constexpr int64_t kLeastTiles = 8;
+    if (tiles < kLeastTiles || !skipping_.active()) return false;
+    for (int64_t head = 0; head < n_.batch * n_.heads; ++head) {
+      if (skipping_.Active(head / n_.heads, head % n_.heads)) return true;
+    }
+    return false;
+  }
+
+  // The blocks of a key head, with their sums in `memory`.
+  std::vector<Block> AllBlocks(int64_t b, int64_t key_head, float* memory) const {
+    std::vector<Block> all;
+    all.reserve(Size(blocks()));
+    for (int64_t n = 0; n < blocks(); ++n) {
+      all.push_back(MakeBlock(b, key_head, n, memory + n * block_size()));
+    }
+    return all;
+  }
+  float* SumsIn(float* packed) const {
+    return packed + kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
+  }
+
+  // Of each block of a key head: its first tile, or two if that holds few keys, and from their
+  // weights what its rows leave out of the others.
+  void AddFirstPart(int64_t b, int64_t key_head, float* memory) {
+    Scratch scratch = MakeScratch(memory);
+    float* const packed = memory + scratch_size();
+    std::vector<Block> all = AllBlocks(b, key_head, SumsIn(packed));
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    for (int64_t n = 0; n < blocks(); ++n) {
+      Block& block = all[Size(n)];
+      Plan& plan = plans_[Size((b * n_.key_heads + key_head) * blocks() + n)];
+      TileMask seen;
+      SetMask(block, batch, 0, n_.keys, &seen);
+      if (seen.begin < seen.end && skipping_.Active(block.place())) {
+        SetOrder(block, seen, /*even=*/true, plan);
+        const auto tiles = static_cast<int64_t>(plan.order.size());
+        int64_t keys_seen = 0;
+        plan.first_tiles = 0;
+        while (plan.first_tiles < tiles && keys_seen < kForwardColumns / 2) {
+          const KeyRange tile = plan.tiles[Size(plan.order[Size(plan.first_tiles++)])];
+          keys_seen += std::min(tile.end, seen.end) - std::max(tile.begin, seen.begin);
+          TileMask mask;
+          SetMask(block, batch, tile.begin, tile.end - tile.begin, &mask);
+          if (mask.end <= mask.begin) continue;
+          const int64_t pairs = block.rows() * (mask.end - mask.begin);
+          AddPairs(pairs, pairs);
+          Keys keys = PackTile(b, key_head, tile.begin, batch, packed);
+          AddTile(block, mask, keys, scratch);
+        }
+        HWY_ALIGN float sums[kRowBlock] = {};
+        Skipping<Definition>::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
+        skipping_.SetRows(block.place(), &plan.rows);
+        skipping_.SetEqualLimits(tiles, sums, &plan.rows);
+        plan.open = {seen.rows[block.queries - 1].begin, seen.rows[0].end};
+      }
+      Save(block, 0);
+    }
+  }
+
+  // What is known of a tile of a part of the keys, and found out where it is asked for.
+  struct TileBounds {
+    std::optional<KeyBounds<Definition>> keys;
+    std::optional<bool> finite_values;
+  };
+
+  // The rows of a block that leave a tile of a part out; its keys are [tile.begin, tile.end).
+  uint64_t LeftOutOfPart(const Block& block, const Plan& plan, KeyRange tile,
+                         TileBounds& bounds) const {
+    if (tile.begin < plan.open.begin || tile.end > plan.open.end || HidesPairs(block, tile) ||
+        !skipping_.MayLeaveOut(plan.rows, tile.begin, tile.end)) {
+      return 0;
+    }
+    const int64_t key_head = block.h / group_;
+    if (!bounds.keys) {
+      bounds.keys = skipping_.BoundKeys(block.b, key_head, tile, /*values=*/false);
+    }
+    HWY_ALIGN float bound[kRowBlock];
+    skipping_.Bound(plan.rows, *bounds.keys, tile.begin, tile.end, plan.top, bound);
+    const uint64_t left_out = Skipping<Definition>::LeftOut(plan.rows, bound);
+    if (left_out == 0) return 0;
+    if (!bounds.finite_values) {
+      bounds.finite_values =
+          !HasNonFinite(in_.v, block.b, key_head, tile.begin, tile.end, n_.value_dim);
+    }
+    return *bounds.finite_values ? left_out : 0;
   }
 
   void AddPart(int64_t b, int64_t key_head, int64_t part, int64_t first_tile, int64_t last_tile,
                float* memory) const {
     Scratch scratch = MakeScratch(memory);
     float* const packed = memory + scratch_size();
-    float* const sums = packed + kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
-    std::vector<Block> all;
-    all.reserve(Size(blocks()));
-    for (int64_t n = 0; n < blocks(); ++n) {
-      all.push_back(MakeBlock(b, key_head, n, sums + n * block_size()));
-    }
+    std::vector<Block> all = AllBlocks(b, key_head, SumsIn(packed));
+    const Plan* const plans =
+        plans_.empty() ? nullptr : plans_.data() + (b * n_.key_heads + key_head) * blocks();
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       const int64_t first = tile * kForwardColumns;
+      const KeyRange in_tile{std::max(first, batch.begin),
+                             std::min(first + kForwardColumns, batch.end)};
       std::optional<Keys> keys;
-      for (Block& block : all) {
+      TileBounds bounds;
+      for (int64_t n = 0; n < blocks(); ++n) {
+        Block& block = all[Size(n)];
+        uint64_t left_out = 0;
+        if (plans != nullptr && plans[n].first_tiles > 0) {
+          if (plans[n].IsFirst(first)) continue;
+          if (!in_tile.empty()) left_out = LeftOutOfPart(block, plans[n], in_tile, bounds);
+        }
         TileMask mask;
         SetMask(block, batch, first, kForwardColumns, &mask);
         if (mask.end <= mask.begin) continue;
+        const int64_t pairs = block.rows() * (mask.end - mask.begin);
+        const bool computes = left_out != Skipping<Definition>::AllRows(block.place());
+        AddPairs(pairs, computes ? pairs : 0);
+        if (!computes) continue;
+        mask.LeaveOut(left_out, block.rows());
         if (!keys) keys = PackTile(b, key_head, first, batch, packed);
         AddTile(block, mask, *keys, scratch);
       }
@@ -662,6 +938,8 @@ class ForwardPass {
   PackedScalars<Definition> scalars_;
   Terms terms_;
   Segments segments_;
+  Skipping<Definition> skipping_;
+  std::vector<Plan> plans_;       // of each block, where parts of the keys are tasks
   std::vector<char> non_finite_;  // for each panel of values
   Buffer partial_;
   Buffer paired_values_;

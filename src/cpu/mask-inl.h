@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "base/visible_keys.h"
@@ -239,6 +240,14 @@ struct TileMask {
       rows[r].end = std::clamp(rows[r].end, rows[r].begin, end);
     }
     partial = HidesWithin({begin, end}, 0, heads * count);
+  }
+
+  // Row r sees nothing where bit r is set.
+  void LeaveOut(uint64_t left_out, int64_t count) {
+    for (int64_t r = 0; r < count; ++r) {
+      if ((left_out >> r & 1) != 0) rows[r].end = rows[r].begin;
+    }
+    partial = partial || left_out != 0;
   }
 
   // What any of rows [first_row, last_row) sees.

@@ -23,4 +23,14 @@ struct Additive {
     d.b[0] = slope;
     d.t[0] = Min(zero, z);
   }
+
+  // f is monotone, or falls to 0 and rises again.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* t) {
+    const V zero = Splat(g.least, 0.0f);
+    const V low = Value(zero, a, &b[0].least, t);
+    const V high = Value(zero, a, &b[0].most, t);
+    const V least = Min(low, high);
+    return {Select(t[0] < zero, Min(zero, least), least), Max(low, high)};
+  }
 };

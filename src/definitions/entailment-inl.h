@@ -54,4 +54,11 @@ struct Entailment {
     d.a[1] = zero - share;
     d.b[0] = by_q;
   }
+
+  // Xi is an angle.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* /*b*/, const V* /*t*/) {
+    const V zero = Splat(g.least, 0.0f);
+    return {zero, Max(zero, Splat(zero, 3.15f) - a[1])};
+  }
 };

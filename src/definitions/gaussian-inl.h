@@ -20,4 +20,9 @@ struct Gaussian {
   static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
     d.g = Splat(g, 1.0f);
   }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* /*a*/, const R* /*b*/, const V* /*t*/) {
+    return g;
+  }
 };

@@ -45,4 +45,20 @@ struct Hyperbolic {
     d.b[1] = slope * difference * query;
     d.b[2] = slope * g * a[2];
   }
+
+  // Of scalars that belong to points: only the first may be negative.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
+    const V zero = Splat(g.least, 0.0f);
+    const V low = a[0] - b[0].most;
+    const V high = a[0] - b[0].least;
+    // Distance goes by t alone; what Value makes of differences of 1 and -1, t = g.
+    const V one = Splat(zero, 1.0f);
+    const V unit[3] = {zero, zero, one};
+    const V near = Max(zero, Max(low, zero - high));
+    const V far = Max(zero - low, high);
+    const V least = (near * a[1]) * (near * b[1].least) + g.least * (a[2] * b[2].least);
+    const V most = (far * a[1]) * (far * b[1].most) + g.most * (a[2] * b[2].most);
+    return {Value(Max(zero, least), unit, unit, unit), Value(Max(zero, most), unit, unit, unit)};
+  }
 };

@@ -22,4 +22,9 @@ struct Laplacian {
     const V inverse = Rsqrt(Max(Splat(g, 1e-30f), g));
     d.g = Select(g > zero, Splat(g, 0.5f) * inverse, zero);
   }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* /*a*/, const R* /*b*/, const V* /*t*/) {
+    return {Sqrt(g.least), Sqrt(g.most)};
+  }
 };

@@ -55,6 +55,15 @@ struct Penumbral {
     d.a[1] = outside * (one + w);
     d.b[1] = outside * (one - w);
   }
+
+  // 4 h^2 is at least D^2 and u^2 + v^2, and at most the larger of 4 and D^2 + 2 (u^2 + v^2) + 1.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
+    const V four = Splat(g.least, 4.0f);
+    const V low = a[1] + b[1].least;
+    const V high = a[1] + b[1].most;
+    return {Sqrt(Max(low, g.least)), Sqrt(Max(four, g.most + (high + high) + Splat(four, 1.0f)))};
+  }
 };
 
 // Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. h is never below 3e-8 r, as
@@ -77,5 +86,11 @@ struct PenumbralLog {
     d.g = d.g * inverse;
     for (int n = 0; n < kRowScalars; ++n) d.a[n] = d.a[n] * inverse;
     for (int n = 0; n < kColumnScalars; ++n) d.b[n] = d.b[n] * inverse;
+  }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* t) {
+    const R f = Penumbral::Bounds(g, a, b, t);
+    return {Log(Max(Splat(f.least, 1e-15f), f.least)), Log(f.most)};
   }
 };

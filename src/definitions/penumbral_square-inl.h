@@ -52,4 +52,15 @@ struct PenumbralSquare {
     d.a[0] = Select(common, t2 * (one - turn), outside_sum + outside_difference);
     d.b[0] = Select(common, t2 * (one + turn), outside_sum - outside_difference);
   }
+
+  // Those of Penumbral: u^2 = 1 - a^2, and a and b are not negative.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
+    const V one = Splat(g.least, 1.0f);
+    const V two = Splat(g.least, 2.0f);
+    const V four = two + two;
+    const V low = two - a[0] * a[0] - b[0].most * b[0].most;
+    const V high = two - a[0] * a[0] - b[0].least * b[0].least;
+    return {four - Max(four, g.most + (high + high) + one), four - Max(low, g.least)};
+  }
 };

@@ -18,4 +18,11 @@ struct Softcap {
     d.g = slope * t[0];
     d.t[0] = slope * g;
   }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* /*a*/, const R* /*b*/, const V* t) {
+    const V low = g.least * t[0];
+    const V high = g.most * t[0];
+    return {Tanh(Min(low, high)), Tanh(Max(low, high))};
+  }
 };

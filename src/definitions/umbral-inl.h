@@ -44,6 +44,14 @@ struct Umbral {
     d.a[0] = dd;
     d.b[0] = zero - dd;
   }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
+    const V low = a[0] - b[0].most;
+    const V high = a[0] - b[0].least;
+    const V largest = Max(Max(low * low, high * high), g.most);
+    return {low - Sqrt(largest), Min(Min(Splat(high, 0.0f), high + high), high - Sqrt(g.least))};
+  }
 };
 
 // Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 count as
@@ -74,5 +82,11 @@ struct UmbralLog {
     d.g = by_g * inverse;
     d.a[0] = (one + by_difference) * inverse;
     d.b[0] = (one - by_difference) * inverse;
+  }
+
+  // The sum grows with g, and with v, since M falls by no more than v rises.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* t) {
+    return {Value(g.least, a, &b[0].least, t), Value(g.most, a, &b[0].most, t)};
   }
 };

@@ -139,6 +139,7 @@ struct ProblemOptions {
   bool relative_values = true;
   bool relative_heads = false;  // whether each head has tables of its own
   double dropout = 0;
+  double tolerance = kDefaultTolerance;
   bool bfloat16 =
       false;  // tokens and values are numbers of bfloat16, and may be multiplied as such
   bool padded = false;
@@ -331,6 +332,7 @@ struct Problem {
                options.query_segments.empty() ? nullptr : options.query_segments.data(),
                options.key_segments.empty() ? nullptr : options.key_segments.data()};
     if (options.pair_mask.exists) in.mask.pairs = PairView(pair_mask.view(), options.pair_mask);
+    in.tolerance = options.tolerance;
     in.bfloat16 = options.bfloat16;
     in.query_offset = options.query_offset;
     if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();

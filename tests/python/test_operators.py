@@ -40,7 +40,7 @@ def low_level_arguments(dtype):
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
     offsets = torch.tensor([2, 0])
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "clip", 0.5, 0.25, False)
+    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "clip", 0.5, 0.25, 2.0**-24, False)
     return tensors, (*constants, mask, *lengths, offsets, *segments, torch.tensor([3]), *numbers)
 
 

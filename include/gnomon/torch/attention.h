@@ -89,6 +89,11 @@ struct AttentionOptions {
   // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where those outside are pulled to its
   // edge (Gulcehre et al. 2019): log g_j is added to s_ij.
   TORCH_ARG(std::string, aggregation) = "mean";
+  // At least 0, below 1: what may be left out of a row's sum of weights. Blocks of keys whose
+  // weights are proved to add less, all of them together, are not computed, neither forward nor
+  // backward; biases that fall with the distance let that be proved. By default float32's own
+  // rounding, 2^-24; 0 computes all, as float64 does. What is not finite is never left out.
+  TORCH_ARG(double, tolerance) = 0x1p-24;
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,

@@ -78,6 +78,8 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(bool, gate) = false;
   // Whether each head has a learned sink, AttentionOptions::sink, that starts at 0.
   TORCH_ARG(bool, sink) = false;
+  // AttentionOptions::tolerance.
+  TORCH_ARG(double, tolerance) = 0x1p-24;
 };
 
 // x / sqrt(mean x^2 + 1e-6) times a weight that starts at 1, over the last axis, of `dim` columns

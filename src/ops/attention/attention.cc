@@ -167,6 +167,7 @@ CallArguments ArgumentsOf(const AttentionOptions& options) {
   arguments.dropout = options.dropout();
   if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
   arguments.aggregation = options.aggregation();
+  arguments.tolerance = options.tolerance();
   return arguments;
 }
 

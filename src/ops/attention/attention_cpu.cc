@@ -30,7 +30,7 @@ std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
 class Arguments {
  public:
   explicit Arguments(const OperatorArguments& a)
-      : bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
+      : tolerance_(a.tolerance), bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
     function_ = &CheckedFunction(a, lengths_);
     shape_ = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
               *lengths_['K'], *lengths_['D'], *lengths_['V']};
@@ -98,6 +98,7 @@ class Arguments {
       input.relative.value_heads = PerHead(relative_values_);
     }
     input.dropout = dropout_;
+    input.tolerance = tolerance_;
     input.bfloat16 = bfloat16_;
     input.mask = mask_;
     input.query_offset = query_offset_;
@@ -279,6 +280,7 @@ class Arguments {
   std::unique_ptr<TableLayout> relative_layout_;
   double relative_factor_ = 1;
   Dropout dropout_;
+  double tolerance_;
   bool bfloat16_;
   Mask mask_;
   int64_t query_offset_;

@@ -64,6 +64,8 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
   CallArguments arguments = call;
   arguments.dropout = 0;
   arguments.aggregation = "mean";
+  // All weights are asked for.
+  arguments.tolerance = 0;
   for (ResolvedPosition& position : positions) {
     // What it adds to values is none of their weights.
     const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);

@@ -277,6 +277,11 @@ void CheckDropout(const CallArguments& arguments) {
                     arguments.seed->sizes(), "; expected one number");
 }
 
+void CheckTolerance(double tolerance) {
+  TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, kOperation, ": tolerance is ", tolerance,
+                    "; expected at least 0, and less than 1");
+}
+
 void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
   if (!chunks) return;
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -403,6 +408,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   TORCH_CHECK_VALUE(std::isfinite(scale), "gnomon.attention: scale is ", scale,
                     "; expected a finite number");
   CheckDropout(arguments);
+  CheckTolerance(arguments.tolerance);
   CheckChunks(arguments.chunks);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
@@ -567,6 +573,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   // Maps, rotations and cleared keys give other numbers than those of the tokens' type.
   call.bfloat16 = q_in.scalar_type() == at::kBFloat16 && tokens.x.is_same(q) &&
                   tokens.y.is_same(k) && value.is_same(v);
+  call.tolerance = arguments.tolerance;
   call.left = arguments.left;
   call.right = arguments.causal ? c10::SymInt(0) : arguments.right;
   std::vector<c10::SymInt> chunks;

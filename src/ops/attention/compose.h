@@ -37,7 +37,8 @@ struct ResolvedPosition {
 // Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of values in
 // the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key has no
 // value; mask says which pairs are seen, and broadcasts to (B, H, Lq, Lk); temperature multiplies
-// scores, and broadcasts to (B, H, Lq).
+// scores, and broadcasts to (B, H, Lq); tolerance is what tiles that are left out may add to a
+// row's sum of weights.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -55,7 +56,8 @@ struct ResolvedPosition {
   ARGUMENT(std::string, aggregation, "mean", kOption, "")                \
   ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")                \
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "")                       \
-  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "")
+  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "")         \
+  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
 
 struct CallArguments {
   GNOMON_ARGUMENTS(GNOMON_CALL_ARGUMENTS)

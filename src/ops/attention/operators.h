@@ -8,6 +8,7 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/OptionalArrayRef.h>
+#include <gnomon/attention.h>
 
 #include <string_view>
 
@@ -39,7 +40,8 @@ class WithoutAutocast {
 // (gnomon/attention.h). query_offset counts where query_offsets is absent. left and right are those
 // of the window, chunks the size of chunks and how many a query sees before and after its own, grid
 // the prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16 says whether
-// x, y and v hold numbers of bfloat16. relative_layout says how the m rows of relative keys and
+// x, y and v hold numbers of bfloat16; tolerance is what tiles that are left out may add to a row's
+// sum of weights. relative_layout says how the m rows of relative keys and
 // values are read:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
@@ -79,6 +81,7 @@ class WithoutAutocast {
   ARGUMENT(std::string_view, relative_layout, {}, kOption, "")              \
   ARGUMENT(double, relative_factor, 1, kOption, "")                         \
   ARGUMENT(double, dropout, 0, kOption, "")                                 \
+  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")               \
   ARGUMENT(bool, bfloat16, false, kOption, "")
 
 struct OperatorArguments {

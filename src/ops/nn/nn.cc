@@ -76,6 +76,8 @@ void Check(const MultiheadAttentionOptions& options) {
   }
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
                     options.dropout(), "; expected 0 to 1");
+  TORCH_CHECK_VALUE(options.tolerance() >= 0 && options.tolerance() < 1, kName, "tolerance is ",
+                    options.tolerance(), "; expected at least 0, and less than 1");
 }
 
 // Adds to embeddings what each makes of them.
@@ -248,6 +250,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   arguments.query_offset = query_offset;
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
+  arguments.tolerance = options.tolerance();
   const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
                                           options.position().spec, terms.tensors, arguments);
   if (call.cache) *call.cache = joined;

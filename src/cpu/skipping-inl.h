@@ -1,0 +1,651 @@
+// Certified skipping: which rows need not see which tiles, since their weights there are proved to
+// add up to less than AttentionInput::tolerance of the row's sum.
+//
+// The proof bounds every score of a tile from above, by the norms and scalars of its keys, by what
+// the definition says of f there (src/definitions/README.md), and by the largest bias of the tile's
+// offsets and keys. A row's sum so far bounds its sum from below. A row leaves out tiles whose
+// bounded weights are below a threshold, chosen so that all of them together stay below the
+// tolerance.
+//
+// What a row leaves out depends on the row itself, on the keys that it sees, and on biases by
+// offset: tiles of which it sees a part are computed. So a row is, to the last bit, the same
+// whatever the tokens hold that it does not see. Keys and values that are not finite are never left
+// out, nor does a row that is not finite leave anything out: they reach what they would without.
+#if defined(GNOMON_SRC_CPU_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_SKIPPING_INL_H_
+#undef GNOMON_SRC_CPU_SKIPPING_INL_H_
+#else
+#define GNOMON_SRC_CPU_SKIPPING_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/visible_keys.h"
+#include "cpu/packing-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// A number known to lie between two others, in each lane.
+struct VectorRange {
+  VF least;
+  VF most;
+};
+
+// Whether a definition bounds f.
+template <class Definition>
+constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const VectorRange* ranges) {
+  Definition::Bounds(g, scalars, ranges, scalars);
+};
+
+// What bounds are made too large by, against the rounding of what they are compared with: a share
+// of the numbers that are added up, and a part of a bit.
+constexpr float kBoundShare = 1.0f / 65536;
+constexpr float kBoundSlack = 1.0f / 64;
+// Biases by offset that are less than this many units of log2, and the tolerance, below their
+// largest will hardly let a tile be left out: its bound is not computed.
+constexpr float kLeastFall = -8.0f;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// The largest number of parts of a table, in units of log2.
+class LargestBias {
+ public:
+  LargestBias(const AttentionInput<float>& in, bool wanted)
+      : in_(in),
+        heads_(in.shape.heads),
+        size_(in.shape.queries + in.shape.keys - 1),
+        exists_(wanted && in.bias.table != nullptr) {
+    if (!exists()) return;
+    cells_ = DivideUp(size_, kCell);
+    tables_ = (in.bias.batch_stride == 0 ? 1 : in.shape.batch) * heads_;
+    largest_.Reset(tables_ * cells_);
+    fall_.assign(Size(tables_), 0.0f);
+  }
+
+  bool exists() const { return exists_; }
+  int64_t tasks() const { return exists() ? tables_ : 0; }
+  void Fill(int64_t n) {
+    const float* table = in_.bias.table + n / heads_ * in_.bias.batch_stride + n % heads_ * size_;
+    float* to = largest_.data() + n * cells_;
+    float most = -kInfinity;
+    float least = kInfinity;
+    for (int64_t c = 0; c < cells_; ++c) {
+      const int64_t begin = c * kCell;
+      to[c] = OfCell(table + begin, std::min(kCell, size_ - begin));
+      if (!std::isfinite(to[c])) continue;
+      most = std::max(most, to[c]);
+      least = std::min(least, to[c]);
+    }
+    fall_[Size(n)] = most > least ? most - least : 0.0f;
+  }
+
+  // How far below its largest number a head's table falls, what masks aside.
+  float Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
+
+  // At least the largest of entries [begin, end); -inf if all are, and +inf where only some are, or
+  // where there is no bound.
+  float Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+    const float* cells = largest_.data() + Table(b, h) * cells_;
+    const int64_t last = (end - 1) / kCell;
+    float most = -kInfinity;
+    float least = kInfinity;
+    for (int64_t c = begin / kCell; c <= last; ++c) {
+      most = std::max(most, cells[c]);
+      least = std::min(least, cells[c]);
+    }
+    return least == -kInfinity && most != -kInfinity ? kInfinity : most;
+  }
+
+ private:
+  static constexpr int64_t kCell = 16;
+
+  static float OfCell(const float* entries, int64_t count) {
+    if (count == kCell) {
+      const DF d;
+      VF most = hn::LoadU(d, entries);
+      VF zeros = most * hn::Zero(d);
+      for (int64_t n = kLaneCount; n < kCell; n += kLaneCount) {
+        const VF more = hn::LoadU(d, entries + n);
+        most = Max(most, more);
+        zeros = zeros + more * hn::Zero(d);
+      }
+      // NaN where something is not finite.
+      if (hn::AllTrue(d, zeros == hn::Zero(d))) {
+        return hn::GetLane(hn::MaxOfLanes(d, most)) * kLog2E;
+      }
+    }
+    float most = -kInfinity;
+    bool some = false;
+    bool any = false;
+    for (int64_t n = 0; n < count; ++n) {
+      const bool hides = entries[n] == -kInfinity;
+      some = some || !hides;
+      any = any || hides || !(entries[n] < kInfinity);
+      most = std::max(most, entries[n]);
+    }
+    if (!some) return -kInfinity;
+    return any ? kInfinity : most * kLog2E;
+  }
+
+  int64_t Table(int64_t b, int64_t h) const {
+    return (in_.bias.batch_stride == 0 ? 0 : b * heads_) + h;
+  }
+
+  const AttentionInput<float>& in_;
+  int64_t heads_;
+  int64_t size_;
+  bool exists_;
+  int64_t cells_ = 0;
+  int64_t tables_ = 0;
+  Buffer largest_;
+  std::vector<float> fall_;
+};
+
+// What is known of all keys of a tile: their norms, their scalars, and whether those and the values
+// are finite.
+template <class Definition>
+struct KeyBounds {
+  static constexpr int kScalars = Definition::kColumnScalars;
+
+  float least_norm = kInfinity;
+  float most_norm = 0;  // +inf: not all is finite
+  float least[kScalars + 1];
+  float most[kScalars + 1];
+
+  KeyBounds() {
+    std::fill_n(least, kScalars + 1, kInfinity);
+    std::fill_n(most, kScalars + 1, -kInfinity);
+  }
+  bool finite() const { return most_norm < kInfinity; }
+
+  void AddNorm(float norm) {
+    least_norm = std::min(least_norm, norm);
+    // NaN too.
+    most_norm = norm < kInfinity ? std::max(most_norm, norm) : kInfinity;
+  }
+  void AddScalar(int s, float scalar) {
+    if (!std::isfinite(scalar)) most_norm = kInfinity;
+    least[s] = std::min(least[s], scalar);
+    most[s] = std::max(most[s], scalar);
+  }
+  void Add(const KeyBounds& other) {
+    least_norm = std::min(least_norm, other.least_norm);
+    most_norm = std::max(most_norm, other.most_norm);
+    for (int s = 0; s < kScalars; ++s) {
+      least[s] = std::min(least[s], other.least[s]);
+      most[s] = std::max(most[s], other.most[s]);
+    }
+  }
+};
+
+// Rows of one to several heads of a block, queries [i, i + queries) of `heads` heads from h on.
+struct RowPlace {
+  int64_t b;
+  int64_t h;
+  int64_t heads;
+  int64_t i;
+  int64_t queries;
+  int64_t rows() const { return heads * queries; }
+};
+
+// What bounds read of the rows of a block.
+template <class Definition>
+struct RowBounds {
+  RowPlace place;
+  HWY_ALIGN float norm[kRowBlock];
+  HWY_ALIGN float a[Definition::kRowScalars + 1][kRowBlock];
+  HWY_ALIGN float t[Definition::kHeadScalars + 1][kRowBlock];
+  HWY_ALIGN float factor[kRowBlock];  // in units of log2
+  HWY_ALIGN float temperature[kRowBlock];
+  HWY_ALIGN float own[kRowBlock];    // what a row adds at most: relative keys, its base
+  HWY_ALIGN float doubt[kRowBlock];  // NaN of a row that leaves nothing out, else 0
+  HWY_ALIGN float limit[kRowBlock];  // tiles of bounds up to this are left out
+};
+
+template <class Definition>
+class Skipping {
+ public:
+  // Keys whose bounds are kept together: what tiles of the forward pass begin and end with.
+  static constexpr int64_t kCell = 64;
+  static_assert(kForwardColumns % kCell == 0 && kCell % kWidth == 0);
+
+  using Keys = KeyBounds<Definition>;
+  using Rows = RowBounds<Definition>;
+
+  explicit Skipping(const AttentionInput<float>& in)
+      : in_(in),
+        n_(in.shape),
+        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        active_(Active(in)),
+        bias_(in, active_) {
+    if (!active_) return;
+    tolerance_ = static_cast<float>(std::log2(in.tolerance));
+    cells_ = DivideUp(n_.keys, kCell);
+    key_tasks_ = DivideUp(cells_, kTaskCells);
+    const int64_t heads = n_.batch * n_.key_heads;
+    keys_.resize(Size(heads * cells_));
+    looked_at_.reset(new std::once_flag[Size(heads * key_tasks_)]);
+    if (in.key_bias != nullptr) key_bias_.assign(Size(n_.batch * n_.heads * cells_), 0.0f);
+    relative_norm_.assign(Size(in.relative.keys == nullptr ? 0 : RelativeTables()), 0.0f);
+  }
+
+  // Whether any tile of the call may be left out.
+  bool active() const { return active_; }
+  // The same of a head: biases by offset that hardly fall leave nothing out.
+  bool Active(int64_t b, int64_t h) const {
+    return active_ && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
+  }
+  bool Active(const RowPlace& place) const {
+    bool active = false;
+    for (int64_t h = 0; h < place.heads; ++h) active = active || Active(place.b, place.h + h);
+    return active;
+  }
+
+  // What biases and relative keys are bounded by.
+  int64_t tasks() const {
+    if (!active_) return 0;
+    return bias_.tasks() + KeyBiasRows() + static_cast<int64_t>(relative_norm_.size());
+  }
+  void Fill(int64_t task) {
+    if (task < bias_.tasks()) return bias_.Fill(task);
+    task -= bias_.tasks();
+    if (task < KeyBiasRows()) return FillKeyBias(task);
+    task -= KeyBiasRows();
+    FillRelative(task);
+  }
+
+  // Of the cells that hold keys [first, end). Looked at when they are first asked for: by a task,
+  // and others that ask for them then wait.
+  Keys KeysOf(int64_t b, int64_t key_head, int64_t first, int64_t end) const {
+    const int64_t head = b * n_.key_heads + key_head;
+    Keys keys;
+    for (int64_t c = first / kCell; c * kCell < end; ++c) {
+      std::call_once(looked_at_[Size(head * key_tasks_ + c / kTaskCells)],
+                     [&] { BoundCells(head, c / kTaskCells * kTaskCells); });
+      keys.Add(keys_[Size(head * cells_ + c)]);
+    }
+    return keys;
+  }
+  // From the keys themselves, and their values where those are to be finite.
+  Keys BoundKeys(int64_t b, int64_t key_head, KeyRange range, bool values) const {
+    Keys keys;
+    const int64_t head = b * n_.key_heads + key_head;
+    for (int64_t j = range.begin; j < range.end; ++j) {
+      keys.AddNorm(dim_ > 0 ? Norm(in_.y.row(b, key_head, j), dim_) : 0.0f);
+      if (values && !(Norm(in_.v.row(b, key_head, j), n_.value_dim) < kInfinity)) {
+        keys.most_norm = kInfinity;
+      }
+    }
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      const float* scalars = in_.column_scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
+      for (int64_t j = range.begin; j < range.end; ++j) keys.AddScalar(s, scalars[j]);
+    }
+    return keys;
+  }
+
+  // What is read of the rows. They leave nothing out yet.
+  void SetRows(const RowPlace& place, Rows* rows) const {
+    rows->place = place;
+    for (int64_t r = 0; r < place.rows(); ++r) SetRow(place, r, rows);
+    for (int64_t r = place.rows(); r < RoundUp(place.rows(), kLaneCount); ++r) {
+      rows->norm[r] = rows->factor[r] = rows->temperature[r] = rows->own[r] = 0;
+      for (int s = 0; s < Definition::kRowScalars; ++s) rows->a[s][r] = 0;
+      for (int s = 0; s < Definition::kHeadScalars; ++s) rows->t[s][r] = 0;
+      rows->doubt[r] = rows->limit[r] = kNan;
+    }
+  }
+
+  // The largest bias by offset of a head's rows with keys [first, end).
+  float OffsetBias(const RowPlace& place, int64_t head, int64_t first, int64_t end) const {
+    if (!bias_.exists()) return 0.0f;
+    const int64_t entry = n_.queries - 1 + first - (place.i + place.queries - 1);
+    return bias_.Most(place.b, place.h + head, entry, entry + place.queries - 1 + end - first);
+  }
+
+  // The largest number by which biases alone may let some row leave a tile out, of rows of one head
+  // and keys of a tile; +inf where more than biases says so.
+  //
+  // What a pair function adds is bounded by 0 at the least. So a tile whose biases, by themselves,
+  // weigh more than the tolerance of every row is left out by none, and nobody looks at its keys.
+  float Gate(const RowPlace& place, const float* least_sums) const {
+    if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
+    float most = -kInfinity;
+    for (int64_t r = 0; r < place.rows(); ++r) {
+      float sum = least_sums[r];
+      if (in_.key_bias_base != nullptr) {
+        const int64_t head = place.b * n_.heads + place.h + r / place.queries;
+        sum += in_.key_bias_base[head * n_.queries + place.i + r % place.queries] * kLog2E;
+      }
+      most = std::max(most, sum);
+    }
+    return most + tolerance_;
+  }
+  // Whether a tile is beyond the gate of its rows.
+  bool PassesGate(const RowPlace& place, float gate, int64_t first, int64_t end) const {
+    if (gate == kInfinity) return true;
+    for (int64_t h = 0; h < place.heads; ++h) {
+      float bias = OffsetBias(place, h, first, end);
+      if (in_.key_bias != nullptr) {
+        bias += LargestKeyBias(place.b, place.h + h, first, end);
+      }
+      // A tile hidden by all biases passes, too.
+      if (!(bias > gate - std::log2(static_cast<float>(end - first)))) return true;
+    }
+    return false;
+  }
+
+  // log2 of the sums of rows' weights from their largest scores and 2^(score - largest); `empty` is
+  // that of a row without weights.
+  static void SumsOf(const float* largest, const float* weight, int64_t rows, float empty,
+                     float* sums) {
+    const DF d;
+    for (int64_t r = 0; r < rows; r += kLaneCount) {
+      const VF w = hn::LoadU(d, weight + r);
+      const VF sum = hn::LoadU(d, largest + r) + Log(w) * hn::Set(d, kLog2E);
+      hn::StoreU(Select(w == hn::Zero(d), hn::Set(d, empty), sum), d, sums + r);
+    }
+  }
+
+  // Bounds of log2 of what each row's weights of keys [first, end) add up to, for whole vectors of
+  // rows; NaN or +inf: there is none. `top` has the largest bias by offset that each head's rows
+  // meet: tiles whose own is hardly less are not worth the work.
+  void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const float* top,
+             float* bound) const {
+    if constexpr (kHasBounds<Definition>) BoundRows(rows, keys, first, end, top, bound);
+  }
+
+  // Whether a bound may leave keys [first, end) out for some row: not if the biases alone weigh too
+  // much. For callers that look at the keys last.
+  bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
+    const RowPlace& place = rows.place;
+    const float log_count = std::log2(static_cast<float>(end - first));
+    for (int64_t r = 0; r < place.rows(); ++r) {
+      const int64_t h = r / place.queries;
+      const float key =
+          in_.key_bias == nullptr ? 0.0f : LargestKeyBias(place.b, place.h + h, first, end);
+      const float sum = OffsetBias(place, h, first, end) + key + rows.own[r];
+      if (sum * rows.temperature[r] + log_count <= rows.limit[r] || sum == -kInfinity) return true;
+    }
+    return false;
+  }
+
+  // What rows leave out, whose weights are known to add up to at least 2^least[r]: of `tiles`,
+  // whose bounds are at bounds + n * kRowBlock, those whose bounds are so small that all of them
+  // stay within the tolerance. What they have left out before stays out.
+  HWY_FLATTEN void SetLimits(const float* bounds, int64_t tiles, const float* least_sums,
+                             Rows* rows) const {
+    // The threshold is the tolerance times the first of these powers of 1/2 for which all that is
+    // below adds up to no more than the tolerance. Of so many tiles the last one always will do.
+    constexpr int kChoices = 6;
+    constexpr float kFractions[kChoices] = {0, 1, 2, 3, 4, 6};
+    const float last = std::ceil(std::log2(static_cast<float>(std::max<int64_t>(2, tiles))));
+    const DF d;
+    const VF zero = hn::Zero(d);
+    const VF one = hn::Set(d, 1.0f);
+    // Weights below count as this.
+    const VF least = hn::Set(d, -24.0f);
+    const VF least_weight = hn::Set(d, 1.0f / (1 << 24));
+    for (int64_t r = 0; r < rows->place.rows(); r += kLaneCount) {
+      const VF limit = hn::Load(d, least_sums + r) + hn::Load(d, rows->doubt + r) +
+                       hn::Set(d, tolerance_ - kBoundSlack);
+      VF sum[kChoices];
+      for (VF& s : sum) s = zero;
+      for (int64_t n = 0; n < tiles; ++n) {
+        const VF z = hn::LoadU(d, bounds + n * kRowBlock + r) - limit;
+        const auto counts = z <= zero;
+        if (hn::AllFalse(d, counts)) continue;
+        if (hn::AllTrue(d, z < least)) {
+          for (VF& s : sum) s = s + least_weight;
+          continue;
+        }
+        const VF weight = Exp2(Max(least, z));
+        for (int k = 0; k < kChoices; ++k) {
+          sum[k] = sum[k] + hn::IfThenElseZero(z <= hn::Set(d, -kFractions[k]), weight);
+        }
+      }
+      VF fraction = hn::Set(d, last);
+      for (int k = kChoices - 1; k >= 0; --k) {
+        const VF choice = hn::Set(d, kFractions[k]);
+        fraction = Select(sum[k] <= one, Min(choice, fraction), fraction);
+      }
+      const VF before = hn::Load(d, rows->limit + r);
+      const VF now = limit - fraction;
+      hn::Store(Select(now < before, before, now), d, rows->limit + r);
+    }
+  }
+
+  // The same where the bounds of `tiles` tiles are not known: an equal share for each.
+  void SetEqualLimits(int64_t tiles, const float* least_sums, Rows* rows) const {
+    const float share =
+        tolerance_ - kBoundSlack - std::log2(static_cast<float>(std::max<int64_t>(1, tiles)));
+    for (int64_t r = 0; r < rows->place.rows(); ++r) {
+      rows->limit[r] = least_sums[r] + rows->doubt[r] + share;
+    }
+  }
+
+  // Bit r: whether row r leaves a tile of these bounds out.
+  static uint64_t LeftOut(const Rows& rows, const float* bound) {
+    const DF d;
+    uint64_t bits = 0;
+    for (int64_t r = 0; r < rows.place.rows(); r += kLaneCount) {
+      uint8_t lanes[8] = {};
+      hn::StoreMaskBits(d, hn::LoadU(d, bound + r) <= hn::Load(d, rows.limit + r), lanes);
+      uint64_t of_vector = 0;
+      for (int64_t n = 0; n < DivideUp(kLaneCount, 8); ++n) {
+        of_vector |= uint64_t{lanes[n]} << (8 * n);
+      }
+      bits |= of_vector << r;
+    }
+    return bits & AllRows(rows.place);
+  }
+  static uint64_t AllRows(const RowPlace& place) { return (uint64_t{1} << place.rows()) - 1; }
+
+ private:
+  static constexpr int64_t kTaskCells = 16;
+
+  static bool Active(const AttentionInput<float>& in) {
+    const bool bounded = kHasBounds<Definition> && in.pair_bias.data == nullptr &&
+                         (in.bias.table == nullptr || in.bias.layout == nullptr) &&
+                         (in.relative.layout == nullptr || in.relative.keys == nullptr ||
+                          in.relative.layout->MostEntries() > 0);
+    // Something that falls with the distance.
+    const bool falls = in.bias.table != nullptr || in.key_bias != nullptr;
+    return bounded && falls && in.tolerance > 0 && in.shape.keys > kForwardColumns;
+  }
+
+  HWY_FLATTEN void BoundRows(const Rows& rows, const Keys& keys, int64_t first, int64_t end,
+                             const float* top, float* bound) const {
+    const DF d;
+    HWY_ALIGN float added[kRowBlock];
+    HWY_ALIGN float size[kRowBlock];
+    const RowPlace& place = rows.place;
+    const float log_count = std::log2(static_cast<float>(end - first)) + kBoundSlack;
+    bool any = false;
+    for (int64_t h = 0; h < place.heads; ++h) {
+      const float offset = OffsetBias(place, h, first, end);
+      float key = 0;
+      float sum = offset;
+      if (in_.key_bias != nullptr) {
+        key = LargestKeyBias(place.b, place.h + h, first, end);
+        sum = offset == -kInfinity || key == -kInfinity ? -kInfinity : offset + key;
+      } else if (top[h] - offset < kLeastFall - tolerance_) {
+        sum = kInfinity;
+      }
+      if (!keys.finite()) sum = kInfinity;
+      any = any || sum < kInfinity;
+      std::fill_n(added + h * place.queries, place.queries, sum);
+      std::fill_n(size + h * place.queries, place.queries, std::fabs(offset) + std::fabs(key));
+    }
+    const int64_t count = RoundUp(place.rows(), kLaneCount);
+    if (!any) {
+      std::fill_n(bound, count, kInfinity);
+      return;
+    }
+    std::fill(added + place.rows(), added + count, kInfinity);
+    std::fill(size + place.rows(), size + count, 0.0f);
+    const VF zero = hn::Zero(d);
+    VectorRange b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = {hn::Set(d, keys.least[s]), hn::Set(d, keys.most[s])};
+    }
+    for (int64_t r = 0; r < count; r += kLaneCount) {
+      VF a[Definition::kRowScalars + 1];
+      VF t[Definition::kHeadScalars + 1];
+      for (int s = 0; s < Definition::kRowScalars; ++s) a[s] = hn::Load(d, rows.a[s] + r);
+      for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] = hn::Load(d, rows.t[s] + r);
+      const VectorRange f = Definition::Bounds(InputOf(hn::Load(d, rows.norm + r), keys), a, b, t);
+      const VF c = hn::Load(d, rows.factor + r);
+      const VF content = Max(zero, c * Select(c < zero, f.least, f.most));
+      const VF own = hn::Load(d, rows.own + r);
+      const VF sum = hn::Load(d, added + r);
+      const VF numbers = hn::Abs(content) + (hn::Abs(own) + hn::Load(d, size + r));
+      const VF temperature = hn::Load(d, rows.temperature + r);
+      const VF score = hn::MulAdd(numbers, hn::Set(d, kBoundShare), content + (own + sum));
+      const VF weights = hn::MulAdd(temperature, score, hn::Set(d, log_count));
+      // What is masked has no weight whatever else it has.
+      const VF hidden = hn::Set(d, -kInfinity);
+      hn::StoreU(Select(sum == hidden, hidden, weights), d, bound + r);
+    }
+  }
+
+  static float Norm(const float* HWY_RESTRICT row, int64_t columns) {
+    return std::sqrt(Sum(columns, [row](int64_t e) { return row[e] * row[e]; }));
+  }
+
+  // The range of g of rows of these norms with keys of those.
+  static VectorRange InputOf(VF norm, const Keys& keys) {
+    const DF d;
+    const VF zero = hn::Zero(d);
+    if constexpr (!kHasProduct<Definition>) return {zero, zero};
+    const VF most = hn::Set(d, keys.most_norm);
+    if constexpr (kIsDistance<Definition>) {
+      const VF sum = norm + most;
+      // Between the spheres that the row and the keys lie on, less the rounding of the norms.
+      const VF gap = Max(hn::Set(d, keys.least_norm) - norm, norm - most);
+      const VF near = Max(zero, hn::NegMulAdd(sum, hn::Set(d, kBoundShare), gap));
+      return {near * near * hn::Set(d, 1.0f - 1.0f / 256),
+              sum * sum * hn::Set(d, 1.0f + kBoundShare)};
+    }
+    const VF product = norm * most * hn::Set(d, 1.0f + kBoundShare);
+    return {zero - product, product};
+  }
+
+  void SetRow(const RowPlace& place, int64_t r, Rows* rows) const {
+    const int64_t b = place.b;
+    const int64_t h = place.h + r / place.queries;
+    const int64_t i = place.i + r % place.queries;
+    const int64_t row = (b * n_.heads + h) * n_.queries + i;
+    float sum = 0;  // NaN if anything is not finite
+    const auto take = [&sum](float number) {
+      sum += number * 0.0f;
+      return number;
+    };
+    rows->norm[r] = take(dim_ > 0 ? Norm(in_.x.row(b, h, i), dim_) : 0.0f);
+    for (int s = 0; s < Definition::kRowScalars; ++s) {
+      rows->a[s][r] = take(in_.row_scalars[s * n_.batch * n_.heads * n_.queries + row]);
+    }
+    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+      rows->t[s][r] = take(in_.head_scalars[s * n_.heads + h]);
+    }
+    rows->factor[r] = take(in_.factor[h]) * kLog2E;
+    const float temperature = in_.temperature == nullptr ? 1.0f : take(in_.temperature[row]);
+    rows->temperature[r] = temperature;
+    float own = in_.key_bias_base == nullptr ? 0.0f : -take(in_.key_bias_base[row]);
+    if (in_.relative.keys != nullptr) {
+      const float norm = Norm(in_.relative.query.row(b, h, i), in_.relative.dim);
+      own += take(norm * relative_norm_[Size(in_.relative.key_heads ? h : 0)]) *
+             std::fabs(in_.relative.factor);
+    }
+    rows->own[r] = own * kLog2E;
+    // A negative temperature turns bounds round.
+    const bool bounded = sum == 0.0f && temperature >= 0.0f;
+    rows->doubt[r] = bounded ? 0.0f : kNan;
+    rows->limit[r] = bounded ? -kInfinity : kNan;
+  }
+
+  int64_t KeyBiasRows() const { return in_.key_bias == nullptr ? 0 : n_.batch * n_.heads; }
+  void FillKeyBias(int64_t row) {
+    const float* bias = in_.key_bias + row * n_.keys;
+    const float* low = in_.key_bias_low == nullptr ? nullptr : in_.key_bias_low + row * n_.keys;
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, row / n_.heads);
+    for (int64_t c = 0; c < cells_; ++c) {
+      float most = -kInfinity;
+      float least = kInfinity;
+      bool bounded = true;
+      const int64_t end = std::min(batch.end, (c + 1) * kCell);
+      for (int64_t j = std::max(batch.begin, c * kCell); j < end; ++j) {
+        const float sum = low == nullptr ? bias[j] : bias[j] + low[j];
+        bounded = bounded && sum < kInfinity;
+        most = std::max(most, sum);
+        least = std::min(least, sum);
+      }
+      // Where only some are hidden, nothing is left out.
+      if (!bounded || (least == -kInfinity && most > least)) most = kInfinity;
+      key_bias_[Size(row * cells_ + c)] = most * kLog2E;
+    }
+  }
+  float LargestKeyBias(int64_t b, int64_t h, int64_t first, int64_t end) const {
+    const float* cells = key_bias_.data() + (b * n_.heads + h) * cells_;
+    float most = -kInfinity;
+    float least = kInfinity;
+    for (int64_t c = first / kCell; c * kCell < end; ++c) {
+      most = std::max(most, cells[c]);
+      least = std::min(least, cells[c]);
+    }
+    return least == -kInfinity && most != -kInfinity ? kInfinity : most;
+  }
+
+  void BoundCells(int64_t head, int64_t first) const {
+    const int64_t b = head / n_.key_heads;
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    for (int64_t c = first; c < std::min(first + kTaskCells, cells_); ++c) {
+      const KeyRange keys{std::max(batch.begin, c * kCell), std::min(batch.end, (c + 1) * kCell)};
+      keys_[Size(head * cells_ + c)] = BoundKeys(b, head % n_.key_heads, keys, /*values=*/true);
+    }
+  }
+
+  int64_t RelativeTables() const { return in_.relative.key_heads ? n_.heads : 1; }
+  void FillRelative(int64_t table) {
+    const int64_t size = in_.relative.layout->size();
+    float most = 0;
+    for (int64_t e = 0; e < size; ++e) {
+      const float norm =
+          Norm(in_.relative.keys + (table * size + e) * in_.relative.dim, in_.relative.dim);
+      most = norm < kInfinity ? std::max(most, norm) : kInfinity;
+    }
+    relative_norm_[Size(table)] = most * static_cast<float>(in_.relative.layout->MostEntries());
+  }
+
+  const AttentionInput<float>& in_;
+  const AttentionShape& n_;
+  int64_t dim_;
+  bool active_;
+  LargestBias bias_;
+  float tolerance_ = 0;  // in units of log2
+  int64_t cells_ = 0;    // of the keys of a head
+  int64_t key_tasks_ = 0;
+  mutable std::vector<Keys> keys_;  // of each cell
+  mutable std::unique_ptr<std::once_flag[]> looked_at_;
+  std::vector<float> key_bias_;
+  std::vector<float> relative_norm_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

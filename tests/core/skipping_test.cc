@@ -1,0 +1,533 @@
+// Certified skipping: what is left out adds up to less than the tolerance in every row, and nothing
+// else of the results changes.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+// Counts pairs while it lives.
+class ScopedCount {
+ public:
+  ScopedCount() { CountPairs(&count_); }
+  ~ScopedCount() { CountPairs(nullptr); }
+  ScopedCount(const ScopedCount&) = delete;
+  ScopedCount& operator=(const ScopedCount&) = delete;
+
+  double share() const {
+    return static_cast<double>(count_.computed.load()) / static_cast<double>(count_.seen.load());
+  }
+
+ private:
+  PairCount count_;
+};
+
+double ShareOf(const std::function<void()>& run) {
+  const ScopedCount count;
+  run();
+  return count.share();
+}
+
+class BoundedFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
+ protected:
+  const PairFunction& function() const { return *GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, BoundedFunctionTest, ::testing::ValuesIn(PairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+// Scalars as the token maps make them: those of one point belong together.
+struct Scalars {
+  double values[3] = {0, 0, 0};
+};
+Scalars RandomScalars(std::string_view name, bool of_query, double height, double any) {
+  if (name == "penumbral" || name == "penumbral_log") {
+    return {{1 - std::sqrt(1 - height * height), height * height}};
+  }
+  if (name == "penumbral_square") return {{std::sqrt(1 - height * height)}};
+  if (name == "hyperbolic") return {{any, 0.1 + height, 2 * height}};
+  if (name == "entailment" && of_query) return {{height * height, 1.5 * height}};
+  if (name == "entailment") return {{height * height}};
+  if (name == "additive") return {{any}};
+  return {{height}};
+}
+
+TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
+  const PairFunction& f = function();
+  ASSERT_NE(f.bounds, nullptr);
+  std::mt19937 engine(1);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  std::normal_distribution<double> normal(0, 2);
+  int tight = 0;
+  for (int repeat = 0; repeat < 4000; ++repeat) {
+    const double spread = std::exp2(-10 * uniform(engine));
+    const auto near = [&](double x) {
+      return std::clamp(x + spread * (uniform(engine) - 0.5), 1e-9, 1.0);
+    };
+    const Scalars a = RandomScalars(f.name, true, uniform(engine), normal(engine));
+    const double t[3] = {normal(engine), normal(engine), normal(engine)};
+    // Some keys, and the ranges that they span.
+    constexpr int kKeys = 5;
+    const double middle = uniform(engine);
+    const double any = normal(engine);
+    const double g_middle = f.input == PairInput::kSquaredDistance
+                                ? std::pow(normal(engine), 2) * uniform(engine)
+                                : 3 * normal(engine);
+    double gs[kKeys];
+    Scalars bs[kKeys];
+    double g[2] = {kInfinity, -kInfinity};
+    double b[6] = {kInfinity, -kInfinity, kInfinity, -kInfinity, kInfinity, -kInfinity};
+    for (int k = 0; k < kKeys; ++k) {
+      gs[k] = g_middle + spread * normal(engine);
+      if (f.input == PairInput::kSquaredDistance) gs[k] = std::fabs(gs[k]);
+      if (f.input == PairInput::kNone) gs[k] = 0;
+      bs[k] = RandomScalars(f.name, false, near(middle), any + spread * normal(engine));
+      g[0] = std::min(g[0], gs[k]);
+      g[1] = std::max(g[1], gs[k]);
+      for (int s = 0; s < f.column_scalars; ++s) {
+        b[2 * s] = std::min(b[2 * s], bs[k].values[s]);
+        b[2 * s + 1] = std::max(b[2 * s + 1], bs[k].values[s]);
+      }
+    }
+    double bounds[2] = {kNan, kNan};
+    f.bounds(g, a.values, b, t, bounds);
+    for (int k = 0; k < kKeys; ++k) {
+      for (int l = 0; l < kKeys; ++l) {
+        const double value = f.value(gs[k], a.values, bs[l].values, t);
+        const double rounding = 1e-9 * (1 + std::fabs(value));
+        ASSERT_GE(value, bounds[0] - rounding) << repeat;
+        ASSERT_LE(value, bounds[1] + rounding) << repeat;
+      }
+    }
+    if (bounds[1] - bounds[0] < 8) ++tight;
+  }
+  // Bounds that are always far away would do no good.
+  EXPECT_GT(tight, 400);
+}
+
+// Biases that fall with the distance by so much a token, differently in each head.
+void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
+  const AttentionShape& n = p.options.shape;
+  const int64_t tables = p.bias_stride() == 0 ? 1 : n.batch;
+  for (int64_t b = 0; b < tables; ++b) {
+    for (int64_t h = 0; h < n.heads; ++h) {
+      for (int64_t e = 0; e < p.bias_size(); ++e) {
+        const auto offset = static_cast<float>(e - (n.queries - 1) - p.options.query_offset);
+        p.bias_at(b, h, e) =
+            slope / static_cast<float>(h + 1) * (odd ? offset : -std::fabs(offset));
+      }
+    }
+  }
+}
+
+// Scores in double: c f + bias, with those of keys and the temperature.
+double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const AttentionShape& n = p.options.shape;
+  const PairFunction& f = p.function;
+  const int64_t group = n.heads / n.key_heads;
+  double g = 0;
+  for (int64_t d = 0; d < n.dim; ++d) {
+    const double x = p.x.at(b, h, i, d);
+    const double y = p.y.at(b, h / group, j, d);
+    g += f.input == PairInput::kInnerProduct ? x * y : (x - y) * (x - y);
+  }
+  const auto entry = [](const std::vector<double>& v, int64_t at) {
+    return v[static_cast<size_t>(at)];
+  };
+  double scalars_a[3] = {};
+  double scalars_b[3] = {};
+  double scalars_t[3] = {};
+  for (int s = 0; s < f.row_scalars; ++s) {
+    scalars_a[s] = entry(p.row, ((s * n.batch + b) * n.heads + h) * n.queries + i);
+  }
+  for (int s = 0; s < f.column_scalars; ++s) {
+    scalars_b[s] = entry(p.column, ((s * n.batch + b) * n.key_heads + h / group) * n.keys + j);
+  }
+  for (int s = 0; s < f.head_scalars; ++s) scalars_t[s] = entry(p.head, s * n.heads + h);
+  double score = entry(p.factor, h) * f.value(g, scalars_a, scalars_b, scalars_t);
+  if (!p.bias.empty()) {
+    score += entry(p.bias, b * p.bias_stride() + h * p.bias_size() + n.queries - 1 + j - i);
+  }
+  const int64_t head = b * n.heads + h;
+  if (!p.key_bias.empty()) score += entry(p.key_bias, head * n.keys + j);
+  if (!p.key_bias_low.empty()) {
+    score +=
+        entry(p.key_bias_low, head * n.keys + j) - entry(p.key_bias_base, head * n.queries + i);
+  }
+  if (!p.temperature.empty()) score *= entry(p.temperature, head * n.queries + i);
+  return score;
+}
+
+// The largest sum over a row of the weights, in double, of the keys that it sees and for which
+// left_out(b, h, i, j).
+template <class LeftOut>
+double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
+  const Problem<double> p = problem.InDouble();
+  const AttentionShape& n = p.options.shape;
+  double largest = 0;
+  std::vector<double> scores(static_cast<size_t>(n.keys));
+  for (int64_t row = 0; row < n.batch * n.heads * n.queries; ++row) {
+    const int64_t b = row / n.queries / n.heads;
+    const int64_t h = row / n.queries % n.heads;
+    const int64_t i = row % n.queries;
+    double top = -kInfinity;
+    for (int64_t j = 0; j < n.keys; ++j) {
+      scores[static_cast<size_t>(j)] =
+          Sees(p.options, b, i, j) ? ScoreOf(p, b, h, i, j) : -kInfinity;
+      top = std::max(top, scores[static_cast<size_t>(j)]);
+    }
+    if (top == -kInfinity) continue;
+    double all = 0;
+    double left = 0;
+    for (int64_t j = 0; j < n.keys; ++j) {
+      const double weight = std::exp(scores[static_cast<size_t>(j)] - top);
+      all += weight;
+      if (left_out(b, h, i, j)) left += weight;
+    }
+    largest = std::max(largest, left / all);
+  }
+  return largest;
+}
+
+// v_j and dO_i are unit vectors, so that o_ij and the gradient of v_j by column i are both p_ij,
+// and 0 where a pair was left out (or nearly weighs nothing).
+void SetUnitVectors(Problem<float>& p) {
+  const AttentionShape& n = p.options.shape;
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t e = 0; e < n.value_dim; ++e) {
+      for (int64_t h = 0; h < n.heads; ++h) {
+        for (int64_t i = 0; i < n.queries; ++i) p.d_o.at(b, h, i, e) = e == i ? 1.0f : 0.0f;
+      }
+      for (int64_t h = 0; h < n.key_heads; ++h) {
+        for (int64_t j = 0; j < n.keys; ++j) p.v.at(b, h, j, e) = e == j ? 1.0f : 0.0f;
+      }
+    }
+  }
+}
+
+struct Case {
+  const char* name;
+  ProblemOptions options;
+  float slope = 0.4f;
+  bool odd = false;
+  float factor = 1;   // times the factors of the problem
+  float norm = 1;     // times the tokens
+  double most = 0.8;  // of the pairs are computed
+};
+
+std::vector<Case> Cases() {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
+  const AttentionShape square = {1, 2, 2, 900, 900, 8, 900};
+  return {
+      {"Causal", {.shape = square, .right = 0, .bias = kShared}},
+      {"Full", {.shape = square, .bias = kShared}},
+      {"GrowingFull", {.shape = square, .bias = kShared}, 0.4f, true},
+      {"NegativeFactor", {.shape = square, .right = 0, .bias = kShared}, 0.4f, false, -1.0f},
+      {"LargeNorms", {.shape = square, .right = 0, .bias = kShared}, 0.8f, false, 1.0f, 3.0f, 0.95},
+      {"Coarse", {.shape = square, .right = 0, .bias = kShared, .tolerance = 1e-2}, 0.05f},
+      {"Gqa", {.shape = {2, 4, 2, 700, 700, 8, 700}, .right = 0, .bias = kEach, .padded = true}},
+      {"KeyBias", {.shape = square, .right = 0, .key_bias = true, .key_bias_base = true}},
+      {"BiasAndKeyBias", {.shape = square, .bias = kShared, .key_bias = true}},
+      {"Temperature", {.shape = square, .right = 0, .bias = kShared, .temperature = true}},
+      {"FewQueries",
+       {.shape = {1, 2, 1, 3, 5000, 8, 5000}, .right = 0, .query_offset = 4997, .bias = kShared},
+       0.1f},
+  };
+}
+
+Problem<float> ProblemOf(const PairFunction& f, const Case& c) {
+  Problem<float> p = RandomProblem(f, c.options);
+  if (c.options.bias != ProblemOptions::kNoBias) SetSlopes(p, c.slope, c.odd);
+  for (float& factor : p.factor) factor *= c.factor;
+  for (Array<float>* tokens : {&p.x, &p.y}) {
+    tokens->ForEach([&](float& element) { element *= c.norm; });
+  }
+  if (c.options.key_bias) {
+    // A running sum, as of a forget gate.
+    const AttentionShape& n = p.options.shape;
+    for (int64_t row = 0; row < n.batch * n.heads; ++row) {
+      for (int64_t j = 0; j < n.keys; ++j) {
+        p.key_bias[static_cast<size_t>(row * n.keys + j)] =
+            c.slope * static_cast<float>(j) - 100.0f;
+      }
+      for (int64_t i = 0; !p.key_bias_base.empty() && i < n.queries; ++i) {
+        p.key_bias_base[static_cast<size_t>(row * n.queries + i)] = c.slope * static_cast<float>(i);
+      }
+    }
+  }
+  return p;
+}
+
+TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.name);
+    Problem<float> p = ProblemOf(function(), c);
+    SetUnitVectors(p);
+    const AttentionShape& n = p.options.shape;
+    const bool few = n.queries < n.keys;
+    Results<float> results;
+    const double share =
+        ShareOf([&] { results = few ? p.Forward() : p.Run(SerialExecutor(), "d_v"); });
+    // In a Gaussian with heights of some units the negative factor grows faster than biases fall.
+    if (c.factor > 0) EXPECT_LT(share, c.most);
+    const std::vector<float>& o = results.at("o");
+    EXPECT_LT(LargestLeftOut(p,
+                             [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+                               const int64_t row = (b * n.heads + h) * n.queries + i;
+                               return o[static_cast<size_t>(row * n.value_dim + j)] == 0.0f;
+                             }),
+              p.options.tolerance);
+    if (few) continue;
+    // Of heads that share their keys, d_v is a sum.
+    if (n.heads > n.key_heads) continue;
+    const std::vector<float>& d_v = results.at("d_v");
+    EXPECT_LT(LargestLeftOut(p,
+                             [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+                               const int64_t key = (b * n.key_heads + h) * n.keys + j;
+                               return d_v[static_cast<size_t>(key * n.value_dim + i)] == 0.0f;
+                             }),
+              p.options.tolerance);
+  }
+}
+
+// All outputs and gradients are those of a call that leaves nothing out, and of the reference.
+TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
+  static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  const AttentionShape square = {1, 2, 1, 700, 700, 17, 9};
+  const ProblemOptions all[] = {
+      {.shape = square, .right = 0, .bias = kShared, .dropout = 0.3},
+      {.shape = square, .left = 400, .right = 300, .bias = kShared, .padded = true},
+      {.shape = square,
+       .right = 0,
+       .query_segments = Documents(1, 700, 330),
+       .key_segments = Documents(1, 700, 330),
+       .bias = kShared},
+      {.shape = {2, 2, 1, 600, 800, 17, 9},
+       .key_starts = {70, 0},
+       .key_lengths = {800, 500},
+       .query_offset = 100,
+       .bias = kShared,
+       .temperature = true},
+      {.shape = square,
+       .right = 0,
+       .bias = kShared,
+       .pair_mask = {true, true, true},
+       .relative = &layout,
+       .relative_heads = true},
+      {.shape = square, .chunks = {200, 1, 1}, .bias = kShared, .key_bias = true},
+      // Rows before all keys, rows that see few of them, and rows behind all of them.
+      {.shape = {1, 2, 1, 900, 500, 17, 9},
+       .left = 600,
+       .right = 0,
+       .query_offset = -100,
+       .bias = kShared},
+      // Many heads of few queries.
+      {.shape = {1, 32, 1, 20, 1500, 17, 9}, .right = 0, .query_offset = 1480, .bias = kShared},
+      {.shape = {2, 2, 1, 3, 5000, 17, 9},
+       .key_starts = {0, 1111},
+       .key_lengths = {5000, 4000},
+       .query_offset = 4000,
+       .bias = kShared},
+  };
+  for (const ProblemOptions& options : all) {
+    SCOPED_TRACE(::testing::PrintToString(options));
+    Problem<float> p = ProblemOf(function(), {"", options, 0.5f});
+    Results<float> results;
+    const double share = ShareOf([&] { results = p.Run(); });
+    if (!options.pair_mask.exists) EXPECT_LT(share, 0.97);
+    ExpectClose(results, p.InDouble().Run(), 5e-5);
+    p.options.tolerance = 0;
+    EXPECT_EQ(ShareOf([&] { ExpectClose(p.Run(), Problem(p).InDouble().Run(), 5e-5); }), 1);
+  }
+}
+
+// What no row sees changes no bit of it, though tiles of keys and blocks of rows are shared.
+TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  Problem<float> p = ProblemOf(
+      function(), {"", {.shape = {1, 2, 2, 900, 900, 8, 8}, .right = 0, .bias = kShared}, 0.3f});
+  for (const int64_t changed : {1, 200, 600, 611, 767, 768, 830}) {
+    SCOPED_TRACE(changed);
+    Problem<float> q = p;
+    const AttentionShape& n = q.options.shape;
+    for (int64_t h = 0; h < n.heads; ++h) {
+      for (int64_t t = changed; t < n.keys; ++t) {
+        for (int64_t e = 0; e < q.options.shape.dim; ++e) {
+          q.x.at(0, h, t, e) *= 7;
+          q.y.at(0, h, t, e) *= -5;
+        }
+        for (int64_t e = 0; e < n.value_dim; ++e) q.v.at(0, h, t, e) = t % 2 == 0 ? kNan : 1e6f;
+      }
+    }
+    double share = 0;
+    Results<float> before;
+    Results<float> after;
+    share = ShareOf([&] { before = p.Forward(); });
+    after = q.Forward();
+    EXPECT_LT(share, 0.9);
+    for (int64_t h = 0; h < n.heads; ++h) {
+      for (int64_t i = 0; i < changed; ++i) {
+        const auto row = static_cast<size_t>(h * n.queries + i);
+        ASSERT_EQ(before.at("lse")[row], after.at("lse")[row]) << h << ' ' << i;
+        for (size_t e = 0; e < 8; ++e) {
+          ASSERT_EQ(before.at("o")[row * 8 + e], after.at("o")[row * 8 + e]) << h << ' ' << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BoundedFunctionTest, IsTheSameForAnyNumberOfWorkers) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  for (const AttentionShape shape :
+       {AttentionShape{2, 4, 2, 700, 700, 16, 16}, AttentionShape{1, 4, 2, 3, 9000, 16, 16}}) {
+    const Problem<float> p = ProblemOf(
+        function(),
+        {"",
+         {.shape = shape, .right = 0, .query_offset = shape.keys - shape.queries, .bias = kShared},
+         0.3f});
+    Results<float> serial;
+    EXPECT_LT(ShareOf([&] { serial = p.Run(); }), 0.9);
+    ExpectSame(p.Run(ThreadExecutor(3)), serial);
+  }
+}
+
+// Where results are not finite they are so with and without.
+void ExpectSameNonFinite(const Results<float>& actual, const Results<float>& expected) {
+  for (const auto& [name, values] : expected) {
+    const std::vector<float>& others = actual.at(name);
+    size_t different = 0;
+    for (size_t n = 0; n < values.size(); ++n) {
+      different += std::isfinite(values[n]) != std::isfinite(others[n]) ? 1 : 0;
+    }
+    EXPECT_EQ(different, 0u) << name;
+  }
+}
+
+TEST_P(BoundedFunctionTest, WhatIsNotFiniteReachesWhatItReachesWithout) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  const AttentionShape few = {1, 2, 2, 2, 4000, 8, 8};
+  const Problem<float> square = ProblemOf(
+      function(),
+      {"",
+       {.shape = {1, 2, 2, 700, 700, 8, 8}, .right = 0, .bias = kShared, .key_bias = true},
+       0.5f});
+  const Problem<float> decoding = ProblemOf(
+      function(), {"", {.shape = few, .right = 0, .query_offset = 3998, .bias = kShared}, 0.5f});
+  for (const Problem<float>* problem : {&square, &decoding}) {
+    const AttentionShape& n = problem->options.shape;
+    const int64_t key = n.keys / 7;
+    for (const float poison : {kNan, kInfinity, -kInfinity}) {
+      SCOPED_TRACE(poison);
+      const auto expect = [&](const char* what, const std::function<void(Problem<float>&)>& set) {
+        SCOPED_TRACE(what);
+        Problem<float> p = *problem;
+        set(p);
+        const Results<float> results = p.Run();
+        p.options.tolerance = 0;
+        ExpectSameNonFinite(results, p.Run());
+      };
+      expect("value", [&](Problem<float>& p) { p.v.at(0, 1, key, 3) = poison; });
+      if (n.dim > 0) {
+        expect("key", [&](Problem<float>& p) { p.y.at(0, 1, key, 3) = poison; });
+        expect("query", [&](Problem<float>& p) { p.x.at(0, 1, n.queries - 1, 3) = poison; });
+      }
+      expect("gradient", [&](Problem<float>& p) { p.d_o.at(0, 1, n.queries - 1, 3) = poison; });
+      expect("bias", [&](Problem<float>& p) { p.bias_at(0, 1, 20) = poison; });
+      expect("factor", [&](Problem<float>& p) { p.factor[1] = poison; });
+      if (!problem->key_bias.empty()) {
+        expect("key bias",
+               [&](Problem<float>& p) { p.key_bias[static_cast<size_t>(n.keys + key)] = poison; });
+      }
+      for (int s = 0; s < function().column_scalars; ++s) {
+        expect("scalar", [&](Problem<float>& p) { p.column_at(s, 0, 1, key) = poison; });
+      }
+    }
+  }
+}
+
+// Nothing can be proved of these.
+TEST(SkippingTest, LeavesNothingOut) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  const PairFunction& dot = FindPairFunction("dot");
+  const AttentionShape square = {1, 2, 2, 700, 700, 8, 8};
+  const auto share = [](const Problem<float>& p) { return ShareOf([&] { p.Run(); }); };
+  // A score that the biases do not outweigh.
+  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1e4f})), 1);
+  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1, 1e10f})),
+            1);
+  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .right = 0}})), 1);
+  EXPECT_EQ(share(ProblemOf(
+                dot, {"", {.shape = square, .bias = kShared, .pair_bias = {true, true, true}}})),
+            1);
+  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .tolerance = 0}})), 1);
+  Problem<float> negative =
+      ProblemOf(dot, {"", {.shape = square, .bias = kShared, .temperature = true}});
+  for (float& temperature : negative.temperature) temperature *= -1;
+  EXPECT_EQ(share(negative), 1);
+  for (const PairFunction* f : TestPairFunctions()) {
+    EXPECT_EQ(f->bounds, nullptr);
+    EXPECT_EQ(share(ProblemOf(*f, {"", {.shape = {1, 2, 2, 700, 700, 9, 8}, .bias = kShared}})), 1)
+        << f->name;
+  }
+}
+
+// A key of a large norm, far away, is computed, and no other tile for its sake.
+TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
+  Problem<float> p = ProblemOf(
+      FindPairFunction("dot"),
+      {"",
+       {.shape = {1, 1, 1, 4000, 4000, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
+       0.2f});
+  const double before = ShareOf([&] { p.Run(); });
+  for (int64_t e = 0; e < 8; ++e) p.y.at(0, 0, 5, e) = 800;
+  const double after = ShareOf([&] { p.Run(); });
+  EXPECT_LT(before, 0.25);
+  EXPECT_GT(after, before);
+  EXPECT_LT(after, 0.45);
+  ExpectClose(p.Run(), p.InDouble().Run(), 5e-5);
+}
+
+TEST(SkippingTest, EveryInstructionSet) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  for (const char* name : {"dot", "penumbral", "laplacian"}) {
+    const Problem<float> p =
+        ProblemOf(FindPairFunction(name),
+                  {"", {.shape = {1, 2, 1, 600, 600, 17, 9}, .right = 0, .bias = kShared}, 0.5f});
+    const Problem<float> few = ProblemOf(
+        FindPairFunction(name),
+        {"",
+         {.shape = {1, 4, 1, 2, 3000, 17, 9}, .right = 0, .query_offset = 2998, .bias = kShared},
+         0.5f});
+    const Results<double> expected = p.InDouble().Run();
+    const Results<double> expected_few = few.InDouble().Run();
+    OnEveryTarget([&] {
+      EXPECT_LT(ShareOf([&] { ExpectClose(p.Run(), expected, 5e-5); }), 0.9);
+      EXPECT_LT(ShareOf([&] { ExpectClose(few.Run(), expected_few, 5e-5); }), 0.9);
+    });
+  }
+}
+
+TEST(SkippingTest, RefusesAToleranceThatIsNone) {
+  for (const double tolerance : {-1e-9, 1.0, std::nan("")}) {
+    const Problem<float> p = RandomProblem(
+        FindPairFunction("dot"), {.shape = {1, 1, 1, 2, 2, 2, 2}, .tolerance = tolerance});
+    EXPECT_THROW(p.Forward(), Error);
+    EXPECT_THROW(p.InDouble().Forward(), Error);
+  }
+}
+
+}  // namespace
+}  // namespace gnomon::testing
