@@ -9,6 +9,7 @@
 #include "gnomon/attention.h"
 #include "ops/catalogue/component.h"
 #include "training/strings.h"
+#include "training/terms.h"
 
 namespace gnomon::models {
 namespace {
@@ -90,7 +91,8 @@ torch::Tensor LanguageModelImpl::Rows(const torch::Tensor& tokens) {
 
 torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                                        LanguageModelMemory* memory,
-                                       const std::optional<BatchRows>& rows) {
+                                       const std::optional<BatchRows>& rows,
+                                       const std::optional<torch::Tensor>& positions) {
   if (cache != nullptr && memory != nullptr) {
     throw Error("language model: a cache and a memory are both given, expected at most one");
   }
@@ -102,6 +104,7 @@ torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageMode
   nn::TokenCall call;
   call.cache = cache != nullptr ? &cache->tokens : memory != nullptr ? &memory->tokens : nullptr;
   call.rows = rows;
+  call.positions = positions;
   x = token_position_->forward(x, call);
   if (memory != nullptr) {
     torch::Tensor& embeddings = memory->tokens.embeddings;
@@ -152,21 +155,19 @@ torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
                                             const torch::Tensor& positions,
                                             const std::optional<BatchRows>& rows) {
   CheckPlacedAnywhere(options_.position);
-  const torch::Tensor x = Rows(tokens);
-  // What is added does not depend on what it is added to.
-  const torch::Tensor encodings =
-      token_position_->forward(torch::zeros({1, options_.max_length, options_.dim}));
-  return Logits(Layers(x + encodings[0].index_select(0, positions.reshape({-1})).view_as(x),
-                       nullptr, nullptr, rows));
+  return Logits(
+      Layers(Embed(tokens, nullptr, nullptr, rows, positions), nullptr, nullptr, rows, positions));
 }
 
 torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cache,
                                         LanguageModelMemory* memory,
-                                        const std::optional<BatchRows>& rows) {
+                                        const std::optional<BatchRows>& rows,
+                                        const std::optional<torch::Tensor>& positions) {
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::AttentionCall call;
     call.causal = true;
     call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
+    call.positions = positions;
     const torch::Tensor before = TakeBefore(layer, x, memory);
     x = blocks_[layer]->as<TransformerBlock>()->forward(x, call, before, rows);
   }
@@ -188,13 +189,13 @@ LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
 }
 
 void CheckPlacedAnywhere(const std::string& position) {
-  for (const Component& component : ParseSum(position)) {
-    const std::string& name = component.name();
-    const bool is_read_at = name == "sinusoidal" || name == "learned";
-    if (is_read_at && !component.Find("shape")) continue;
-    throw Error(StrCat("'", component.Text(),
-                       "' does not take positions that are drawn at random; sinusoidal and learned "
-                       "do, without a shape"));
+  for (const std::string& part : PatternParts(position)) {
+    for (const Component& component : ParseSum(part)) {
+      if (component.name() != "conv") continue;
+      throw Error(StrCat("'", component.Text(),
+                         "' reads the tokens beside each other and does not take positions that "
+                         "are drawn at random"));
+    }
   }
 }
 

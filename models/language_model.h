@@ -73,8 +73,9 @@ class LanguageModelImpl : public torch::nn::Module {
                         LanguageModelMemory* memory = nullptr,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
-  // The same with what the token encodings add at `positions` (B, L), each below max_length of the
-  // options. Throws Error where the position has more to it than CheckPlacedAnywhere() allows.
+  // The same of tokens that stand at `positions` (B, L), each below max_length of the options where
+  // a table has so many rows; a token sees those up to its position. Throws Error where the
+  // position has more to it than CheckPlacedAnywhere() allows.
   torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
                            const std::optional<BatchRows>& rows = std::nullopt);
 
@@ -99,10 +100,12 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor Rows(const torch::Tensor& tokens);
   // What the first layer reads.
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
-                      LanguageModelMemory* memory, const std::optional<BatchRows>& rows);
+                      LanguageModelMemory* memory, const std::optional<BatchRows>& rows,
+                      const std::optional<torch::Tensor>& positions = std::nullopt);
   // All layers, from what the first one reads to the norm of what the last one leaves.
   torch::Tensor Layers(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
-                       const std::optional<BatchRows>& rows);
+                       const std::optional<BatchRows>& rows,
+                       const std::optional<torch::Tensor>& positions = std::nullopt);
   torch::Tensor Logits(const torch::Tensor& x);
 
   LanguageModelOptions options_;
@@ -118,9 +121,8 @@ TORCH_MODULE(LanguageModel);
 // The model that a seed begins with.
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
 
-// Throws Error unless tokens may stand at any positions. In attention they stand one after the
-// other, and encodings other than sinusoids and tables read the embeddings, or draw positions of
-// their own.
+// Throws Error unless tokens may stand at any positions: a convolution reads those beside each
+// other.
 void CheckPlacedAnywhere(const std::string& position);
 
 // Throws Error where the position of the model ends at a length: a memory carries it beyond any.

@@ -58,7 +58,7 @@ STUDY = Study(
     limits=(
         "Small decoders and few steps, one learning rate; where an answer is not learned at the "
         "trained lengths (the table says so) its length tells nothing. Randomised positions (Ruoss "
-        "et al. 2023) are not in it: they are there for token encodings alone (--random-positions)."
+        "et al. 2023; --random-positions) are not in it."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

@@ -49,14 +49,13 @@ struct ProblemOptions {
   GNOMON_OPTIONS(GNOMON_PROBLEM_OPTIONS)
 };
 
-#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                    \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                 \
-  OPTION(int64_t, random_positions, 0,                                                            \
-         .help =                                                                                  \
-             "Token encodings are read at as many of the positions below this as a row has "      \
-             "tokens, drawn anew for each row and sorted, in training and in the evaluation; 0: " \
-             "at 0, 1, 2 ...")                                                                    \
-  /* Rows of a learned table of absolute positions. */                                            \
+#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                     \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                  \
+  OPTION(int64_t, random_positions, 0,                                                             \
+         .help =                                                                                   \
+             "Tokens stand at as many of the positions below this as a row has of them, drawn "    \
+             "anew for each row and sorted, in training and in the evaluation; 0: at 0, 1, 2 ...") \
+  /* Rows of a learned table of absolute positions. */                                             \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct GeneratedModelOptions {

@@ -15,7 +15,7 @@ class Encoder : public TokenEncoder {
   Encoder(const Component& component, int64_t dim) : dim_(dim), scale_(component.Number("scale")) {}
 
   at::Tensor Encode(const std::vector<at::Tensor>&, const TokenBatch& batch) const override {
-    const at::Tensor positions = Positions(batch).unsqueeze(1);
+    const at::Tensor positions = Positions(batch).unsqueeze(-1);
     // Positions have 63 digits.
     const at::Tensor digits = at::arange(dim_, positions.options()).clamp_max(62);
     return positions.bitwise_right_shift(digits).bitwise_and(1).to(at::kDouble) * scale_;

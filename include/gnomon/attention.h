@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -91,9 +92,10 @@ struct Chunks {
   int64_t after = 0;
 };
 
-// Query i stands at position query_offset + i, key j at j. Query i sees key j iff
-// p_i - left <= j <= p_i + right, key_starts[b] <= j < key_lengths[b], and both are of the same
-// segment and of chunks that see each other, and pairs is not 0 there. Causal is right = 0.
+// Query i stands at position p_i = query_offset + i, key j at p_j = j, unless the input has
+// positions of the caller's. Query i sees key j iff p_i - left <= p_j <= p_i + right,
+// key_starts[b] <= j < key_lengths[b], and both are of the same segment and of chunks that see each
+// other, and pairs is not 0 there. Causal is right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
@@ -123,13 +125,22 @@ struct TableRange {
   int64_t end;
 };
 
+// An entry that every pair reads: the code of the key's position less that of the query's. Beyond
+// [begin, end) it is the nearest of them (clip), or none.
+struct EntryDifference {
+  int64_t begin;
+  int64_t end;
+  bool clip;
+};
+
 // Which entries of a table a pair reads: what the pair takes is their sum, 0 if it reads none.
-// table_layout.h has those of the library.
+// table_layout.h has those of the library. Keys are named by their positions.
 class TableLayout {
  public:
   virtual ~TableLayout() = default;
   virtual int64_t size() const = 0;
-  // Appends what the query at position p reads with keys [begin, end).
+  // Appends what the query at position p reads with the keys at positions [begin, end), which are
+  // the columns.
   virtual void AddRuns(int64_t p, int64_t begin, int64_t end,
                        std::vector<TableRun>* runs) const = 0;
   // Holds all that queries at positions [first, last) read with keys [begin, end).
@@ -141,10 +152,17 @@ class TableLayout {
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
   // The most entries that one pair reads; 0: unknown.
   virtual int64_t MostEntries() const { return 0; }
+  // What AddRuns says, as differences: pairs of tokens that stand anywhere are looked up by these.
+  // Empty: there are none, and AddRuns is asked for each run of positions.
+  virtual std::vector<EntryDifference> Differences() const { return {}; }
+  // The codes of a position in the n-th of them; nullopt: who stands there reads no entry.
+  virtual std::optional<int64_t> KeyCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
+  virtual std::optional<int64_t> QueryCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
 };
 
 // A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and
-// the table has Lq + Lk - 1 entries. -inf masks the pair.
+// the table has Lq + Lk - 1 entries; with positions of the caller's it has a layout. -inf masks the
+// pair.
 template <class T>
 struct Bias {
   T* table = nullptr;                   // (1 or B, H, size), contiguous; null: no bias
@@ -207,6 +225,11 @@ struct AttentionInput {
   // and pair functions that give bounds, let anything be proved, and fp64 computes all. What is not
   // finite is never left out.
   double tolerance = kDefaultTolerance;
+  // (B, Lq) and (B, Lk), contiguous, both or neither: where queries and keys stand, in any order,
+  // instead of query_offset + i and j. Those of one batch lie less than 2^30 apart, but for keys
+  // outside key_starts and key_lengths.
+  const int64_t* query_positions = nullptr;
+  const int64_t* key_positions = nullptr;
   // x, y and v hold numbers of bfloat16: where the processor multiplies those itself, the forward
   // pass may let it, with the weights rounded to bfloat16. Sums are fp32 in any case.
   bool bfloat16 = false;

@@ -4,7 +4,9 @@
 
 #include <gnomon/attention.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace gnomon {
@@ -22,6 +24,9 @@ class OffsetLayout final : public TableLayout {
   TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
   int64_t LargestWindow(int64_t queries, int64_t keys) const override;
   int64_t MostEntries() const override { return 1; }
+  std::vector<EntryDifference> Differences() const override;
+  std::optional<int64_t> KeyCode(size_t n, int64_t p) const override;
+  std::optional<int64_t> QueryCode(size_t n, int64_t p) const override;
 
  private:
   int64_t past_;
@@ -29,7 +34,7 @@ class OffsetLayout final : public TableLayout {
   Far far_;
 };
 
-// Entry j belongs to key j, whatever the query.
+// Entry n belongs to the key at position n, whatever the query.
 class KeyLayout final : public TableLayout {
  public:
   explicit KeyLayout(int64_t keys) : keys_(keys) {}
@@ -39,6 +44,9 @@ class KeyLayout final : public TableLayout {
   TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
   int64_t LargestWindow(int64_t queries, int64_t keys) const override;
   int64_t MostEntries() const override { return 1; }
+  std::vector<EntryDifference> Differences() const override;
+  std::optional<int64_t> KeyCode(size_t n, int64_t p) const override;
+  std::optional<int64_t> QueryCode(size_t n, int64_t p) const override;
 
  private:
   int64_t keys_;
@@ -63,8 +71,14 @@ class GridLayout final : public TableLayout {
   int64_t MostEntries() const override {
     return kind_ == Kind::kTable ? 1 : static_cast<int64_t>(shape_.size());
   }
+  std::vector<EntryDifference> Differences() const override;
+  std::optional<int64_t> KeyCode(size_t n, int64_t p) const override;
+  std::optional<int64_t> QueryCode(size_t n, int64_t p) const override;
 
  private:
+  // The coordinate of a place along an axis.
+  int64_t Coordinate(size_t axis, int64_t p) const;
+
   std::vector<int64_t> shape_;
   int64_t prefix_;
   Kind kind_;

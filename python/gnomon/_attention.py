@@ -47,6 +47,8 @@ class MaskArguments(TypedDict, total=False):
     query_segments: Integers | None
     key_segments: Integers | None
     query_offset: Integers | None
+    positions: Integers | None
+    key_positions: Integers | None
     chunks: tuple[int, int, int] | None
     mask: Tensor | None
 
@@ -169,6 +171,8 @@ _ARGUMENTS = {
     "query_segments": _Argument(None, _lower_integers),
     "key_segments": _Argument(None, _lower_integers),
     "query_offset": _Argument(None, _lower_offset),
+    "positions": _Argument(None, _lower_integers),
+    "key_positions": _Argument(None, _lower_integers),
     "scale": _Argument(None, _lower_optional_number),
     "chunks": _Argument(None, _lower_chunks),
     "mask": _Argument(None, _lower_mask),
@@ -278,7 +282,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
 
-    Query row i stands at p_i = query_offset + i, key column j at p_j = j.
+    Query row i stands at p_i = query_offset + i, key column j at p_j = j, or both where positions
+    say.
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
@@ -304,6 +309,15 @@ def attention(
         key_segments: (B, Lk) or (Lk,) integers; with query_segments.
         query_offset: of any sign, or (B,) integers, one for each batch. None is 0 where Lq = Lk;
             elsewhere, with causal, a window or a position, it is an error.
+        positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: p_i of
+            the queries, in all that goes by positions, masks too, instead of query_offset and
+            columns. Documents that begin anew in one row (with segments), trees, and positions
+            drawn at random (Ruoss et al. 2023) are these. On a grid a position is a place in
+            row-major order, and the table of OffsetBias is one of positions, (H, 2 n - 1) with
+            offset 0 in its middle. Those of a batch lie less than 2^30 apart, and with biases by
+            offset they have at most 2^22 differences.
+        key_positions: (B, Lk) or (Lk,) integers: p_j of the keys. By default positions, where
+            Lq = Lk; elsewhere they go together.
         scale: of the dot product and of content terms, by default 1/sqrt(D); an error without them.
         chunks: (size, before, after): positions lie in chunks of that size, of which a query sees
             its own and so many before and after it. With Relative, the relative local attention of

@@ -58,9 +58,13 @@ class _Rule:
         needed = given.get("needed", [True] * len(self.outputs))
         if samples == 0:
             results = self._of_none(given, mapped, needed)
-        # What is not along the axis may differ from sample to sample, and a mask of dropout is
-        # drawn by the number of the head.
-        elif mapped.keys() - self.axes.keys() or given.get("dropout", 0) > 0:
+        # What is not along the axis may differ from sample to sample, a mask of dropout is drawn by
+        # the number of the head, and packed biases are of the heads of one sample.
+        elif (
+            mapped.keys() - self.axes.keys()
+            or given.get("dropout", 0) > 0
+            or given.get("bias_parameters") is not None
+        ):
             results = self._one_by_one(samples, given, mapped, needed)
         else:
             results = self._along_the_axis(samples, given, mapped, needed)

@@ -125,7 +125,8 @@ def context_parallel_attention(
         TypeError: a dtype or a device.
         NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
             have their place by a row of the whole sequence, dropout, whose mask has it, too,
-            frequencies of RoPE that go by the length of a call, and Forget, which sums over keys.
+            frequencies of RoPE that go by the length of a call, Forget, which sums over keys, and
+            positions of the caller's.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
@@ -134,6 +135,12 @@ def context_parallel_attention(
     call = lower_call(_NAME, q, arguments, ContextParallelArguments)
     if call["dropout"] != 0:
         raise NotImplementedError(f"gnomon.{_NAME}: dropout is {call['dropout']}; expected 0")
+    for name in ("positions", "key_positions"):
+        if call[name] is not None:
+            raise NotImplementedError(
+                f"gnomon.{_NAME}: {name} is given; expected tokens that stand one after the other, "
+                "at query_offset"
+            )
     similarity_spec, similarity_tensors = to_similarity(_NAME, similarity)._lower()
     similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
     positions = to_components(to_positions(_NAME, position))

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from gnomon import _safetensors
 from gnomon._adaptive import AdaptiveEmbedding, table_sizes
-from gnomon._checks import check_integer, check_string, check_tensors, wrong_type
+from gnomon._attention import Integers
+from gnomon._checks import (
+    check_integer,
+    check_optional_integers,
+    check_string,
+    check_tensors,
+    wrong_type,
+)
 from gnomon._position import Position, Sum, to_positions
 from gnomon._program import options as program_options
 from gnomon._similarity import Similarity, to_similarity
@@ -180,13 +187,29 @@ class _TransformerBlock(torch.nn.Module):
         _initialize(self.mlp_in, 1.0)
         _initialize(self.mlp_out, residual)
 
-    def forward(self, x: Tensor, cache: KVCache | None, memory: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cache: KVCache | None,
+        memory: Tensor | None,
+        positions: Tensor | None,
+        segments: Tensor | None,
+    ) -> Tensor:
         """Keys and values are those of memory (B, M, dim) and of x (B, L, dim)."""
         queries = self.attention_norm(x)
         keys, offset = queries, None
         if memory is not None:
             keys, offset = torch.cat([self.attention_norm(memory), queries], 1), memory.shape[1]
-        attended = self.attention(queries, keys, causal=True, query_offset=offset, cache=cache)
+        attended = self.attention(
+            queries,
+            keys,
+            causal=True,
+            query_offset=offset,
+            positions=positions,
+            query_segments=segments,
+            key_segments=segments,
+            cache=cache,
+        )
         x = x + self.dropout(attended)
         hidden = self.mlp_in(self.mlp_norm(x))
         if gate := _GATES.get(self.activation):
@@ -328,9 +351,12 @@ class LanguageModel(torch.nn.Module):
         tokens: Tensor,
         cache: LanguageModelCache | None = None,
         memory: LanguageModelMemory | None = None,
+        *,
+        positions: Integers | None = None,
+        segments: Integers | None = None,
     ) -> list[Tensor]:
         """What enters each block, and what leaves the last; (B, L, dim). As forward otherwise."""
-        states, keep = self._states(tokens, cache, memory)
+        states, keep = self._states(tokens, cache, memory, positions, segments)
         keep()
         return states
 
@@ -339,12 +365,27 @@ class LanguageModel(torch.nn.Module):
         tokens: Tensor,
         given_cache: LanguageModelCache | None,
         given_memory: LanguageModelMemory | None,
+        positions: Integers | None,
+        segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
         """The layer_inputs, and what to call once nothing can be refused any more.
 
         Until then the cache and the memory are as they were.
         """
-        self._check_call(tokens, given_cache, given_memory)
+        self._check_call(tokens, given_cache, given_memory, positions is not None)
+        operator = "models.LanguageModel"
+        for name, given, refused in (
+            ("positions", positions, (("memory", given_memory),)),
+            ("segments", segments, (("cache", given_cache), ("memory", given_memory))),
+        ):
+            for other, known in refused:
+                if given is not None and known is not None:
+                    raise ValueError(
+                        f"gnomon.{operator}: {name} and a {other} are both given; expected one of "
+                        "them"
+                    )
+        positions = check_optional_integers(operator, "positions", positions, tokens)
+        segments = check_optional_integers(operator, "segments", segments, tokens)
         cache = None if given_cache is None else given_cache._draft()
         memory = None if given_memory is None else given_memory._draft()
         try:
@@ -355,13 +396,16 @@ class LanguageModel(torch.nn.Module):
                 f"{self._options['vocabulary'] - 1}"
             ) from error
         known = cache if cache is not None else memory
-        x = self.token_position(x, cache=None if known is None else known.tokens)
+        x = self.token_position(
+            x, cache=None if known is None else known.tokens, positions=positions
+        )
         if memory is not None and memory.tokens.embeddings is not None:
             memory.tokens.embeddings = memory.tokens.embeddings.detach()
         states = [x]
         for layer, block in enumerate(self.blocks):
             before = None if memory is None else memory._remember(layer, x)
-            x = block(x, None if cache is None else cache.layers[layer], before)
+            layer_cache = None if cache is None else cache.layers[layer]
+            x = block(x, layer_cache, before, positions, segments)
             states.append(x)
 
         def keep() -> None:
@@ -377,6 +421,9 @@ class LanguageModel(torch.nn.Module):
         tokens: Tensor,
         cache: LanguageModelCache | None = None,
         memory: LanguageModelMemory | None = None,
+        *,
+        positions: Integers | None = None,
+        segments: Integers | None = None,
     ) -> Tensor:
         """Logits (B, L, vocabulary) of the token after each of tokens (B, L), integers.
 
@@ -384,7 +431,10 @@ class LanguageModel(torch.nn.Module):
 
         With a cache, the tokens follow those already in it; with a memory, they are the segment
         after those that it holds, and it then holds theirs. A call that raises leaves both as they
-        were.
+        were. positions (B, L), or (L,) for all, are integers: where the tokens stand, without a
+        memory; a token sees those up to its position. segments likewise: a token sees those of its
+        own alone, without a cache and a memory. Packed documents are both, positions from 0 on in
+        each of them.
 
         Raises:
             ValueError: shapes, tokens beyond the vocabulary or beyond max_length, a cache or a
@@ -392,7 +442,7 @@ class LanguageModel(torch.nn.Module):
             TypeError: tokens that are no tensor of integers, a memory of another dtype, another
                 device than the model's.
         """
-        states, keep = self._states(tokens, cache, memory)
+        states, keep = self._states(tokens, cache, memory, positions, segments)
         x = self.norm(states[-1])
         if isinstance(self.embedding, AdaptiveEmbedding):
             logits = self.embedding.log_probabilities(x)
@@ -439,7 +489,11 @@ class LanguageModel(torch.nn.Module):
         return losses
 
     def _check_call(
-        self, tokens: Tensor, cache: LanguageModelCache | None, memory: LanguageModelMemory | None
+        self,
+        tokens: Tensor,
+        cache: LanguageModelCache | None,
+        memory: LanguageModelMemory | None,
+        placed: bool,
     ) -> None:
         """All that can be seen before any work."""
         operator = "models.LanguageModel"
@@ -481,7 +535,7 @@ class LanguageModel(torch.nn.Module):
                     f"gnomon.{operator}: the {name} has a batch of {batch} and the tokens "
                     f"{len(tokens)}; expected the same"
                 )
-        if cache is not None and self.max_length is not None:
+        if cache is not None and self.max_length is not None and not placed:
             length = cache.tokens.length() + tokens.shape[1]
             if length > self.max_length:
                 raise ValueError(

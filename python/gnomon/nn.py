@@ -5,7 +5,7 @@ The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,13 +55,15 @@ class KVCache:
     """Projected keys and values of the tokens so far, before any rotation or map.
 
     k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; in projections what else a position makes of
-    tokens that are keys, (B, H, L, ...).
+    tokens that are keys, (B, H, L, ...). positions (B, L) or (L,) say where they stand, if the
+    calls do; None else.
     """
 
     def __init__(self) -> None:
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         self.projections: list[Tensor] = []
+        self.positions: Tensor | None = None
 
     def length(self) -> int:
         """How many tokens it holds."""
@@ -90,18 +92,44 @@ class KVCache:
             )
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
+    def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
+        """The same of where more tokens stand.
+
+        Tokens that came without positions before others with them stand one after the other.
+        """
+        if self.k is None:
+            return positions
+        if positions is None:
+            if self.positions is not None:
+                raise ValueError(
+                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the "
+                    "tokens that it takes"
+                )
+            return None
+        known = self.positions
+        if known is None:
+            known = torch.arange(self.length(), device=positions.device)
+        axes = max(known.dim(), positions.dim())
+        parts = [one if one.dim() == axes else one.expand(batch, -1) for one in (known, positions)]
+        return torch.cat(parts, -1)
+
     def append(
-        self, k: Tensor, v: Tensor, projections: Sequence[Tensor] = ()
+        self,
+        k: Tensor,
+        v: Tensor,
+        projections: Sequence[Tensor] = (),
+        positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Adds tokens; returns all keys and values."""
         of_keys = self.joined_projections(list(projections))
+        places = self.joined_positions(positions, k.shape[0])
         self.k, self.v = self.joined(k, v)
-        self.projections = of_keys
+        self.projections, self.positions = of_keys, places
         return self.k, self.v
 
     def reset(self) -> None:
         """Forgets all tokens."""
-        self.k = self.v = None
+        self.k = self.v = self.positions = None
         self.projections = []
 
 
@@ -313,7 +341,8 @@ class MultiheadAttention(torch.nn.Module):
         """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
 
         key is query by default, value is key. The keys and values of this call are appended to the
-        cache, the queries see all of it, and query_offset is its length before by default.
+        cache, the queries see all of it, and query_offset is its length before by default;
+        positions and key_positions are those of the tokens of this call, and the cache keeps them.
         key_padding_mask (B, Lk), as in torch.nn, is True, or -inf, where a key is hidden, of the
         cache, too; where padding lies at the ends, key_lengths and key_starts say so in fewer
         numbers. The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
@@ -331,8 +360,11 @@ class MultiheadAttention(torch.nn.Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
-            if arguments.get("query_offset") is None:
+            if arguments.get("query_offset") is None and arguments.get("positions") is None:
                 arguments["query_offset"] = cache.length()
+            places = cache.joined_positions(self._key_positions(query, key, arguments), len(k))
+            if places is not None:
+                arguments["key_positions"] = places
             # The cache takes them once nothing can be refused any more.
             k, v = cache.joined(k, v)
         tensors, of_keys = self._term_tensors(query, key)
@@ -373,8 +405,23 @@ class MultiheadAttention(torch.nn.Module):
         out: Tensor = self.out_proj(o)
         if cache is not None:
             cache.k, cache.v = k, v
-            cache.projections = projections
+            cache.projections, cache.positions = projections, places
         return out
+
+    def _key_positions(
+        self, query: Tensor, key: Tensor, arguments: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Where the keys of a call stand, as a tensor; None where it does not say."""
+        operator = "nn.MultiheadAttention"
+        positions = arguments.get("key_positions")
+        if positions is None:
+            positions = arguments.get("positions")
+            if positions is not None and query.shape[1] != key.shape[1]:
+                raise ValueError(
+                    f"gnomon.{operator}: key_positions is None, query has {query.shape[1]} tokens "
+                    f"and key {key.shape[1]}; expected the positions of the keys"
+                )
+        return check_optional_integers(operator, "positions", positions, query)
 
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
         """Those of the similarity and of the position for a call; which of them are of keys."""
@@ -660,6 +707,7 @@ class TokenEncoding(torch.nn.Module):
         before: Tensor | None = None,
         lengths: Integers | None = None,
         generator: torch.Generator | None = None,
+        positions: Integers | None = None,
     ) -> Tensor:
         """What forward adds; it broadcasts with the embeddings.
 
@@ -676,6 +724,7 @@ class TokenEncoding(torch.nn.Module):
             check_optional_integers("nn", "lengths", lengths, embeddings),
             before,
             generator,
+            check_optional_integers("nn", "positions", positions, embeddings),
         )
         return encoding
 
@@ -687,6 +736,7 @@ class TokenEncoding(torch.nn.Module):
         lengths: Integers | None = None,
         cache: TokenCache | None = None,
         generator: torch.Generator | None = None,
+        positions: Integers | None = None,
     ) -> Tensor:
         """embeddings (B, L, dim) and their encoding, their sum; the same shape.
 
@@ -694,8 +744,10 @@ class TokenEncoding(torch.nn.Module):
         and 0 without one. The tokens from lengths on, (B,) integers or one for all, are padding,
         which no other token sees; without a cache only. The tokens of a call follow those that went
         through the cache. What training draws comes from the generator, Torch's own by default.
+        positions (B, L), or (L,) for all, are integers: where the tokens stand, instead of one
+        after the other from offset on.
         """
-        return _add_encodings([self], embeddings, offset, lengths, cache, generator)
+        return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
     def extra_repr(self) -> str:
         """The arguments, for print()."""
@@ -833,10 +885,13 @@ class TokenPosition(torch.nn.Module):
         lengths: Integers | None = None,
         cache: TokenCache | None = None,
         generator: torch.Generator | None = None,
+        positions: Integers | None = None,
     ) -> Tensor:
         """embeddings (B, L, dim); the same shape. The arguments are those of TokenEncoding."""
         _check_embeddings("TokenPosition", "embeddings", embeddings, self.dim)
-        return _add_encodings(list(self.children()), embeddings, offset, lengths, cache, generator)
+        return _add_encodings(
+            list(self.children()), embeddings, offset, lengths, cache, generator, positions
+        )
 
 
 def _add_encodings(
@@ -846,6 +901,7 @@ def _add_encodings(
     lengths: Integers | None,
     cache: TokenCache | None,
     generator: torch.Generator | None,
+    positions: Integers | None,
 ) -> Tensor:
     """Adds to embeddings what each of them makes of them."""
     check_tensors("nn", embeddings=embeddings)
@@ -860,12 +916,15 @@ def _add_encodings(
             "gnomon.nn: lengths and a cache are both given; expected lengths in a call of all "
             "tokens, without a cache"
         )
+    positions = check_optional_integers("nn", "positions", positions, embeddings)
+    if positions is not None and offset is not None:
+        raise ValueError("gnomon.nn: positions and offset are both given; expected one of them")
     if offset is None:
-        offset = 0 if cache is None else cache.length()
+        offset = 0 if cache is None or positions is not None else cache.length()
     before = None if cache is None else cache.embeddings
     tokens = embeddings
     for encoding in encodings:
-        tokens = tokens + encoding.encode(embeddings, offset, before, lengths, generator)
+        tokens = tokens + encoding.encode(embeddings, offset, before, lengths, generator, positions)
     if cache is not None:
         cache.append(embeddings, max((encoding.history for encoding in encodings), default=0))
     return tokens

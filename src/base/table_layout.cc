@@ -36,8 +36,15 @@ int64_t OffsetLayout::LargestWindow(int64_t queries, int64_t keys) const {
   return std::min(size(), queries + keys);
 }
 
+std::vector<EntryDifference> OffsetLayout::Differences() const {
+  return {{0, size(), far_ == Far::kClip}};
+}
+std::optional<int64_t> OffsetLayout::KeyCode(size_t /*n*/, int64_t p) const { return p + past_; }
+std::optional<int64_t> OffsetLayout::QueryCode(size_t /*n*/, int64_t p) const { return p; }
+
 void KeyLayout::AddRuns(int64_t /*p*/, int64_t begin, int64_t end,
                         std::vector<TableRun>* runs) const {
+  begin = std::max<int64_t>(begin, 0);
   end = std::min(end, keys_);
   if (begin < end) runs->push_back({begin, end - begin, begin, 1});
 }
@@ -50,6 +57,13 @@ TableRange KeyLayout::Window(int64_t /*first*/, int64_t /*last*/, int64_t begin,
 int64_t KeyLayout::LargestWindow(int64_t /*queries*/, int64_t keys) const {
   return std::min(keys_, keys);
 }
+
+std::vector<EntryDifference> KeyLayout::Differences() const { return {{0, keys_, false}}; }
+std::optional<int64_t> KeyLayout::KeyCode(size_t /*n*/, int64_t p) const {
+  if (p < 0 || p >= keys_) return std::nullopt;
+  return p;
+}
+std::optional<int64_t> KeyLayout::QueryCode(size_t /*n*/, int64_t /*p*/) const { return 0; }
 
 GridLayout::GridLayout(std::vector<int64_t> shape, int64_t prefix, Kind kind)
     : shape_(std::move(shape)),
@@ -103,6 +117,41 @@ void GridLayout::AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<Tabl
     if (kind_ == Kind::kTable) runs->push_back({j, count, sum, 1});
     j += count;
   }
+}
+
+std::vector<EntryDifference> GridLayout::Differences() const {
+  if (kind_ == Kind::kTable) return {{0, size_, false}};
+  std::vector<EntryDifference> axes;
+  for (size_t axis = 0; axis < shape_.size(); ++axis) {
+    axes.push_back({first_[axis], first_[axis] + 2 * shape_[axis] - 1, false});
+  }
+  return axes;
+}
+
+int64_t GridLayout::Coordinate(size_t axis, int64_t p) const {
+  int64_t place = p - prefix_;
+  for (size_t after = shape_.size() - 1; after > axis; --after) place /= shape_[after];
+  return place % shape_[axis];
+}
+
+std::optional<int64_t> GridLayout::KeyCode(size_t n, int64_t p) const {
+  if (p < prefix_ || p >= tokens_) return std::nullopt;
+  if (kind_ == Kind::kAxes) return first_[n] + Coordinate(n, p) + shape_[n] - 1;
+  int64_t code = 0;
+  for (size_t axis = 0; axis < shape_.size(); ++axis) {
+    code += (Coordinate(axis, p) + shape_[axis] - 1) * stride_[axis];
+  }
+  return code;
+}
+
+std::optional<int64_t> GridLayout::QueryCode(size_t n, int64_t p) const {
+  if (p < prefix_ || p >= tokens_) return std::nullopt;
+  if (kind_ == Kind::kAxes) return Coordinate(n, p);
+  int64_t code = 0;
+  for (size_t axis = 0; axis < shape_.size(); ++axis) {
+    code += Coordinate(axis, p) * stride_[axis];
+  }
+  return code;
 }
 
 }  // namespace gnomon

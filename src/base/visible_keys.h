@@ -53,6 +53,31 @@ inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   return range;
 }
 
+// Whether queries and keys stand where the caller says.
+template <class T>
+bool HasPositions(const AttentionInput<T>& in) {
+  return in.query_positions != nullptr;
+}
+
+// Where query i and key j of batch b stand.
+template <class T>
+int64_t QueryPosition(const AttentionInput<T>& in, int64_t b, int64_t i) {
+  if (HasPositions(in)) return in.query_positions[b * in.shape.queries + i];
+  return QueryOffset(in, b) + i;
+}
+template <class T>
+int64_t KeyPosition(const AttentionInput<T>& in, int64_t b, int64_t j) {
+  return HasPositions(in) ? in.key_positions[b * in.shape.keys + j] : j;
+}
+
+// The positions of the keys that a query at p sees, whatever their columns and segments.
+inline KeyRange VisiblePositions(const Mask& mask, int64_t p) {
+  return VisibleKeys(mask, {-2 * kFar, 2 * kFar}, p);
+}
+
+// The positions of one batch lie less than this apart.
+inline constexpr int64_t kMostApart = int64_t{1} << 30;
+
 }  // namespace gnomon
 
 #endif  // GNOMON_SRC_BASE_VISIBLE_KEYS_H_

@@ -1,9 +1,11 @@
 // The public entry points: checks, then kernels.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "base/pair_count.h"
+#include "base/visible_keys.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/attention.h"
@@ -22,6 +24,35 @@ void Require(bool condition, const char* name, const char* problem) {
 template <class T>
 void RequireView(const View<T>& view, const char* name, int64_t size) {
   Require(view.data != nullptr || size == 0, name, "is null");
+}
+
+template <class T>
+void CheckPositions(const AttentionInput<T>& in) {
+  const AttentionShape& n = in.shape;
+  if (n.batch * n.queries * n.keys == 0) return;
+  Require((in.query_positions == nullptr) == (in.key_positions == nullptr),
+          "query_positions, key_positions", "one of them is null; expected both or neither");
+  if (!HasPositions(in)) return;
+  Require(in.bias.table == nullptr || in.bias.layout != nullptr, "bias",
+          "has no layout; with positions of the caller's it needs one");
+  // Beyond 2^53 those in float64 are no longer exact.
+  constexpr int64_t kLargest = int64_t{1} << 53;
+  for (int64_t b = 0; b < n.batch; ++b) {
+    const int64_t* queries = in.query_positions + b * n.queries;
+    auto [least, greatest] = std::minmax_element(queries, queries + n.queries);
+    int64_t low = *least;
+    int64_t high = *greatest;
+    const KeyRange seen = BatchKeys(in.mask, n.keys, b);
+    for (int64_t j = seen.begin; j < seen.end; ++j) {
+      low = std::min(low, KeyPosition(in, b, j));
+      high = std::max(high, KeyPosition(in, b, j));
+    }
+    if (low < -kLargest || high > kLargest || high - low >= kMostApart) {
+      Fail("positions", "of batch " + std::to_string(b) + " are from " + std::to_string(low) +
+                            " to " + std::to_string(high) +
+                            "; expected them within +-2^53 and less than 2^30 apart");
+    }
+  }
 }
 
 template <class T>
@@ -56,6 +87,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   Require(rows * columns == 0 ||
               (in.mask.query_segments == nullptr) == (in.mask.key_segments == nullptr),
           "query_segments, key_segments", "one of them is null; expected both or neither");
+  CheckPositions(in);
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
   const Relative<T>& relative = in.relative;
   Require(relative.layout != nullptr || (relative.keys == nullptr && relative.values == nullptr),

@@ -66,6 +66,7 @@ class BackwardPass {
                {.multiply = true, .add_product = false}),
         segments_(in.mask, n_),
         skipping_(in),
+        positions_(in),
         relative_queries_(in.relative.query, n_.batch, n_.heads,
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
         d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
@@ -78,6 +79,9 @@ class BackwardPass {
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_),
         pair_turns_(PairSums() * row_blocks_ * blocks_) {
+    for (int64_t b = 0; b < n_.batch; ++b) {
+      for (int64_t r = 0; r < row_blocks_; ++r) seen_blocks_.push_back(FindSeenBlocks(b, r));
+    }
     // Gradients are added up in whole vectors.
     if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
       d_queries_.Reset(head_rows_ * padded_dim_);
@@ -176,7 +180,7 @@ class BackwardPass {
     const int64_t begin = row_block * kRowBlock;
     const int64_t end = std::min(begin + kRowBlock, n_.queries);
     const int64_t first = head * n_.queries + begin;
-    row_turns_.Start(head * row_blocks_ + row_block, SeenBlocks(b, begin, end).begin);
+    row_turns_.Start(head * row_blocks_ + row_block, SeenBlocks(b, row_block).begin);
     if (wants_queries()) {
       for (int64_t i = begin; i < end; ++i) {
         std::fill_n(QueryGradient(b, h, i), padded_dim_, 0.0f);
@@ -241,10 +245,20 @@ class BackwardPass {
     return product * kept + (sum == 1.0f ? 0.0f : others);
   }
 
-  // Holds all blocks of keys that queries [begin, end) see any of.
-  KeyRange SeenBlocks(int64_t b, int64_t begin, int64_t end) const {
-    // Both ends of what a query sees grow with its position.
+  // Holds all blocks of keys that a block of queries sees any of.
+  KeyRange SeenBlocks(int64_t b, int64_t row_block) const {
+    return seen_blocks_[Size(b * row_blocks_ + row_block)];
+  }
+  KeyRange FindSeenBlocks(int64_t b, int64_t row_block) const {
+    const int64_t begin = row_block * kRowBlock;
+    const int64_t end = std::min(begin + kRowBlock, n_.queries);
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    if (positions_.exists()) {
+      const KeyRange near = positions_.Trimmed(b, positions_.SeenBy(b, begin, end), batch);
+      if (near.empty()) return {};
+      return {near.begin / kBackwardColumns, DivideUp(near.end, kBackwardColumns)};
+    }
+    // Both ends of what a query sees grow with its position.
     const int64_t position = QueryOffset(in_, b);
     const int64_t first =
         std::max<int64_t>(0, VisibleKeys(in_.mask, batch, position + begin).begin);
@@ -280,7 +294,7 @@ class BackwardPass {
       const int64_t first = task % row_blocks_ * kRowBlock;
       const int64_t rows = std::min(kRowBlock, n_.queries - first);
       Tiles& tiles = tiles_[Size(task)];
-      tiles.blocks = SeenBlocks(b, first, first + rows);
+      tiles.blocks = SeenBlocks(b, first / kRowBlock);
       const int64_t seen = tiles.blocks.end - tiles.blocks.begin;
       if (seen > 1 && skipping_.Active(b, h)) {
         LeaveOutTiles({b, h, 1, first, rows}, choices[Size(worker)], &tiles);
@@ -364,7 +378,7 @@ class BackwardPass {
     for (int64_t b = 0; b < n_.batch; ++b) {
       for (int64_t first = 0; first < n_.queries; first += kRowBlock) {
         const int64_t rows = std::min(kRowBlock, n_.queries - first);
-        const KeyRange seen = SeenBlocks(b, first, first + rows);
+        const KeyRange seen = SeenBlocks(b, first / kRowBlock);
         const int64_t pairs = n_.heads * rows * (seen.end - seen.begin) * kBackwardColumns;
         AddPairs(pairs, pairs);
       }
@@ -428,7 +442,7 @@ class BackwardPass {
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
       const int64_t row = row_block * kRowBlock;
       const int64_t rows = std::min(kRowBlock, n_.queries - row);
-      const KeyRange seen = skipping_.active() ? KeyRange{} : SeenBlocks(b, row, row + rows);
+      const KeyRange seen = skipping_.active() ? KeyRange{} : SeenBlocks(b, row_block);
       for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
         const Tiles* const tiles = skipping_.active()
                                        ? &tiles_[Size((b * n_.heads + h) * row_blocks_ + row_block)]
@@ -497,8 +511,14 @@ class BackwardPass {
     float* HWY_RESTRICT tile = block.tile;
     float* HWY_RESTRICT gradient = block.gradient;
     TileMask& mask = block.mask;
-    mask.Set(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryOffset(in_, b) + first_row, rows,
-             first, std::min(kBackwardColumns, n_.keys - first));
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    const int64_t width = std::min(kBackwardColumns, n_.keys - first);
+    mask = {};
+    if (positions_.exists()) {
+      mask.Set(positions_, batch, b, first_row, rows, first, width);
+    } else {
+      mask.Set(in_.mask, batch, QueryOffset(in_, b) + first_row, rows, first, width);
+    }
     mask.SetSegments(segments_, b, first_row, rows, first);
     mask.SetPairs(terms_.pair_mask(), b, h, 1, first_row, rows, first);
     if (mask.end <= mask.begin) return false;
@@ -623,7 +643,7 @@ class BackwardPass {
     // Whole vectors that some row sees.
     const int64_t begin = mask.begin / kLaneCount * kLaneCount;
     const int64_t end = RoundUp(mask.end, kLaneCount);
-    const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented;
+    const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented || mask.placed;
     const DF d;
     float* const d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
@@ -657,16 +677,19 @@ class BackwardPass {
       const RowVectors<Definition> row =
           LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
                               norms_ ? norms_.data()[head * n_.queries + i] : 0);
-      const RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
-                         segments_.Keys(b, first + begin),
-                         segments_.Query(b, i)};
+      RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
+                   segments_.Keys(b, first + begin),
+                   segments_.Query(b, i)};
+      if (mask.placed) {
+        view.positions = positions_.Keys(b, first + begin);
+        view.seen = positions_.SeenBy(b, i);
+      }
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
       float* const d_scores = block.gradient + r * kBackwardColumns + begin;
       const float factor = in_.factor[h] * temperature;
       if (terms_.values().exists()) {
-        terms_.AddValueProducts(at, values_window.Row(r), values_window.origin, d_scores,
-                                &block.runs);
+        terms_.AddValueProducts(at, values_window.Row(r), values_window, d_scores, &block.runs);
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums<Definition> sums;
@@ -675,9 +698,8 @@ class BackwardPass {
       float mean_added = 0;
       if (terms_.to_scores() || at.paired) {
         const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
-        const float* added =
-            terms_.ScoreRow(at, products, keys_window.origin, block.added, &block.runs,
-                            grad_.temperature != nullptr ? block.plain : nullptr);
+        const float* added = terms_.ScoreRow(at, products, keys_window, block.added, &block.runs,
+                                             grad_.temperature != nullptr ? block.plain : nullptr);
         ScoreGradients to;
         if (d_bias_) to.bias = BiasGradient(block.part, head);
         if (grad_.key_bias != nullptr) to.key_bias = d_key_bias;
@@ -696,7 +718,7 @@ class BackwardPass {
         }
         if (to.relative != nullptr) keys_window.ClearRow(r);
         if (d_added == block.d_added) {
-          terms_.SpreadGradient(at, to, keys_window.origin, d_added, &block.runs);
+          terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
         }
       } else {
         sums = TileRowGradient<Definition, false>(
@@ -706,7 +728,7 @@ class BackwardPass {
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
         values_window.ClearRow(r);
-        terms_.AddWeights(at, weights, values_window.Row(r), values_window.origin, &block.runs);
+        terms_.AddWeights(at, weights, values_window.Row(r), values_window, &block.runs);
       }
       for (int s = 0; s < Definition::kRowScalars; ++s) {
         block.d_rows[s * kRowBlock + r] = sums.a[s];
@@ -907,6 +929,8 @@ class BackwardPass {
   Segments segments_;
   Skipping<Definition> skipping_;
   std::vector<Tiles> tiles_;  // of each block of queries, where some may be left out
+  Positions positions_;
+  std::vector<KeyRange> seen_blocks_;  // of each block of queries of each batch
   PaddedRows relative_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;

@@ -72,7 +72,8 @@ class ForwardPass {
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
                {.multiply = false, .add_product = true}),
         segments_(in.mask, n_),
-        skipping_(in) {
+        skipping_(in),
+        positions_(in) {
     if (pairs_ && packs_all_) {
       paired_values_.Reset(n_.batch * n_.key_heads * keys_.count() * kWidth / 2 * value_columns_);
     }
@@ -636,8 +637,12 @@ class ForwardPass {
 
   void SetMask(const Block& block, KeyRange batch, int64_t first, int64_t width,
                TileMask* mask) const {
-    mask->Set(in_.mask, batch, QueryOffset(in_, block.b) + block.i, block.queries, first,
-              std::min(width, n_.keys - first));
+    width = std::min(width, n_.keys - first);
+    if (positions_.exists()) {
+      mask->Set(positions_, batch, block.b, block.i, block.queries, first, width);
+    } else {
+      mask->Set(in_.mask, batch, QueryOffset(in_, block.b) + block.i, block.queries, first, width);
+    }
     mask->Repeat(block.queries, block.heads);
     mask->SetSegments(segments_, block.b, block.i, block.queries, first);
     mask->SetPairs(terms_.pair_mask(), block.b, block.h, block.heads, block.i, block.queries,
@@ -673,7 +678,8 @@ class ForwardPass {
     }
     // Whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
-    bool masked = mask.HidesWithin(span, first_row, last_row) || mask.segmented || mask.paired;
+    bool masked =
+        mask.HidesWithin(span, first_row, last_row) || mask.segmented || mask.paired || mask.placed;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);
       masked = terms_.masks(block.b, block.head(r)) || masked;
@@ -730,15 +736,16 @@ class ForwardPass {
                         keys.first + seen.begin,
                         keys.first + seen.end,
                         mask.paired,
-                        terms_.Temperature(block.b, h, query + r - first_row)};
+                        terms_.Temperature(block.b, h, query + r - first_row),
+                        mask.placed};
       float* const tile = scratch.tile + r * kForwardColumns + span.begin;
       AddWeights(block, r, row, masked, mask.rows[r], span.begin,
-                 terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products.origin,
-                 keys, scratch);
+                 terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products, keys,
+                 scratch);
       if (terms_.drops()) terms_.Drop(row, tile);
       if (terms_.values().exists()) {
         weights.ClearRow(r - first_row);
-        terms_.AddWeights(row, tile, weights.Row(r - first_row), weights.origin, &scratch.runs);
+        terms_.AddWeights(row, tile, weights.Row(r - first_row), weights, &scratch.runs);
       }
     }
     if (terms_.values().exists()) {
@@ -750,21 +757,25 @@ class ForwardPass {
   // whatever the compiler thinks of the definition's size: a call for each vector would cost more.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
                               RowSpan visible, int64_t begin, const float* key_products,
-                              int64_t origin, const Keys& keys, Scratch& scratch) const {
+                              const TableWindow& window, const Keys& keys, Scratch& scratch) const {
     const int64_t columns = at.count;
     float* tile = scratch.tile + r * kForwardColumns + begin;
     const RowVectors<Definition> row =
         LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, block.norm[r]);
     const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
     const float factor = in_.factor[at.h] * at.temperature * kLog2E;
-    const RowView view{{visible.begin - begin, visible.end - begin},
-                       segments_.Keys(block.b, at.begin),
-                       segments_.Query(block.b, at.i)};
+    RowView view{{visible.begin - begin, visible.end - begin},
+                 segments_.Keys(block.b, at.begin),
+                 segments_.Query(block.b, at.i)};
+    if (at.placed) {
+      view.positions = positions_.Keys(block.b, at.begin);
+      view.seen = positions_.SeenBy(block.b, at.i);
+    }
     const bool masks_any = at.paired || terms_.masks(block.b, at.h);
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
     float top;
     if (terms_.to_scores() || at.paired) {
-      const float* bias = terms_.ScoreRow(at, key_products, origin, scratch.added, &scratch.runs);
+      const float* bias = terms_.ScoreRow(at, key_products, window, scratch.added, &scratch.runs);
       top = TileRowScores<Definition, true>(tile, columns, open, row, scalars.data(), factor, bias,
                                             view);
     } else {
@@ -843,11 +854,16 @@ class ForwardPass {
         *segments_.Keys(block.b, keys.first + j) != segments_.Query(block.b, i)) {
       return false;
     }
+    if (mask.placed) {
+      const int32_t at = *positions_.Keys(block.b, keys.first + j);
+      const Positions::Range seen = positions_.SeenBy(block.b, i);
+      if (at < seen.low || at >= seen.high) return false;
+    }
     if (!terms_.masks(block.b, h) && !mask.paired) return true;
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
     const TileRow row{block.b,     h,   i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
                       mask.paired, 1.0f};
-    const float* bias = terms_.ScoreRow(row, nullptr, 0, scratch.added, &scratch.runs);
+    const float* bias = terms_.ScoreRow(row, nullptr, {}, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }
 
@@ -940,6 +956,7 @@ class ForwardPass {
   Segments segments_;
   Skipping<Definition> skipping_;
   std::vector<Plan> plans_;       // of each block, where parts of the keys are tasks
+  Positions positions_;
   std::vector<char> non_finite_;  // for each panel of values
   Buffer partial_;
   Buffer paired_values_;

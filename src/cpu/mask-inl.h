@@ -12,6 +12,7 @@
 
 #include "base/visible_keys.h"
 #include "cpu/packing-inl.h"
+#include "cpu/positions-inl.h"
 #include "gnomon/attention.h"
 #include "hwy/highway.h"
 
@@ -179,6 +180,7 @@ struct TileMask {
   bool partial = false;
   bool segmented = false;  // rows may not see a key of their span, for its segment
   bool paired = false;     // or for the caller's mask of pairs
+  bool placed = false;     // or for its position
 
   // Spans of `count` queries from `position` on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
@@ -189,6 +191,38 @@ struct TileMask {
       const KeyRange keys = VisibleKeys(mask, batch, position + r);
       rows[r].begin = std::clamp<int64_t>(keys.begin - first, 0, width);
       rows[r].end = std::clamp<int64_t>(keys.end - first, rows[r].begin, width);
+      if (rows[r].begin == rows[r].end) continue;
+      begin = std::min(begin, rows[r].begin);
+      end = std::max(end, rows[r].end);
+    }
+    partial = HidesWithin({begin, end}, 0, count);
+  }
+
+  // The same of tokens that stand anywhere: `count` queries of batch b from `query` on.
+  void Set(const Positions& positions, KeyRange batch, int64_t b, int64_t query, int64_t count,
+           int64_t first, int64_t width) {
+    const KeyRange columns{std::max(batch.begin, first), std::min(batch.end, first + width)};
+    const KeyRange near = positions.Trimmed(b, positions.SeenBy(b, query, query + count), columns);
+    begin = width;
+    end = 0;
+    std::fill_n(rows, count, RowSpan{});
+    if (near.empty()) return;
+    const Positions::Range keys = positions.OfKeys(b, near.begin, near.end);
+    const bool sorted = positions.Sorted(b, near.begin, near.end);
+    const int32_t* from = positions.Keys(b, near.begin);
+    const int32_t* to = positions.Keys(b, near.end);
+    for (int64_t r = 0; r < count; ++r) {
+      const Positions::Range seen = positions.SeenBy(b, query + r);
+      if (!seen.Meets(keys)) continue;
+      rows[r] = {near.begin - first, near.end - first};
+      if (!seen.Holds(keys)) {
+        placed = placed || !sorted;
+        if (sorted) {
+          rows[r].end = near.begin - first + (std::lower_bound(from, to, seen.high) - from);
+          rows[r].begin = near.begin - first + (std::lower_bound(from, to, seen.low) - from);
+          if (rows[r].begin >= rows[r].end) rows[r] = {};
+        }
+      }
       if (rows[r].begin == rows[r].end) continue;
       begin = std::min(begin, rows[r].begin);
       end = std::max(end, rows[r].end);
@@ -269,11 +303,14 @@ struct TileMask {
   }
 };
 
-// What a row sees of some columns: those of its span that are of its segment.
+// What a row sees of some columns: those of its span that are of its segment and stand where it
+// sees.
 struct RowView {
   RowSpan span;
   const int32_t* segments = nullptr;  // of the columns; null: one segment
   int32_t segment = 0;
+  const int32_t* positions = nullptr;  // of the columns; null: it sees all of the span
+  Positions::Range seen = {};
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -186,8 +186,14 @@ HWY_INLINE auto Visible(const RowView& view, int64_t j) {
   const VI lane = hn::Iota(di, static_cast<int32_t>(j));
   const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
                                lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
-  if (view.segments == nullptr) return in_span;
-  return hn::And(in_span, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
+  auto visible = in_span;
+  if (view.segments != nullptr) {
+    visible = hn::And(visible, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
+  }
+  if (view.positions == nullptr) return visible;
+  const VI at = hn::LoadU(di, view.positions + j);
+  return hn::And(visible,
+                 hn::And(at > hn::Set(di, view.seen.low - 1), at < hn::Set(di, view.seen.high)));
 }
 
 HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
@@ -197,7 +203,7 @@ HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
 
 // How many columns from the first on, whole vectors, a row sees all of.
 HWY_INLINE int64_t OpenColumns(const RowView& view, int64_t columns) {
-  if (view.segments != nullptr || view.span.begin > 0) return 0;
+  if (view.segments != nullptr || view.positions != nullptr || view.span.begin > 0) return 0;
   return std::clamp<int64_t>(view.span.end, 0, columns) / kLaneCount * kLaneCount;
 }
 

@@ -461,8 +461,9 @@ class Skipping {
                          (in.bias.table == nullptr || in.bias.layout == nullptr) &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
-    // Something that falls with the distance.
-    const bool falls = in.bias.table != nullptr || in.key_bias != nullptr;
+    // Something that falls with the distance, of tokens that stand one after the other.
+    const bool falls = (in.bias.table != nullptr || in.key_bias != nullptr) &&
+                       in.query_positions == nullptr;
     return bounded && falls && in.tolerance > 0 && in.shape.keys > kForwardColumns;
   }
 

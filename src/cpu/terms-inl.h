@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "base/dropout.h"
@@ -15,6 +16,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
+#include "cpu/positions-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -36,6 +38,7 @@ struct TileRow {
   int64_t last;
   bool paired;  // whether the caller's mask of pairs hides some
   float temperature;
+  bool placed = false;  // or the position of some
 };
 
 // to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
@@ -353,11 +356,15 @@ class Terms {
         bias_(in),
         key_bias_(in),
         pair_mask_(in.mask, in.shape),
+        placed_biases_(in, in.bias.table != nullptr ? in.bias.layout : nullptr),
+        placed_rows_(in, in.relative.layout),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
               in.shape, TableSize(in), in.relative.dim, keys),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
                 in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values) {
-    if (relative()) {
+    if (relative() && HasPositions(in)) {
+      window_stride_ = RoundUp(in.relative.layout->size(), kLaneCount) + 2 * kLaneCount;
+    } else if (relative()) {
       // A vector before the range's first entry and one past its last.
       window_stride_ =
           RoundUp(in.relative.layout->LargestWindow(kRowBlock, tile_columns), kLaneCount) +
@@ -411,8 +418,15 @@ class Terms {
                      float* memory) const {
     TableWindow window;
     if (!relative()) return window;
-    const int64_t p = QueryOffset(in_, b) + query;
-    window.range = in_.relative.layout->Window(p, p + rows, begin, end);
+    const TableLayout& layout = *in_.relative.layout;
+    if (placed_rows_.exists()) {
+      window.range = placed_rows_.Window(b, query, rows, begin, end, layout.size());
+    } else if (HasPositions(in_)) {
+      window.range = {0, layout.size()};
+    } else {
+      const int64_t p = QueryOffset(in_, b) + query;
+      window.range = layout.Window(p, p + rows, begin, end);
+    }
     window.origin = window.range.begin / kLaneCount * kLaneCount;
     window.stride = window_stride_;
     window.data = memory;
@@ -430,28 +444,28 @@ class Terms {
   // caller's mask hides a pair: in place if it lies in one row of memory, else added up in
   // `scratch`. `products` is the row's in the window of MultiplyKeys, null for the biases alone.
   // `plain` takes it without the temperature, where that is wanted.
-  const float* ScoreRow(const TileRow& row, const float* products, int64_t origin, float* scratch,
-                        std::vector<TableRun>* runs, float* plain = nullptr) const {
-    const bool by_offset = bias_.exists() && bias_.layout() == nullptr;
+  const float* ScoreRow(const TileRow& row, const float* products, const TableWindow& window,
+                        float* scratch, std::vector<TableRun>* runs, float* plain = nullptr) const {
+    const std::optional<int64_t> first_bias = FirstBias(row);
     const bool of_pairs = pair_bias() || row.paired;
     const bool as_it_is = !has_temperature() && !key_bias_.has_base();
     if (products == nullptr && !of_pairs && as_it_is && bias_.exists() != key_bias_.exists()) {
-      if (by_offset) return bias_.Table(row.b, row.h) + bias_.FirstEntry(row);
+      if (first_bias) return bias_.Table(row.b, row.h) + *first_bias;
       if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
     }
-    if (by_offset) {
-      std::copy_n(bias_.Table(row.b, row.h) + bias_.FirstEntry(row), row.count, scratch);
+    if (first_bias) {
+      std::copy_n(bias_.Table(row.b, row.h) + *first_bias, row.count, scratch);
     } else {
       std::fill_n(scratch, row.count, 0.0f);
-    }
-    if (bias_.layout() != nullptr) {
-      FindRuns(*bias_.layout(), row, runs);
-      Gather(*runs, bias_.Table(row.b, row.h), 0, 1.0f, row.begin, scratch);
+      if (bias_.exists()) {
+        ReadEntries(*bias_.layout(), placed_biases_, row, bias_.Table(row.b, row.h), 0,
+                    {0, bias_.size()}, 1.0f, scratch, runs);
+      }
     }
     if (key_bias_.exists()) key_bias_.AddTo(row, scratch);
     if (products != nullptr) {
-      FindRuns(*in_.relative.layout, row, runs);
-      Gather(*runs, products, origin, in_.relative.factor * kLog2E, row.begin, scratch);
+      ReadEntries(*in_.relative.layout, placed_rows_, row, products, window.origin, window.range,
+                  in_.relative.factor * kLog2E, scratch, runs);
     }
     if (pair_bias()) {
       const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
@@ -479,44 +493,46 @@ class Terms {
         std::fill_n(to.pairs, row.count, 0.0f);
         return to.pairs;
       }
-      if (to.bias != nullptr && bias_.layout() == nullptr) return to.bias + bias_.FirstEntry(row);
+      if (to.bias != nullptr) {
+        if (const std::optional<int64_t> first = FirstBias(row)) return to.bias + *first;
+      }
     }
     std::fill_n(scratch, row.count, 0.0f);
     return scratch;
   }
-  void SpreadGradient(const TileRow& row, const ScoreGradients& to, int64_t origin, float* scratch,
-                      std::vector<TableRun>* runs) const {
+  void SpreadGradient(const TileRow& row, const ScoreGradients& to, const TableWindow& window,
+                      float* scratch, std::vector<TableRun>* runs) const {
     if (has_temperature()) {
       for (int64_t n = 0; n < row.count; ++n) scratch[n] *= row.temperature;
     }
-    if (to.bias != nullptr && bias_.layout() != nullptr) {
-      FindRuns(*bias_.layout(), row, runs);
-      Scatter(*runs, scratch, row.begin, 1.0f, to.bias, 0);
-    } else if (to.bias != nullptr) {
-      float* table = to.bias + bias_.FirstEntry(row);
+    if (const std::optional<int64_t> first = to.bias != nullptr ? FirstBias(row) : std::nullopt) {
+      float* table = to.bias + *first;
       for (int64_t n = 0; n < row.count; ++n) table[n] += scratch[n];
+    } else if (to.bias != nullptr) {
+      AddToEntries(*bias_.layout(), placed_biases_, row, scratch, 1.0f, to.bias, 0,
+                   {0, bias_.size()}, runs);
     }
     if (to.key_bias != nullptr) {
       for (int64_t n = 0; n < row.count; ++n) to.key_bias[n] += scratch[n];
     }
     if (to.pairs != nullptr) std::copy_n(scratch, row.count, to.pairs);
     if (to.relative != nullptr) {
-      FindRuns(*in_.relative.layout, row, runs);
-      Scatter(*runs, scratch, row.begin, in_.relative.factor, to.relative, origin);
+      AddToEntries(*in_.relative.layout, placed_rows_, row, scratch, in_.relative.factor,
+                   to.relative, window.origin, window.range, runs);
     }
   }
 
   // Adds a row of products with relative values to its products with values.
-  void AddValueProducts(const TileRow& row, const float* products, int64_t origin, float* to,
-                        std::vector<TableRun>* runs) const {
-    FindRuns(*in_.relative.layout, row, runs);
-    Gather(*runs, products, origin, 1.0f, row.begin, to);
+  void AddValueProducts(const TileRow& row, const float* products, const TableWindow& window,
+                        float* to, std::vector<TableRun>* runs) const {
+    ReadEntries(*in_.relative.layout, placed_rows_, row, products, window.origin, window.range,
+                1.0f, to, runs);
   }
   // Adds up a row's weights for each entry.
-  void AddWeights(const TileRow& row, const float* weights, float* entries, int64_t origin,
-                  std::vector<TableRun>* runs) const {
-    FindRuns(*in_.relative.layout, row, runs);
-    Scatter(*runs, weights, row.begin, 1.0f, entries, origin);
+  void AddWeights(const TileRow& row, const float* weights, float* entries,
+                  const TableWindow& window, std::vector<TableRun>* runs) const {
+    AddToEntries(*in_.relative.layout, placed_rows_, row, weights, 1.0f, entries, window.origin,
+                 window.range, runs);
   }
 
   // Multiplies a row of weights, or of their gradients, by dropout's mask.
@@ -581,15 +597,58 @@ class Terms {
     for (; n < columns; ++n) scores[n] = seen[n] != 0 ? scores[n] : -kInfinity;
   }
 
+  // Where in the table of biases those of a row begin, if they follow one another there.
+  std::optional<int64_t> FirstBias(const TileRow& row) const {
+    if (!bias_.exists()) return std::nullopt;
+    if (bias_.layout() == nullptr) return bias_.FirstEntry(row);
+    if (!placed_biases_.exists()) return std::nullopt;
+    return placed_biases_.FirstEntry(row.b, row.i, row.begin, row.count, bias_.stride());
+  }
+
+  // to[n] += factor * the entries that a row's columns read; there are those of the window alone.
+  void ReadEntries(const TableLayout& layout, const PlacedEntries& placed, const TileRow& row,
+                   const float* entries, int64_t origin, TableRange window, float factor, float* to,
+                   std::vector<TableRun>* runs) const {
+    if (placed.exists()) {
+      return placed.Gather(row.b, row.i, row.begin, row.count, entries, origin, window, factor, to);
+    }
+    FindRuns(layout, row, runs);
+    Gather(*runs, entries, origin, factor, row.begin, to);
+  }
+  // The transpose.
+  void AddToEntries(const TableLayout& layout, const PlacedEntries& placed, const TileRow& row,
+                    const float* from, float factor, float* entries, int64_t origin,
+                    TableRange window, std::vector<TableRun>* runs) const {
+    if (placed.exists()) {
+      return placed.Scatter(row.b, row.i, row.begin, row.count, from, factor, entries, origin,
+                            window);
+    }
+    FindRuns(layout, row, runs);
+    Scatter(*runs, from, row.begin, factor, entries, origin);
+  }
+
   void FindRuns(const TableLayout& layout, const TileRow& row, std::vector<TableRun>* runs) const {
     runs->clear();
-    layout.AddRuns(QueryOffset(in_, row.b) + row.i, row.first, row.last, runs);
+    const int64_t p = QueryPosition(in_, row.b, row.i);
+    if (!HasPositions(in_)) return layout.AddRuns(p, row.first, row.last, runs);
+    // Runs of positions are those of columns elsewhere.
+    const int64_t* keys = in_.key_positions + row.b * in_.shape.keys;
+    for (int64_t begin = row.first; begin < row.last;) {
+      int64_t end = begin + 1;
+      while (end < row.last && keys[end] == keys[end - 1] + 1) ++end;
+      const size_t known = runs->size();
+      layout.AddRuns(p, keys[begin], keys[begin] + end - begin, runs);
+      for (size_t n = known; n < runs->size(); ++n) (*runs)[n].column += begin - keys[begin];
+      begin = end;
+    }
   }
 
   const AttentionInput<float>& in_;
   BiasTable bias_;
   KeyBias key_bias_;
   PairMask pair_mask_;
+  PlacedEntries placed_biases_;
+  PlacedEntries placed_rows_;  // of relative keys and values
   RowTable keys_;
   RowTable values_;
   int64_t window_stride_ = 0;

@@ -155,10 +155,10 @@ bool HasHeight(const std::string& similarity) {
 at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
                           bool causal, at::TensorList tensors, c10::SymInt offset, bool training,
                           const OptionalTensor& lengths, const OptionalTensor& before,
-                          std::optional<at::Generator> generator) {
-  return EncodeTokens(
-      Component::Parse(spec), dim, causal, tensors.vec(),
-      {embeddings, std::move(offset), training, lengths, before, std::move(generator)});
+                          std::optional<at::Generator> generator, const OptionalTensor& positions) {
+  return EncodeTokens(Component::Parse(spec), dim, causal, tensors.vec(),
+                      {embeddings, std::move(offset), training, lengths, before,
+                       std::move(generator), std::nullopt, positions});
 }
 
 std::tuple<at::Tensor, at::Tensor> HypeAugmentOp(const at::Tensor& q, const at::Tensor& k,
@@ -267,8 +267,8 @@ TORCH_LIBRARY(gnomon, m) {
       TensorsOfEncoding);
   m.def(
       "encode_tokens(Tensor embeddings, str spec, int dim, bool causal, Tensor[] tensors, "
-      "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator) -> "
-      "Tensor",
+      "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator, "
+      "Tensor? positions=None) -> Tensor",
       EncodeTokensOp);
   m.def(
       "graph_attention(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "

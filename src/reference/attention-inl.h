@@ -84,7 +84,8 @@ class Problem {
   void Entries(const TableLayout& layout, int64_t b, int64_t i, int64_t j,
                std::vector<int64_t>* entries) const {
     std::vector<TableRun> runs;
-    layout.AddRuns(QueryOffset(in_, b) + i, j, j + 1, &runs);
+    const int64_t key = KeyPosition(in_, b, j);
+    layout.AddRuns(QueryPosition(in_, b, i), key, key + 1, &runs);
     entries->clear();
     for (const TableRun& run : runs) entries->push_back(run.entry);
   }
@@ -119,6 +120,11 @@ class Problem {
   // Without the temperature. What is masked is so whatever f is, NaN included.
   double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
     const Mask& mask = in_.mask;
+    if (HasPositions(in_)) {
+      const KeyRange seen = VisiblePositions(mask, QueryPosition(in_, b, i));
+      const int64_t key = KeyPosition(in_, b, j);
+      if (key < seen.begin || key >= seen.end) return kHidden;
+    }
     if (mask.key_segments != nullptr &&
         mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
       return kHidden;
@@ -176,8 +182,11 @@ class Problem {
     return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
   }
 
+  // Holds all that query i sees.
   KeyRange Keys(int64_t b, int64_t i) const {
-    return VisibleKeys(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryOffset(in_, b) + i);
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    if (HasPositions(in_)) return batch;
+    return VisibleKeys(in_.mask, batch, QueryPosition(in_, b, i));
   }
 
   static double Dot(const double* x, const double* y, int64_t n) {

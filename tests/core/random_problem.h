@@ -124,7 +124,10 @@ struct ProblemOptions {
   std::vector<int64_t> key_starts = {};   // empty: none
   std::vector<int64_t> key_lengths = {};  // empty: none
   int64_t query_offset = 0;
-  std::vector<int64_t> query_offsets = {};   // for each batch; empty: query_offset
+  std::vector<int64_t> query_offsets = {};  // for each batch; empty: query_offset
+  // (B, Lq) and (B, Lk): positions of the caller's; empty: none.
+  std::vector<int64_t> query_positions = {};
+  std::vector<int64_t> key_positions = {};
   std::vector<int32_t> query_segments = {};  // (B, Lq); empty: none
   std::vector<int32_t> key_segments = {};    // (B, Lk)
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
@@ -173,6 +176,7 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   list(" lengths", o.key_lengths);
   list(" offsets", o.query_offsets);
   if (!o.query_segments.empty()) out << " segments";
+  if (!o.query_positions.empty()) out << " positions";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
              << (o.key_bias ? " key bias" : "") << (o.key_bias_base ? " with base" : "")
              << (o.temperature ? " temperature" : "") << Describe(" pair bias", o.pair_bias)
@@ -183,18 +187,29 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
 
+// Where query i and key j of batch b stand.
+inline int64_t QueryAt(const ProblemOptions& o, int64_t b, int64_t i) {
+  if (!o.query_positions.empty()) {
+    return o.query_positions[static_cast<size_t>(b * o.shape.queries + i)];
+  }
+  return i + (o.query_offsets.empty() ? o.query_offset : o.query_offsets[static_cast<size_t>(b)]);
+}
+inline int64_t KeyAt(const ProblemOptions& o, int64_t b, int64_t j) {
+  if (o.key_positions.empty()) return j;
+  return o.key_positions[static_cast<size_t>(b * o.shape.keys + j)];
+}
+
 // Whether query i of batch b sees key j, but for a bias of -inf and a mask of pairs: the definition
 // of the other masks.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
-  const int64_t offset =
-      j - i - (o.query_offsets.empty() ? o.query_offset : o.query_offsets[batch]);
+  const int64_t offset = KeyAt(o, b, j) - QueryAt(o, b, i);
   const auto chunk = [&](int64_t p) {
     return static_cast<int64_t>(
         std::floor(static_cast<double>(p) / static_cast<double>(o.chunks.size)));
   };
   if (o.chunks.size > 0) {
-    const int64_t distance = chunk(j) - chunk(j - offset);
+    const int64_t distance = chunk(KeyAt(o, b, j)) - chunk(QueryAt(o, b, i));
     if (distance < -o.chunks.before || distance > o.chunks.after) return false;
   }
   const bool same_segment =
@@ -336,6 +351,10 @@ struct Problem {
     in.bfloat16 = options.bfloat16;
     in.query_offset = options.query_offset;
     if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();
+    if (!options.query_positions.empty()) {
+      in.query_positions = options.query_positions.data();
+      in.key_positions = options.key_positions.data();
+    }
     return in;
   }
 

@@ -26,10 +26,10 @@ Results<double> Naive(const Problem<double>& p) {
         // The entries of the relative tables that a pair reads.
         const auto entries = [&](int64_t j) {
           std::vector<TableRun> runs;
-          const int64_t offset = p.options.query_offsets.empty()
-                                     ? p.options.query_offset
-                                     : p.options.query_offsets.at(static_cast<size_t>(b));
-          if (p.options.relative) p.options.relative->AddRuns(i + offset, j, j + 1, &runs);
+          const int64_t key = KeyAt(p.options, b, j);
+          if (p.options.relative) {
+            p.options.relative->AddRuns(QueryAt(p.options, b, i), key, key + 1, &runs);
+          }
           std::vector<int64_t> read;
           for (const TableRun& run : runs) {
             read.push_back((p.options.relative_heads ? h * p.options.relative->size() : 0) +
@@ -57,7 +57,12 @@ Results<double> Naive(const Problem<double>& p) {
           for (int64_t s = 0; s < f.head_scalars; ++s) t.push_back(p.head.at(s * n.heads + h));
           double score = p.factor.at(h) * f.value(g, a.data(), c.data(), t.data());
           if (!p.bias.empty()) {
-            score += p.bias.at(b * p.bias_stride() + h * p.bias_size() + n.queries - 1 + j - i);
+            // With positions the tests' layouts are of offsets from -3 to 4, and clip.
+            const int64_t offset = KeyAt(p.options, b, j) - QueryAt(p.options, b, i);
+            const int64_t entry = p.options.query_positions.empty()
+                                      ? n.queries - 1 + j - i
+                                      : std::clamp<int64_t>(offset, -3, 4) + 3;
+            score += p.bias.at(b * p.bias_stride() + h * p.bias_size() + entry);
           }
           if (p.options.pair_bias.exists) {
             score +=
@@ -149,6 +154,15 @@ const std::vector<Case>& Cases() {
     ProblemOptions& image = add("RelativeOnGrid", {1, 2, 1, 7, 7, 3, 2});
     image.relative = &grid;
     image.relative_heads = true;
+    static const OffsetLayout offsets_of_positions(3, 4, OffsetLayout::Far::kClip);
+    ProblemOptions& placed = add("Positions", {2, 4, 2, 4, 6, 3, 2});
+    placed.right = 1;
+    placed.chunks = {4, 1, 0};
+    placed.query_positions = {3, 0, 0, -5, 7, 8, 2, 30};
+    placed.key_positions = {0, 1, 2, 0, 1, 2, 9, 7, 5, 3, 1, 29};
+    placed.bias = ProblemOptions::kBiasForEachBatch;
+    placed.layout = &offsets_of_positions;
+    placed.relative = &clip;
     ProblemOptions& key_bias = add("KeyBias", {2, 2, 1, 4, 5, 3, 2});
     key_bias.key_bias = true;
     for (const auto& [name, batch, heads] :

@@ -18,8 +18,11 @@ from gnomon.similarity import Penumbral
 ops = torch.ops.gnomon
 
 
-def low_level_arguments(dtype):
-    """Of attention_forward, for umbral: every optional argument but head scalars is given."""
+def low_level_arguments(dtype, places=False):
+    """Of attention_forward, for umbral: every optional argument but head scalars is given.
+
+    With places, tokens stand there instead of at offsets, and the operator makes their bias.
+    """
     torch.manual_seed(0)
     b, h, hkv, lq, lk, d = 2, 4, 2, 5, 7, 3
     shapes = (b, h, lq, d), (b, hkv, lk, d), (b, hkv, lk, 4)
@@ -33,26 +36,31 @@ def low_level_arguments(dtype):
     temperature = torch.rand(b, h, lq, dtype=dtype) + 0.5
     relative = [torch.randn(b, h, lq, 2, dtype=dtype), torch.randn(1, 5, 2, dtype=dtype)]
     values = torch.randn(h, 5, 4, dtype=dtype)
-    biases = [bias, key_bias, pairs, temperature]
-    tensors = [x, y, v, rows, columns, None, factor, *biases, *relative, values]
+    biases = [None if places else bias, key_bias, pairs, temperature]
+    slopes = torch.rand(h, dtype=dtype) if places else None
+    tensors = [x, y, v, rows, columns, None, factor, *biases, *relative, values, slopes]
     constants = torch.randn(b, h, lk, dtype=dtype) / 1024, torch.randn(b, h, lq, dtype=dtype)
     mask = torch.rand(b, 1, lq, lk) < 0.8
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
-    offsets = torch.tensor([2, 0])
+    offsets = [torch.tensor([2, 0]), None, None]
+    if places:
+        offsets = [None, torch.randint(9, (b, lq)), torch.randint(9, (b, lk))]
+    terms = ("alibi:slopes=tensor", [1, h]) if places else ("", None)
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "clip", 0.5, 0.25, 2.0**-24, False)
-    return tensors, (*constants, mask, *lengths, offsets, *segments, torch.tensor([3]), *numbers)
+    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 2.0**-24, False)
+    return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
 
 
+@pytest.mark.parametrize("places", [False, True], ids=["offsets", "positions"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_opcheck_of_the_pair(dtype):
-    tensors, rest = low_level_arguments(dtype)
+def test_opcheck_of_the_pair(dtype, places):
+    tensors, rest = low_level_arguments(dtype, places)
     leaves = [None if t is None else t.requires_grad_() for t in tensors]
     torch.library.opcheck(ops.attention_forward, (*leaves, *rest), test_utils=CHECKS)
     detached = [None if t is None else t.detach() for t in tensors]
     o, lse, statistics = ops.attention_forward(*detached, *rest)
     saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
-    for needed in ([t is not None for t in tensors], [True] + [False] * 13):
+    for needed in ([t is not None for t in tensors], [True] + [False] * 14):
         torch.library.opcheck(
             ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
         )

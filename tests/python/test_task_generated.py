@@ -224,7 +224,14 @@ def test_random_positions_end_where_they_are_drawn_from(gnomon):
     assert [e["tokens"] for e in others] == [e["tokens"] for e in examples]
 
 
-@pytest.mark.parametrize("extra", [["rope"], ["learned", "--random-positions", 30]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["rope"],
+        ["learned", "--random-positions", 30],
+        ["rope+alibi:slopes=learned+relative:max_offset=4", "--random-positions", 30],
+    ],
+)
 def test_resumes_bitwise(gnomon, extra):
     # While it warms up, the learning rate does not depend on how many steps there are.
     arguments = [*TRAIN, "--problem", "stack", "--lengths", "5", "--dropout", 0.1]
@@ -299,11 +306,21 @@ def test_wrong_words_are_one_line(refused, words, part):
     assert part in refused(*GENERATED, *words)
 
 
+def test_random_positions_refuse_by_name_what_does_not_take_them(refused):
+    for position in ("conv", "rope+conv"):
+        line = refused(*GENERATED, "--random-positions", 100, "--position", position)
+        assert "'conv' reads the tokens beside each other and does not take positions" in line
+    line = refused(*GENERATED, "--random-positions", 100, "--position", "sinusoidal:shape=8x10")
+    assert "defined up to length 80, shorter than the 100 tokens" in line
+
+
 @pytest.mark.parametrize(
-    "position",
-    ["none", "rope", "alibi", "cape", "conv", "learned+rope", "sinusoidal:shape=8x10"],
+    "position", ["none", "rope", "alibi", "t5+cape", "transformer_xl", "absolute_keys", "forget"]
 )
-def test_random_positions_refuse_by_name_what_does_not_take_them(refused, position):
-    line = refused(*GENERATED, "--random-positions", 100, "--position", position)
-    name = position.removeprefix("learned+")
-    assert f"'{name}' does not take positions that are drawn at random" in line
+def test_random_positions_are_those_of_all_that_reads_positions(gnomon, position):
+    gnomon(
+        *TWO_STEPS, "--out", "run", "--lengths", "3,5", "--position", position,
+        "--random-positions", 20,
+    )  # fmt: skip
+    at = json.loads(gnomon("eval", "--model", "run", "--json"))["losses"]
+    assert all(row["accuracy"] is not None for row in at)

@@ -6,7 +6,8 @@
 //                                      .position(position::RoPE() + position::ALiBi(slopes))
 //                                      .causal(true));
 //
-// Query row i stands at p_i = query_offset + i, key column j at p_j = j, in every formula below.
+// Query row i stands at p_i = query_offset + i, key column j at p_j = j, in every formula below, or
+// both where the caller says (positions).
 // Mistakes throw c10::ValueError (a shape or a value), c10::TypeError (a dtype or a device) or
 // c10::NotImplementedError (what this version does not offer), naming the argument.
 #ifndef GNOMON_TORCH_ATTENTION_H_
@@ -64,6 +65,14 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers, or () for all batches: an offset for each batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
+  // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: p_i of the queries,
+  // and key_positions (B, Lk) or (Lk,) p_j of the keys, instead of query_offset and the columns, in
+  // all positions and masks that go by them. By default those of the keys are those of the queries,
+  // where Lq = Lk. On a grid a position is a place in row-major order. The table of OffsetBias is
+  // one of positions then, (H, 2 n - 1) with offset 0 in its middle. Positions of a batch lie less
+  // than 2^30 apart, and with biases by offset their differences are at most 2^22 numbers.
+  TORCH_ARG(std::optional<torch::Tensor>, positions);
+  TORCH_ARG(std::optional<torch::Tensor>, key_positions);
   // Of the dot product and of content terms, by default 1/sqrt(D); with neither it is an error.
   TORCH_ARG(std::optional<double>, scale);
   // {size, before, after}: positions lie in chunks of that size, of which a query sees its own and

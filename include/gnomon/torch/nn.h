@@ -29,10 +29,14 @@ struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
   std::vector<torch::Tensor> projections;
+  // (B, L) or (L,): where they stand, if the calls say so; else undefined.
+  torch::Tensor positions;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
+  // Tokens that came without positions before others with them stand one after the other.
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
-              const std::vector<torch::Tensor>& new_projections = {});
+              const std::vector<torch::Tensor>& new_projections = {},
+              const torch::Tensor& new_positions = {});
   void reset();
 };
 
@@ -108,6 +112,9 @@ struct AttentionCall {
   // By default the length of the cache before the call; without a cache 0 where Lq = Lk.
   std::optional<int64_t> query_offset = std::nullopt;
   std::optional<torch::Tensor> query_offsets = std::nullopt;
+  // Of the tokens of this call; the cache keeps those of the keys.
+  std::optional<torch::Tensor> positions = std::nullopt;
+  std::optional<torch::Tensor> key_positions = std::nullopt;
   // The projected keys and values of this call are appended, and the queries see all of the cache.
   KVCache* cache = nullptr;
 };
@@ -198,6 +205,8 @@ struct TokenCall {
   std::optional<at::Generator> generator = std::nullopt;
   // Of a larger batch, which other processes have the rest of; by default these are all.
   std::optional<BatchRows> rows = std::nullopt;
+  // (B, L) or (L,) integers: where the tokens stand, instead of one after the other from offset on.
+  std::optional<torch::Tensor> positions = std::nullopt;
 };
 
 struct TokenEncodingOptions {

@@ -159,6 +159,8 @@ CallArguments ArgumentsOf(const AttentionOptions& options) {
   arguments.key_segments = options.key_segments();
   arguments.query_offset = options.query_offset();
   arguments.query_offsets = options.query_offsets();
+  arguments.positions = options.positions();
+  arguments.key_positions = options.key_positions();
   arguments.scale = options.scale();
   arguments.chunks = options.chunks();
   arguments.sink = options.sink();

@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/visible_keys.h"
 #include "ops/attention/executor.h"
 #include "ops/attention/kernel_arguments.h"
 #include "ops/attention/operators.h"
+#include "ops/attention/placed_bias.h"
 
 namespace gnomon {
 namespace {
@@ -48,9 +50,10 @@ class Arguments {
     if (a.pair_bias) pair_bias_ = WithRows(*a.pair_bias);
     if (a.mask) pair_mask_ = WithRows(*a.mask);
     query_offsets_ = QueryOffsets(a.query_offsets);
+    SetMask(a);
+    SetPositions(a);
     SetBias(a);
     SetRelative(a);
-    SetMask(a);
     if (a.dropout != 0) {
       TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, " without a seed");
       dropout_ = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
@@ -103,6 +106,8 @@ class Arguments {
     input.mask = mask_;
     input.query_offset = query_offset_;
     input.query_offsets = Data<int64_t>(query_offsets_);
+    input.query_positions = Data<int64_t>(query_positions_);
+    input.key_positions = Data<int64_t>(key_positions_);
     return input;
   }
 
@@ -122,9 +127,67 @@ class Arguments {
   // No pair of a query and a key.
   bool empty() const { return shape_.batch * shape_.heads * shape_.queries * shape_.keys == 0; }
 
+  // Where the operator makes the bias by offset itself: its table, and the gradient of what it is
+  // made of from that of the table.
+  bool makes_bias() const { return bias_parameters_.defined(); }
+  const at::Tensor& bias() const { return bias_; }
+  at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
+    return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_bias);
+  }
+
  private:
+  void SetPositions(const OperatorArguments& a) {
+    TORCH_CHECK_VALUE(a.query_positions.has_value() == a.key_positions.has_value(),
+                      "gnomon.attention: query_positions and key_positions go together");
+    TORCH_CHECK_VALUE(a.query_positions || !a.bias_parameters,
+                      "gnomon.attention: bias_parameters go with positions");
+    if (!a.query_positions) return;
+    query_positions_ = a.query_positions->contiguous();
+    key_positions_ = a.key_positions->contiguous();
+    bool any = false;
+    for (int64_t b = 0; b < shape_.batch && shape_.queries > 0; ++b) {
+      const int64_t* queries = Data<int64_t>(query_positions_) + b * shape_.queries;
+      const int64_t* keys = Data<int64_t>(key_positions_) + b * shape_.keys;
+      const KeyRange seen = BatchKeys(mask_, shape_.keys, b);
+      if (seen.empty()) continue;
+      const auto [low, high] = std::minmax_element(queries, queries + shape_.queries);
+      const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
+      const OffsetSpan own{*first - *high, *last - *low};
+      span_ =
+          any ? OffsetSpan{std::min(span_.first, own.first), std::max(span_.last, own.last)} : own;
+      least_ = any ? std::min({least_, *low, *first}) : std::min(*low, *first);
+      greatest_ = any ? std::max({greatest_, *high, *last}) : std::max(*high, *last);
+      least_key_ = any ? std::min(least_key_, *first) : *first;
+      greatest_key_ = any ? std::max(greatest_key_, *last) : *last;
+      any = true;
+    }
+  }
+  bool has_positions() const { return query_positions_.defined(); }
+
+  void ExpectPlaces(int64_t least, int64_t greatest, int64_t end, const char* what) const {
+    TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions are from ", least,
+                      " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
+  }
+
   void SetBias(const OperatorArguments& a) {
+    if (a.bias_parameters) {
+      TORCH_CHECK_VALUE(!a.bias, "gnomon.attention: bias and bias_parameters are both given");
+      // The table and the sums of its gradient have room for these.
+      constexpr int64_t kMostOffsets = int64_t{1} << 22;
+      TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
+                        "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,
+                        " to ", span_.last, "; biases by offset take at most 2^22 of them");
+      bias_parameters_ = a.bias_parameters->contiguous();
+      bias_terms_ = a.bias_terms;
+      if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
+      bias_ = PlacedBiasTable(bias_terms_, bias_shapes_, bias_parameters_, shape_.heads, span_);
+      bias_layout_ =
+          std::make_unique<OffsetLayout>(-span_.first, span_.last, OffsetLayout::Far::kClip);
+      return;
+    }
     if (!a.bias) return;
+    TORCH_CHECK_VALUE(a.grid || !has_positions(),
+                      "gnomon.attention: bias with positions; expected bias_parameters, or a grid");
     const AttentionShape& n = shape_;
     if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
@@ -166,6 +229,10 @@ class Arguments {
       ExpectRows(rows, layout->size());
       return layout;
     }
+    if (name == "keys" && has_positions()) {
+      ExpectPlaces(least_key_, greatest_key_, rows, "the rows of the table of position");
+      return std::make_unique<KeyLayout>(rows);
+    }
     if (name == "keys") {
       ExpectRows(rows, shape_.keys);
       return std::make_unique<KeyLayout>(rows);
@@ -179,7 +246,11 @@ class Arguments {
     }
     TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
                       "gnomon.attention: relative_layout is \"", name, "\"");
-    if (name == "past") {
+    if (name == "past" && has_positions()) {
+      TORCH_CHECK_VALUE(-span_.first < rows, "gnomon.attention: r of transformer_xl has rows for ",
+                        rows, " distances, and positions have p_i - p_j = ", -span_.first,
+                        "; expected more rows than that");
+    } else if (name == "past") {
       int64_t offset = query_offset_;
       if (query_offsets_.defined() && query_offsets_.numel() > 0) {
         offset = query_offsets_.max().item<int64_t>();
@@ -207,6 +278,10 @@ class Arguments {
       layout = std::make_unique<GridLayout>(
           std::vector<int64_t>(numbers.begin() + 1, numbers.end()), numbers[0], kind);
     });
+    if (has_positions()) {
+      ExpectPlaces(least_, greatest_, layout->tokens(), "places of the grid");
+      return layout;
+    }
     TORCH_CHECK_VALUE(layout->tokens() == shape_.queries && layout->tokens() == shape_.keys,
                       "gnomon.attention: grid has ", layout->tokens(),
                       " tokens, Lq = ", shape_.queries, " and Lk = ", shape_.keys,
@@ -272,7 +347,14 @@ class Arguments {
   at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, bias_, key_bias_,
       key_bias_low_, key_bias_base_, pair_bias_, pair_mask_, temperature_, relative_query_,
       relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_, query_segments_,
-      key_segments_;
+      key_segments_, query_positions_, key_positions_, bias_parameters_;
+  std::string bias_terms_;
+  std::vector<int64_t> bias_shapes_;
+  OffsetSpan span_{0, 0};  // of the positions, and what is below
+  int64_t least_ = 0;
+  int64_t greatest_ = 0;
+  int64_t least_key_ = 0;
+  int64_t greatest_key_ = 0;
   const PairFunction* function_;
   AxisLengths<int64_t> lengths_;
   AttentionShape shape_;
@@ -343,7 +425,9 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   gradient.column_scalars = MutableData<T>(of("column_scalars"));
   gradient.head_scalars = MutableData<T>(of("head_scalars"));
   gradient.factor = MutableData<T>(of("factor"));
-  gradient.bias = arguments.BiasGradient(MutableData<T>(of("bias")));
+  at::Tensor& d_parameters = of("bias_parameters");
+  at::Tensor d_bias = d_parameters.numel() > 0 ? at::empty_like(arguments.bias()) : of("bias");
+  gradient.bias = arguments.BiasGradient(MutableData<T>(d_bias));
   gradient.key_bias = MutableData<T>(of("key_bias"));
   gradient.pair_bias = Arguments::PairGradient<T>(of("pair_bias"));
   gradient.temperature = MutableData<T>(of("temperature"));
@@ -353,6 +437,7 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   Translate([&] {
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });
+  if (d_parameters.numel() > 0) d_parameters = arguments.ParameterGradient(d_bias);
 }
 
 std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const OperatorArguments& a,

@@ -75,7 +75,8 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
       }
     }
   }
-  const bool knows_offset = call.query_offset || call.query_offsets || queries == SizeOf(k, 2);
+  const bool knows_offset =
+      call.query_offset || call.query_offsets || call.positions || queries == SizeOf(k, 2);
   const bool alone = knows_offset && std::all_of(positions.begin(), positions.end(), StandsAlone);
   if (!alone) {
     const at::Tensor index = at::tensor(chosen, q.options().dtype(at::kLong));
@@ -89,17 +90,24 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
     const int64_t first = chosen[begin];
     const auto count = static_cast<int64_t>(end - begin);
     CallArguments part = arguments;
-    if (call.query_offsets) {
+    const auto rows_of_integers = [&](const char* name, const at::Tensor& integers) {
+      TORCH_CHECK_VALUE(integers.dim() >= 1 && SizeOf(integers, -1) == queries, kName, ": ", name,
+                        " has shape ", integers.sym_sizes(), "; expected (B, ", queries, ")");
+      return integers.narrow(-1, first, count);
+    };
+    if (call.positions) {
+      TORCH_CHECK_VALUE(call.key_positions || queries == SizeOf(k, 2), kName,
+                        ": key_positions is None, Lq = ", queries, " and Lk = ", SizeOf(k, 2),
+                        "; expected the positions of the keys");
+      part.positions = rows_of_integers("positions", *call.positions);
+      part.key_positions = call.key_positions.value_or(*call.positions);
+    } else if (call.query_offsets) {
       part.query_offsets = *call.query_offsets + first;
     } else {
       part.query_offset = call.query_offset.value_or(0) + first;
     }
     if (call.query_segments) {
-      const at::Tensor& segments = *call.query_segments;
-      TORCH_CHECK_VALUE(segments.dim() >= 1 && SizeOf(segments, -1) == queries, kName,
-                        ": query_segments has shape ", segments.sym_sizes(), "; expected (B, ",
-                        queries, ")");
-      part.query_segments = segments.narrow(-1, first, count);
+      part.query_segments = rows_of_integers("query_segments", *call.query_segments);
     }
     const auto rows_of = [&](const at::Tensor& tensor, int64_t axis) {
       if (tensor.dim() < -axis || SizeOf(tensor, axis) == 1) return tensor;

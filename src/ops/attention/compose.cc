@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/attention/grid_bias.h"
+#include "ops/attention/placed_bias.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/geometry/geometry.h"
 
@@ -20,7 +21,7 @@ bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at:
 
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
-  if (arguments.query_offsets) return 0;
+  if (arguments.query_offsets || arguments.positions) return 0;
   if (arguments.query_offset) {
     // Beyond this, positions in float64 are no longer exact.
     constexpr int64_t kLargestExact = int64_t{1} << 53;
@@ -188,7 +189,94 @@ struct KeyBias {
   OptionalTensor base = {};
 };
 
-KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const OffsetRange& range) {
+// Where the tokens of a call stand whose caller says so.
+class Places {
+ public:
+  // Nullopt where they stand one after the other.
+  static std::optional<Places> Find(const at::Tensor& q, const at::Tensor& k,
+                                    const CallArguments& arguments) {
+    if (!arguments.positions) {
+      TORCH_CHECK_VALUE(!arguments.key_positions, kOperation,
+                        ": key_positions is given without positions; expected both");
+      return std::nullopt;
+    }
+    TORCH_CHECK_VALUE(!arguments.query_offset && !arguments.query_offsets, kOperation,
+                      ": positions and query_offset are both given; expected one of them");
+    TORCH_CHECK_VALUE(arguments.key_positions || q.sym_size(2) == k.sym_size(2), kOperation,
+                      ": key_positions is None, Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
+                      "; expected the positions of the keys");
+    Places places;
+    places.queries_ =
+        *CheckIntegers(kOperation, "positions", arguments.positions, q, q.sym_size(2));
+    places.keys_ =
+        arguments.key_positions
+            ? *CheckIntegers(kOperation, "key_positions", arguments.key_positions, q, k.sym_size(2))
+            : places.queries_;
+    return places;
+  }
+
+  // (B, Lq) and (B, Lk), int64.
+  const at::Tensor& queries() const { return queries_; }
+  const at::Tensor& keys() const { return keys_; }
+
+  TokenPositions Of(bool keys) const {
+    at::Tensor all = at::cat({queries_.reshape({-1}), keys_.reshape({-1})});
+    if (all.sym_numel() == 0) all = at::zeros({1}, all.options());
+    return {keys ? keys_ : queries_, all.min(), all.max()};
+  }
+
+ private:
+  at::Tensor queries_;
+  at::Tensor keys_;
+};
+
+// The keys of such a call in the order of their segments and, in these, of their positions; keys
+// that no query may see come last.
+class KeyOrder {
+ public:
+  KeyOrder(const Places& places, const OptionalTensor& query_segments,
+           const OptionalTensor& key_segments, const OptionalTensor& key_starts,
+           const OptionalTensor& key_lengths) {
+    const at::Tensor& keys = places.keys();
+    const at::Tensor seen =
+        WithoutHidden(at::ones_like(keys).unsqueeze(1).unsqueeze(3), key_starts, key_lengths)
+            .squeeze(3)
+            .squeeze(1) != 0;
+    // A segment and a position are one number of 64 bits.
+    constexpr int64_t kApart = int64_t{1} << 32;
+    const at::Tensor first = places.queries().sym_size(1) == 0
+                                 ? keys.slice(1, 0, 1)
+                                 : places.queries().amin({1}, /*keepdim=*/true);
+    const auto code = [&](const at::Tensor& positions, const OptionalTensor& segments) {
+      const at::Tensor offset = (positions - first).clamp(-kApart / 2, kApart / 2 - 1);
+      return segments ? *segments * kApart + offset : offset;
+    };
+    const auto [sorted, order] =
+        at::where(seen, code(keys, key_segments), std::numeric_limits<int64_t>::max())
+            .sort(/*stable=*/true, /*dim=*/1, /*descending=*/false);
+    order_ = order;
+    last_ = at::searchsorted(sorted, code(places.queries(), query_segments), /*out_int32=*/false,
+                             /*right=*/true);
+    first_ =
+        at::searchsorted(sorted, query_segments ? *query_segments * kApart - kApart / 2
+                                                : at::full_like(places.queries(), -kApart / 2));
+  }
+
+  // (B, Lk): the columns.
+  const at::Tensor& columns() const { return order_; }
+  // (B, Lq): how many keys of its segment stand up to a query's position.
+  at::Tensor Seen() const { return last_ - first_; }
+  // (B, Lq): the column of the last of them; any where there is none.
+  at::Tensor Own() const { return order_.gather(1, (last_ - 1).clamp_min(0)); }
+
+ private:
+  at::Tensor order_;
+  at::Tensor last_;
+  at::Tensor first_;
+};
+
+KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const OffsetRange& range,
+                     const std::optional<KeyOrder>& order) {
   if (bias.scalar_type() == computing || bias.sym_size(2) == 0) return {bias.to(computing)};
   KeyBias split{bias.to(computing)};
   const at::Tensor high = split.bias.detach();
@@ -196,13 +284,15 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
   const at::Tensor finite = high.isfinite();
   split.low = at::where(finite, bias.detach() - high, 0.0).to(computing);
   const at::TensorOptions integers = bias.options().dtype(at::kLong);
-  at::Tensor positions = at::arange(range.queries, integers);
-  if (range.query_offsets) {
-    positions = positions + range.query_offsets->unsqueeze(1);
+  at::Tensor columns = at::arange(range.queries, integers);
+  if (order) {
+    columns = order->Own();
+  } else if (range.query_offsets) {
+    columns = columns + range.query_offsets->unsqueeze(1);
   } else {
-    positions = positions.unsqueeze(0) + range.query_offset;
+    columns = columns.unsqueeze(0) + range.query_offset;
   }
-  const at::Tensor own = positions.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
+  const at::Tensor own = columns.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
   split.base =
       at::where(finite, high, 0.0)
           .gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
@@ -211,10 +301,13 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
 
 // Where the rows stand, and how many keys are at hand up to there.
 TemperatureCall RowsOf(const CallArguments& arguments, const OptionalTensor& key_lengths,
-                       const OffsetRange& range, const at::TensorOptions& options) {
+                       const OffsetRange& range, const at::TensorOptions& options,
+                       const std::optional<Places>& places, const std::optional<KeyOrder>& order) {
   const at::TensorOptions integers = options.dtype(at::kLong);
   at::Tensor positions = at::arange(range.queries, integers);
-  if (range.query_offsets) {
+  if (places) {
+    positions = places->queries().unsqueeze(1);
+  } else if (range.query_offsets) {
     positions = positions + range.query_offsets->unsqueeze(1).unsqueeze(2);
   } else {
     positions = positions + range.query_offset;
@@ -222,7 +315,9 @@ TemperatureCall RowsOf(const CallArguments& arguments, const OptionalTensor& key
   const at::Tensor keys = key_lengths ? key_lengths->unsqueeze(1).unsqueeze(2)
                                       : at::full_symint({}, range.keys, integers);
   const bool causal = arguments.causal || (arguments.right && *arguments.right == 0);
-  const at::Tensor seen = causal ? at::minimum(positions + 1, keys) : keys + positions * 0;
+  const at::Tensor seen = !causal ? keys + positions * 0
+                          : order ? order->Seen().unsqueeze(1)
+                                  : at::minimum(positions + 1, keys);
   return {positions.to(at::kDouble), seen.clamp_min(1).to(at::kDouble)};
 }
 
@@ -314,6 +409,8 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       place(position, on), "; biases add up in the sequence or on one grid");
   }
   if (!grid) return std::nullopt;
+  // With positions of the caller's, these are the places.
+  if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
                     "gnomon.attention: position has ", place(*first, grid),
                     " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
@@ -431,6 +528,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
       CheckIntegers(kOperation, "query_offset", arguments.query_offsets, q);
   TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
                     "gnomon.attention: query_offset and query_offsets are both given");
+  const std::optional<Places> places = Places::Find(q, k, arguments);
 
   const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
   const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
@@ -440,10 +538,26 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   at::Tensor query = q;
   at::Tensor key = k;
   OptionalTensor bias;
-  const OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
-                          query_offsets};
+  OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
+                    query_offsets};
+  // What asks in which order keys stand.
+  const bool asks_for_order =
+      std::any_of(positions.begin(), positions.end(), [](const ResolvedPosition& position) {
+        return position.entry->role() == PositionEntry::Role::kKeyBias ||
+               position.entry->role() == PositionEntry::Role::kTemperature;
+      });
+  std::optional<KeyOrder> order;
+  if (places && asks_for_order) {
+    order.emplace(*places, query_segments, key_segments, key_starts, key_lengths);
+    range.key_order = order->columns();
+  }
+  PackedBiases packed;
   for (const ResolvedPosition& position : positions) {
     if (!IsBias(position)) continue;
+    if (places && !grid) {
+      packed.Add(position.component, position.tensors);
+      continue;
+    }
     const at::Tensor term =
         grid ? GridTable(*position.entry, position.component, position.tensors, *grid, range.heads)
              : position.entry->bias(position.component, position.tensors, range);
@@ -459,11 +573,13 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                          .of_keys = false,
                          .is_product = entry.catalogue.takes_scale,
                          .last_is_height = has_height};
+    if (places) rotated.positions = places->Of(/*keys=*/false);
     query = rotation->entry->rotate(rotation->component, rotated);
     rotated.x = key;
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
+    if (places) rotated.positions = places->Of(/*keys=*/true);
     key = rotation->entry->rotate(rotation->component, rotated);
   }
 
@@ -505,7 +621,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   if (key_bias.defined()) {
     const at::Tensor sum = call.key_bias ? *call.key_bias + key_bias : key_bias;
     KeyBias split = SplitKeyBias(sum.expand_symint({q.sym_size(0), q.sym_size(1), k.sym_size(2)}),
-                                 computing, range);
+                                 computing, range, order);
     call.key_bias = std::move(split.bias);
     call.key_bias_low = std::move(split.low);
     call.key_bias_base = std::move(split.base);
@@ -533,11 +649,12 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   }
   for (const ResolvedPosition& position : positions) {
     if (position.entry->temperature == nullptr) continue;
-    const at::Tensor own = position.entry
-                               ->temperature(position.component, position.tensors,
-                                             RowsOf(arguments, key_lengths, range, q.options()))
-                               .to(computing)
-                               .expand_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2)});
+    const at::Tensor own =
+        position.entry
+            ->temperature(position.component, position.tensors,
+                          RowsOf(arguments, key_lengths, range, q.options(), places, order))
+            .to(computing)
+            .expand_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2)});
     call.temperature = call.temperature ? *call.temperature * own : own;
   }
   at::Tensor value = v;
@@ -566,6 +683,15 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   call.key_starts = key_starts;
   call.key_lengths = key_lengths;
   call.query_offsets = query_offsets;
+  if (places) {
+    call.query_positions = places->queries();
+    call.key_positions = places->keys();
+  }
+  if (!packed.empty()) {
+    call.bias_parameters = packed.Parameters();
+    call.bias_terms = packed.terms();
+    call.bias_shapes = at::OptionalSymIntArrayRef(packed.shapes());
+  }
   call.query_segments = query_segments;
   call.key_segments = key_segments;
   call.function = tokens.function;

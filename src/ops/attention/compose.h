@@ -33,12 +33,13 @@ struct ResolvedPosition {
 // which keys a query sees, where it stands, and what becomes of the scores and weights.
 //
 // left and right are the window; chunks the size of chunks, and how many a query sees before and
-// after its own; query_offsets (B,) goes instead of query_offset; seed () or (1,) int64 is drawn by
-// Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of values in
-// the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key has no
-// value; mask says which pairs are seen, and broadcasts to (B, H, Lq, Lk); temperature multiplies
-// scores, and broadcasts to (B, H, Lq); tolerance is what tiles that are left out may add to a
-// row's sum of weights.
+// after its own; query_offsets (B,) goes instead of query_offset, and positions and key_positions
+// go instead of both, where these are positions unless they are given; seed () or (1,) int64 is
+// drawn by Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of
+// values in the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key
+// has no value; mask says which pairs are seen, and broadcasts to (B, H, Lq, Lk); temperature
+// multiplies scores, and broadcasts to (B, H, Lq); tolerance is what tiles that are left out may
+// add to a row's sum of weights.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -49,6 +50,8 @@ struct ResolvedPosition {
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")            \
   ARGUMENT(OptionalSymInt, query_offset, {}, kOption, "")                \
   ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")             \
+  ARGUMENT(OptionalTensor, positions, {}, kInteger, "B Q")               \
+  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")           \
   ARGUMENT(std::optional<std::vector<int64_t>>, chunks, {}, kOption, "") \
   ARGUMENT(std::optional<double>, scale, {}, kOption, "")                \
   ARGUMENT(double, dropout, 0, kOption, "")                              \

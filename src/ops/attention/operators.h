@@ -37,12 +37,15 @@ class WithoutAutocast {
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
 // the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
-// (gnomon/attention.h). query_offset counts where query_offsets is absent. left and right are those
-// of the window, chunks the size of chunks and how many a query sees before and after its own, grid
-// the prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16 says whether
-// x, y and v hold numbers of bfloat16; tolerance is what tiles that are left out may add to a row's
-// sum of weights. relative_layout says how the m rows of relative keys and
-// values are read:
+// (gnomon/attention.h). query_positions and key_positions, both or neither, are where tokens stand
+// instead of query_offset + i and j; a bias by offset is then the sum bias_terms of positions'
+// biases, whose tensors are bias_parameters one after the other, bias_shapes the number of axes and
+// their lengths of each. query_offset counts where query_offsets is absent. left and right are
+// those of the window, chunks the size of chunks and how many a query sees before and after its
+// own, grid the prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16
+// says whether x, y and v hold numbers of bfloat16; tolerance is what tiles that are left out may
+// add to a row's sum of weights. relative_layout says how the m rows of relative keys and values
+// are read:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
 //   "past": the same, and it is an error if the queries reach farther;
@@ -63,12 +66,15 @@ class WithoutAutocast {
   ARGUMENT(OptionalTensor, relative_query, {}, kDifferentiable, "B H Q R")  \
   ARGUMENT(OptionalTensor, relative_keys, {}, kDifferentiable, "1|H m R")   \
   ARGUMENT(OptionalTensor, relative_values, {}, kDifferentiable, "1|H m V") \
+  ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")       \
   ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")            \
   ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")           \
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")               \
   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")                   \
   ARGUMENT(OptionalTensor, key_lengths, {}, kInteger, "B")                  \
   ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")                \
+  ARGUMENT(OptionalTensor, query_positions, {}, kInteger, "B Q")            \
+  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")              \
   ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")             \
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")               \
   ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                         \
@@ -78,6 +84,8 @@ class WithoutAutocast {
   ARGUMENT(OptionalSymInt, right, {}, kOption, "")                          \
   ARGUMENT(at::OptionalSymIntArrayRef, chunks, {}, kOption, "")             \
   ARGUMENT(at::OptionalSymIntArrayRef, grid, {}, kOption, "")               \
+  ARGUMENT(std::string_view, bias_terms, {}, kOption, "")                   \
+  ARGUMENT(at::OptionalSymIntArrayRef, bias_shapes, {}, kOption, "")        \
   ARGUMENT(std::string_view, relative_layout, {}, kOption, "")              \
   ARGUMENT(double, relative_factor, 1, kOption, "")                         \
   ARGUMENT(double, dropout, 0, kOption, "")                                 \

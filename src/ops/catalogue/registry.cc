@@ -486,6 +486,8 @@ const CatalogueEntry* FindCatalogueEntry(const std::string& name) {
   return nullptr;
 }
 
+const PositionEntry* FindPositionEntry(const std::string& name) { return Positions().Find(name); }
+
 const Parameter* SimilarityEntry::head_parameter() const {
   for (const Parameter& parameter : parameters) {
     if (parameter.is_per_head()) return &parameter;

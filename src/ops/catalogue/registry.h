@@ -18,6 +18,7 @@
 #include "ops/attention/content.h"
 #include "ops/catalogue/component.h"
 #include "ops/coordinates/offset_range.h"
+#include "ops/coordinates/token_positions.h"
 #include "ops/nn/token_encoding.h"
 #include "ops/similarities/token_map.h"
 
@@ -36,6 +37,9 @@ struct ModuleShape {
 struct CallLengths {
   int64_t positions;  // one past the last query's
   int64_t keys;
+  // Where tokens stand where the caller says, (): the greatest p_i - p_j. What is above does not
+  // tell of positions then.
+  std::optional<at::Tensor> farthest = std::nullopt;
 };
 
 // A tensor that a module makes of its tokens x (B, L, dim) in each call: x W^T + b, to so many
@@ -148,6 +152,8 @@ struct RotationCall {
   bool of_keys;
   bool is_product;      // whether the similarity is that of an inner product
   bool last_is_height;  // the last coordinate then stays where it is
+  // Instead of position, firsts and length.
+  std::optional<TokenPositions> positions = std::nullopt;
 };
 using RotationFunction = at::Tensor (*)(const Component& component, const RotationCall& call);
 
@@ -207,6 +213,8 @@ std::vector<std::string> RegisterTogether(const std::string& library,
 
 // That of a name, a similarity or a position; null: none.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);
+
+const PositionEntry* FindPositionEntry(const std::string& name);
 
 // The entry of that name; checks the component's keys and values. Throws c10::ValueError naming the
 // nearest and all known ones.

@@ -20,6 +20,9 @@ struct OffsetRange {
   c10::SymInt query_offset;
   int64_t heads;
   std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
+  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where the
+  // caller says where they stand.
+  std::optional<at::Tensor> key_order = std::nullopt;
 
   c10::SymInt size() const;
   // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/coordinates/token_positions.h"
+
 namespace gnomon {
 
 std::optional<TokenGrid> TokenGrid::Find(const Component& component) {
@@ -64,8 +66,17 @@ std::vector<at::Tensor> TokenGrid::Coordinates(const char* what, const c10::SymI
                                                const at::TensorOptions& options) const {
   TORCH_CHECK_VALUE(first >= 0 && first + count <= tokens(), what, ": tokens ", first, " to ",
                     first + count - 1, "; the grid ", Text(), " has ", tokens());
-  at::Tensor rest =
-      (at::arange(first, first + count, options.dtype(at::kLong)) - prefix_).clamp_min(0);
+  return Split(at::arange(first, first + count, options.dtype(at::kLong)));
+}
+
+std::vector<at::Tensor> TokenGrid::CoordinatesAt(const char* what, const at::Tensor& places) const {
+  CheckPositions(what, places, tokens(),
+                 "places of the grid " + Text() + ", from 0 to " + std::to_string(tokens() - 1));
+  return Split(places);
+}
+
+std::vector<at::Tensor> TokenGrid::Split(const at::Tensor& places) const {
+  at::Tensor rest = (places - prefix_).clamp_min(0);
   std::vector<at::Tensor> coordinates(shape_.size());
   for (size_t axis = shape_.size(); axis-- > 0;) {
     coordinates[axis] = rest.remainder(shape_[axis]);

@@ -37,6 +37,9 @@ class TokenGrid {
   std::vector<at::Tensor> Coordinates(const char* what, const c10::SymInt& first,
                                       const c10::SymInt& count,
                                       const at::TensorOptions& options) const;
+  // The same of tokens at places of the caller's, int64 of any shape. Throws where one is known not
+  // to be of the grid.
+  std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& places) const;
   // Whether each of these tokens lies on the grid, (L,).
   at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
                       const at::TensorOptions& options) const;
@@ -44,6 +47,8 @@ class TokenGrid {
   bool operator==(const TokenGrid&) const = default;
 
  private:
+  std::vector<at::Tensor> Split(const at::Tensor& places) const;
+
   std::vector<int64_t> shape_;
   int64_t prefix_;
 };

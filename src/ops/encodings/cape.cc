@@ -86,8 +86,17 @@ class Encoder : public TokenEncoder {
   };
 
   at::Tensor EncodeSequence(const TokenBatch& batch) const {
-    at::Tensor positions = Positions(batch).to(at::kDouble).unsqueeze(0);
-    if (normalize_) {
+    at::Tensor positions = Positions(batch).to(at::kDouble);
+    if (positions.dim() == 1) positions = positions.unsqueeze(0);
+    if (normalize_ && batch.positions) {
+      at::Tensor weight = at::ones_like(positions);
+      if (batch.lengths) {
+        const at::Tensor columns = at::arange(Length(batch), positions.options());
+        weight = (columns.unsqueeze(0) < OverTokens(*batch.lengths)).to(at::kDouble);
+      }
+      positions = positions - (positions * weight).sum(1, /*keepdim=*/true) /
+                                  weight.sum(1, /*keepdim=*/true).clamp_min(1);
+    } else if (normalize_) {
       TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: cape:normalize at position ", batch.offset,
                         "; the mean of the positions needs all tokens in one call");
       const at::Tensor last =
@@ -104,14 +113,18 @@ class Encoder : public TokenEncoder {
   at::Tensor EncodeGrid(const TokenBatch& batch) const {
     const at::TensorOptions options = batch.embeddings.options().dtype(at::kDouble);
     const Augmentation augmentation(*this, batch);
+    const at::Tensor places = Positions(batch);
     const std::vector<at::Tensor> coordinates =
-        grid_->Coordinates("gnomon.nn: cape", batch.offset, Length(batch), options);
+        batch.positions
+            ? grid_->CoordinatesAt("gnomon.nn: cape", places)
+            : grid_->Coordinates("gnomon.nn: cape", batch.offset, Length(batch), options);
     std::array<at::Tensor, 2> axes;  // y and x, (B or 1, L), in [-1, 1] before the augmentation
     for (size_t axis = 0; axis < 2; ++axis) {
       const int64_t length = grid_->shape()[axis];
       const double spacing = length == 1 ? 0 : 2.0 / static_cast<double>(length - 1);
       const double first = length == 1 ? 0 : -1;
-      axes[axis] = (coordinates[axis].to(at::kDouble) * spacing + first).unsqueeze(0);
+      axes[axis] = coordinates[axis].to(at::kDouble) * spacing + first;
+      if (axes[axis].dim() == 1) axes[axis] = axes[axis].unsqueeze(0);
       if (batch.training) axes[axis] = augmentation.Shift(axes[axis], spacing);
     }
     const at::Tensor scale = batch.training ? augmentation.Scale() : at::ones({1, 1}, options);
@@ -123,7 +136,7 @@ class Encoder : public TokenEncoder {
     const at::Tensor phase =
         std::numbers::pi * frequency *
         (over_waves(axes[1]) * angle.cos() + over_waves(axes[0]) * angle.sin());
-    const at::Tensor placed = grid_->IsPlaced(batch.offset, Length(batch), options).unsqueeze(1);
+    const at::Tensor placed = (places >= grid_->prefix()).unsqueeze(-1);
     return at::where(placed, at::cat({phase.cos(), phase.sin()}, 2), 0.0);
   }
 

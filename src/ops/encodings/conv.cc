@@ -47,6 +47,9 @@ class Encoder : public TokenEncoder {
 
   at::Tensor Encode(const std::vector<at::Tensor>& tensors,
                     const TokenBatch& batch) const override {
+    TORCH_CHECK_VALUE(!batch.positions,
+                      "gnomon.nn: conv reads the tokens beside each other and "
+                      "takes no positions; expected tokens in their order");
     if (Length(batch) == 0) return batch.embeddings;
     at::Tensor x = batch.embeddings;
     if (batch.lengths) x = at::where(IsToken(batch).unsqueeze(2), x, 0.0);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ops/catalogue/registry.h"
@@ -27,10 +28,17 @@ class Encoder : public TokenEncoder {
 
   at::Tensor Encode(const std::vector<at::Tensor>& tensors,
                     const TokenBatch& batch) const override {
+    const at::Tensor& table = Take(tensors, 0, "table of learned");
+    if (batch.positions) {
+      const at::Tensor places = Positions(batch);
+      CheckPositions("gnomon.nn: learned", places, length_,
+                     "rows of the table, from 0 to " + std::to_string(length_ - 1));
+      return at::embedding(table, places);
+    }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= length_,
                       "gnomon.nn: learned: positions ", batch.offset, " to ",
                       batch.offset + Length(batch) - 1, "; the table has ", length_, " rows");
-    return Take(tensors, 0, "table of learned").narrow_symint(0, batch.offset, Length(batch));
+    return table.narrow_symint(0, batch.offset, Length(batch));
   }
 
  private:

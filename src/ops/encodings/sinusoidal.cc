@@ -31,12 +31,19 @@ class Encoder : public TokenEncoder {
 
   at::Tensor Encode(const std::vector<at::Tensor>&, const TokenBatch& batch) const override {
     if (!grid_) return sinusoid(Positions(batch), dim_, layout_);
+    const auto table = [&] {
+      return grid_sinusoid(grid_->shape(), dim_, layout_, grid_->prefix());
+    };
+    if (batch.positions) {
+      const at::Tensor places = Positions(batch);
+      grid_->CoordinatesAt("gnomon.nn: sinusoidal", places);  // checks them
+      return at::embedding(table(), places);
+    }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= grid_->tokens(),
                       "gnomon.nn: sinusoidal: positions ", batch.offset, " to ",
                       batch.offset + Length(batch) - 1, "; the grid ", grid_->Text(), " has ",
                       grid_->tokens(), " tokens");
-    return grid_sinusoid(grid_->shape(), dim_, layout_, grid_->prefix())
-        .narrow_symint(0, batch.offset, Length(batch));
+    return table().narrow_symint(0, batch.offset, Length(batch));
   }
 
  private:

@@ -12,8 +12,9 @@ namespace gnomon {
 
 inline c10::SymInt Length(const TokenBatch& batch) { return batch.embeddings.sym_size(1); }
 
-// Of the sequence, (L,).
+// Of the sequence, (L,), or where the caller says, (B, L) or (L,).
 inline at::Tensor Positions(const TokenBatch& batch) {
+  if (batch.positions) return batch.positions->to(at::kLong);
   return at::arange(batch.offset, batch.offset + Length(batch),
                     batch.embeddings.options().dtype(at::kLong));
 }

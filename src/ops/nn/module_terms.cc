@@ -119,6 +119,11 @@ at::Tensor LearnedValue(const at::Tensor& start, const at::Tensor& theta) {
 }
 
 CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
+  if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
+    const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
+    TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
+    return {SizeOf(q, 2), SizeOf(k, 2), (arguments.positions->amax(-1) - keys.amin(-1)).max()};
+  }
   int64_t offset = arguments.query_offset ? Concrete(*arguments.query_offset) : 0;
   if (arguments.query_offsets && arguments.query_offsets->numel() > 0) {
     offset = arguments.query_offsets->max().item<int64_t>();

@@ -55,6 +55,8 @@ CallArguments ToArguments(const AttentionCall& call) {
   arguments.key_segments = call.key_segments;
   arguments.query_offset = call.query_offset;
   arguments.query_offsets = call.query_offsets;
+  arguments.positions = call.positions;
+  arguments.key_positions = call.key_positions;
   arguments.chunks = call.chunks;
   return arguments;
 }
@@ -85,6 +87,8 @@ torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
                            const torch::Tensor& embeddings, const TokenCall& call) {
   TORCH_CHECK_VALUE(!call.cache || !call.lengths, "gnomon.nn: lengths and a cache are both given; ",
                     "expected lengths in a call of all tokens, without a cache");
+  TORCH_CHECK_VALUE(!call.positions || !call.offset,
+                    "gnomon.nn: positions and offset are both given; expected one of them");
   const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);
   const torch::Tensor before = call.cache ? call.cache->embeddings : torch::Tensor();
   torch::Tensor tokens = embeddings;
@@ -125,16 +129,33 @@ void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t 
 std::string attention_position(const std::string& position) { return AttentionPosition(position); }
 
 void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
-                     const std::vector<torch::Tensor>& new_projections) {
+                     const std::vector<torch::Tensor>& new_projections,
+                     const torch::Tensor& new_positions) {
   if (!k.defined()) {
     k = new_k;
     v = new_v;
     projections = new_projections;
+    positions = new_positions;
     return;
   }
+  TORCH_CHECK_VALUE(!positions.defined() || new_positions.defined(),
+                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the ",
+                    "tokens that it takes");
   TORCH_CHECK_VALUE(projections.size() == new_projections.size(), "gnomon.nn.KVCache: it has ",
                     projections.size(), " projections and takes ", new_projections.size(),
                     "; expected the same number");
+  if (new_positions.defined()) {
+    torch::Tensor known =
+        positions.defined() ? positions : torch::arange(length(), new_positions.options());
+    torch::Tensor fresh = new_positions;
+    // Positions of all batches beside those of each.
+    for (torch::Tensor* one : {&known, &fresh}) {
+      if (one->dim() < std::max(known.dim(), fresh.dim())) {
+        *one = one->expand({new_k.size(0), one->size(-1)});
+      }
+    }
+    positions = torch::cat({known, fresh}, -1);
+  }
   k = torch::cat({k, new_k}, 2);
   v = torch::cat({v, new_v}, 2);
   for (size_t n = 0; n < projections.size(); ++n) {
@@ -146,6 +167,7 @@ void KVCache::reset() {
   k = torch::Tensor();
   v = torch::Tensor();
   projections.clear();
+  positions = torch::Tensor();
 }
 
 RMSNormImpl::RMSNormImpl(int64_t columns) : dim(columns) {
@@ -232,14 +254,25 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
                           terms.tensors, query, keys);
   }
   std::optional<int64_t> query_offset = call.query_offset;
+  OptionalTensor key_positions = call.key_positions;
+  if (call.positions && !key_positions) {
+    TORCH_CHECK_VALUE(query.size(1) == keys.size(1),
+                      "gnomon.nn.MultiheadAttention: key_positions is nullopt, query has ",
+                      query.size(1), " tokens and key ", keys.size(1),
+                      "; expected the positions of the keys");
+    key_positions = call.positions;
+  }
   // The cache takes the tokens once nothing can be refused any more.
   KVCache joined;
   if (call.cache) {
-    if (!query_offset && !call.query_offsets) query_offset = call.cache->length();
+    if (!query_offset && !call.query_offsets && !call.positions) {
+      query_offset = call.cache->length();
+    }
     joined = *call.cache;
     std::vector<torch::Tensor> of_keys;
     for (const int64_t n : terms.of_keys) of_keys.push_back(terms.tensors[n]);
-    joined.append(k, v, of_keys);
+    joined.append(k, v, of_keys, key_positions.value_or(torch::Tensor()));
+    if (joined.positions.defined()) key_positions = joined.positions;
     k = joined.k;
     v = joined.v;
     for (size_t n = 0; n < of_keys.size(); ++n) {
@@ -248,6 +281,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   }
   CallArguments arguments = ToArguments(call);
   arguments.query_offset = query_offset;
+  arguments.key_positions = key_positions;
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
@@ -334,9 +368,9 @@ torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t
   const auto parameters = named_parameters(/*recurse=*/false);
   for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
   const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
-  return EncodeTokens(
-      Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
-      {embeddings, offset, is_training(), call.lengths, known, call.generator, call.rows});
+  return EncodeTokens(Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
+                      {embeddings, call.positions ? 0 : offset, is_training(), call.lengths, known,
+                       call.generator, call.rows, call.positions});
 }
 
 torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {

@@ -63,6 +63,18 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
         "gnomon.nn: ", name, ": lengths have shape ", batch.lengths->sym_sizes(),
         "; expected (B,) = (", embeddings.sym_size(0), ",), or () for all");
   }
+  if (batch.positions) {
+    const at::Tensor& positions = *batch.positions;
+    TORCH_CHECK_TYPE(at::isIntegralType(positions.scalar_type(), /*includeBool=*/false),
+                     "gnomon.nn: ", name, ": positions have dtype ", positions.scalar_type(),
+                     "; expected integers");
+    const auto sizes = embeddings.sym_sizes().slice(0, 2);
+    TORCH_CHECK_VALUE(positions.sym_sizes() == sizes || positions.sym_sizes() == sizes.slice(1),
+                      "gnomon.nn: ", name, ": positions have shape ", positions.sym_sizes(),
+                      "; expected (B, L) = (", sizes[0], ", ", sizes[1], "), or (L,)");
+    TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: ", name, ": positions and the offset ",
+                      batch.offset, " are both given; expected one of them");
+  }
   const std::unique_ptr<TokenEncoder> encoder = MakeTokenEncoder(component, dim, causal);
   return encoder->Encode(tensors, batch).to(embeddings.options());
 }

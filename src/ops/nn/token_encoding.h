@@ -29,6 +29,8 @@ struct TokenBatch {
   OptionalTensor before;
   std::optional<at::Generator> generator;        // of what training draws; Torch's own by default
   std::optional<BatchRows> rows = std::nullopt;  // of a larger batch; by default these are all
+  // (B, L) or (L,) integers: where the tokens stand, instead of one after the other from offset on.
+  OptionalTensor positions = std::nullopt;
 };
 
 class TokenEncoder {

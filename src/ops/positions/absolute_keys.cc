@@ -19,9 +19,10 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
                     n.head_dim);
 }
 
-// The rows of the keys that there are.
+// The rows of the keys that there are, or all where these stand anywhere.
 at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
                      const CallLengths& lengths) {
+  if (lengths.farthest) return held;
   TORCH_CHECK_VALUE(lengths.keys <= SizeOf(held, -2), "gnomon.nn: ", component.name(),
                     ":length=", SizeOf(held, -2), " and Lk = ", lengths.keys,
                     "; expected at least as many");

@@ -11,8 +11,18 @@ namespace {
 // The product of all gates up to a key in place of those between it and a query: they differ by
 // what all keys of a row have in common. In float64, or the differences of long sums would be lost.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
-                const OffsetRange& /*range*/) {
-  return -at::cumsum(tensors[0], 2, at::kDouble);
+                const OffsetRange& range) {
+  if (!range.key_order) return -at::cumsum(tensors[0], 2, at::kDouble);
+  // Of keys that stand anywhere, in the order of their positions.
+  const at::Tensor& order = *range.key_order;
+  const std::vector<c10::SymInt> sizes = {order.sym_size(0), tensors[0].sym_size(1),
+                                          order.sym_size(1)};
+  const auto over_heads = [&](const at::Tensor& columns) {
+    return columns.unsqueeze(1).expand_symint(sizes);
+  };
+  const at::Tensor sums =
+      at::cumsum(tensors[0].expand_symint(sizes).gather(2, over_heads(order)), 2, at::kDouble);
+  return -sums.gather(2, over_heads(order.argsort(1)));
 }
 
 int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { return 1; }

@@ -54,13 +54,12 @@ at::Tensor RotateColumns(const at::Tensor& x, const at::Tensor& positions,
 // Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
 // that their product decays with the distance. Only differences of positions count: those from the
 // middle of the sequence keep the powers within float32 up to lengths of 65536.
-at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const c10::SymInt& length,
+at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& middle,
                  bool of_keys, bool half) {
   constexpr double kScaleBase = 512;
   const int64_t dims = x.sym_size(3).guard_int(__FILE__, __LINE__);
   const at::Tensor zeta =
       (at::arange(0, dims, 2, positions.options()) / static_cast<double>(dims) + 0.4) / 1.4;
-  const at::Tensor middle = at::scalar_tensor(length, positions.options()) / 2;
   const at::Tensor powers = (positions - middle) * ((of_keys ? -1 : 1) / kScaleBase);
   const at::Tensor scale = zeta.pow(powers.unsqueeze(-1)).to(x.scalar_type());
   return x * (half ? at::cat({scale, scale}, -1) : scale.repeat_interleave(2, -1));
@@ -90,23 +89,36 @@ at::Tensor Rotate(const Component& component, const RotationCall& call) {
   const at::TensorOptions options = x.options().dtype(at::kDouble);
   std::vector<at::Tensor> coordinates;
   if (grid) {
-    coordinates =
-        grid->Coordinates("gnomon.attention: RoPE", call.position, x.sym_size(2), x.options());
+    constexpr const char* kWhat = "gnomon.attention: RoPE";
+    coordinates = call.positions
+                      ? grid->CoordinatesAt(kWhat, call.positions->of_tokens.unsqueeze(1))
+                      : grid->Coordinates(kWhat, call.position, x.sym_size(2), x.options());
     for (at::Tensor& coordinate : coordinates) coordinate = coordinate.to(at::kDouble);
+  } else if (call.positions) {
+    coordinates.push_back(call.positions->of_tokens.unsqueeze(1).to(at::kDouble));
   } else {
     const at::Tensor positions = at::arange(call.position, call.position + x.sym_size(2), options);
     coordinates.push_back(call.firsts ? positions + call.firsts->to(at::kDouble).reshape({-1, 1, 1})
                                       : positions);
   }
   const int64_t columns = dims / static_cast<int64_t>(coordinates.size());
-  const int64_t length = DependOnLength(component) ? call.length.guard_int(__FILE__, __LINE__) : 0;
+  int64_t length = 0;
+  if (DependOnLength(component)) {
+    length = call.positions ? NumberOf(call.positions->last, "gnomon.attention: RoPE by length") + 1
+                            : call.length.guard_int(__FILE__, __LINE__);
+  }
   const RotationFrequencies frequencies = FrequenciesOf(component, columns, length, options);
   std::vector<at::Tensor> parts;
   for (size_t axis = 0; axis < coordinates.size(); ++axis) {
     const int64_t begin = static_cast<int64_t>(axis) * columns;
     at::Tensor part =
         RotateColumns(x.narrow(3, begin, columns), coordinates[axis], frequencies, half);
-    if (xpos) part = Decay(part, coordinates[axis], call.length, call.of_keys, half);
+    if (xpos) {
+      const at::Tensor middle =
+          call.positions ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
+                         : at::scalar_tensor(call.length, options) / 2;
+      part = Decay(part, coordinates[axis], middle, call.of_keys, half);
+    }
     parts.push_back(part);
   }
   parts.push_back(x.slice(3, dims));

@@ -53,8 +53,12 @@ at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
 at::Tensor Distances(const Component& component, const at::Tensor& held,
                      const CallLengths& lengths) {
   if (HasLearnedDistances(component)) return held;
+  const int64_t count =
+      lengths.farthest
+          ? NumberOf(*lengths.farthest, "gnomon.nn: transformer_xl with sinusoidal r") + 1
+          : lengths.positions;
   const at::Tensor distances =
-      at::arange(std::max<int64_t>(lengths.positions, 1), held.options().dtype(at::kDouble));
+      at::arange(std::max<int64_t>(count, 1), held.options().dtype(at::kDouble));
   const at::Tensor waves = sinusoid(distances, SizeOf(held, 2), "split_xl").to(held.scalar_type());
   return at::matmul(waves, held.transpose(1, 2));
 }

@@ -1,0 +1,79 @@
+#include "ops/attention/placed_bias.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+
+void PackedBiases::Add(const Component& component, const std::vector<at::Tensor>& tensors) {
+  Component term = component;
+  // A table of offsets is that of positions.
+  term.SetDefault("centred", "true");
+  terms_ += (terms_.empty() ? "" : "+") + term.Text();
+  for (const at::Tensor& tensor : tensors) {
+    shapes_.emplace_back(tensor.dim());
+    for (const c10::SymInt& size : tensor.sym_sizes()) shapes_.push_back(size);
+    flat_.push_back(tensor.reshape({-1}));
+  }
+}
+
+at::Tensor PackedBiases::Parameters() const { return at::cat(flat_); }
+
+at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
+                           const at::Tensor& parameters, int64_t heads, OffsetSpan span) {
+  // One query at -first, and a key for each offset.
+  const OffsetRange range{1, span.last - span.first + 1, -span.first, heads, std::nullopt};
+  size_t next = 0;
+  int64_t at = 0;
+  const auto take = [&] {
+    TORCH_CHECK_VALUE(
+        next < shapes.size() && next + 1 + static_cast<size_t>(shapes[next]) <= shapes.size(),
+        "gnomon.attention: bias_shapes has too few numbers for ", terms);
+    const at::IntArrayRef sizes = shapes.slice(next + 1, static_cast<size_t>(shapes[next]));
+    next += 1 + sizes.size();
+    const int64_t count = c10::multiply_integers(sizes);
+    TORCH_CHECK_VALUE(at + count <= parameters.size(0), "gnomon.attention: bias_parameters has ",
+                      parameters.size(0), " numbers; expected more for ", terms);
+    at += count;
+    return parameters.narrow(0, at - count, count).view(sizes);
+  };
+  at::Tensor sum;
+  for (const Component& component : ParseSum(terms)) {
+    const PositionEntry* entry = FindPositionEntry(component.name());
+    TORCH_CHECK_VALUE(entry != nullptr && entry->role() == PositionEntry::Role::kBias,
+                      "gnomon.attention: bias_terms has ", component.name(),
+                      "; expected biases by offset");
+    std::vector<at::Tensor> tensors;
+    for (size_t n = 0; n < entry->Tensors(component).size(); ++n) tensors.push_back(take());
+    const at::Tensor term = entry->bias(component, tensors, range);
+    sum = sum.defined() ? sum + term : term;
+  }
+  TORCH_CHECK_VALUE(sum.defined(), "gnomon.attention: bias_terms is empty");
+  return sum.unsqueeze(0).contiguous();
+}
+
+at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
+                              const at::Tensor& parameters, OffsetSpan span,
+                              const at::Tensor& d_table) {
+  // Kernels run below autograd, which this is a derivative of.
+  const c10::InferenceMode outside(false);
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::ForceDispatchKeyGuard recorded(
+      keys.included_, keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const at::AutoGradMode enabled(true);
+  const at::Tensor leaf = parameters.detach().requires_grad_();
+  const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, d_table.size(1), span);
+  const auto gradients =
+      torch::autograd::grad({table}, {leaf}, {d_table}, /*retain_graph=*/std::nullopt,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  return gradients[0].defined() ? gradients[0].detach() : at::zeros_like(parameters);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,55 @@
+// Biases by offset of tokens that stand anywhere. How far apart they stand is data, which shapes of
+// a traced call cannot depend on: the operator takes what the biases are made of, and makes their
+// table itself.
+#ifndef GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
+#define GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/catalogue/component.h"
+
+namespace gnomon {
+
+// A sum of biases as the operator takes it.
+class PackedBiases {
+ public:
+  // One more of them, of these tensors.
+  void Add(const Component& component, const std::vector<at::Tensor>& tensors);
+
+  bool empty() const { return terms_.empty(); }
+  const std::string& terms() const { return terms_; }
+  // Of each tensor, the number of its axes and their lengths.
+  const std::vector<c10::SymInt>& shapes() const { return shapes_; }
+  // The numbers of all tensors, one after the other.
+  at::Tensor Parameters() const;
+
+ private:
+  std::string terms_;
+  std::vector<c10::SymInt> shapes_;
+  std::vector<at::Tensor> flat_;
+};
+
+// The offsets p_j - p_i that a call has, `first` to `last`.
+struct OffsetSpan {
+  int64_t first;
+  int64_t last;
+};
+
+// The table of the sum (1, H, last - first + 1), entry n for p_j - p_i = first + n, and the
+// gradient of its parameters. Throw c10::ValueError.
+at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
+                           const at::Tensor& parameters, int64_t heads, OffsetSpan span);
+at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
+                              const at::Tensor& parameters, OffsetSpan span,
+                              const at::Tensor& d_table);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
