@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -22,7 +23,6 @@
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/files.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 #include "training/task.h"
 #include "training/trainer.h"

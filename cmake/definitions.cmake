@@ -48,10 +48,15 @@ function(gnomon_register_similarities target)
     foreach(struct IN LISTS structs)
       gnomon_definition_name(${struct} name)
       if(argument_PAIR_FUNCTIONS)
-        string(APPEND GNOMON_DECLARATIONS "const PairFunction& PairFunctionOf${struct}();\n")
+        string(
+          APPEND GNOMON_DECLARATIONS
+          "const PairFunction& PairFunctionOf${struct}();\n"
+          "const DefinitionSource& DefinitionSourceOf${struct}();\n"
+        )
         string(
           APPEND GNOMON_REGISTRATIONS
           "  const RegisterPairFunction function_of_${name}(PairFunctionOf${struct}());\n"
+          "  AddDefinitionSource(PairFunctionOf${struct}(), DefinitionSourceOf${struct}());\n"
         )
       endif()
       string(
@@ -65,8 +70,16 @@ function(gnomon_register_similarities target)
   target_sources(${target} PRIVATE ${source})
 endfunction()
 
-# Compiles each definition in `files` on the kernel template, into `target`, and sets `entries` to
-# their list, " X(PenumbralSquare, penumbral_square)", by which they are known.
+# Sets `literal` to a C++ expression for the file's text. Editing the file runs CMake again.
+function(gnomon_text_literal file literal)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  set(${literal} "R\"GNOMON(${text})GNOMON\"" PARENT_SCOPE)
+endfunction()
+
+# Compiles each definition in `files` on the kernel template, into `target`, with its text beside it
+# for kernels that are compiled when they are needed, and sets `entries` to their list,
+# " X(PenumbralSquare, penumbral_square)", by which they are known.
 function(gnomon_add_definitions target entries)
   set(list "")
   foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)
@@ -75,6 +88,11 @@ function(gnomon_add_definitions target entries)
       gnomon_definition_name(${GNOMON_DEFINITION_STRUCT} GNOMON_DEFINITION_NAME)
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
       configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_kernel.cc.in ${source} @ONLY)
+      target_sources(${target} PRIVATE ${source})
+      get_filename_component(GNOMON_DEFINITION_FILE_NAME ${GNOMON_DEFINITION_FILE} NAME)
+      gnomon_text_literal(${GNOMON_DEFINITION_FILE} GNOMON_DEFINITION_LITERAL)
+      set(source ${PROJECT_BINARY_DIR}/generated/${target}/source_${GNOMON_DEFINITION_STRUCT}.cc)
+      configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_source.cc.in ${source} @ONLY)
       target_sources(${target} PRIVATE ${source})
       string(APPEND list " X(${GNOMON_DEFINITION_STRUCT}, ${GNOMON_DEFINITION_NAME})")
     endforeach()

@@ -15,7 +15,7 @@ install(
   PATTERN catalogue.h EXCLUDE
 )
 install(
-  DIRECTORY src/base src/core src/cpu src/reference
+  DIRECTORY src/base src/core src/cpu src/cuda src/reference
   DESTINATION ${GNOMON_KERNEL_DIR}
   COMPONENT core
   FILES_MATCHING
@@ -47,6 +47,7 @@ install(
     ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
     cmake/added_definition.cc.in
     cmake/definition_kernel.cc.in
+    cmake/definition_source.cc.in
     cmake/definitions.cmake
     cmake/similarity.cmake
   DESTINATION ${package_dir}

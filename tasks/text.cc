@@ -6,12 +6,12 @@
 #include <limits>
 #include <utility>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
 #include "models/evaluation.h"
 #include "models/language_model_size.h"
 #include "models/windows.h"
 #include "training/processes.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
 #include "models/beam_search.h"
 #include "models/seq2seq.h"
@@ -22,7 +23,6 @@
 #include "text/tokens.h"
 #include "training/files.h"
 #include "training/processes.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 #include "training/task.h"
 

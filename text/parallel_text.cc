@@ -13,9 +13,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
 #include "text/utf8.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

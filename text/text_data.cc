@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

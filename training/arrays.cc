@@ -2,8 +2,8 @@
 
 #include <string_view>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
-#include "training/sha256.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

@@ -19,6 +19,9 @@ class OffsetLayout final : public TableLayout {
 
   OffsetLayout(int64_t past, int64_t future, Far far) : past_(past), future_(future), far_(far) {}
 
+  int64_t past() const { return past_; }
+  int64_t future() const { return future_; }
+  Far far() const { return far_; }
   int64_t size() const override { return past_ + future_ + 1; }
   void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
   TableRange Window(int64_t first, int64_t last, int64_t begin, int64_t end) const override;
@@ -65,7 +68,13 @@ class GridLayout final : public TableLayout {
   // tokens are at most 2^30.
   GridLayout(std::vector<int64_t> shape, int64_t prefix, Kind kind);
 
+  const std::vector<int64_t>& shape() const { return shape_; }
+  int64_t prefix() const { return prefix_; }
+  Kind kind() const { return kind_; }
   int64_t tokens() const { return tokens_; }
+  // Of each axis, its first entry, and by how many entries an offset of one moves.
+  const std::vector<int64_t>& first() const { return first_; }
+  const std::vector<int64_t>& stride() const { return stride_; }
   int64_t size() const override { return size_; }
   void AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<TableRun>* runs) const override;
   int64_t MostEntries() const override {
@@ -84,8 +93,8 @@ class GridLayout final : public TableLayout {
   Kind kind_;
   int64_t tokens_;
   int64_t size_;
-  std::vector<int64_t> first_;   // of each axis: its first entry
-  std::vector<int64_t> stride_;  // and by how many entries an offset of one moves
+  std::vector<int64_t> first_;
+  std::vector<int64_t> stride_;
 };
 
 }  // namespace gnomon

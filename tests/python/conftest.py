@@ -19,6 +19,34 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request, monkeypatch) -> Iterator[torch.device]:
+    """Tensors are made there. Modules whose tests should hold on every device use it for all.
+
+    What there are no kernels for on a GPU is skipped with what the call says.
+    """
+    chosen = torch.device(request.param)
+    if chosen.type == "cpu":
+        yield chosen
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU: torch.cuda.is_available() is False")
+    monkeypatch.setenv("GNOMON_CUDA", "1")
+    with chosen:
+        yield chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    try:
+        return (yield)
+    except NotImplementedError as error:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("device") != "cuda":
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def program(tmp_path, capfd, monkeypatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """The program in this process and a folder of its own: exit code, output, errors."""

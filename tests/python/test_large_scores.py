@@ -14,6 +14,8 @@ from formulas import SIMILARITIES, Case, Mask
 
 import gnomon
 
+pytestmark = pytest.mark.usefixtures("device")
+
 # Errors may be so many times those of the plain formula, or this part of the largest number. Four
 # times is what medians stay below; the rest is for draws and instruction sets that differ.
 TIMES = 6

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # the core declare what base, cpu and core define, so every room reads them.
 HEADERS = {"include/gnomon"}
 KERNELS = HEADERS | {"src/base"}
-CORE = KERNELS | {"src/core", "src/cpu", "src/definitions", "src/reference"}
+CORE = KERNELS | {"src/core", "src/cpu", "src/cuda", "src/definitions", "src/reference"}
 OPS = CORE | {"include/gnomon/torch", "src/ops"}
 ROOMS = {
     "include/gnomon/torch": HEADERS,
@@ -21,6 +21,7 @@ ROOMS = {
     "src/base": HEADERS,
     "src/reference": KERNELS,
     "src/cpu": KERNELS,
+    "src/cuda": KERNELS,
     "src/core": CORE,
     "src/ops": OPS,
     "training": OPS,

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "gnomon/attention.h"
-#include "training/sha256.h"
+#include "base/sha256.h"
 
 namespace gnomon::models {
 namespace {

@@ -31,4 +31,10 @@ void ExpectTensor(const char* operation, std::string_view name, const at::Tensor
                    tensor.scalar_type(), "; expected ", dtype);
 }
 
+void ExpectDevice(const char* operation, std::string_view name, const at::Tensor& tensor,
+                  at::Device device) {
+  TORCH_CHECK_TYPE(tensor.device() == device, operation, ": ", name, " is on ", tensor.device(),
+                   "; expected ", device);
+}
+
 }  // namespace gnomon

@@ -8,10 +8,12 @@
 //   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")
 //   ARGUMENT(double, dropout, 0, kOption, "")
 //
-// with the member's type, name, initial value, kind and shape. Arguments with gradients come first;
-// a constant is of their type and has none.
-// A shape has a letter for each axis, the same for the same length throughout the list; "1|H" is an
-// axis of one entry for all, or of H.
+// with the member's type, name, initial value, kind and shape. Arguments with gradients come first:
+// tokens, which are of the first argument's type, and others, of the type that is computed in,
+// which is float32 where tokens are of a lower one. A constant is as the latter and has no
+// gradient. Integers are on the device of the first argument, but for those of the host, which are
+// read before a kernel begins. A shape has a letter for each axis, the same for the same length
+// throughout the list; "1|H" is an axis of one entry for all, or of H.
 #ifndef GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
 #define GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
 
@@ -45,7 +47,24 @@ inline at::Tensor OrUndefined(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
-enum class ArgumentKind { kDifferentiable, kConstant, kInteger, kBoolean, kOption };
+enum class ArgumentKind {
+  kDifferentiable,
+  kConstant,
+  kInteger,
+  kBoolean,
+  kOption,
+  kToken,
+  kHostInteger
+};
+
+constexpr bool HasGradient(ArgumentKind kind) {
+  return kind == ArgumentKind::kToken || kind == ArgumentKind::kDifferentiable;
+}
+
+// The type that numbers of a type are computed in.
+inline at::ScalarType WideType(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
+}
 
 // The axes of a tensor: their letters, or digits for a length, and which of them may have one entry
 // for all.
@@ -140,7 +159,7 @@ struct SchemaOf<Arguments, std::tuple<Members&...>> {
 template <class Fields>
 constexpr size_t CountDifferentiable(const Fields& fields) {
   size_t count = 0;
-  while (count < fields.size() && fields[count].kind == ArgumentKind::kDifferentiable) ++count;
+  while (count < fields.size() && HasGradient(fields[count].kind)) ++count;
   return count;
 }
 
@@ -290,18 +309,32 @@ class AxisLengths {
 void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
                   const AxisLetters& shape, at::ScalarType dtype, AxisLengths<int64_t>& lengths);
 
-// The same for all tensors of the arguments: those with gradients, and constants, have the dtype of
-// the first.
+// Throws c10::TypeError unless a tensor is on that device.
+void ExpectDevice(const char* operation, std::string_view name, const at::Tensor& tensor,
+                  at::Device device);
+
+// The same for all tensors of the arguments.
 template <class Arguments>
 void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   static constexpr auto kFields = Arguments::Fields();
   FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
     if (!tensor) return;
     const ArgumentKind kind = kFields[n].kind;
+    if (kind == ArgumentKind::kHostInteger) {
+      TORCH_CHECK_VALUE(tensor->numel() == 1 && tensor->scalar_type() == at::kLong &&
+                            (tensor->is_cpu() || tensor->device() == arguments.x.device()),
+                        Arguments::kOperation, ": ", kFields[n].name, " has shape ",
+                        tensor->sizes(), " and dtype ", tensor->scalar_type(), " on ",
+                        tensor->device(), "; expected one int64 on the CPU");
+      return;
+    }
+    const at::ScalarType of_tokens = arguments.x.scalar_type();
     const at::ScalarType dtype = kind == ArgumentKind::kInteger   ? at::kLong
                                  : kind == ArgumentKind::kBoolean ? at::kBool
-                                                                  : arguments.x.scalar_type();
+                                 : kind == ArgumentKind::kToken   ? of_tokens
+                                                                  : WideType(of_tokens);
     ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype, lengths);
+    ExpectDevice(Arguments::kOperation, kFields[n].name, *tensor, arguments.x.device());
   });
 }
 
@@ -310,7 +343,9 @@ template <class Arguments>
 void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
                 AxisLengths<int64_t>& lengths) {
   const auto expect = [&](const char* name, const at::Tensor& tensor, const AxisLetters& shape) {
-    ExpectTensor(Arguments::kOperation, name, tensor, shape, arguments.x.scalar_type(), lengths);
+    ExpectTensor(Arguments::kOperation, name, tensor, shape, WideType(arguments.x.scalar_type()),
+                 lengths);
+    ExpectDevice(Arguments::kOperation, name, tensor, arguments.x.device());
   };
   expect("d_o", saved.d_o, Arguments::kOutputs[0]);
   if (saved.d_lse) expect("d_lse", *saved.d_lse, Arguments::kOutputs[1]);
@@ -333,7 +368,8 @@ Outputs EmptyOutputs(const Arguments& arguments) {
   note(0, arguments.x);
   note(2, arguments.v);
   const auto make = [&](const AxisLetters& shape) {
-    return at::empty_symint(lengths.Sizes(shape), arguments.x.options());
+    return at::empty_symint(lengths.Sizes(shape),
+                            arguments.x.options().dtype(WideType(arguments.x.scalar_type())));
   };
   return {make(Arguments::kOutputs[0]), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "ops/attention/attention_cuda.h"
 #include "ops/attention/grid_bias.h"
 #include "ops/attention/placed_bias.h"
 #include "ops/coordinates/token_grid.h"
@@ -49,8 +50,10 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
 
 void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
                     const at::Tensor& q) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_meta(), operation, ": ", name, " is on ",
-                              tensor.device(), "; this version runs on the CPU only");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(), operation,
+                              ": ", name, " is on ", tensor.device(),
+                              "; expected the CPU or a CUDA device");
+  CheckCudaIsOn(operation, name, tensor);
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, operation, ": ", name, " has layout ",
                    tensor.layout(), "; expected a strided tensor");
   const at::ScalarType dtype = tensor.scalar_type();
@@ -487,10 +490,18 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
-  // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it.
+  // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it, or
+  // where kernels take tokens of that type: then they are rounded as they are given to them.
   const at::ScalarType computing = ComputingType(q_in);
-  const at::Tensor q = Normed(q_in.to(computing), positions, /*of_keys=*/false);
-  const at::Tensor k = Normed(k_in.to(computing), positions, /*of_keys=*/true);
+  const auto as_token = [&](const at::Tensor& token, const at::Tensor& wide,
+                            const at::Tensor& given) {
+    if (!TakesLowTokens(q_in)) return token;
+    return token.is_same(wide) ? given : token.to(q_in.scalar_type());
+  };
+  const at::Tensor q_wide = q_in.to(computing);
+  const at::Tensor k_wide = k_in.to(computing);
+  const at::Tensor q = Normed(q_wide, positions, /*of_keys=*/false);
+  const at::Tensor k = Normed(k_wide, positions, /*of_keys=*/true);
   const at::Tensor v = v_in.to(computing);
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
@@ -672,9 +683,12 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   // The dot product, whose tokens are not mapped, takes the keys as they are.
   if (!entry.catalogue.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
   const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
-  call.x = tokens.x;
-  call.y = tokens.y;
-  call.v = value;
+  call.x = as_token(tokens.x, q_wide, q_in);
+  call.y = as_token(tokens.y, k_wide, k_in);
+  call.v = as_token(value, v, v_in);
+  if (call.relative_query) {
+    call.relative_query = as_token(*call.relative_query, q_wide, q_in);
+  }
   call.row_scalars = AsOptional(tokens.row_scalars);
   call.column_scalars = AsOptional(tokens.column_scalars);
   call.head_scalars = AsOptional(tokens.head_scalars);
@@ -715,8 +729,9 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   }
   if (arguments.dropout > 0) {
     call.dropout = arguments.dropout;
-    call.seed = arguments.seed ? arguments.seed->reshape({1})
-                               : at::randint(std::numeric_limits<int64_t>::max(), {1},
+    // Without axes, so that a compiled graph takes one of the CPU beside tensors of a GPU.
+    call.seed = arguments.seed ? arguments.seed->reshape({})
+                               : at::randint(std::numeric_limits<int64_t>::max(), {},
                                              at::TensorOptions().dtype(at::kLong));
   }
   auto [o, lse, statistics] = AttentionOperator::CallForward(call);

@@ -37,7 +37,8 @@ class WithoutAutocast {
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
 // the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
-// (gnomon/attention.h). query_positions and key_positions, both or neither, are where tokens stand
+// (gnomon/attention.h). Tokens of a lower type than float32 are the GPU's alone, and outputs are
+// float32 then. query_positions and key_positions, both or neither, are where tokens stand
 // instead of query_offset + i and j; a bias by offset is then the sum bias_terms of positions'
 // biases, whose tensors are bias_parameters one after the other, bias_shapes the number of axes and
 // their lengths of each. query_offset counts where query_offsets is absent. left and right are
@@ -52,9 +53,9 @@ class WithoutAutocast {
 //   "keys": by the key, m = Lk;
 //   "grid": the sum over the axes of the grid, tables of 2 length - 1 rows.
 #define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                \
-  ARGUMENT(at::Tensor, x, {}, kDifferentiable, "B H Q D")                   \
-  ARGUMENT(at::Tensor, y, {}, kDifferentiable, "B G K D")                   \
-  ARGUMENT(at::Tensor, v, {}, kDifferentiable, "B G K V")                   \
+  ARGUMENT(at::Tensor, x, {}, kToken, "B H Q D")                            \
+  ARGUMENT(at::Tensor, y, {}, kToken, "B G K D")                            \
+  ARGUMENT(at::Tensor, v, {}, kToken, "B G K V")                            \
   ARGUMENT(OptionalTensor, row_scalars, {}, kDifferentiable, "r B H Q")     \
   ARGUMENT(OptionalTensor, column_scalars, {}, kDifferentiable, "c B G K")  \
   ARGUMENT(OptionalTensor, head_scalars, {}, kDifferentiable, "s H")        \
@@ -63,7 +64,7 @@ class WithoutAutocast {
   ARGUMENT(OptionalTensor, key_bias, {}, kDifferentiable, "B H K")          \
   ARGUMENT(OptionalTensor, pair_bias, {}, kDifferentiable, "1|B 1|H Q K")   \
   ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")       \
-  ARGUMENT(OptionalTensor, relative_query, {}, kDifferentiable, "B H Q R")  \
+  ARGUMENT(OptionalTensor, relative_query, {}, kToken, "B H Q R")           \
   ARGUMENT(OptionalTensor, relative_keys, {}, kDifferentiable, "1|H m R")   \
   ARGUMENT(OptionalTensor, relative_values, {}, kDifferentiable, "1|H m V") \
   ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")       \
@@ -77,7 +78,7 @@ class WithoutAutocast {
   ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")              \
   ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")             \
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")               \
-  ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                         \
+  ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                     \
   ARGUMENT(std::string_view, function, {}, kOption, "")                     \
   ARGUMENT(c10::SymInt, query_offset, 0, kOption, "")                       \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                           \

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/attention/autograd.h"
 #include "ops/attention/kernel_arguments.h"
@@ -284,6 +285,105 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
 
+// The same in Torch's operators, on any device.
+struct TensorTerms {
+  at::Tensor m;
+  at::Tensor dm;
+  std::vector<at::Tensor> scalars;
+  std::vector<at::Tensor> d_scalars;
+};
+
+TensorTerms UmbralTerms(const at::Tensor& z, bool as_is, double r) {
+  const double by_sinh = 1 / std::sinh(r);
+  if (as_is) return {at::full_like(z, by_sinh), at::zeros_like(z), {z}, {at::ones_like(z)}};
+  const at::Tensor h = z.clamp(-kFarthest, kFarthest).exp();
+  const at::Tensor slope = h * (z.abs() <= kFarthest);
+  return {h * by_sinh, slope * by_sinh, {h}, {slope}};
+}
+
+TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r, bool square_score) {
+  at::Tensor u, rest, slope, m, dm;
+  if (as_is) {
+    const at::Tensor share = z / r;
+    u = share.clamp(0, 1);
+    rest = 1 - u;
+    slope = share.ge(0).logical_and(share.le(1)).to(z.scalar_type()) / r;
+    m = at::full_like(z, 1 / r);
+    dm = at::zeros_like(z);
+  } else {
+    const at::Tensor small = z.abs().neg().exp();
+    const at::Tensor above = (1 + small).reciprocal();
+    const at::Tensor below = small * above;
+    const at::Tensor negative = z < 0;
+    u = at::where(negative, below, above);
+    rest = at::where(negative, above, below);
+    slope = u * rest;
+    m = u;
+    dm = slope;
+  }
+  const at::Tensor a = (rest * (1 + u)).sqrt();
+  const at::Tensor a_slope = at::where(a > 0, -u * slope / a, 0.0);
+  if (square_score) return {m, dm, {a}, {a_slope}};
+  const at::Tensor square = u * u;
+  const at::Tensor d_square = 2 * u * slope;
+  const at::Tensor below = (1 + a).reciprocal();
+  return {
+      m, dm, {square * below, square}, {(d_square - square * below * a_slope) * below, d_square}};
+}
+
+// Checks the names as FindMap does.
+TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
+                    double r) {
+  FindMap<double>(function, map, r);
+  const at::Tensor z = tokens.select(3, tokens.size(3) - 1);
+  if (function == "umbral") return UmbralTerms(z, map == "none", r);
+  return PenumbralTerms(z, map == "none", r, function == "penumbral_square");
+}
+
+MapOutputs ForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                            std::string_view map, double r) {
+  CheckTokens("q", q);
+  CheckTokens("k", k);
+  const auto mapped = [&](const at::Tensor& tokens) {
+    const TensorTerms terms = TermsOf(tokens, function, map, r);
+    const int64_t columns = tokens.size(3) - 1;
+    const int64_t padding = (kColumnStep - columns % kColumnStep) % kColumnStep;
+    const at::Tensor x = terms.m.unsqueeze(3) * tokens.narrow(3, 0, columns);
+    return std::pair(at::constant_pad_nd(x, {0, padding}), at::stack(terms.scalars));
+  };
+  const auto [x, row_scalars] = mapped(q);
+  const auto [y, column_scalars] = mapped(k);
+  return {x, row_scalars, y, column_scalars};
+}
+
+MapGradients BackwardComposite(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                               const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                               const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                               std::string_view map, double r, MapNeeded needed) {
+  CheckTokens("q", q);
+  CheckTokens("k", k);
+  const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
+                            const OptionalTensor& d_scalars) {
+    const TensorTerms terms = TermsOf(tokens, function, map, r);
+    const int64_t columns = tokens.size(3) - 1;
+    const at::Tensor w = tokens.narrow(3, 0, columns);
+    at::Tensor d_w = at::zeros_like(w);
+    at::Tensor d_z = at::zeros_like(terms.m);
+    if (d_tokens) {
+      const at::Tensor d = d_tokens->narrow(3, 0, columns);
+      d_w = terms.m.unsqueeze(3) * d;
+      d_z = terms.dm * (d * w).sum(3);
+    }
+    for (size_t s = 0; d_scalars && s < terms.d_scalars.size(); ++s) {
+      d_z = d_z + terms.d_scalars[s] * d_scalars->select(0, static_cast<int64_t>(s));
+    }
+    return at::cat({d_w, d_z.unsqueeze(3)}, 3);
+  };
+  const at::Tensor none = at::empty({0}, q.options());
+  return {needed[0] ? gradient(q, d_x, d_rows) : none,
+          needed[1] ? gradient(k, d_y, d_columns) : none};
+}
+
 MapGradients BackwardMeta(const OptionalTensor& /*d_x*/, const OptionalTensor& /*d_rows*/,
                           const OptionalTensor& /*d_y*/, const OptionalTensor& /*d_columns*/,
                           const at::Tensor& q, const at::Tensor& k, std::string_view /*function*/,
@@ -356,6 +456,11 @@ ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_vie
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
   m.impl("cone_map", ForwardCpu);
   m.impl("cone_map_backward", BackwardCpu);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
+  m.impl("cone_map", ForwardComposite);
+  m.impl("cone_map_backward", BackwardComposite);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {

@@ -76,9 +76,10 @@ void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in,
   SumCausally(sums, TorchExecutor());
 }
 
-// In float64, chunk by chunk: products of a chunk's rows, and the sums over the chunks before.
-at::Tensor SumsOfDoubles(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
-                         bool reverse) {
+// In Torch's operators, for float64 and for GPUs, chunk by chunk: products of a chunk's rows, and
+// the sums over the chunks before.
+at::Tensor SumsByChunks(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
+                        bool reverse) {
   constexpr int64_t kRows = 64;
   const int64_t length = x.size(2);
   at::Tensor out = at::empty({x.size(0), x.size(1), length, z.size(3)}, x.options());
@@ -102,7 +103,7 @@ at::Tensor SumsOfDoubles(const at::Tensor& x, const at::Tensor& y, const at::Ten
 
 at::Tensor SumsCpu(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z, bool reverse) {
   Check(x, y, z);
-  if (x.scalar_type() == at::kDouble) return SumsOfDoubles(x, y, z, reverse);
+  if (x.scalar_type() == at::kDouble) return SumsByChunks(x, y, z, reverse);
   at::Tensor out = at::empty({x.size(0), x.size(1), x.size(2), z.size(3)}, x.options());
   Run(x, y, z, Feature::kNone, reverse, out, nullptr);
   return out;
@@ -120,20 +121,34 @@ std::tuple<at::Tensor, at::Tensor> LinearMeta(const at::Tensor& q, const at::Ten
           at::empty_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2), 1}, q.options())};
 }
 
+std::tuple<at::Tensor, at::Tensor> LinearByChunks(const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& v, std::string_view feature) {
+  const at::Tensor x = Features(q, feature);
+  const at::Tensor y = Features(k, feature);
+  const at::Tensor denominator = SumsByChunks(x, y, at::ones_like(k.narrow(3, 0, 1)), false);
+  const at::Tensor o = SumsByChunks(x, y, v, false) / denominator;
+  return {o.masked_fill(denominator == 0, 0), denominator};
+}
+
 std::tuple<at::Tensor, at::Tensor> LinearCpu(const at::Tensor& q, const at::Tensor& k,
                                              const at::Tensor& v, std::string_view feature) {
   Check(q, k, v);
-  if (q.scalar_type() == at::kDouble) {
-    const at::Tensor x = Features(q, feature);
-    const at::Tensor y = Features(k, feature);
-    const at::Tensor denominator = SumsOfDoubles(x, y, at::ones_like(k.narrow(3, 0, 1)), false);
-    const at::Tensor o = SumsOfDoubles(x, y, v, false) / denominator;
-    return {o.masked_fill(denominator == 0, 0), denominator};
-  }
+  if (q.scalar_type() == at::kDouble) return LinearByChunks(q, k, v, feature);
   auto [o, denominator] = LinearMeta(q, k, v, feature);
   Run(q, k, v, feature == "relu" ? Feature::kRelu : Feature::kElu, /*reverse=*/false, o,
       MutableData<float>(denominator));
   return {o, denominator};
+}
+
+at::Tensor SumsCuda(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z, bool reverse) {
+  Check(x, y, z);
+  return SumsByChunks(x, y, z, reverse);
+}
+
+std::tuple<at::Tensor, at::Tensor> LinearCuda(const at::Tensor& q, const at::Tensor& k,
+                                              const at::Tensor& v, std::string_view feature) {
+  Check(q, k, v);
+  return LinearByChunks(q, k, v, feature);
 }
 
 class SumsFunction : public torch::autograd::Function<SumsFunction> {
@@ -274,6 +289,11 @@ std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const a
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
   m.impl("causal_sums", SumsCpu);
   m.impl("causal_linear", LinearCpu);
+}
+
+TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
+  m.impl("causal_sums", SumsCuda);
+  m.impl("causal_linear", LinearCuda);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {

@@ -71,6 +71,11 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
   return projection;
 }
 
+// The same numbers on every device.
+at::Tensor ProjectionCuda(const at::Tensor& like, int64_t num_features, int64_t seed) {
+  return ProjectionCpu(like, num_features, seed).to(like.device());
+}
+
 at::Tensor ProjectionMeta(const at::Tensor& like, int64_t num_features, int64_t /*seed*/) {
   CheckArguments(like, num_features);
   return at::empty_symint({num_features, like.sym_size(-1)}, like.options().dtype(at::kDouble));
@@ -79,6 +84,7 @@ at::Tensor ProjectionMeta(const at::Tensor& like, int64_t num_features, int64_t 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) { m.impl("favor_projection", ProjectionCpu); }
+TORCH_LIBRARY_IMPL(gnomon, CUDA, m) { m.impl("favor_projection", ProjectionCuda); }
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) { m.impl("favor_projection", ProjectionMeta); }
 
 }  // namespace gnomon

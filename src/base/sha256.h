@@ -1,13 +1,13 @@
-// SHA-256 (FIPS 180-4), to name the data of an experiment as `sha256sum` does.
-#ifndef GNOMON_TRAINING_SHA256_H_
-#define GNOMON_TRAINING_SHA256_H_
+// SHA-256 (FIPS 180-4), as `sha256sum` has it.
+#ifndef GNOMON_SRC_BASE_SHA256_H_
+#define GNOMON_SRC_BASE_SHA256_H_
 
 #include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace gnomon::models {
+namespace gnomon {
 
 class Sha256 {
  public:
@@ -24,6 +24,6 @@ class Sha256 {
   uint64_t length_ = 0;
 };
 
-}  // namespace gnomon::models
+}  // namespace gnomon
 
-#endif  // GNOMON_TRAINING_SHA256_H_
+#endif  // GNOMON_SRC_BASE_SHA256_H_

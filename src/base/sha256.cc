@@ -1,10 +1,10 @@
-#include "training/sha256.h"
+#include "base/sha256.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-namespace gnomon::models {
+namespace gnomon {
 namespace {
 
 constexpr std::array<uint32_t, 64> kRound = {
@@ -78,4 +78,4 @@ std::string Sha256::Hex() {
   return hex;
 }
 
-}  // namespace gnomon::models
+}  // namespace gnomon

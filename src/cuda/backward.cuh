@@ -1,0 +1,509 @@
+// The backward pass: one template, run twice. A block owns rows, 16 for each of its warps, and
+// walks over those that see them or that they see: over the keys (gradients of queries and factors),
+// then, owning keys, over the queries of all heads of its group (gradients of keys, values and
+// biases). Each sum is one thread's, in fixed order.
+#ifndef GNOMON_SRC_CUDA_BACKWARD_CUH_
+#define GNOMON_SRC_CUDA_BACKWARD_CUH_
+
+#include "cuda/pair.cuh"
+
+namespace gnomon::device {
+
+// Partial derivatives of f.
+struct Derivative {
+  float g;
+  float a[3];
+  float b[3];
+  float t[3];
+};
+
+// Adds the sums of a tile's diagonals to the biases' gradients. The tile's rows are keys; thread n
+// has the pairs of which row - column is n - kStep + 1.
+template <class C>
+GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to, Int64 first,
+                                Int64 size) {
+  const int width = C::kStep + 1;
+  for (int n = Thread(); n < rows + C::kStep - 1; n += 32 * C::kWarps) {
+    const Int64 entry = first + n;
+    if (entry < 0 || entry >= size) continue;
+    const int begin = Most(0, n - C::kStep + 1);
+    const int end = Least(rows, n + 1);
+    float sum = 0;
+    for (int r = begin; r < end; ++r) {
+      sum += LoadShared<float>(scores + 4 * (r * width + r - n + C::kStep - 1));
+    }
+    to[entry] += sum;
+  }
+}
+
+template <class F, class C, bool kKeys>
+GNOMON_DEVICE void Backward(const Parameters& p) {
+  constexpr bool kReads = ReadsTokens<F>();
+  constexpr int kOwnScalars = kKeys ? F::kColumnScalars : F::kRowScalars;
+  const int rows_in_block = 16 * C::kWarps;
+  const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
+  const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);
+  const int word_count =
+      kKeys ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
+                               C::kTemperature, C::kDropout)
+            : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+  const bool sums_bias = kKeys && C::kBiasGradient != 0;
+  const SharedLayout at =
+      cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages,
+                           C::kOwn, word_count, C::kBias, sums_bias);
+  unsigned char* const memory = SharedMemory();
+  const int warp = Thread() / 32;
+  const int lane = Thread() % 32;
+  const int pair = 2 * (lane % 4);
+
+  const int own_count = kKeys ? p.keys : p.queries;
+  const int blocks = DivideUp(own_count, rows_in_block);
+  // The columns of gradients that this block adds up.
+  const int chunk = BlockX() % p.chunks;
+  const int first_column = chunk * C::kColumns;
+  int index = BlockX() / p.chunks;
+  // The blocks of a part add to the same biases one after the other.
+  const int parts = sums_bias ? p.bias_parts : blocks;
+  const int part = index % parts;
+  index = p.first_head + index / parts * p.head_step;
+  const int b = index / (kKeys ? p.key_heads : p.heads);
+  const int own_head = index % (kKeys ? p.key_heads : p.heads);
+  const int key_head = kKeys ? own_head : own_head / p.group;
+  const int first_h = kKeys ? own_head * p.group : own_head;
+  const int last_h = kKeys ? first_h + p.group : first_h + 1;
+  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
+  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
+
+  // Of heads first_h and on.
+  const Int64 part_step = static_cast<Int64>(parts) * p.bias_size;
+  float* bias_sums = nullptr;
+  if (sums_bias && chunk == 0) {
+    bias_sums = p.d_bias_parts + (static_cast<Int64>(b) * p.heads + first_h) * part_step +
+                static_cast<Int64>(part) * p.bias_size;
+    for (int h = first_h; h < last_h; ++h) {
+      for (int n = Thread(); n < p.bias_size; n += 32 * C::kWarps) {
+        bias_sums[(h - first_h) * part_step + n] = 0;
+      }
+    }
+    Barrier();
+  }
+
+  for (int block = part; block < blocks; block += parts) {
+    const int begin = block * rows_in_block;
+    const int end = Least(begin + rows_in_block, own_count);
+    // Rows of the other kind that matter at all, and keys that are not hidden from a whole batch:
+    // all else may hold anything.
+    int low = 0;
+    int high = 0;
+    int own_low = 0;
+    int own_high = own_count;
+    if (kKeys) {
+      own_low = p.queries > 0 ? lows[0] : 0;
+      own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
+      // Both ends grow with the query: the first that ends behind the first key, and the first
+      // that begins behind the last.
+      int last = p.queries;
+      while (low < last) {
+        const int middle = (low + last) / 2;
+        if (highs[middle] > begin) {
+          last = middle;
+        } else {
+          low = middle + 1;
+        }
+      }
+      high = low;
+      last = p.queries;
+      while (high < last) {
+        const int middle = (high + last) / 2;
+        if (lows[middle] >= end) {
+          last = middle;
+        } else {
+          high = middle + 1;
+        }
+      }
+    } else {
+      low = lows[begin];
+      high = highs[end - 1];
+    }
+    const int first = low / C::kStep * C::kStep;
+
+    const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
+    float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
+    float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
+    float sum_w[2] = {};
+    float d_own[2][3] = {};
+    const Head from_x = HeadOf<C>(kKeys ? p.y : p.x, b, own_head);
+    const Head from_y = HeadOf<C>(kKeys ? p.v : p.d_o, b, own_head);
+    Operand x[GNOMON_SIZE(C::kOwn != 0 ? C::kDim / Depth<C>() : 1, 32)];
+    Operand y[GNOMON_SIZE(C::kOwn != 0 ? C::kValueDim / Depth<C>() : 1, 32)];
+    if (kReads) {
+      CopyRows<C>(memory + at.own_x, from_x, begin, rows_in_block, own_low, own_high, p.dim,
+                  C::kDim);
+    }
+    CopyRows<C>(memory + at.own_y, from_y, begin, rows_in_block, own_low, own_high, p.value_dim,
+                C::kValueDim);
+    CopyCommit();
+    if (C::kOwn != 0) {
+      CopyWait<0>();
+      Barrier();
+      if (kReads) {
+#pragma unroll
+        for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
+          LoadLeft<C>(x[k], memory + at.own_x, x_bytes, 16 * warp, k);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < C::kValueDim / Depth<C>(); ++k) {
+        LoadLeft<C>(y[k], memory + at.own_y, y_bytes, 16 * warp, k);
+      }
+      Barrier();
+    }
+
+    for (int h = first_h; h < last_h; ++h) {
+      const HeadTerms head = LoadHead<F, C>(p, b, h);
+      const Head other_x = HeadOf<C>(kKeys ? p.x : p.y, b, kKeys ? h : key_head);
+      const Head other_y = HeadOf<C>(kKeys ? p.d_o : p.v, b, kKeys ? h : key_head);
+      const auto copy = [&](int start, int stage) {
+        if (kReads) {
+          CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, other_x, start, C::kStep,
+                      low, high, p.dim, C::kDim);
+        }
+        CopyRows<C>(memory + at.other_y + stage * C::kStep * y_bytes, other_y, start, C::kStep, low,
+                    high, p.value_dim, C::kValueDim);
+        unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
+        if (kKeys) {
+          CopyQueries<F, C>(words, p, b, h, start, low, high);
+        } else {
+          CopyKeys<F, C>(words, p, b, h, start, low, high);
+        }
+        if (C::kBias == 1) {
+          // Entry 0 of the window is that of the tile's last query and first key.
+          const int query = kKeys ? start + C::kStep - 1 : begin + rows_in_block - 1;
+          const int key = kKeys ? begin : start;
+          CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
+                       key - query + p.queries - 1, rows_in_block + C::kStep - 1, 0, p.bias_size);
+        }
+        CopyCommit();
+      };
+
+      Query own_query[2] = {};
+      Key own_key[2] = {};
+      RowSoftmax own_softmax[2] = {};
+      float own_temperature[2] = {};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (rows[r] >= own_count) continue;
+        if (kKeys) {
+          if (rows[r] >= own_low && rows[r] < own_high) {
+            own_key[r] = LoadKey<F, C>(p, b, h, rows[r]);
+          }
+          continue;
+        }
+        own_query[r] = LoadQuery<F, C>(p, head, rows[r]);
+        const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
+        own_softmax[r] = {p.largest[row], p.inverse[row], p.delta[row]};
+        // A row without keys has gradients of 0 whatever its temperature is.
+        own_temperature[r] = C::kTemperature != 0 && own_softmax[r].inverse != 0
+                                 ? p.temperature[row]
+                                 : 1.0f;
+      }
+      // Sums of ds times what stands in their names, and of weights times the same.
+      float sum_ds[2] = {};
+      float by_f[2] = {}, mean_f[2] = {};
+      float by_added[2] = {}, mean_added[2] = {};
+      float mean_own[2][3] = {};
+      float by_t[2][3] = {}, mean_t[2][3] = {};
+      float d_key_bias[2] = {};
+
+      if (C::kStages == 2 && first < high) copy(first, 0);
+      int stage = 0;
+      for (int start = first; start < high; start += C::kStep) {
+        if (C::kStages == 2) {
+          if (start + C::kStep < high) {
+            copy(start + C::kStep, stage ^ 1);
+          } else {
+            CopyCommit();
+          }
+          CopyWait<1>();
+        } else {
+          copy(start, 0);
+          CopyWait<0>();
+        }
+        Barrier();
+        const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
+        const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
+        const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
+        const unsigned char* const window =
+            memory + at.bias + stage * (rows_in_block + C::kStep) * 4;
+        float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
+        float dp[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
+        if (kReads) {
+#pragma unroll
+          for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
+            Operand left;
+            if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_x, x_bytes, 16 * warp, k);
+#pragma unroll
+            for (int n = 0; n < C::kStep / 16; ++n) {
+              Operand right;
+              LoadRight<C>(right, x_tile, x_bytes, 16 * n, k);
+              MultiplyAdd<C, kKeys>(s[2 * n], C::kOwn != 0 ? x[k] : left, right, 0);
+              MultiplyAdd<C, kKeys>(s[2 * n + 1], C::kOwn != 0 ? x[k] : left, right, 1);
+            }
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < C::kValueDim / Depth<C>(); ++k) {
+          Operand left;
+          if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_y, y_bytes, 16 * warp, k);
+#pragma unroll
+          for (int n = 0; n < C::kStep / 16; ++n) {
+            Operand right;
+            LoadRight<C>(right, y_tile, y_bytes, 16 * n, k);
+            MultiplyAdd<C, kKeys>(dp[2 * n], C::kOwn != 0 ? y[k] : left, right, 0);
+            MultiplyAdd<C, kKeys>(dp[2 * n + 1], C::kOwn != 0 ? y[k] : left, right, 1);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int column = 8 * n + pair + c;
+            Query their_query{};
+            Key their_key{};
+            RowSoftmax their_softmax{};
+            float their_temperature = 1;
+            if (kKeys) {
+              their_query = QueryOf<F, C>(words, column, head, their_softmax, their_temperature);
+            } else {
+              their_key = KeyOf<F, C>(words, column);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const int e = 2 * r + c;
+              const Query& query = kKeys ? their_query : own_query[r];
+              const Key& key = kKeys ? own_key[r] : their_key;
+              const RowSoftmax& softmax = kKeys ? their_softmax : own_softmax[r];
+              const float temperature = kKeys ? their_temperature : own_temperature[r];
+              const int i = kKeys ? start + column : rows[r];
+              const int j = kKeys ? rows[r] : start + column;
+              const int diagonal = kKeys ? rows[r] - begin - column + C::kStep - 1
+                                         : column - (rows[r] - begin) + rows_in_block - 1;
+              const Score score =
+                  ScoreOf<F, C>(p, head, query, key, i, j, s[n][e], window, diagonal);
+              float ds = 0;
+              float weight = 0;
+              float w = 0;
+              if (score.seen) {
+                // Scores are those of the forward pass, to the last bit: none is above the largest.
+                const float excess = score.value - softmax.largest;
+                const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
+                const float kept = Kept<C>(p, query, j);
+                weight = p_ij * kept;
+                const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
+                ds = C::kTemperature != 0 ? temperature * tempered : tempered;
+                const float df = head.factor * ds;
+                Derivative d{};
+                F::Gradient(score.g, query.a, key.b, head.t, d);
+                if (kReads) {
+                  w = Round<C>(df * d.g);
+                  if (IsDistance<F>()) sum_w[r] += w;
+                }
+#pragma unroll
+                for (int m = 0; m < kOwnScalars; ++m) {
+                  d_own[r][m] = Fma(df, kKeys ? d.b[m] : d.a[m], d_own[r][m]);
+                }
+                if (kKeys) {
+                  d_key_bias[r] += ds;
+                  if (C::kPairBias != 0 && chunk == 0 && p.d_pair_bias.data != nullptr) {
+                    const Array& to = p.d_pair_bias;
+                    static_cast<float*>(to.data)[b * to.stride[0] + h * to.stride[1] +
+                                                 i * to.stride[2] + j] += ds;
+                  }
+                } else {
+                  sum_ds[r] += tempered;
+                  by_f[r] = Fma(tempered, score.f, by_f[r]);
+                  mean_f[r] = Fma(p_ij, score.f, mean_f[r]);
+#pragma unroll
+                  for (int m = 0; m < F::kRowScalars; ++m) {
+                    mean_own[r][m] = Fma(p_ij, d.a[m], mean_own[r][m]);
+                  }
+#pragma unroll
+                  for (int m = 0; m < F::kHeadScalars; ++m) {
+                    by_t[r][m] = Fma(tempered, d.t[m], by_t[r][m]);
+                    mean_t[r][m] = Fma(p_ij, d.t[m], mean_t[r][m]);
+                  }
+                  if (C::kTemperature != 0) {
+                    by_added[r] = Fma(tempered, score.added, by_added[r]);
+                    mean_added[r] = Fma(p_ij, score.added, mean_added[r]);
+                  }
+                }
+              }
+              s[n][e] = weight;
+              dp[n][e] = w;
+              if (sums_bias) {
+                StoreShared<float>(
+                    memory + at.scores +
+                        4 * ((rows[r] - begin) * (C::kStep + 1) + column),
+                    ds);
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
+          if (kReads) {
+            Operand left;
+            ToLeft<C>(left, dp, k);
+#pragma unroll
+            for (int d = 0; d < C::kColumns / 16; ++d) {
+              if (first_column + 16 * d >= C::kDim) continue;
+              Operand right;
+              LoadRightRows<C>(right, x_tile, x_bytes, k, first_column + 16 * d);
+              MultiplyAdd<C, false>(dx[2 * d], left, right, 0);
+              MultiplyAdd<C, false>(dx[2 * d + 1], left, right, 1);
+            }
+          }
+          if constexpr (kKeys) {
+            Operand left;
+            ToLeft<C>(left, s, k);
+#pragma unroll
+            for (int d = 0; d < C::kColumns / 16; ++d) {
+              if (first_column + 16 * d >= C::kValueDim) continue;
+              Operand right;
+              LoadRightRows<C>(right, y_tile, y_bytes, k, first_column + 16 * d);
+              MultiplyAdd<C, false>(dy[2 * d], left, right, 0);
+              MultiplyAdd<C, false>(dy[2 * d + 1], left, right, 1);
+            }
+          }
+        }
+        Barrier();
+        if (sums_bias && bias_sums != nullptr) {
+          AddDiagonals<C>(memory + at.scores, rows_in_block, bias_sums + (h - first_h) * part_step,
+                          static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
+          // The next tile's diagonals are other threads'.
+          Barrier();
+        }
+        if (C::kStages == 2) stage ^= 1;
+      }
+      CopyWait<0>();
+      Barrier();
+
+      // What belongs to this head.
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (kKeys) {
+          d_key_bias[r] = SumOfRow(d_key_bias[r]);
+          if (rows[r] < own_count && pair == 0 && chunk == 0 && p.d_key_bias != nullptr) {
+            p.d_key_bias[(static_cast<Int64>(b) * p.heads + h) * p.keys + rows[r]] = d_key_bias[r];
+          }
+          continue;
+        }
+        sum_ds[r] = SumOfRow(sum_ds[r]);
+        by_f[r] = SumOfRow(by_f[r]);
+        mean_f[r] = SumOfRow(mean_f[r]);
+        by_added[r] = SumOfRow(by_added[r]);
+        mean_added[r] = SumOfRow(mean_added[r]);
+#pragma unroll
+        for (int m = 0; m < F::kRowScalars; ++m) mean_own[r][m] = SumOfRow(mean_own[r][m]);
+#pragma unroll
+        for (int m = 0; m < F::kHeadScalars; ++m) {
+          by_t[r][m] = SumOfRow(by_t[r][m]);
+          mean_t[r][m] = SumOfRow(mean_t[r][m]);
+        }
+      }
+      if (!kKeys) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float d_scalars[3] = {SumOfRow(d_own[r][0]), SumOfRow(d_own[r][1]),
+                                      SumOfRow(d_own[r][2])};
+          if (rows[r] >= own_count || pair != 0 || chunk != 0) continue;
+          const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
+          // A row's ds add up to its dlse but for the rounding of delta: what they add up to beyond
+          // it, each key has of it what it weighs. Without this, the rounding of o would be
+          // multiplied by the mean of f and drown sums over a row.
+          const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
+          const float beyond = own_softmax[r].inverse != 0 ? sum_ds[r] - d_lse : 0.0f;
+          const float temperature = own_temperature[r];
+          if (p.d_row != nullptr) {
+#pragma unroll
+            for (int m = 0; m < F::kRowScalars; ++m) {
+              p.d_row[m * query_rows + row] =
+                  d_scalars[m] - head.factor * temperature * beyond * mean_own[r][m];
+            }
+          }
+          const float d_factor = by_f[r] - beyond * mean_f[r];
+          if (p.d_factor_rows != nullptr) {
+            p.d_factor_rows[row] = temperature * d_factor;
+#pragma unroll
+            for (int m = 0; m < F::kHeadScalars; ++m) {
+              p.d_factor_rows[(1 + m) * query_rows + row] =
+                  head.factor * temperature * (by_t[r][m] - beyond * mean_t[r][m]);
+            }
+          }
+          if (C::kTemperature != 0 && p.d_temperature != nullptr) {
+            p.d_temperature[row] =
+                head.factor * d_factor + by_added[r] - beyond * mean_added[r];
+          }
+          // For the pass over keys.
+          p.balanced_delta[row] = own_softmax[r].delta + beyond;
+        }
+      }
+    }
+
+    const Head to_x = HeadOf<C>(kKeys ? p.d_y : p.d_x, b, own_head);
+    const Head to_y = HeadOf<C>(p.d_v, b, own_head);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum_w[r] = SumOfRow(sum_w[r]);
+      if (kKeys) {
+#pragma unroll
+        for (int m = 0; m < kOwnScalars; ++m) d_own[r][m] = SumOfRow(d_own[r][m]);
+      }
+      if (rows[r] >= own_count) continue;
+      if (kReads && (kKeys ? p.d_y : p.d_x).data != nullptr) {
+#pragma unroll
+        for (int d = 0; d < C::kColumns / 8; ++d) {
+          const int column = first_column + 8 * d + pair;
+          float gradient[2] = {dx[d][2 * r], dx[d][2 * r + 1]};
+          if (IsDistance<F>()) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              gradient[c] *= -2.0f;
+              // What a row holds that sees nothing, or that nothing sees, does not matter.
+              if (sum_w[r] != 0 && column + c < p.dim) {
+                gradient[c] += 2.0f * sum_w[r] *
+                               LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c);
+              }
+            }
+          }
+          StorePair<C>(to_x.data, rows[r] * to_x.stride + column, gradient[0], gradient[1],
+                       p.dim - column);
+        }
+      }
+      if constexpr (kKeys) {
+        if (p.d_v.data != nullptr) {
+#pragma unroll
+          for (int d = 0; d < C::kColumns / 8; ++d) {
+            const int column = first_column + 8 * d + pair;
+            StorePair<C>(to_y.data, rows[r] * to_y.stride + column, dy[d][2 * r],
+                         dy[d][2 * r + 1], p.value_dim - column);
+          }
+        }
+        if (pair == 0 && chunk == 0 && p.d_column != nullptr) {
+#pragma unroll
+          for (int m = 0; m < kOwnScalars; ++m) {
+            p.d_column[m * key_columns +
+                       (static_cast<Int64>(b) * p.key_heads + own_head) * p.keys + rows[r]] =
+                d_own[r][m];
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_BACKWARD_CUH_

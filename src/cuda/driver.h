@@ -1,0 +1,98 @@
+// The CUDA driver. Its functions are declared here: no header of CUDA is needed to build gnomon,
+// and no driver to load it.
+#ifndef GNOMON_SRC_CUDA_DRIVER_H_
+#define GNOMON_SRC_CUDA_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/shared_library.h"
+
+namespace gnomon::cuda {
+
+class Driver {
+ public:
+  // Opaque, as the driver has them.
+  using Context = struct ContextTag*;
+  using Module = struct ModuleTag*;
+  using Function = struct FunctionTag*;
+  using Stream = struct StreamTag*;
+
+  // Throws CudaError where there is no driver, or one that cannot be used.
+  explicit Driver(const std::string& library);
+
+  // Throws CudaError with what was tried and the driver's own words unless `result` is success.
+  void Check(int result, const std::string& what) const;
+  // A number that the device is described by (CUdevice_attribute).
+  int Attribute(int device, int attribute) const;
+
+  static constexpr int kComputeCapabilityMajor = 75;
+  static constexpr int kComputeCapabilityMinor = 76;
+  static constexpr int kMaxSharedMemoryPerBlockOptIn = 97;
+  // CUfunction_attribute.
+  static constexpr int kSharedSizeBytes = 1;
+  static constexpr int kMaxDynamicSharedSizeBytes = 8;
+  // CUstreamCaptureMode.
+  static constexpr int kCaptureModeRelaxed = 2;
+
+  int (*device_get)(int* device, int ordinal);
+  int (*context_get_current)(Context* context);
+  int (*context_get_device)(int* device);
+  int (*context_push)(Context context);
+  int (*context_pop)(Context* context);
+  int (*context_get_id)(Context context, unsigned long long* id);  // may be null
+  int (*primary_context_retain)(Context* context, int device);
+  int (*module_load_data)(Module* module, const void* image);
+  int (*module_unload)(Module module);
+  int (*module_get_function)(Function* function, Module module, const char* name);
+  int (*function_get_attribute)(int* value, int attribute, Function function);
+  int (*function_set_attribute)(Function function, int attribute, int value);
+  int (*exchange_capture_mode)(int* mode);
+  int (*launch_kernel)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                       Stream stream, void** parameters, void** extra);
+
+ private:
+  SharedLibrary library_;
+  int (*init_)(unsigned flags);
+  int (*device_get_attribute_)(int* value, int attribute, int device);
+  int (*get_error_name_)(int error, const char** name);
+  int (*get_error_string_)(int error, const char** text);
+};
+
+// Makes the primary context of a device the calling thread's, unless it is already, until it is
+// gone. PyTorch works in that context too.
+class CurrentContext {
+ public:
+  CurrentContext(const Driver& driver, int device);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+  // A number that no other context of this process has or had, where the driver can tell.
+  uint64_t id() const { return id_; }
+
+ private:
+  const Driver& driver_;
+  uint64_t id_ = 0;
+  bool pushed_ = false;
+};
+
+// Lets the calling thread do what a stream that is being captured into a graph forbids, as loading
+// a module, until it is gone.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& driver);
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Driver& driver_;
+  int mode_ = Driver::kCaptureModeRelaxed;
+};
+
+}  // namespace gnomon::cuda
+
+#endif  // GNOMON_SRC_CUDA_DRIVER_H_

@@ -1,0 +1,395 @@
+// The forward pass. A block owns 16 queries of one head for each of its warps and walks over the
+// keys that they see; a warp's weights and sums stay in its registers.
+#ifndef GNOMON_SRC_CUDA_FORWARD_CUH_
+#define GNOMON_SRC_CUDA_FORWARD_CUH_
+
+#include "cuda/pair.cuh"
+
+namespace gnomon::device {
+
+// Whether some number of a row of values in shared memory is not finite: the same on all lanes.
+template <class C>
+GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
+  float spoiled = 0;
+  for (int d = Thread() % 32; d < C::kValueDim; d += 32) {
+    const float value = C::kType == 0 ? LoadShared<float>(row + 4 * d)
+                                      : Widen<C>(LoadShared<uint16>(row + 2 * d));
+    if (!(Abs(value) < Infinity())) spoiled = 1;
+  }
+  return SumOfWarp(spoiled) != 0;
+}
+
+// Takes the values that are not finite out of a tile, and adds them to the rows that see them: 0
+// times such a value is not 0. Bit 4 n + e of `hidden` says whether the thread's pair [n][e] is.
+template <class C, int kTiles, int kOutputs>
+GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTiles][4],
+                              uint32 hidden, float (&o)[kOutputs][4]) {
+  const int warp = Thread() / 32;
+  const int lane = Thread() % 32;
+  const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
+#pragma unroll
+  for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll 1
+    for (int c = 0; c < 8; ++c) {
+      const unsigned char* const row = values + (8 * n + c) * row_bytes;
+      if (!IsSpoiled<C>(row)) continue;
+      const int owner = lane / 4 * 4 + c / 2;
+      float weight[2];
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        weight[r] = Shuffle(c % 2 == 0 ? weights[n][2 * r] : weights[n][2 * r + 1], owner);
+        seen[r] = Shuffle((hidden >> (4 * n + 2 * r + c % 2) & 1) != 0 ? 0.0f : 1.0f, owner) != 0;
+      }
+#pragma unroll
+      for (int d = 0; d < C::kValueDim / 8; ++d) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = 8 * d + 2 * (lane % 4) + e;
+          const float value = C::kType == 0 ? LoadShared<float>(row + 4 * at)
+                                            : Widen<C>(LoadShared<uint16>(row + 2 * at));
+          if (seen[0]) o[d][e] += weight[0] * value;
+          if (seen[1]) o[d][2 + e] += weight[1] * value;
+        }
+      }
+    }
+  }
+  Barrier();
+  for (int c = warp; c < C::kStep; c += C::kWarps) {
+    unsigned char* const row = values + c * row_bytes;
+    if (!IsSpoiled<C>(row)) continue;
+    // Each lane what it has read.
+    for (int d = lane; d < C::kValueDim; d += 32) {
+      if (C::kType == 0) {
+        StoreShared<float>(row + 4 * d, 0.0f);
+      } else {
+        StoreShared<uint16>(row + 2 * d, uint16{0});
+      }
+    }
+  }
+  Barrier();
+}
+
+template <class F, class C>
+GNOMON_DEVICE void Forward(const Parameters& p) {
+  constexpr bool kReads = ReadsTokens<F>();
+  const int rows_in_block = 16 * C::kWarps;
+  const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
+  const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
+  const int word_count =
+      cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+  const SharedLayout at =
+      cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages,
+                          C::kOwn, word_count, C::kBias);
+  unsigned char* const memory = SharedMemory();
+  const int warp = Thread() / 32;
+  const int lane = Thread() % 32;
+  const int pair = 2 * (lane % 4);
+
+  // The last rows first: under a causal mask they see most.
+  const int blocks = DivideUp(p.queries, rows_in_block);
+  const int begin = (blocks - 1 - BlockX() % blocks) * rows_in_block;
+  int index = BlockX() / blocks;
+  int part = 0;
+  if (C::kParts != 0) {
+    part = index % p.parts;
+    index /= p.parts;
+  }
+  const int b = index / p.heads;
+  const int h = index % p.heads;
+  const int key_head = h / p.group;
+  const HeadTerms head = LoadHead<F, C>(p, b, h);
+
+  // Both ends of what a query sees grow with its position.
+  const int low = p.low[static_cast<Int64>(b) * p.queries + begin];
+  const int high =
+      p.high[static_cast<Int64>(b) * p.queries + Least(begin + rows_in_block, p.queries) - 1];
+  int first = low / C::kStep * C::kStep;
+  int last = high;
+  if (C::kParts != 0) {
+    const int of_part = p.tiles_in_part * C::kStep;
+    first = Most(first, part * of_part);
+    last = Least(last, (part + 1) * of_part);
+  }
+
+  const Head keys = HeadOf<C>(p.y, b, key_head);
+  const Head values = HeadOf<C>(p.v, b, key_head);
+  Operand q[GNOMON_SIZE(C::kOwn != 0 ? C::kDim / Depth<C>() : 1, 32)];
+  if (kReads) {
+    const Head queries = HeadOf<C>(p.x, b, h);
+    CopyRows<C>(memory + at.own_x, queries, begin, rows_in_block, 0, p.queries, p.dim, C::kDim);
+    CopyCommit();
+    if (C::kOwn != 0) {
+      CopyWait<0>();
+      Barrier();
+#pragma unroll
+      for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
+        LoadLeft<C>(q[k], memory + at.own_x, x_bytes, 16 * warp, k);
+      }
+      Barrier();
+    }
+  }
+  const auto copy = [&](int start, int stage) {
+    if (kReads) {
+      CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, keys, start, C::kStep, low,
+                  high, p.dim, C::kDim);
+    }
+    CopyRows<C>(memory + at.other_y + stage * C::kStep * v_bytes, values, start, C::kStep, low,
+                high, p.value_dim, C::kValueDim);
+    CopyKeys<F, C>(memory + at.words + stage * word_count * C::kStep * 4, p, b, h, start, low,
+                   high);
+    if (C::kBias == 1) {
+      CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
+                   start - begin - rows_in_block + p.queries, rows_in_block + C::kStep - 1, 0,
+                   p.bias_size);
+    }
+    CopyCommit();
+  };
+
+  const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
+  Query query[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (rows[r] < p.queries) query[r] = LoadQuery<F, C>(p, head, rows[r]);
+  }
+  float o[GNOMON_SIZE(C::kValueDim / 8, 32)][4] = {};
+  float top[2] = {-Infinity(), -Infinity()};
+  float sum[2] = {};
+  int top_key[2] = {-1, -1};
+  if (C::kStages == 2 && first < last) copy(first, 0);
+  int stage = 0;
+  for (int start = first; start < last; start += C::kStep) {
+    if (C::kStages == 2) {
+      if (start + C::kStep < last) {
+        copy(start + C::kStep, stage ^ 1);
+      } else {
+        CopyCommit();
+      }
+      CopyWait<1>();
+    } else {
+      copy(start, 0);
+      CopyWait<0>();
+    }
+    Barrier();
+    const unsigned char* const key_tile = memory + at.other_x + stage * C::kStep * x_bytes;
+    unsigned char* const value_tile = memory + at.other_y + stage * C::kStep * v_bytes;
+    const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
+    const unsigned char* const window = memory + at.bias + stage * (rows_in_block + C::kStep) * 4;
+
+    float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
+    if (kReads) {
+#pragma unroll
+      for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
+        Operand left;
+        if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_x, x_bytes, 16 * warp, k);
+#pragma unroll
+        for (int n = 0; n < C::kStep / 16; ++n) {
+          Operand right;
+          LoadRight<C>(right, key_tile, x_bytes, 16 * n, k);
+          MultiplyAdd<C, false>(s[2 * n], C::kOwn != 0 ? q[k] : left, right, 0);
+          MultiplyAdd<C, false>(s[2 * n + 1], C::kOwn != 0 ? q[k] : left, right, 1);
+        }
+      }
+    }
+    float most[2] = {-Infinity(), -Infinity()};
+#pragma unroll
+    for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * n + pair + c;
+        const Key key = KeyOf<F, C>(words, column);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
+          const Score score = ScoreOf<F, C>(p, head, query[r], key, rows[r], start + column,
+                                            s[n][2 * r + c], window, diagonal);
+          s[n][2 * r + c] = score.value;
+          if (score.value > most[r]) most[r] = score.value;
+        }
+      }
+    }
+    bool spoiled = false;
+    uint32 hidden = 0;
+    if (C::kHides != 0) {
+      const int groups = DivideUp(p.keys, 16);
+      const Int64 of_head = (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
+#pragma unroll
+      for (int n = 0; n < C::kStep / 16; ++n) {
+        if (start / 16 + n < groups) spoiled = spoiled || p.spoiled[of_head + start / 16 + n] != 0;
+      }
+      if (spoiled) {
+#pragma unroll
+        for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (s[n][e] == -Infinity()) hidden |= 1u << (4 * n + e);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) {
+        const float other = ShuffleXor(most[r], mask);
+        if (other > most[r]) most[r] = other;
+      }
+      const bool rises = most[r] > top[r];
+      const float next = rises ? most[r] : top[r];
+      // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+      const float shift = next == -Infinity() ? 0.0f : next;
+      const float shrink = Exp2(top[r] - shift);
+      top[r] = next;
+      sum[r] *= shrink;
+#pragma unroll
+      for (int d = 0; d < C::kValueDim / 8; ++d) {
+        o[d][2 * r] *= shrink;
+        o[d][2 * r + 1] *= shrink;
+      }
+#pragma unroll
+      for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; ++e) {
+          s[n][e] = Exp2(s[n][e] - shift);
+          sum[r] += s[n][e];
+        }
+      }
+      if (rises) {
+        top_key[r] = -1;
+#pragma unroll
+        for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            if (s[n][2 * r + c] == 1.0f) top_key[r] = start + 8 * n + pair + c;
+          }
+        }
+      }
+      if (C::kDropout != 0) {
+#pragma unroll
+        for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            s[n][2 * r + c] *= Kept<C>(p, query[r], start + 8 * n + pair + c);
+          }
+        }
+      }
+    }
+    if (C::kHides != 0) {
+      if (spoiled) AddSpoiled<C>(value_tile, s, hidden, o);
+    }
+#pragma unroll
+    for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
+      Operand left;
+      ToLeft<C>(left, s, k);
+#pragma unroll
+      for (int d = 0; d < C::kValueDim / 16; ++d) {
+        Operand right;
+        LoadRightRows<C>(right, value_tile, v_bytes, k, 16 * d);
+        MultiplyAdd<C, false>(o[2 * d], left, right, 0);
+        MultiplyAdd<C, false>(o[2 * d + 1], left, right, 1);
+      }
+    }
+    Barrier();
+    if (C::kStages == 2) stage ^= 1;
+  }
+  // Nothing may be on its way when the block ends.
+  CopyWait<0>();
+
+  const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = SumOfRow(sum[r]);
+    float best = static_cast<float>(top_key[r]);
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) best = Most(best, ShuffleXor(best, mask));
+    if (rows[r] >= p.queries) continue;
+    // One key weighs more than all others.
+    const float key = sum[r] < 2.0f ? best : -1.0f;
+    const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
+    if (C::kParts != 0) {
+      const Int64 to = part * all + row;
+#pragma unroll
+      for (int d = 0; d < C::kValueDim / 8; ++d) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int column = 8 * d + pair + c;
+          if (column < p.value_dim) p.partial[to * p.value_dim + column] = o[d][2 * r + c];
+        }
+      }
+      if (pair == 0) {
+        p.partial_terms[to] = top[r];
+        p.partial_terms[p.parts * all + to] = sum[r];
+        p.partial_terms[2 * p.parts * all + to] = key;
+      }
+      continue;
+    }
+    const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    const Head out = HeadOf<C>(p.o, b, h);
+#pragma unroll
+    for (int d = 0; d < C::kValueDim / 8; ++d) {
+      const int column = 8 * d + pair;
+      const float even = o[d][2 * r] * scale;
+      const float odd = o[d][2 * r + 1] * scale;
+      StorePair<C>(out.data, rows[r] * out.stride + column, even, odd, p.value_dim - column);
+      if (p.exact_o != nullptr) {
+        if (column < p.value_dim) p.exact_o[row * p.value_dim + column] = even;
+        if (column + 1 < p.value_dim) p.exact_o[row * p.value_dim + column + 1] = odd;
+      }
+    }
+    if (pair != 0) continue;
+    if (p.lse != nullptr) {
+      p.lse[row] = sum[r] == 0.0f ? -Infinity() : (top[r] + Log2(sum[r])) * kLn2;
+    }
+    if (p.statistics == nullptr) continue;
+    p.statistics[row] = top[r];
+    p.statistics[all + row] = sum[r];
+    p.statistics[2 * all + row] = key;
+  }
+}
+
+// The results of parts of the keys, in order. A warp for each row.
+template <class C>
+GNOMON_DEVICE void Merge(const Parameters& p) {
+  const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 row = static_cast<Int64>(BlockX()) * C::kWarps + Thread() / 32;
+  if (row >= all) return;
+  const int lane = Thread() % 32;
+  float top = -Infinity();
+  float key = -1;
+  for (int part = 0; part < p.parts; ++part) {
+    const float score = p.partial_terms[part * all + row];
+    if (!(score > top)) continue;
+    top = score;
+    key = p.partial_terms[(2 * p.parts + part) * all + row];
+  }
+  const float shift = top == -Infinity() ? 0.0f : top;
+  float sum = 0;
+  for (int part = 0; part < p.parts; ++part) {
+    sum += Exp2(p.partial_terms[part * all + row] - shift) *
+           p.partial_terms[(p.parts + part) * all + row];
+  }
+  const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  const int i = static_cast<int>(row % p.queries);
+  const int h = static_cast<int>(row / p.queries % p.heads);
+  const Head out = HeadOf<C>(p.o, static_cast<int>(row / p.queries / p.heads), h);
+  for (int d = lane; d < p.value_dim; d += 32) {
+    float o = 0;
+    for (int part = 0; part < p.parts; ++part) {
+      const Int64 from = part * all + row;
+      o += Exp2(p.partial_terms[from] - shift) * p.partial[from * p.value_dim + d];
+    }
+    o *= scale;
+    StorePair<C>(out.data, i * out.stride + d, o, 0.0f, 1);
+    if (p.exact_o != nullptr) p.exact_o[row * p.value_dim + d] = o;
+  }
+  if (lane != 0) return;
+  if (p.lse != nullptr) p.lse[row] = sum == 0.0f ? -Infinity() : (top + Log2(sum)) * kLn2;
+  if (p.statistics == nullptr) return;
+  p.statistics[row] = top;
+  p.statistics[all + row] = sum;
+  p.statistics[2 * all + row] = sum < 2.0f ? key : -1.0f;
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_FORWARD_CUH_

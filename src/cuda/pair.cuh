@@ -1,0 +1,335 @@
+// The score of a pair of a query and a key: every kernel that needs it takes it from here, so that
+// it is the same number to the last bit.
+#ifndef GNOMON_SRC_CUDA_PAIR_CUH_
+#define GNOMON_SRC_CUDA_PAIR_CUH_
+
+#include "cuda/primitives.cuh"
+
+namespace gnomon::device {
+
+// What a score reads of a query.
+struct Query {
+  float a[3];
+  float norm;
+  float factor;       // of f, temperature included, in units of log2
+  float temperature;  // of what is added, likewise
+  float base;
+  int low, high;  // the keys it sees
+  int segment;
+  uint32 drop_first, drop_second;
+};
+// And of a key.
+struct Key {
+  float b[3];
+  float norm;
+  float bias, bias_low;
+  int segment;
+};
+// What a block knows of a head.
+struct HeadTerms {
+  int b, h;
+  Int64 position;   // of query 0
+  float factor;     // c
+  float t[3];
+  const float* bias;  // the head's table
+};
+
+template <class F>
+GNOMON_DEVICE constexpr bool IsDistance() {
+  return F::kInput == PairInput::kSquaredDistance;
+}
+template <class F>
+GNOMON_DEVICE constexpr bool ReadsTokens() {
+  return F::kInput != PairInput::kNone;
+}
+
+GNOMON_DEVICE Int64 Near(Int64 p) {
+  constexpr Int64 kFar = Int64{1} << 61;
+  return Most(-kFar, Least(p, kFar));
+}
+GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
+  return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
+}
+
+template <class F, class C>
+GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
+  HeadTerms head{};
+  head.b = b;
+  head.h = h;
+  head.factor = p.factor[h];
+#pragma unroll
+  for (int s = 0; s < F::kHeadScalars; ++s) head.t[s] = p.head_scalars[s * p.heads + h];
+  if (C::kBias != 0) {
+    head.position = QueryOffset(p, b);
+    head.bias = p.bias + b * p.bias_batch_stride + static_cast<Int64>(h) * p.bias_size;
+  }
+  return head;
+}
+
+template <class F, class C>
+GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature) {
+  q.factor = head.factor * kLog2E;
+  q.temperature = kLog2E;
+  if (C::kTemperature == 0) return;
+  q.factor *= temperature;
+  q.temperature *= temperature;
+}
+
+// Of query i < Lq.
+template <class F, class C>
+GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i) {
+  Query q{};
+  const Int64 row = (static_cast<Int64>(head.b) * p.heads + head.h) * p.queries + i;
+  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 in_batch = static_cast<Int64>(head.b) * p.queries + i;
+#pragma unroll
+  for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = p.row_scalars[s * rows + row];
+  if (IsDistance<F>()) q.norm = p.norm_x[row];
+  SetFactors<F, C>(q, head, C::kTemperature != 0 ? p.temperature[row] : 1.0f);
+  if (C::kKeyBias == 2) q.base = p.key_bias_base[row];
+  q.low = p.low[in_batch];
+  q.high = p.high[in_batch];
+  if (C::kSegments != 0) q.segment = p.query_segments[in_batch];
+  if (C::kDropout != 0) {
+    q.drop_first = p.drop[row];
+    q.drop_second = p.drop[rows + row];
+  }
+  return q;
+}
+
+// Of key j < Lk.
+template <class F, class C>
+GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
+  Key k{};
+  const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
+  const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
+#pragma unroll
+  for (int s = 0; s < F::kColumnScalars; ++s) {
+    k.b[s] = p.column_scalars[s * columns + key_head * p.keys + j];
+  }
+  if (IsDistance<F>()) k.norm = p.norm_y[key_head * p.keys + j];
+  const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys + j;
+  if (C::kKeyBias != 0) k.bias = p.key_bias[in_heads];
+  if (C::kKeyBias == 2) k.bias_low = p.key_bias_low[in_heads];
+  if (C::kSegments != 0) k.segment = p.key_segments[static_cast<Int64>(b) * p.keys + j];
+  return k;
+}
+
+// The words of keys [first, first + kStep) that a tile brings, 0 outside [low, high).
+template <class F, class C>
+GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h, int first,
+                            int low, int high) {
+  const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
+  const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
+  const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys;
+  const auto copy = [&](const void* from, Int64 at) {
+    CopyWords<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high);
+    to += 4 * C::kStep;
+  };
+#pragma unroll
+  for (int s = 0; s < F::kColumnScalars; ++s) {
+    copy(p.column_scalars, s * columns + key_head * p.keys);
+  }
+  if (IsDistance<F>()) copy(p.norm_y, key_head * p.keys);
+  if (C::kKeyBias != 0) copy(p.key_bias, in_heads);
+  if (C::kKeyBias == 2) copy(p.key_bias_low, in_heads);
+  if (C::kSegments != 0) copy(p.key_segments, static_cast<Int64>(b) * p.keys);
+}
+template <class F, class C>
+GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
+  Key k{};
+  words += 4 * column;
+  const auto take = [&] {
+    const auto word = LoadShared<float>(words);
+    words += 4 * C::kStep;
+    return word;
+  };
+#pragma unroll
+  for (int s = 0; s < F::kColumnScalars; ++s) k.b[s] = take();
+  if (IsDistance<F>()) k.norm = take();
+  if (C::kKeyBias != 0) k.bias = take();
+  if (C::kKeyBias == 2) k.bias_low = take();
+  if (C::kSegments != 0) k.segment = static_cast<int>(BitsOf(take()));
+  return k;
+}
+
+// What the backward pass reads of a query besides.
+struct RowSoftmax {
+  float largest, inverse, delta;
+};
+template <class F, class C>
+GNOMON_DEVICE void CopyQueries(unsigned char* to, const Parameters& p, int b, int h, int first,
+                               int low, int high) {
+  const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries;
+  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 in_batch = static_cast<Int64>(b) * p.queries;
+  const auto copy = [&](const void* from, Int64 at) {
+    CopyWords<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high);
+    to += 4 * C::kStep;
+  };
+  copy(p.low, in_batch);
+  copy(p.high, in_batch);
+  copy(p.largest, row);
+  copy(p.inverse, row);
+  copy(p.delta, row);
+#pragma unroll
+  for (int s = 0; s < F::kRowScalars; ++s) copy(p.row_scalars, s * rows + row);
+  if (IsDistance<F>()) copy(p.norm_x, row);
+  if (C::kTemperature != 0) copy(p.temperature, row);
+  if (C::kKeyBias == 2) copy(p.key_bias_base, row);
+  if (C::kSegments != 0) copy(p.query_segments, in_batch);
+  if (C::kDropout != 0) {
+    copy(p.drop, row);
+    copy(p.drop, rows + row);
+  }
+}
+template <class F, class C>
+GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTerms& head,
+                            RowSoftmax& softmax, float& temperature) {
+  Query q{};
+  words += 4 * column;
+  const auto take = [&] {
+    const auto word = LoadShared<float>(words);
+    words += 4 * C::kStep;
+    return word;
+  };
+  q.low = static_cast<int>(BitsOf(take()));
+  q.high = static_cast<int>(BitsOf(take()));
+  softmax.largest = take();
+  softmax.inverse = take();
+  softmax.delta = take();
+#pragma unroll
+  for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = take();
+  if (IsDistance<F>()) q.norm = take();
+  temperature = C::kTemperature != 0 ? take() : 1.0f;
+  SetFactors<F, C>(q, head, temperature);
+  if (C::kKeyBias == 2) q.base = take();
+  if (C::kSegments != 0) q.segment = static_cast<int>(BitsOf(take()));
+  if (C::kDropout != 0) {
+    q.drop_first = BitsOf(take());
+    q.drop_second = BitsOf(take());
+  }
+  return q;
+}
+
+// The sum of the entries of a table that the query at `position` and key j read.
+GNOMON_DEVICE float LayoutBias(const LayoutParameters& layout, const float* table, Int64 position,
+                               int j) {
+  if (layout.kind == LayoutParameters::kByOffset) {
+    Int64 offset = j - position;
+    if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return 0;
+    offset = Most(-layout.past, Least(offset, layout.future));
+    return table[offset + layout.past];
+  }
+  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? table[j] : 0.0f;
+  if (position < layout.prefix || position >= layout.tokens || j < layout.prefix ||
+      j >= layout.tokens) {
+    return 0;
+  }
+  int query = static_cast<int>(position) - layout.prefix;
+  int key = j - layout.prefix;
+  float sum = 0;
+  int entry = 0;
+  for (int axis = layout.axes - 1; axis >= 0; --axis) {
+    const int length = layout.shape[axis];
+    const int at =
+        layout.first[axis] + (key % length - query % length + length - 1) * layout.step[axis];
+    if (layout.sums != 0) sum += table[at];
+    entry += at;
+    key /= length;
+    query /= length;
+  }
+  return layout.sums != 0 ? sum : table[entry];
+}
+
+// A pair's score in units of log2: -inf where it is hidden.
+struct Score {
+  float value;
+  float f;
+  float g;
+  float added;  // what is added to c f, without the temperature
+  bool seen;
+};
+
+// `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.
+template <class F, class C>
+GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
+                            const Key& k, int i, int j, float product, const unsigned char* window,
+                            int diagonal) {
+  Score s{};
+  s.seen = j >= q.low && j < q.high;
+  if (C::kSegments != 0) s.seen = s.seen && q.segment == k.segment;
+  if (C::kPairMask != 0) {
+    if (s.seen) {
+      const Array& mask = p.pair_mask;
+      s.seen = static_cast<const unsigned char*>(
+                   mask.data)[head.b * mask.stride[0] + head.h * mask.stride[1] +
+                              i * mask.stride[2] + j] != 0;
+    }
+  }
+  if (C::kBias == 1) {
+    s.added = LoadShared<float>(window + 4 * diagonal);
+    s.seen = s.seen && s.added != -Infinity();
+  }
+  if (C::kBias == 2) {
+    if (s.seen) s.added = LayoutBias(p.layout, head.bias, head.position + i, j);
+    s.seen = s.seen && s.added != -Infinity();
+  }
+  if (C::kKeyBias != 0) {
+    s.seen = s.seen && k.bias != -Infinity();
+    s.added += k.bias;
+    if (C::kKeyBias == 2) s.added = s.added + k.bias_low - q.base;
+  }
+  if (C::kPairBias != 0) {
+    if (s.seen) {
+      const Array& bias = p.pair_bias;
+      const float value =
+          static_cast<const float*>(bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] +
+                                               i * bias.stride[2] + j];
+      s.seen = value != -Infinity();
+      s.added += value;
+    }
+  }
+  s.g = product;
+  if (IsDistance<F>()) {
+    const float sum = q.norm + k.norm;
+    s.g = Max(0.0f, sum - 2.0f * product);
+    // Near tokens: the difference has lost its digits. Those of 16 bits are never so near.
+    if (C::kType == 0) {
+      if (s.seen && s.g < sum * 0.015625f) {
+        const Head x = HeadOf<C>(p.x, head.b, head.h);
+        const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+        float g = 0;
+        for (int d = 0; d < p.dim; ++d) {
+          const float difference = LoadElement<C>(x.data, i * x.stride + d) -
+                                   LoadElement<C>(y.data, j * y.stride + d);
+          g = Fma(difference, difference, g);
+        }
+        s.g = g;
+      }
+    }
+  }
+  s.f = F::Value(s.g, q.a, k.b, head.t);
+  s.value = q.factor * s.f;
+  if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0) {
+    s.value = Fma(q.temperature, s.added, s.value);
+  }
+  if (!s.seen) s.value = -Infinity();
+  return s;
+}
+
+// What dropout multiplies a weight by (base/dropout.h).
+template <class C>
+GNOMON_DEVICE float Kept(const Parameters& p, const Query& q, int j) {
+  if (C::kDropout == 0) return 1;
+  uint32 x = static_cast<uint32>(j) + q.drop_first;
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = ((x ^ (x >> 15)) + q.drop_second) * 0x846ca68bu;
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x ^= x >> 15;
+  return x < p.threshold ? 0.0f : p.kept;
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_PAIR_CUH_

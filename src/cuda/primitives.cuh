@@ -1,0 +1,390 @@
+// The few things of a GPU that the kernels use. The tests' emulation has the same functions, and
+// sees what goes wrong between the threads of a block: all shared memory is read and written
+// through them.
+//
+// A warp multiplies tiles of 16 x 8 numbers. One product is 32 bytes deep: 16 numbers of bf16 or
+// fp16, or 8 of fp32. Those of fp32 are split into two of tf32, high and low, and three products
+// are added up.
+#ifndef GNOMON_SRC_CUDA_PRIMITIVES_CUH_
+#define GNOMON_SRC_CUDA_PRIMITIVES_CUH_
+
+#include "cuda/constants.h"
+#include "cuda/parameters.h"
+
+#ifndef GNOMON_CUDA_EMULATION
+
+#define GNOMON_DEVICE __device__ __forceinline__
+// The size of an array that a kernel's constants give; `most` for any constants.
+#define GNOMON_SIZE(size, most) (size)
+
+extern __shared__ __align__(16) unsigned char gnomon_shared_memory[];
+
+namespace gnomon {
+
+enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
+
+namespace device {
+
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using cuda::Int64;
+
+GNOMON_DEVICE unsigned char* SharedMemory() { return gnomon_shared_memory; }
+GNOMON_DEVICE int Thread() { return static_cast<int>(threadIdx.x); }
+GNOMON_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
+GNOMON_DEVICE int BlockY() { return static_cast<int>(blockIdx.y); }
+GNOMON_DEVICE int BlocksX() { return static_cast<int>(gridDim.x); }
+
+GNOMON_DEVICE uint32 Address(const void* shared) {
+  return static_cast<uint32>(__cvta_generic_to_shared(shared));
+}
+template <class T>
+GNOMON_DEVICE T LoadShared(const void* from) {
+  return *static_cast<const T*>(from);
+}
+template <class T>
+GNOMON_DEVICE void StoreShared(void* to, T value) {
+  *static_cast<T*>(to) = value;
+}
+
+// Copies the first `bytes` of 16, or 4 or none of 4, and clears the others; they are there when the
+// group has been waited for, and for other threads after a barrier.
+GNOMON_DEVICE void CopyAsync16(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(Address(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+GNOMON_DEVICE void CopyAsync4(void* to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(Address(to)), "l"(from),
+               "r"(inside ? 4 : 0)
+               : "memory");
+}
+GNOMON_DEVICE void CopyCommit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Waits for all groups but the last n.
+template <int n>
+GNOMON_DEVICE void CopyWait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(n) : "memory");
+}
+GNOMON_DEVICE void Barrier() { __syncthreads(); }
+
+// Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n.
+template <bool kTranspose>
+GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row) {
+  if constexpr (kTranspose) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(Address(row))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(Address(row))
+                 : "memory");
+  }
+}
+
+// c += a b of one product of numbers of type `kType`; of tf32 for fp32.
+template <class C>
+GNOMON_DEVICE void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  if constexpr (C::kType == 0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else if constexpr (C::kType == 1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+GNOMON_DEVICE uint32 BitsOf(float a) { return __float_as_uint(a); }
+GNOMON_DEVICE float FromBits(uint32 a) { return __uint_as_float(a); }
+
+// Two numbers of 16 bits, the first in the low half.
+template <class C>
+GNOMON_DEVICE uint32 Pack(float low, float high) {
+  uint32 r;
+  if constexpr (C::kType == 1) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(r) : "f"(high), "f"(low));
+  }
+  return r;
+}
+template <class C>
+GNOMON_DEVICE float Widen(uint16 bits) {
+  if constexpr (C::kType == 1) return FromBits(static_cast<uint32>(bits) << 16);
+  float r;
+  asm("cvt.f32.f16 %0, %1;\n" : "=f"(r) : "h"(bits));
+  return r;
+}
+GNOMON_DEVICE uint32 ToTf32(float a) {
+  uint32 r;
+  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(r) : "f"(a));
+  return r;
+}
+
+GNOMON_DEVICE float ShuffleXor(float a, int mask) {
+  return __shfl_xor_sync(0xffffffffu, a, mask);
+}
+GNOMON_DEVICE float Shuffle(float a, int lane) { return __shfl_sync(0xffffffffu, a, lane); }
+
+GNOMON_DEVICE float Exp2(float a) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
+  return r;
+}
+GNOMON_DEVICE float Log2(float a) { return log2f(a); }
+GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+GNOMON_DEVICE uint32 MultiplyHigh(uint32 a, uint32 b) { return __umulhi(a, b); }
+
+// The definitions' vocabulary.
+GNOMON_DEVICE float Splat(float, float value) { return value; }
+GNOMON_DEVICE float Max(float a, float b) { return a > b || a != a ? a : b; }
+GNOMON_DEVICE float Min(float a, float b) { return a < b || a != a ? a : b; }
+GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
+GNOMON_DEVICE float Sqrt(float a) { return sqrtf(a); }
+GNOMON_DEVICE float Rsqrt(float a) { return rsqrtf(a); }
+GNOMON_DEVICE float Log(float a) { return logf(a); }
+GNOMON_DEVICE float Log1p(float a) { return log1pf(a); }
+GNOMON_DEVICE float Tanh(float a) { return tanhf(a); }
+GNOMON_DEVICE float Angle(float x, float y) { return atan2f(y, x + 0.0f); }
+GNOMON_DEVICE float Select(bool mask, float yes, float no) { return mask ? yes : no; }
+
+}  // namespace device
+}  // namespace gnomon
+
+#endif  // GNOMON_CUDA_EMULATION
+
+namespace gnomon::device {
+
+using cuda::Array;
+using cuda::LayoutParameters;
+using cuda::Parameters;
+using cuda::SharedLayout;
+
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+GNOMON_DEVICE float Infinity() { return FromBits(0x7f800000u); }
+
+template <class T>
+GNOMON_DEVICE T Least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+GNOMON_DEVICE T Most(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+GNOMON_DEVICE T DivideUp(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+// A product's operand: a number of fp32 is high + low.
+struct Operand {
+  uint32 high[4];
+  uint32 low[4];
+};
+GNOMON_DEVICE void Split(uint32& high, uint32& low) {
+  const float value = FromBits(high);
+  high = ToTf32(value);
+  low = ToTf32(value - FromBits(high));
+}
+template <class C>
+GNOMON_DEVICE void Split(Operand& a) {
+  if (C::kType != 0) return;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) Split(a.high[n], a.low[n]);
+}
+
+// c += a b for the left half of b (two columns of tiles), c2 for the right. `kSwapped`: a is what
+// is b elsewhere; sums are then the same to the last bit.
+template <class C, bool kSwapped>
+GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b, int half) {
+  const int n = 2 * half;
+  if (C::kType == 0) {
+    if (kSwapped) {
+      Multiply<C>(c, a.low, b.high[n], b.high[n + 1]);
+      Multiply<C>(c, a.high, b.low[n], b.low[n + 1]);
+    } else {
+      Multiply<C>(c, a.high, b.low[n], b.low[n + 1]);
+      Multiply<C>(c, a.low, b.high[n], b.high[n + 1]);
+    }
+  }
+  Multiply<C>(c, a.high, b.high[n], b.high[n + 1]);
+}
+
+// How many numbers one product sums.
+template <class C>
+GNOMON_DEVICE constexpr int Depth() {
+  return C::kType == 0 ? 8 : 16;
+}
+
+// Rows row ... row + 15 of a tile, columns k Depth() and on, as the left operand.
+template <class C>
+GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes, int row, int k) {
+  const int lane = Thread() % 32;
+  LoadMatrices<false>(a.high, tile + (row + lane % 16) * row_bytes + 32 * k + lane / 16 * 16);
+  Split<C>(a);
+}
+// The same rows as the columns of the right operand.
+template <class C>
+GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
+  const int lane = Thread() % 32;
+  LoadMatrices<false>(b.high, tile + (row + lane % 8 + lane / 16 * 8) * row_bytes + 32 * k +
+                                  lane / 8 % 2 * 16);
+  Split<C>(b);
+}
+// Rows k Depth() and on of a tile as those of the right operand, 16 columns from `column` on. Of
+// fp32 in the order in which ToLeft gives them.
+template <class C>
+GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_bytes, int k,
+                                 int column) {
+  const int lane = Thread() % 32;
+  if (C::kType != 0) {
+    LoadMatrices<true>(b.high, tile + (16 * k + lane % 16) * row_bytes +
+                                   2 * (column + lane / 16 * 8));
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int row = 8 * k + 2 * (lane % 4) + n % 2;
+    b.high[n] = LoadShared<uint32>(tile + row * row_bytes + 4 * (column + n / 2 * 8 + lane / 4));
+  }
+  Split<C>(b);
+}
+// Columns k Depth() and on of sums as the left operand.
+template <class C, int kTiles>
+GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
+  if (C::kType != 0) {
+    a.high[0] = Pack<C>(c[2 * k][0], c[2 * k][1]);
+    a.high[1] = Pack<C>(c[2 * k][2], c[2 * k][3]);
+    a.high[2] = Pack<C>(c[2 * k + 1][0], c[2 * k + 1][1]);
+    a.high[3] = Pack<C>(c[2 * k + 1][2], c[2 * k + 1][3]);
+    return;
+  }
+  a.high[0] = BitsOf(c[k][0]);
+  a.high[1] = BitsOf(c[k][2]);
+  a.high[2] = BitsOf(c[k][1]);
+  a.high[3] = BitsOf(c[k][3]);
+  Split<C>(a);
+}
+
+// A number as products take it.
+template <class C>
+GNOMON_DEVICE float Round(float a) {
+  if (C::kType == 0) return a;
+  return Widen<C>(static_cast<uint16>(Pack<C>(a, 0.0f)));
+}
+
+template <class C>
+GNOMON_DEVICE constexpr int Bytes() {
+  return cuda::BytesOf(C::kType);
+}
+template <class C>
+GNOMON_DEVICE float LoadElement(const void* from, Int64 at) {
+  if (C::kType == 0) return static_cast<const float*>(from)[at];
+  return Widen<C>(static_cast<const uint16*>(from)[at]);
+}
+// Elements `at` and at + 1, of which `count` are there (0, 1, 2).
+template <class C>
+GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int count) {
+  if (count <= 0) return;
+  if (C::kType == 0) {
+    auto* const out = static_cast<float*>(to) + at;
+    out[0] = low;
+    if (count > 1) out[1] = high;
+    return;
+  }
+  const uint32 both = Pack<C>(low, high);
+  auto* const out = static_cast<uint16*>(to) + at;
+  if (C::kAligned != 0 && count > 1) {
+    *reinterpret_cast<uint32*>(out) = both;
+    return;
+  }
+  out[0] = static_cast<uint16>(both);
+  if (count > 1) out[1] = static_cast<uint16>(both >> 16);
+}
+
+// One head of an array.
+struct Head {
+  unsigned char* data;
+  Int64 stride;  // of rows, in elements
+};
+template <class C>
+GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
+  return {static_cast<unsigned char*>(array.data) +
+              (b * array.stride[0] + h * array.stride[1]) * Bytes<C>(),
+          array.stride[2]};
+}
+
+// Copies rows first ... first + rows - 1, and 0 for those outside [low, high) and for columns from
+// `columns` on. To be waited for.
+template <class C>
+GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int rows, int low,
+                            int high, int columns, int padded) {
+  const int threads = 32 * C::kWarps;
+  const int row_bytes = cuda::RowBytes(C::kType, padded);
+  if (C::kAligned != 0) {
+    const int pieces = padded * Bytes<C>() / 16;
+    for (int n = Thread(); n < rows * pieces; n += threads) {
+      const int r = n / pieces;
+      const int byte = n % pieces * 16;
+      const int row = first + r;
+      int inside = Least(columns * Bytes<C>() - byte, 16);
+      if (row < low || row >= high || inside < 0) inside = 0;
+      CopyAsync16(to + r * row_bytes + byte,
+                  from.data + (inside > 0 ? row * from.stride * Bytes<C>() + byte : 0), inside);
+    }
+    return;
+  }
+  for (int n = Thread(); n < rows * padded; n += threads) {
+    const int r = n / padded;
+    const int column = n % padded;
+    const int row = first + r;
+    const bool inside = row >= low && row < high && column < columns;
+    const Int64 at = row * from.stride + column;
+    if (C::kType == 0) {
+      StoreShared<float>(to + r * row_bytes + 4 * column,
+                         inside ? reinterpret_cast<const float*>(from.data)[at] : 0.0f);
+    } else {
+      StoreShared<uint16>(to + r * row_bytes + 2 * column,
+                          inside ? reinterpret_cast<const uint16*>(from.data)[at] : uint16{0});
+    }
+  }
+}
+
+// Copies `count` words, 0 for those outside [low, high) of first ... first + count - 1. Nothing
+// outside is read.
+template <class C>
+GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
+                             int high) {
+  for (int n = Thread(); n < count; n += 32 * C::kWarps) {
+    const bool inside = first + n >= low && first + n < high;
+    CopyAsync4(to + 4 * n, static_cast<const uint32*>(from) + (inside ? first + n : low), inside);
+  }
+}
+
+// Sums over the four lanes that share a row of a tile.
+GNOMON_DEVICE float SumOfRow(float a) {
+  a += ShuffleXor(a, 1);
+  return a + ShuffleXor(a, 2);
+}
+GNOMON_DEVICE float SumOfWarp(float a) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) a += ShuffleXor(a, mask);
+  return a;
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_PRIMITIVES_CUH_

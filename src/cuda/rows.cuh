@@ -1,0 +1,240 @@
+// What the passes read of rows: intervals of keys, norms, hashes of dropout, deltas.
+#ifndef GNOMON_SRC_CUDA_ROWS_CUH_
+#define GNOMON_SRC_CUDA_ROWS_CUH_
+
+#include "cuda/pair.cuh"
+
+namespace gnomon::device {
+
+template <class C>
+GNOMON_DEVICE float SquaredNorm(const Head& head, int row, int columns) {
+  float sum = 0;
+  for (int d = Thread() % 32; d < columns; d += 32) {
+    const float x = LoadElement<C>(head.data, row * head.stride + d);
+    sum = Fma(x, x, sum);
+  }
+  return SumOfWarp(sum);
+}
+
+GNOMON_DEVICE uint64 Mix(uint64 x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// Keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
+GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
+  constexpr Int64 kFar = Int64{1} << 61;
+  const Int64 keys = p.keys;
+  Int64 low = p.key_starts != nullptr ? Most<Int64>(0, Least(p.key_starts[b], keys)) : 0;
+  Int64 high = p.key_lengths != nullptr ? Most<Int64>(0, Least(p.key_lengths[b], keys)) : keys;
+  const Int64 position = Near(QueryOffset(p, b) + i);
+  if (p.left < kFar) low = Most(low, position - Most(p.left, -kFar));
+  if (p.right < kFar) high = Least(high, position + Most(p.right, -kFar) + 1);
+  if (p.chunk_size > 0) {
+    const Int64 chunk = position / p.chunk_size - (position % p.chunk_size < 0 ? 1 : 0);
+    low = Most(low, (chunk - p.chunks_before) * p.chunk_size);
+    high = Least(high, (chunk + p.chunks_after + 1) * p.chunk_size);
+  }
+  low = Least(low, keys);
+  const Int64 at = static_cast<Int64>(b) * p.queries + i;
+  p.low[at] = static_cast<int>(low);
+  p.high[at] = static_cast<int>(Most(low, high));
+}
+
+// A warp for each query of each head.
+template <class C>
+GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
+  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 row = static_cast<Int64>(BlockX()) * C::kWarps + Thread() / 32;
+  if (row >= rows) return;
+  const int i = static_cast<int>(row % p.queries);
+  const int h = static_cast<int>(row / p.queries % p.heads);
+  const int b = static_cast<int>(row / p.queries / p.heads);
+  const bool first = Thread() % 32 == 0;
+  if (first && h == 0) SetInterval(p, b, i);
+  if (p.norm_x != nullptr) {
+    const float norm = SquaredNorm<C>(HeadOf<C>(p.x, b, h), i, p.dim);
+    if (first) p.norm_x[row] = norm;
+  }
+  if (p.drop == nullptr || !first) return;
+  constexpr uint64 kStep = 0x9e3779b97f4a7c15ull;
+  uint64 hash = Mix(p.seed + kStep);
+  hash = Mix(hash + kStep * (static_cast<uint64>(b) + 1));
+  hash = Mix(hash + kStep * (static_cast<uint64>(h) + 1));
+  hash = Mix(hash + kStep * (static_cast<uint64>(i) + 1));
+  p.drop[row] = static_cast<uint32>(hash);
+  p.drop[rows + row] = static_cast<uint32>(hash >> 32);
+}
+
+// A warp for each 16 keys of each key head.
+template <class C>
+GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
+  const int groups = DivideUp(p.keys, 16);
+  const Int64 index = static_cast<Int64>(BlockX()) * C::kWarps + Thread() / 32;
+  const Int64 key_head = index / groups;
+  if (key_head >= static_cast<Int64>(p.batch) * p.key_heads) return;
+  const int group = static_cast<int>(index % groups);
+  const int b = static_cast<int>(key_head / p.key_heads);
+  const int h = static_cast<int>(key_head % p.key_heads);
+  const int lane = Thread() % 32;
+  const int last = Least(16 * group + 16, p.keys);
+  if (p.norm_y != nullptr) {
+    const Head y = HeadOf<C>(p.y, b, h);
+    for (int j = 16 * group; j < last; ++j) {
+      const float norm = SquaredNorm<C>(y, j, p.dim);
+      if (lane == 0) p.norm_y[key_head * p.keys + j] = norm;
+    }
+  }
+  if (p.spoiled == nullptr) return;
+  const Head v = HeadOf<C>(p.v, b, h);
+  float spoiled = 0;
+  for (int j = 16 * group; j < last; ++j) {
+    for (int d = lane; d < p.value_dim; d += 32) {
+      if (!(Abs(LoadElement<C>(v.data, j * v.stride + d)) < Infinity())) spoiled = 1;
+    }
+  }
+  spoiled = SumOfWarp(spoiled);
+  if (lane == 0) p.spoiled[index] = spoiled != 0 ? 1 : 0;
+}
+
+// Each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which is
+// dO_i . o_i - dlse_i. Where one key weighs more than all others, dP_ij - delta_i cancels for it,
+// and rounding must cancel as well: delta is then that key's dP, made as the tiles make it, and
+// what o_i differs from its value by. A warp is a block, and has 16 rows.
+template <class C>
+GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
+  const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
+  unsigned char* const d_o_tile = SharedMemory();
+  unsigned char* const value_tile = d_o_tile + 16 * row_bytes;
+  const int lane = Thread();
+  const int blocks = DivideUp(p.queries, 16);
+  const int begin = BlockX() % blocks * 16;
+  const int head = BlockX() / blocks;
+  const int b = head / p.heads;
+  const int h = head % p.heads;
+  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 first = static_cast<Int64>(head) * p.queries + begin;
+  const Head d_o = HeadOf<C>(p.d_o, b, h);
+  const Head o = HeadOf<C>(p.o, b, h);
+  const Head v = HeadOf<C>(p.v, b, h / p.group);
+  CopyRows<C>(d_o_tile, d_o, begin, 16, 0, p.queries, p.value_dim, C::kValueDim);
+  // Row r of the other tile is the value of row r's largest score.
+  for (int r = 0; r < 16; ++r) {
+    const float top = begin + r < p.queries ? p.statistics[2 * rows + first + r] : -1.0f;
+    const int key = static_cast<int>(top);
+    const Head row = {v.data, v.stride};
+    // As a tile of one row.
+    CopyRows<C>(value_tile + r * row_bytes, row, key, 1, 0, p.keys, p.value_dim, C::kValueDim);
+  }
+  CopyCommit();
+  CopyWait<0>();
+  Barrier();
+  float product[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < C::kValueDim / Depth<C>(); ++k) {
+    Operand left;
+    Operand right;
+    LoadLeft<C>(left, d_o_tile, row_bytes, 0, k);
+    LoadRight<C>(right, value_tile, row_bytes, 0, k);
+    MultiplyAdd<C, false>(product[0], left, right, 0);
+    MultiplyAdd<C, false>(product[1], left, right, 1);
+  }
+  // Row r by row r of the other: of rows below 8 in the first tile's first half, of the others in
+  // the second's last.
+  for (int r = 0; r < 16; ++r) {
+    const int column = r % 8;
+    const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
+                             : (column % 2 == 0 ? product[1][2] : product[1][3]);
+    const float largest_product = Shuffle(mine, 4 * column + column / 2);
+    const int i = begin + r;
+    if (i >= p.queries) break;
+    const Int64 row = first + r;
+    const float sum = p.statistics[rows + row];
+    const float top = p.statistics[2 * rows + row];
+    float kept = top < 0 ? 0.0f : 1.0f;
+    if (C::kDropout != 0 && top >= 0) {
+      Query q{};
+      q.drop_first = p.drop[row];
+      q.drop_second = p.drop[rows + row];
+      kept = Kept<C>(p, q, static_cast<int>(top));
+    }
+    float others = 0;
+    for (int d = lane; d < p.value_dim; d += 32) {
+      const float out = p.exact_o != nullptr ? p.exact_o[row * p.value_dim + d]
+                                             : LoadElement<C>(o.data, i * o.stride + d);
+      const float by = LoadElement<C>(d_o.data, i * d_o.stride + d);
+      float value = 0;
+      if (kept != 0) value = kept * LoadElement<C>(v.data, static_cast<int>(top) * v.stride + d);
+      others = Fma(by, out - value, others);
+    }
+    others = SumOfWarp(others);
+    if (lane != 0) continue;
+    const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
+    if (sum == 0.0f) {
+      // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
+      p.largest[row] = Infinity();
+      p.inverse[row] = 0;
+      p.delta[row] = 0;
+      continue;
+    }
+    p.largest[row] = p.statistics[row];
+    p.inverse[row] = 1.0f / sum;
+    // A sum of 1 is the one key's: what the others weigh is below the rounding.
+    if (kept != 0) others = kept * largest_product + (sum == 1.0f ? 0.0f : others);
+    p.delta[row] = others - d_lse;
+  }
+}
+
+// to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this order. A
+// thread for each n of each y.
+template <class C>
+GNOMON_DEVICE void AddUp(const Parameters& p) {
+  const Int64 n = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
+  if (n >= p.sum_size) return;
+  const float* const from = p.sum_from + BlockY() * p.sum_from_step + n;
+  float sum = 0;
+  for (Int64 outer = 0; outer < p.sum_outer; ++outer) {
+    for (Int64 m = 0; m < p.sum_count; ++m) {
+      sum += from[outer * p.sum_outer_stride + m * p.sum_stride];
+    }
+  }
+  p.sum_to[BlockY() * p.sum_to_step + n] = sum;
+}
+
+// The same of n = 0 alone, with all threads of a block and in double: thread t adds up every 256th
+// number from t on.
+template <class C>
+GNOMON_DEVICE void AddUpAll(const Parameters& p) {
+  const int threads = 32 * C::kWarps;
+  const float* const from = p.sum_from + BlockY() * p.sum_from_step;
+  double sum = 0;
+  const Int64 numbers = p.sum_outer * p.sum_count;
+  for (Int64 n = Thread(); n < numbers; n += threads) {
+    sum += from[n / p.sum_count * p.sum_outer_stride + n % p.sum_count * p.sum_stride];
+  }
+  unsigned char* const sums = SharedMemory();
+  StoreShared<double>(sums + 8 * Thread(), sum);
+  Barrier();
+  if (Thread() != 0) return;
+  double total = 0;
+  for (int t = 0; t < threads; ++t) total += LoadShared<double>(sums + 8 * t);
+  p.sum_to[BlockY() * p.sum_to_step] = static_cast<float>(total);
+}
+
+// 0 in all of the gradient of the pairs' bias.
+template <class C>
+GNOMON_DEVICE void ClearPairs(const Parameters& p) {
+  const Int64 row = BlockX();
+  const int i = static_cast<int>(row % p.queries);
+  const int h = static_cast<int>(row / p.queries % p.heads);
+  const int b = static_cast<int>(row / p.queries / p.heads);
+  const Array& to = p.d_pair_bias;
+  float* const out =
+      static_cast<float*>(to.data) + b * to.stride[0] + h * to.stride[1] + i * to.stride[2];
+  for (int j = Thread(); j < p.keys; j += 32 * C::kWarps) out[j] = 0;
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_ROWS_CUH_

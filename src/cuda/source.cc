@@ -1,0 +1,79 @@
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "gnomon/attention.h"
+
+namespace gnomon::cuda {
+namespace {
+
+struct Kind {
+  std::string_view name;
+  std::string_view file;
+  std::string_view call;
+  bool pairs;  // whether it asks for a pair function
+};
+
+constexpr Kind kKinds[] = {
+    {"forward", "cuda/forward.cuh", "Forward<Definition, Constants>", true},
+    {"merge", "cuda/forward.cuh", "Merge<Constants>", false},
+    {"backward_queries", "cuda/backward.cuh", "Backward<Definition, Constants, false>", true},
+    {"backward_keys", "cuda/backward.cuh", "Backward<Definition, Constants, true>", true},
+    {"prepare_queries", "cuda/rows.cuh", "PrepareQueries<Constants>", false},
+    {"prepare_keys", "cuda/rows.cuh", "PrepareKeys<Constants>", false},
+    {"prepare_delta", "cuda/rows.cuh", "PrepareDelta<Constants>", false},
+    {"add_up", "cuda/rows.cuh", "AddUp<Constants>", false},
+    {"add_up_all", "cuda/rows.cuh", "AddUpAll<Constants>", false},
+    {"clear_pairs", "cuda/rows.cuh", "ClearPairs<Constants>", false},
+};
+
+const Kind& Find(const std::string& name) {
+  for (const Kind& kind : kKinds) {
+    if (kind.name == name) return kind;
+  }
+  throw Error("attention on CUDA: there is no kernel " + name);
+}
+
+}  // namespace
+
+std::string KernelSource(const KernelName& kernel, std::string_view structure,
+                         std::string_view file) {
+  const Kind& kind = Find(kernel.kind);
+  std::string text;
+  const auto add = [&text](std::initializer_list<std::string_view> parts) {
+    for (const std::string_view part : parts) text.append(part);
+  };
+  add({"#include \"", kind.file, "\"\n\nnamespace gnomon::device {\nnamespace {\n\n"});
+  if (kind.pairs) add({"#include \"", file, "\"\n\nusing Definition = ", structure, ";\n\n"});
+  add({"struct Constants {\n"});
+  int64_t warps = 1;
+  for (const auto& [name, value] : kernel.constants) {
+    add({"  static constexpr int ", name, " = ", std::to_string(value), ";\n"});
+    if (name == "kWarps") warps = value;
+  }
+  add({"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
+       "__launch_bounds__(",
+       std::to_string(32 * warps), ") ", kKernelEntry,
+       "(const __grid_constant__ gnomon::cuda::Parameters p) {\n  using namespace "
+       "gnomon::device;\n  ",
+       kind.call, "(p);\n}\n"});
+  return text;
+}
+
+const std::vector<std::string>& KernelSourceFiles() {
+  static const std::vector<std::string> kFiles = {
+      "cuda/backward.cuh", "cuda/constants.h",     "cuda/forward.cuh", "cuda/pair.cuh",
+      "cuda/parameters.h", "cuda/primitives.cuh", "cuda/rows.cuh"};
+  return kFiles;
+}
+
+const std::vector<std::string>& KernelCompilerOptions() {
+  static const std::vector<std::string> kOptions = {"-std=c++20", "-default-device",
+                                                    "-fmad=false", "-prec-div=false",
+                                                    "-prec-sqrt=false"};
+  return kOptions;
+}
+
+}  // namespace gnomon::cuda

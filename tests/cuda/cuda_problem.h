@@ -1,0 +1,237 @@
+// Random problems (core/random_problem.h), run by the CUDA kernels in the emulation.
+#ifndef GNOMON_TESTS_CUDA_CUDA_PROBLEM_H_
+#define GNOMON_TESTS_CUDA_CUDA_PROBLEM_H_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "cuda/attention.h"
+#include "emulation.h"
+#include "gnomon/attention.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+
+using cuda::Element;
+
+inline constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
+
+inline const char* NameOf(Element element) {
+  switch (element) {
+    case Element::kFloat32:
+      return "Float32";
+    case Element::kBfloat16:
+      return "Bfloat16";
+    default:
+      return "Float16";
+  }
+}
+
+inline float Rounded(float x, Element element) {
+  const int type = static_cast<int>(element);
+  return type == 0 ? x : device::Widen(device::Narrow(x, type), type);
+}
+
+// Numbers of an Array as elements, at the same places.
+class Elements {
+ public:
+  Elements(const Array<float>& like, Element element)
+      : element_(element), stride_(like.view().stride), floats_(like.data()) {
+    if (element == Element::kFloat32) return;
+    for (const float x : floats_) bits_.push_back(device::Narrow(x, static_cast<int>(element)));
+  }
+
+  cuda::Tensor tensor() { return {data(), stride_}; }
+  cuda::ConstTensor const_tensor() { return {data(), stride_}; }
+
+  // Copies them to an Array of the same sizes.
+  void CopyTo(Array<float>* to) {
+    std::vector<float> numbers = floats_;
+    if (element_ != Element::kFloat32) {
+      for (size_t n = 0; n < bits_.size(); ++n) {
+        numbers[n] = device::Widen(bits_[n], static_cast<int>(element_));
+      }
+    }
+    if (!numbers.empty()) {
+      std::memcpy(to->view().data, numbers.data(), numbers.size() * sizeof(float));
+    }
+  }
+
+ private:
+  void* data() {
+    return element_ == Element::kFloat32 ? static_cast<void*>(floats_.data()) : bits_.data();
+  }
+
+  Element element_;
+  std::array<int64_t, 3> stride_;
+  std::vector<float> floats_;
+  std::vector<uint16_t> bits_;
+};
+
+struct CudaOptions {
+  Element element = Element::kFloat32;
+  EmulatedOrder order = {};
+  bool keeps_exact_o = true;
+  bool keeps_statistics = true;
+  bool forward_only = false;
+  std::vector<float>* statistics = nullptr;  // those of the forward pass
+  std::string only = "";  // the gradient that is computed; empty: all
+};
+
+// Problem::Run, by the CUDA kernels.
+inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
+                       EmulatedBackend* used = nullptr) {
+  const ProblemOptions& options = p.options;
+  EmulatedBackend own(how.order);
+  EmulatedBackend& backend = used != nullptr ? *used : own;
+  const AttentionInput<float> from = p.Input();
+  Elements x(p.x, how.element);
+  Elements y(p.y, how.element);
+  Elements v(p.v, how.element);
+  Elements d_o(p.d_o, how.element);
+  cuda::Input in;
+  in.element = how.element;
+  in.shape = options.shape;
+  in.x = x.const_tensor();
+  in.y = y.const_tensor();
+  in.v = v.const_tensor();
+  in.row_scalars = from.row_scalars;
+  in.column_scalars = from.column_scalars;
+  in.head_scalars = from.head_scalars;
+  in.factor = from.factor;
+  in.bias = from.bias;
+  in.key_bias = from.key_bias;
+  in.key_bias_low = from.key_bias_low;
+  in.key_bias_base = from.key_bias_base;
+  in.pair_bias = from.pair_bias;
+  in.temperature = from.temperature;
+  in.dropout = from.dropout;
+  in.mask = from.mask;
+  in.query_offset = from.query_offset;
+  in.query_offsets = from.query_offsets;
+
+  Array<float> o(p.d_o.size(), options.padded, kNan);
+  Elements o_elements(o, how.element);
+  std::vector<float> lse(p.d_lse.size(), kNan);
+  std::vector<float> statistics(3 * lse.size(), kNan);
+  std::vector<float> exact_o(lse.size() * static_cast<size_t>(options.shape.value_dim), kNan);
+  Forward(p.function, in,
+          {o_elements.tensor(), how.keeps_exact_o ? exact_o.data() : nullptr, lse.data(),
+           statistics.data()},
+          backend);
+  if (how.statistics != nullptr) *how.statistics = statistics;
+  Results<float> results;
+  results["lse"] = lse;
+  if (how.forward_only) {
+    o_elements.CopyTo(&o);
+    results["o"] = o.TakeOutput();
+    return results;
+  }
+
+  const auto wanted = [&](const char* name) { return how.only.empty() || how.only == name; };
+  std::map<std::string, Array<float>> arrays;
+  std::map<std::string, Elements> outputs;
+  const auto tensor = [&](const char* name, const Array<float>& like) {
+    if (!wanted(name)) return cuda::Tensor{};
+    const Array<float>& nan = arrays[name] = Array<float>(like.size(), options.padded, kNan);
+    return outputs.try_emplace(name, nan, how.element).first->second.tensor();
+  };
+  const auto pointer = [&](const char* name, const std::vector<float>& like) -> float* {
+    if (!wanted(name)) return nullptr;
+    return (results[name] = std::vector<float>(like.size(), kNan)).data();
+  };
+  cuda::Gradient gradient;
+  gradient.x = tensor("d_x", p.x);
+  gradient.y = tensor("d_y", p.y);
+  gradient.v = tensor("d_v", p.v);
+  gradient.row_scalars = pointer("d_row", p.row);
+  gradient.column_scalars = pointer("d_column", p.column);
+  gradient.head_scalars = pointer("d_head", p.head);
+  gradient.factor = pointer("d_factor", p.factor);
+  if (options.bias != ProblemOptions::kNoBias && options.layout == nullptr) {
+    gradient.bias = {pointer("d_bias", p.bias), p.bias_stride(), nullptr};
+  }
+  if (options.key_bias) gradient.key_bias = pointer("d_key_bias", p.key_bias);
+  if (options.temperature) gradient.temperature = pointer("d_temperature", p.temperature);
+  if (options.pair_bias.exists && wanted("d_pair_bias")) {
+    Array<float>& pairs = arrays["d_pair_bias"] =
+        Array<float>(p.pair_bias.size(), options.padded, kNan);
+    gradient.pair_bias = Problem<float>::PairView(pairs.view(), options.pair_bias);
+  }
+  cuda::Saved saved;
+  saved.o = o_elements.const_tensor();
+  saved.exact_o = how.keeps_exact_o ? exact_o.data() : nullptr;
+  saved.d_o = d_o.const_tensor();
+  saved.d_lse = p.pass_d_lse ? p.d_lse.data() : nullptr;
+  saved.statistics = how.keeps_statistics ? statistics.data() : nullptr;
+  Backward(p.function, in, saved, gradient, backend);
+  o_elements.CopyTo(&o);
+  results["o"] = o.TakeOutput();
+  for (auto& [name, array] : arrays) {
+    const auto output = outputs.find(name);
+    if (output != outputs.end()) output->second.CopyTo(&array);
+    results[name] = array.TakeOutput();
+  }
+  return results;
+}
+
+// A problem whose tokens, values and gradients are numbers of the element type.
+inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptions& options,
+                         Element element) {
+  Problem<float> p = RandomProblem(function, options);
+  for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o}) {
+    array->ForEach([element](float& x) { x = Rounded(x, element); });
+  }
+  return p;
+}
+
+// Of the numbers that go through the element type: weights, gradients of inner products, outputs.
+inline double Unit(Element element) {
+  switch (element) {
+    case Element::kFloat32:
+      return 0;
+    case Element::kBfloat16:
+      return 1.0 / 512;
+    default:
+      return 1.0 / 4096;
+  }
+}
+
+// As ExpectClose. Tokens' outputs and gradients are sums of numbers rounded to the element type,
+// rounded themselves: each errs by half a unit in its last place, and they by 4 such of the largest
+// of them. All else is fp32 throughout, whatever the tokens are.
+inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& expected,
+                          Element element, double rate = 0, double tolerance = 2e-5) {
+  const double rows = static_cast<double>(expected.at("lse").size()) /
+                      std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
+  for (const auto& [name, values] : expected) {
+    if (!actual.contains(name)) continue;
+    const double least = name == "d_factor" || name == "d_head" ? std::max(1e-2, 0.1 * rows) : 1e-2;
+    const bool rounded = name == "o" || name == "d_x" || name == "d_y" || name == "d_v";
+    const double units = rounded ? 4 * Unit(element) / (1 - rate) : 0;
+    EXPECT_LE(Difference(actual.at(name), values, least), tolerance + units) << name;
+  }
+}
+
+inline const PairFunction& EmulatedPairFunction(std::string_view name) {
+  for (const PairFunction* function : EmulatedPairFunctions()) {
+    if (function->name == name) return *function;
+  }
+  throw std::runtime_error("no emulated pair function " + std::string(name));
+}
+
+// The orders in which a block's fibers run.
+inline EmulatedOrder Order(size_t n) { return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0}; }
+
+}  // namespace gnomon::testing
+
+#endif  // GNOMON_TESTS_CUDA_CUDA_PROBLEM_H_

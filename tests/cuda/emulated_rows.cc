@@ -1,0 +1,22 @@
+// The kernels that ask for no pair function, for the emulation.
+#include "emulation.h"
+// After it:
+#include "cuda/forward.cuh"
+#include "cuda/rows.cuh"
+
+namespace gnomon::device {
+namespace {
+
+const bool kAdded = [] {
+  testing::AddEmulatedKernel("merge", "", Merge<Constants>);
+  testing::AddEmulatedKernel("prepare_queries", "", PrepareQueries<Constants>);
+  testing::AddEmulatedKernel("prepare_keys", "", PrepareKeys<Constants>);
+  testing::AddEmulatedKernel("prepare_delta", "", PrepareDelta<Constants>);
+  testing::AddEmulatedKernel("add_up", "", AddUp<Constants>);
+  testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
+  testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
+  return true;
+}();
+
+}  // namespace
+}  // namespace gnomon::device

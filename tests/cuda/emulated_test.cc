@@ -1,0 +1,151 @@
+// The CUDA kernels, run by the emulation, against the double reference.
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda_problem.h"
+#include "gnomon/table_layout.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+struct Case {
+  const char* name;
+  ProblemOptions options;
+};
+
+const OffsetLayout kClipped(7, 3, OffsetLayout::Far::kClip);
+const GridLayout kGrid({5, 9}, 1, GridLayout::Kind::kTable);
+const GridLayout kAxes({5, 9}, 1, GridLayout::Kind::kAxes);
+
+std::vector<Case> Cases() {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
+  return {
+      {"OneOfEach", {.shape = {1, 1, 1, 1, 1, 1, 1}}},
+      {"Full", {.shape = {1, 2, 1, 70, 90, 16, 24}}},
+      {"Odd", {.shape = {2, 3, 3, 17, 19, 3, 17}, .padded = true}},
+      {"Causal", {.shape = {1, 1, 1, 130, 130, 32, 16}, .right = 0}},
+      {"CausalBiasGqa",
+       {.shape = {2, 4, 2, 35, 35, 17, 3}, .right = 0, .bias = kShared, .padded = true}},
+      {"Window", {.shape = {1, 2, 1, 90, 90, 8, 40}, .left = 30, .right = 5, .bias = kShared}},
+      {"LengthsAndStarts",
+       {.shape = {3, 2, 1, 20, 100, 16, 16},
+        .key_starts = {0, 70, 30},
+        .key_lengths = {100, 65, 90},
+        .bias = kEach}},
+      {"NegativeOffset",
+       {.shape = {1, 2, 1, 90, 30, 8, 8}, .right = 0, .query_offset = -50, .bias = kShared}},
+      {"NoKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .bias = kShared}},
+      {"NoQueries", {.shape = {2, 2, 1, 0, 5, 8, 8}, .bias = kShared}},
+      {"NoBatch", {.shape = {0, 2, 2, 4, 5, 8, 8}, .bias = kShared}},
+      {"NoHeads", {.shape = {2, 0, 0, 4, 5, 8, 8}}},
+      {"NoValueColumns", {.shape = {1, 2, 2, 20, 30, 16, 0}, .right = 0}},
+      {"Documents",
+       {.shape = {2, 2, 1, 90, 90, 16, 16},
+        .right = 0,
+        .query_segments = Documents(2, 90, 33),
+        .key_segments = Documents(2, 90, 33)}},
+      {"OffsetsOfBatches",
+       {.shape = {3, 2, 1, 25, 80, 8, 8},
+        .left = 30,
+        .right = 0,
+        .query_offsets = {0, 55, -10},
+        .bias = kEach}},
+      {"Chunks", {.shape = {1, 2, 1, 100, 100, 8, 8}, .right = 0, .chunks = {23, 1, 0}}},
+      {"KeyBiasWithBase",
+       {.shape = {2, 4, 2, 30, 70, 16, 8},
+        .right = 40,
+        .key_bias = true,
+        .key_bias_base = true}},
+      {"TemperatureOfBiases",
+       {.shape = {2, 4, 2, 30, 50, 16, 16},
+        .bias = kEach,
+        .key_bias = true,
+        .temperature = true,
+        .pair_bias = {true, false, true},
+        .pair_mask = {true, true, false}}},
+      {"PairBias", {.shape = {2, 2, 1, 30, 70, 8, 8}, .right = 50, .pair_bias = {true, true, false}}},
+      {"PairBiasOfAll", {.shape = {2, 2, 2, 20, 20, 8, 8}, .pair_bias = {true, true, true}}},
+      {"Dropout", {.shape = {2, 2, 1, 40, 70, 16, 16}, .right = 30, .dropout = 0.25, .seed = 5}},
+      {"Decode",
+       {.shape = {2, 4, 2, 1, 600, 16, 16},
+        .right = 0,
+        .key_starts = {5, 0},
+        .query_offset = 599,
+        .bias = kShared}},
+      {"Layout", {.shape = {2, 2, 1, 30, 46, 8, 8}, .query_offset = 9, .bias = kShared,
+                  .layout = &kClipped}},
+      {"GridTable", {.shape = {2, 2, 1, 46, 46, 8, 8}, .bias = kEach, .layout = &kGrid}},
+      {"GridAxes", {.shape = {1, 2, 1, 46, 46, 8, 8}, .bias = kShared, .layout = &kAxes}},
+  };
+}
+
+class EmulatedTest
+    : public ::testing::TestWithParam<std::tuple<const PairFunction*, Element>> {};
+
+TEST_P(EmulatedTest, MatchesTheReference) {
+  const auto& [function, element] = GetParam();
+  size_t n = static_cast<size_t>(element);
+  for (const Case& c : Cases()) {
+    ++n;
+    SCOPED_TRACE(c.name);
+    const Problem<float> p = ProblemOf(*function, c.options, element);
+    CudaOptions how;
+    how.element = element;
+    how.order = Order(n);
+    how.keeps_exact_o = n % 3 != 0;
+    how.keeps_statistics = n % 5 != 0;
+    try {
+      ExpectCloseTo(RunCuda(p, how), p.InDouble().Run(), element, c.options.dropout);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedTest,
+                         ::testing::Combine(::testing::ValuesIn(EmulatedPairFunctions()),
+                                            ::testing::ValuesIn(kElements)),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) +
+                                  NameOf(std::get<1>(test.param));
+                         });
+
+// Heads of any size: the tiles, and what stays in registers, depend on it. No block asks for more
+// shared memory than the GPU with the least of it has.
+TEST(WideHeadsTest, MatchTheReference) {
+  const std::pair<int64_t, int64_t> dims[] = {{32, 64},   {64, 32},  {72, 128},
+                                              {128, 104}, {256, 96}, {40, 250}};
+  size_t n = 0;
+  for (const char* name : {"dot", "penumbral"}) {
+    for (const auto& [dim, value_dim] : dims) {
+      for (const Element element : kElements) {
+        ++n;
+        SCOPED_TRACE(name + std::string(" ") + std::to_string(dim) + " " + NameOf(element));
+        const Problem<float> p =
+            ProblemOf(EmulatedPairFunction(name),
+                      {.shape = {1, 2, 1, 37, 66, dim, value_dim},
+                       .right = 40,
+                       .bias = ProblemOptions::kSharedBias},
+                      element);
+        CudaOptions how;
+        how.element = element;
+        how.order = Order(n);
+        EmulatedBackend backend(how.order);
+        try {
+          ExpectCloseTo(RunCuda(p, how, &backend), p.InDouble().Run(), element);
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << error.what();
+        }
+        EXPECT_LE(backend.largest_shared(), 99 * 1024);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gnomon::testing

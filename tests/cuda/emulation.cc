@@ -1,0 +1,549 @@
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace gnomon::device {
+
+ThreadState state;
+
+namespace {
+
+constexpr int kLanes = 32;
+constexpr size_t kStack = size_t{1} << 18;
+
+std::string At(Place place) {
+  const std::string file = place.file_name();
+  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line());
+}
+[[noreturn]] void Fail(const std::string& what, Place place) {
+  throw std::runtime_error("emulation: " + At(place) + ": thread " +
+                           std::to_string(state.thread) + ": " + what);
+}
+
+// Contexts.
+#if defined(__x86_64__)
+struct Context {
+  void* stack_pointer = nullptr;
+};
+extern "C" void gnomon_emulation_switch(void** from, void* to);
+asm(R"(
+.text
+.globl gnomon_emulation_switch
+.type gnomon_emulation_switch, @function
+gnomon_emulation_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size gnomon_emulation_switch, .-gnomon_emulation_switch
+)");
+void Switch(Context& from, Context& to) {
+  gnomon_emulation_switch(&from.stack_pointer, to.stack_pointer);
+}
+void Start(Context& context, char* stack, void (*main)()) {
+  auto* top = reinterpret_cast<void**>(stack + kStack);
+  // As if main had been called: a return address lies on a stack aligned to 16 bytes.
+  *--top = nullptr;
+  *--top = reinterpret_cast<void*>(main);
+  for (int n = 0; n < 6; ++n) *--top = nullptr;
+  context.stack_pointer = top;
+}
+#else
+struct Context {
+  ucontext_t context;
+};
+void Switch(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
+void Start(Context& context, char* stack, void (*main)()) {
+  getcontext(&context.context);
+  context.context.uc_stack = {stack, 0, kStack};
+  context.context.uc_link = nullptr;
+  makecontext(&context.context, main, 0);
+}
+#endif
+
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  int bytes;
+  int size;
+  int group;
+};
+
+struct Fiber {
+  Context context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+  bool done = false;
+  // The meeting it waits for, and how many times that had been held.
+  const int* held = nullptr;
+  int held_before = 0;
+  std::vector<AsyncCopy> copies;
+  int groups = 0;
+};
+
+struct Meeting {
+  int size = 0;
+  int arrived = 0;
+  int held = 0;
+  Place place;
+  Work work = nullptr;
+  int argument = 0;
+  Slot in[2][kLanes];
+  Slot out[2][kLanes];
+};
+
+// What is known of two bytes of shared memory.
+struct Shadow {
+  bool written = false;
+  int writer = -1;
+  int write_epoch = -1;
+  int reader = -1;  // -2: several
+  int read_epoch = -1;
+  int on_its_way = -1;  // the thread whose copy it is
+};
+
+struct Block {
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Meeting> warps;
+  Meeting all;
+  Context scheduler;
+  std::vector<Shadow> shadow;
+  std::vector<unsigned char> memory;
+  int threads = 0;
+  int epoch = 0;
+  bool early = false;
+  std::exception_ptr error;
+  testing::EmulatedKernel kernel = nullptr;
+  const cuda::Parameters* parameters = nullptr;
+};
+Block block;
+
+Fiber& Self() { return *block.fibers[static_cast<size_t>(state.thread)]; }
+
+void Yield() {
+  // The scheduler sets the thread's number again.
+  Switch(Self().context, block.scheduler);
+  if (block.error) std::abort();
+}
+
+void Main() {
+  try {
+    block.kernel(*block.parameters);
+    if (!Self().copies.empty()) {
+      Fail("the block ends before a copy that is on its way", Place::current());
+    }
+  } catch (...) {
+    block.error = std::current_exception();
+  }
+  Self().done = true;
+  Switch(Self().context, block.scheduler);
+  std::abort();
+}
+
+// Whether the fiber goes on at once, being the last to arrive.
+template <class Last>
+void Arrive(Meeting& meeting, Place place, const Last& last) {
+  if (meeting.arrived == 0) {
+    meeting.place = place;
+  } else if (meeting.place.line() != place.line() ||
+             std::strcmp(meeting.place.file_name(), place.file_name()) != 0) {
+    Fail("others have met at " + At(meeting.place), place);
+  }
+  Fiber& self = Self();
+  self.held_before = meeting.held;
+  if (++meeting.arrived == meeting.size) {
+    last();
+    meeting.arrived = 0;
+    ++meeting.held;
+    return;
+  }
+  self.held = &meeting.held;
+  Yield();
+}
+
+Shadow* ShadowOf(const void* at, int bytes, Place place) {
+  const auto offset = static_cast<const unsigned char*>(at) - state.shared;
+  const auto size = static_cast<int64_t>(2 * block.shadow.size());
+  if (offset < 0 || offset + bytes > size) {
+    Fail("byte " + std::to_string(offset) + " of " + std::to_string(size) + " of shared memory",
+         place);
+  }
+  if (offset % std::min(bytes, 16) != 0) Fail("an address that is not aligned", place);
+  return block.shadow.data() + offset / 2;
+}
+
+}  // namespace
+
+void CheckRead(const void* from, int bytes, Place place) {
+  Shadow* const first = ShadowOf(from, bytes, place);
+  const int self = state.thread;
+  const int epoch = block.epoch;
+  for (Shadow* s = first; s < first + bytes / 2; ++s) {
+    if (s->on_its_way >= 0) Fail("reads what a copy is on its way to", place);
+    if (!s->written) Fail("reads what nobody has written", place);
+    if (s->write_epoch == epoch && s->writer != self) {
+      Fail("reads what thread " + std::to_string(s->writer) + " writes before the same barrier",
+           place);
+    }
+    s->reader = s->read_epoch == epoch && s->reader != self ? -2 : self;
+    s->read_epoch = epoch;
+  }
+}
+
+namespace {
+
+void CheckOverwrite(const Shadow& s, Place place) {
+  const int self = state.thread;
+  if (s.on_its_way >= 0) Fail("writes where a copy is on its way to", place);
+  if (s.write_epoch == block.epoch && s.writer != self) {
+    Fail("writes what thread " + std::to_string(s.writer) + " writes before the same barrier",
+         place);
+  }
+  if (s.read_epoch == block.epoch && s.reader != self) {
+    Fail("writes what others read before the same barrier", place);
+  }
+}
+
+}  // namespace
+
+void CheckWrite(const void* to, int bytes, Place place) {
+  Shadow* const first = ShadowOf(to, bytes, place);
+  for (Shadow* s = first; s < first + bytes / 2; ++s) {
+    CheckOverwrite(*s, place);
+    s->written = true;
+    s->writer = state.thread;
+    s->write_epoch = block.epoch;
+  }
+}
+
+void Copy(void* to, const void* from, int bytes, int size, Place place) {
+  if (bytes < 0 || bytes > size) Fail("a copy of " + std::to_string(bytes) + " bytes", place);
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % static_cast<uintptr_t>(size) != 0) {
+    Fail("a copy from an address that is not aligned", place);
+  }
+  Shadow* const first = ShadowOf(to, size, place);
+  for (Shadow* s = first; s < first + size / 2; ++s) {
+    CheckOverwrite(*s, place);
+    s->on_its_way = state.thread;
+  }
+  Fiber& self = Self();
+  self.copies.push_back({to, from, bytes, size, self.groups});
+  if (block.early) {
+    std::memset(to, 0, static_cast<size_t>(size));
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
+
+void CopyCommit() { ++Self().groups; }
+
+void WaitForCopies(int groups) {
+  Fiber& self = Self();
+  std::erase_if(self.copies, [&](const AsyncCopy& copy) {
+    if (copy.group >= self.groups - groups) return false;
+    if (!block.early) {
+      std::memset(copy.to, 0, static_cast<size_t>(copy.size));
+      if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    }
+    Shadow* const first = ShadowOf(copy.to, copy.size, Place::current());
+    for (Shadow* s = first; s < first + copy.size / 2; ++s) {
+      s->on_its_way = -1;
+      s->written = true;
+      s->writer = state.thread;
+      s->write_epoch = block.epoch;
+    }
+    return true;
+  });
+}
+
+void Barrier(Place place) {
+  Arrive(block.all, place, [] { ++block.epoch; });
+}
+
+Slot Meet(const Slot& in, Work work, int argument, Place place) {
+  const int lane = state.thread % kLanes;
+  Meeting& meeting = block.warps[static_cast<size_t>(state.thread / kLanes)];
+  const int side = meeting.held % 2;
+  if (meeting.arrived == 0) {
+    meeting.work = work;
+    meeting.argument = argument;
+  } else if (meeting.work != work || meeting.argument != argument) {
+    Fail("others do something else together", place);
+  }
+  meeting.in[side][lane] = in;
+  Arrive(meeting, place, [&] { work(meeting.in[side], meeting.out[side], argument); });
+  return meeting.out[side][lane];
+}
+
+void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose) {
+  for (int m = 0; m < 4; ++m) {
+    uint16 matrix[8][8];
+    for (int r = 0; r < 8; ++r) std::memcpy(matrix[r], in[8 * m + r].row, 16);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int r = lane / 4;
+      const int c = 2 * (lane % 4);
+      const uint32 low = transpose != 0 ? matrix[c][r] : matrix[r][c];
+      const uint32 high = transpose != 0 ? matrix[c + 1][r] : matrix[r][c + 1];
+      out[lane].u[m] = low | high << 16;
+    }
+  }
+}
+
+void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
+  float a[16][16];
+  float b[16][8];
+  const int depth = type == 0 ? 8 : 16;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int r = lane / 4;
+    const int c = lane % 4;
+    const uint32* const left = in[lane].u + 4;
+    const uint32* const right = in[lane].u + 8;
+    if (type == 0) {
+      // The lowest 13 bits are not read.
+      const auto value = [](uint32 bits) { return FromBits(bits & ~0x1fffu); };
+      for (int n = 0; n < 4; ++n) a[r + n % 2 * 8][c + n / 2 * 4] = value(left[n]);
+      for (int n = 0; n < 2; ++n) b[c + n * 4][r] = value(right[n]);
+      continue;
+    }
+    const auto value = [type](uint32 bits, int e) {
+      return Widen(static_cast<uint16>(bits >> (16 * e)), type);
+    };
+    for (int e = 0; e < 2; ++e) {
+      for (int n = 0; n < 4; ++n) a[r + n % 2 * 8][2 * c + n / 2 * 8 + e] = value(left[n], e);
+      for (int n = 0; n < 2; ++n) b[2 * c + n * 8 + e][r] = value(right[n], e);
+    }
+  }
+  float sum[16][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int n = 0; n < 4; ++n) {
+      sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2] = in[lane].f[n];
+    }
+  }
+  for (int r = 0; r < 16; ++r) {
+    for (int k = 0; k < depth; ++k) {
+      for (int c = 0; c < 8; ++c) sum[r][c] += a[r][k] * b[k][c];
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int n = 0; n < 4; ++n) {
+      out[lane].f[n] = sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2];
+    }
+  }
+}
+
+void ShuffleOfWarp(const Slot* in, Slot* out, int /*argument*/) {
+  for (int lane = 0; lane < kLanes; ++lane) out[lane].f[0] = in[in[lane].u[1] % kLanes].f[0];
+}
+
+namespace {
+
+float WidenHalf(uint16 bits) {
+  const float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
+  const int exponent = bits >> 10 & 31;
+  const int mantissa = bits & 1023;
+  if (exponent == 31) {
+    return mantissa != 0 ? std::nanf("") : sign * HUGE_VALF;
+  }
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
+  return sign * std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+}
+
+uint16 NarrowHalf(float a) {
+  const auto sign = static_cast<uint16>(BitsOf(a) >> 16 & 0x8000);
+  if (a != a) return 0x7e00;
+  const float size = std::fabs(a);
+  if (size >= 65520.0f) return sign | 0x7c00;
+  if (size == 0) return sign;
+  // The distance of numbers of fp16 here; sums of an even number of them end in 0.
+  int exponent = 0;
+  std::frexp(size, &exponent);
+  const int step = std::max(exponent, -13) - 11;
+  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(size, -step)));
+  // 2048 steps carry into the exponent.
+  if (step == -24) return static_cast<uint16>(sign | steps);
+  return static_cast<uint16>(sign | ((step + 24) * 1024 + steps));
+}
+
+}  // namespace
+
+float Widen(uint16 bits, int type) {
+  if (type == 1) return FromBits(static_cast<uint32>(bits) << 16);
+  static const std::vector<float> kHalves = [] {
+    std::vector<float> halves(65536);
+    for (size_t n = 0; n < halves.size(); ++n) halves[n] = WidenHalf(static_cast<uint16>(n));
+    return halves;
+  }();
+  return kHalves[bits];
+}
+
+uint16 Narrow(float a, int type) {
+  if (type == 2) return NarrowHalf(a);
+  if (a != a) return 0x7fff;
+  const uint32 bits = BitsOf(a);
+  return static_cast<uint16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace gnomon::device
+
+namespace gnomon::testing {
+
+namespace {
+
+using device::block;
+using device::state;
+
+std::map<std::pair<std::string, std::string>, EmulatedKernel>& Kernels() {
+  static std::map<std::pair<std::string, std::string>, EmulatedKernel> kernels;
+  return kernels;
+}
+
+void SetConstants(const cuda::KernelName& name) {
+  std::map<std::string, int64_t> values(name.constants.begin(), name.constants.end());
+#define GNOMON_SET(constant) device::Constants::constant = static_cast<int>(values.at(#constant));
+  GNOMON_CUDA_CONSTANTS(GNOMON_SET)
+#undef GNOMON_SET
+}
+
+void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
+  const int threads = static_cast<int>(shape.threads);
+  while (static_cast<int>(block.fibers.size()) < threads) {
+    block.fibers.push_back(std::make_unique<device::Fiber>());
+  }
+  block.threads = threads;
+  block.epoch = 0;
+  block.early = order.early_copies;
+  block.error = nullptr;
+  // NaN as numbers of all types.
+  block.memory.assign(shape.shared_bytes + 16, 0xff);
+  const auto misplaced = reinterpret_cast<uintptr_t>(block.memory.data()) % 16;
+  state.shared = block.memory.data() + (16 - misplaced) % 16;
+  block.shadow.assign(shape.shared_bytes / 2, {});
+  block.warps.assign(static_cast<size_t>(threads / device::kLanes), {});
+  for (device::Meeting& warp : block.warps) warp.size = device::kLanes;
+  block.all = {};
+  block.all.size = threads;
+  for (int t = 0; t < threads; ++t) {
+    device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
+    fiber.done = false;
+    fiber.held = nullptr;
+    fiber.copies.clear();
+    fiber.groups = 0;
+    device::Start(fiber.context, fiber.stack.get(), device::Main);
+  }
+  const auto run_warp = [&](int warp) {
+    bool ran = false;
+    for (int lane = 0; lane < device::kLanes; ++lane) {
+      const int t = warp * device::kLanes + (order.backwards ? device::kLanes - 1 - lane : lane);
+      device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
+      if (fiber.done || (fiber.held != nullptr && *fiber.held == fiber.held_before)) continue;
+      fiber.held = nullptr;
+      state.thread = t;
+      device::Switch(block.scheduler, fiber.context);
+      if (block.error) std::rethrow_exception(block.error);
+      ran = true;
+    }
+    return ran;
+  };
+  const int warps = threads / device::kLanes;
+  for (bool ran = true; ran;) {
+    ran = false;
+    for (int n = 0; n < warps; ++n) {
+      while (run_warp(order.backwards ? warps - 1 - n : n)) {
+        ran = true;
+        if (!order.far_ahead) break;
+      }
+    }
+  }
+  for (int t = 0; t < threads; ++t) {
+    if (block.fibers[static_cast<size_t>(t)]->done) continue;
+    const device::Meeting& warp = block.warps[static_cast<size_t>(t / device::kLanes)];
+    throw std::runtime_error("emulation: " +
+                             device::At(warp.arrived > 0 ? warp.place : block.all.place) +
+                             ": threads wait for others that do not come");
+  }
+}
+
+}  // namespace
+
+void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel) {
+  Kernels()[{kind, definition}] = kernel;
+}
+
+namespace {
+
+std::map<std::string, const PairFunction*>& Functions() {
+  static std::map<std::string, const PairFunction*> functions;
+  return functions;
+}
+
+}  // namespace
+
+void AddEmulatedPairFunction(const PairFunction& function) {
+  Functions()[function.name] = &function;
+}
+
+std::vector<const PairFunction*> EmulatedPairFunctions() {
+  std::vector<const PairFunction*> functions;
+  for (const auto& [name, function] : Functions()) functions.push_back(function);
+  return functions;
+}
+
+EmulatedBackend::~EmulatedBackend() {
+  for (void* memory : scratch_) std::free(memory);
+}
+
+void* EmulatedBackend::Scratch(size_t bytes) {
+  const size_t size = (bytes + 255) / 256 * 256;
+  void* const memory = std::aligned_alloc(256, size);
+  std::memset(memory, 0xff, size);
+  scratch_.push_back(memory);
+  return memory;
+}
+
+void EmulatedBackend::Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape,
+                             const void* parameters, size_t bytes) {
+  const auto kernel = Kernels().find({name.kind, name.definition});
+  if (kernel == Kernels().end()) {
+    throw std::runtime_error("emulation: no kernel " + name.kind + " of " + name.definition);
+  }
+  if (bytes != sizeof(cuda::Parameters) || shape.threads % 32 != 0 || shape.threads == 0 ||
+      shape.grid[0] == 0 || shape.grid[1] == 0 || shape.grid[1] > 65535 || shape.grid[2] != 1) {
+    throw std::runtime_error("emulation: a launch that a GPU would refuse");
+  }
+  launched_.push_back(name);
+  largest_shared_ = std::max<int64_t>(largest_shared_, shape.shared_bytes);
+  SetConstants(name);
+  block.kernel = kernel->second;
+  block.parameters = static_cast<const cuda::Parameters*>(parameters);
+  const uint32_t blocks = shape.grid[0] * shape.grid[1];
+  state.blocks_x = static_cast<int>(shape.grid[0]);
+  for (uint32_t n = 0; n < blocks; ++n) {
+    const uint32_t at = order_.backwards ? blocks - 1 - n : n;
+    state.block_x = static_cast<int>(at % shape.grid[0]);
+    state.block_y = static_cast<int>(at / shape.grid[0]);
+    RunBlock(shape, order_);
+  }
+}
+
+}  // namespace gnomon::testing

@@ -1,0 +1,223 @@
+// Runs kernels on the CPU: what src/cuda/primitives.cuh is on a GPU. A thread is a fiber; what a
+// warp does together is computed when its last lane arrives. The emulation throws where
+//   - shared memory is read that nothing has been written to, or outside of what a kernel asked for;
+//   - two threads use the same bytes, one of them writes, and no barrier stands between;
+//   - bytes are used that an asynchronous copy is still on its way to, or a block ends before it;
+//   - lanes of a warp, or threads of a block, meet at different places, or some never come;
+//   - ldmatrix or a copy is not aligned, or copies more bytes than it may.
+// It does not see what both it and the kernels would have wrong about PTX: the order of numbers in
+// fragments. Weak memory is not emulated, nor is anything said about speed.
+#ifndef GNOMON_TESTS_CUDA_EMULATION_H_
+#define GNOMON_TESTS_CUDA_EMULATION_H_
+
+#define GNOMON_CUDA_EMULATION
+#define GNOMON_DEVICE inline
+#define GNOMON_SIZE(size, most) (most)
+#define __global__
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <source_location>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/constants.h"
+#include "cuda/parameters.h"
+#include "gnomon/attention.h"
+
+namespace gnomon::device {
+
+using uint16 = uint16_t;
+using uint32 = uint32_t;
+using uint64 = unsigned long long;
+using cuda::Int64;
+using Place = std::source_location;
+
+// The constants of the kernel that runs: here they are variables, so that a definition is compiled
+// once for all of them.
+struct Constants {
+#define GNOMON_MEMBER(name) static inline int name = 0;
+  GNOMON_CUDA_CONSTANTS(GNOMON_MEMBER)
+#undef GNOMON_MEMBER
+};
+
+struct ThreadState {
+  int thread = 0;
+  int block_x = 0;
+  int block_y = 0;
+  int blocks_x = 0;
+  unsigned char* shared = nullptr;
+};
+extern ThreadState state;
+
+inline unsigned char* SharedMemory() { return state.shared; }
+inline int Thread() { return state.thread; }
+inline int BlockX() { return state.block_x; }
+inline int BlockY() { return state.block_y; }
+inline int BlocksX() { return state.blocks_x; }
+
+// Shared memory.
+void CheckRead(const void* from, int bytes, Place place);
+void CheckWrite(const void* to, int bytes, Place place);
+template <class T>
+T LoadShared(const void* from, Place place = Place::current()) {
+  CheckRead(from, sizeof(T), place);
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+template <class T>
+void StoreShared(void* to, T value, Place place = Place::current()) {
+  CheckWrite(to, sizeof(T), place);
+  std::memcpy(to, &value, sizeof(T));
+}
+
+void Copy(void* to, const void* from, int bytes, int size, Place place);
+void CopyCommit();
+void WaitForCopies(int groups);
+inline void CopyAsync16(void* to, const void* from, int bytes, Place place = Place::current()) {
+  Copy(to, from, bytes, 16, place);
+}
+inline void CopyAsync4(void* to, const void* from, bool inside, Place place = Place::current()) {
+  Copy(to, from, inside ? 4 : 0, 4, place);
+}
+template <int n>
+void CopyWait() {
+  WaitForCopies(n);
+}
+void Barrier(Place place = Place::current());
+
+// What a lane brings to a meeting of its warp, and takes from it.
+union Slot {
+  float f[4];
+  uint32 u[10];
+  const void* row;
+};
+using Work = void (*)(const Slot* in, Slot* out, int argument);
+Slot Meet(const Slot& in, Work work, int argument, Place place);
+
+void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose);
+void MultiplyOfWarp(const Slot* in, Slot* out, int type);
+void ShuffleOfWarp(const Slot* in, Slot* out, int);
+
+template <bool kTranspose>
+void LoadMatrices(uint32 (&r)[4], const void* row, Place place = Place::current()) {
+  CheckRead(row, 16, place);
+  Slot slot{};
+  slot.row = row;
+  slot = Meet(slot, LoadMatricesOfWarp, kTranspose ? 1 : 0, place);
+  std::memcpy(r, slot.u, sizeof(r));
+}
+template <class C>
+void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
+              Place place = Place::current()) {
+  Slot slot{};
+  std::memcpy(slot.f, c, sizeof(c));
+  std::memcpy(slot.u + 4, a, sizeof(a));
+  slot.u[8] = b0;
+  slot.u[9] = b1;
+  slot = Meet(slot, MultiplyOfWarp, C::kType, place);
+  std::memcpy(c, slot.f, sizeof(c));
+}
+inline float Shuffle(float a, int lane, Place place = Place::current()) {
+  Slot slot{};
+  slot.f[0] = a;
+  slot.u[1] = static_cast<uint32>(lane);
+  return Meet(slot, ShuffleOfWarp, 0, place).f[0];
+}
+inline float ShuffleXor(float a, int mask, Place place = Place::current()) {
+  return Shuffle(a, (Thread() % 32) ^ mask, place);
+}
+
+inline uint32 BitsOf(float a) {
+  uint32 bits;
+  std::memcpy(&bits, &a, sizeof(bits));
+  return bits;
+}
+inline float FromBits(uint32 bits) {
+  float a;
+  std::memcpy(&a, &bits, sizeof(a));
+  return a;
+}
+
+// Type 1: bf16; 2: fp16. To the nearest, ties to even.
+uint16 Narrow(float a, int type);
+float Widen(uint16 bits, int type);
+template <class C>
+uint32 Pack(float low, float high) {
+  return Narrow(low, C::kType) | static_cast<uint32>(Narrow(high, C::kType)) << 16;
+}
+template <class C>
+float Widen(uint16 bits) {
+  return Widen(bits, C::kType);
+}
+// Ties away from zero.
+inline uint32 ToTf32(float a) {
+  const uint32 bits = BitsOf(a);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
+  return (bits + 0x1000u) & ~0x1fffu;
+}
+
+inline float Exp2(float a) { return std::exp2(a); }
+inline float Log2(float a) { return std::log2(a); }
+inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
+
+inline float Splat(float /*like*/, float value) { return value; }
+inline float Max(float a, float b) { return a > b || a != a ? a : b; }
+inline float Min(float a, float b) { return a < b || a != a ? a : b; }
+inline float Abs(float a) { return std::fabs(a); }
+inline float Sqrt(float a) { return std::sqrt(a); }
+inline float Rsqrt(float a) { return 1.0f / std::sqrt(a); }
+inline float Log(float a) { return std::log(a); }
+inline float Log1p(float a) { return std::log1p(a); }
+inline float Tanh(float a) { return std::tanh(a); }
+inline float Angle(float x, float y) { return std::atan2(y, x + 0.0f); }
+inline float Select(bool mask, float yes, float no) { return mask ? yes : no; }
+
+}  // namespace gnomon::device
+
+namespace gnomon::testing {
+
+// A kernel compiled for the emulation.
+using EmulatedKernel = void (*)(const cuda::Parameters&);
+// kind, definition ("" for none).
+void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel);
+
+// Pair functions whose kernels are compiled for the emulation, by name.
+void AddEmulatedPairFunction(const PairFunction& function);
+std::vector<const PairFunction*> EmulatedPairFunctions();
+
+// In which order the fibers of a block run, and when copies land: as soon as they can, or when they
+// are waited for.
+struct EmulatedOrder {
+  bool backwards = false;   // lanes, warps and blocks from the last on
+  bool far_ahead = false;   // a warp runs as far as it can before the next one
+  bool early_copies = false;
+};
+
+class EmulatedBackend final : public cuda::Backend {
+ public:
+  explicit EmulatedBackend(EmulatedOrder order = {}) : order_(order) {}
+  ~EmulatedBackend() override;
+  EmulatedBackend(const EmulatedBackend&) = delete;
+  EmulatedBackend& operator=(const EmulatedBackend&) = delete;
+
+  // Throws std::runtime_error for what the emulation sees.
+  void Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape, const void* parameters,
+              size_t bytes) override;
+  void* Scratch(size_t bytes) override;
+
+  const std::vector<cuda::KernelName>& launched() const { return launched_; }
+  int64_t largest_shared() const { return largest_shared_; }
+
+ private:
+  EmulatedOrder order_;
+  std::vector<void*> scratch_;
+  std::vector<cuda::KernelName> launched_;
+  int64_t largest_shared_ = 0;
+};
+
+}  // namespace gnomon::testing
+
+#endif  // GNOMON_TESTS_CUDA_EMULATION_H_

@@ -1,0 +1,106 @@
+"""Plants the errors of errors.txt in the CUDA kernels, one at a time: the tests in the emulation must
+see each of them. Needs a build of gnomon_cuda_tests (--build); takes about five seconds for each."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+from plant import Planted, read_errors  # noqa: E402
+
+# Pair functions that the filters name, and their structs.
+STRUCTS = {"dot": "Dot", "umbral": "Umbral", "softcap": "Softcap", "laplacian": "Laplacian"}
+HERE = Path(__file__).resolve().parent
+
+
+class Builder:
+    """Compiles the kernels of one pair function and links them with the tests as they were built."""
+
+    def __init__(self, build: Path, compiler: str, flags: list[str]) -> None:
+        self.compiler = compiler
+        self.flags = flags
+        self.generated = build / "generated" / "gnomon_cuda_tests"
+        self.objects = [
+            path
+            for path in sorted(build.glob("tests/CMakeFiles/gnomon_cuda_tests.dir/cuda/*.o"))
+            if not path.name.startswith("emulated_rows")
+        ]
+        self.core = build / "lib" / "libgnomon_core.a"
+        if not self.objects or not self.core.exists():
+            raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
+
+    def build(self, folder: Path, structs: list[str]) -> Path:
+        """The test program with the kernels in folder/src."""
+        sources = [HERE / "emulated_rows.cc"]
+        sources += [self.generated / f"emulated_{struct}.cc" for struct in structs]
+        objects = []
+        for source in sources:
+            objects.append(folder / f"{source.stem}.o")
+            includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
+            command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w"]
+            command += self.flags + [f"-I{path}" for path in includes]
+            subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True)
+        program = folder / "tests"
+        libraries = ["-lhwy", "-lgtest", "-lgtest_main", "-lpthread"]
+        command = [self.compiler, *self.flags, *objects, *self.objects, self.core, *libraries]
+        subprocess.run([*command, "-o", program], check=True)
+        return program
+
+
+def failed_test(program: Path, tests: str) -> str | None:
+    """The first test that fails, or the signal that ended the program."""
+    command = [program, f"--gtest_filter={tests}", "--gtest_fail_fast"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if "[ RUN " not in run.stdout:
+        raise SystemExit(f"no test is called {tests}")
+    if run.returncode == 0:
+        return None
+    failed = re.search(r"\[  FAILED  \] (\S+?),? ", run.stdout)
+    return failed[1] if failed else f"return code {run.returncode}"
+
+
+def structs_of(error: Planted) -> list[str]:
+    return [struct for name, struct in STRUCTS.items() if name in error.tests]
+
+
+def filter_of(tests: str) -> str:
+    """Without the names behind tests that are not parametrised by a pair function."""
+    return re.sub(r"(WideHeadsTest\.\*|Near\*)[a-z]+", r"\1", tests)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--compiler", default=os.environ.get("CXX", "c++"))
+    parser.add_argument("--flags", default="", help="further flags, of the compiler and the linker")
+    parser.add_argument("--only", default="", help="a regular expression of names")
+    parser.add_argument("--list", action="store_true", help="names the errors and ends")
+    arguments = parser.parse_args()
+    errors = [e for e in read_errors(HERE / "errors.txt") if re.search(arguments.only, e.name)]
+    planted = {error.name: error.plant((ROOT / error.file).read_text()) for error in errors}
+    if arguments.list:
+        print("\n".join(planted))
+        return 0
+    builder = Builder(arguments.build, arguments.compiler, arguments.flags.split())
+    unseen = 0
+    for error in errors:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copytree(ROOT / "src" / "cuda", folder / "src" / "cuda")
+            (folder / error.file).write_text(planted[error.name])
+            program = builder.build(folder, structs_of(error))
+            seen = failed_test(program, filter_of(error.tests))
+        print(f"{error.name}: {seen or 'NOT SEEN'}", flush=True)
+        unseen += seen is None
+    print(f"{len(errors) - unseen} of {len(errors)} errors were seen")
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

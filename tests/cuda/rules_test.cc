@@ -1,0 +1,350 @@
+// What holds for every pair function besides accuracy, by the CUDA kernels in the emulation.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda_problem.h"
+#include "gnomon/table_layout.h"
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+namespace {
+
+class RulesTest : public ::testing::TestWithParam<const PairFunction*> {
+ protected:
+  const PairFunction& function() const { return *GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RulesTest, ::testing::ValuesIn(EmulatedPairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+const ProblemOptions kSome = {.shape = {2, 4, 2, 37, 70, 17, 16},
+                              .right = 40,
+                              .bias = ProblemOptions::kSharedBias};
+
+// The same to the last bit, however threads take turns, whether copies land early or late, and
+// whether other gradients are asked for.
+TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
+  size_t n = 0;
+  for (const Element element : kElements) {
+    SCOPED_TRACE(NameOf(element));
+    ProblemOptions options = kSome;
+    if (element != Element::kBfloat16) options.shape.dim = 16;
+    options.dropout = element == Element::kFloat16 ? 0.3 : 0;
+    const Problem<float> p = ProblemOf(function(), options, element);
+    const Results<float> first = RunCuda(p, {.element = element});
+    for (const size_t order : {3 + n, size_t{7} - n}) {
+      ExpectSame(RunCuda(p, {.element = element, .order = Order(order)}), first);
+    }
+    ++n;
+  }
+}
+
+TEST_P(RulesTest, GradientsMayBeLeftOut) {
+  const Problem<float> p = ProblemOf(function(), kSome, Element::kBfloat16);
+  const CudaOptions how = {.element = Element::kBfloat16};
+  const Results<float> all = RunCuda(p, how);
+  for (const auto& [name, values] : all) {
+    if (!name.starts_with("d_")) continue;
+    CudaOptions one = how;
+    one.only = name;
+    ExpectSame(RunCuda(p, one), all);
+  }
+}
+
+TEST_P(RulesTest, GradientOfLseIsOptional) {
+  Problem<float> p = ProblemOf(function(), kSome, Element::kFloat32);
+  std::fill(p.d_lse.begin(), p.d_lse.end(), 0.0f);
+  const Results<float> with_zeros = RunCuda(p, {});
+  p.pass_d_lse = false;
+  ExpectSame(RunCuda(p, {}), with_zeros);
+}
+
+TEST_P(RulesTest, RowsWithoutKeysAreZero) {
+  // Queries stand before the first key, then behind the window.
+  for (const int64_t offset : {-100, 300}) {
+    for (const Element element : kElements) {
+      const Problem<float> p = ProblemOf(
+          function(),
+          {.shape = {1, 2, 2, 20, 30, 17, 17}, .left = 10, .right = 0, .query_offset = offset},
+          element);
+      for (const auto& [name, values] : RunCuda(p, {.element = element})) {
+        const float expected = name == "lse" ? -kInfinity : 0.0f;
+        for (const float value : values) ASSERT_EQ(value, expected) << name;
+      }
+    }
+  }
+}
+
+TEST_P(RulesTest, InfiniteBiasesMask) {
+  Problem<float> p =
+      ProblemOf(function(),
+                {.shape = {2, 3, 1, 29, 50, 17, 17}, .bias = ProblemOptions::kBiasForEachBatch},
+                Element::kFloat32);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t entry = 0; entry < 20; ++entry) p.bias_at(b, 0, entry) = -kInfinity;
+    p.bias_at(b, 0, 40) = -kInfinity;
+    for (int64_t entry = 0; entry < p.bias_size(); ++entry) p.bias_at(b, 1, entry) = -kInfinity;
+    for (int64_t entry = 3; entry < p.bias_size(); ++entry) p.bias_at(b, 2, entry) = -kInfinity;
+  }
+  const Results<float> r = RunCuda(p, {});
+  ExpectCloseTo(r, p.InDouble().Run(), Element::kFloat32);
+  EXPECT_EQ(r.at("lse")[29], -kInfinity);
+  EXPECT_EQ(r.at("lse")[2 * 29], -kInfinity);
+  EXPECT_TRUE(std::isfinite(r.at("lse")[2 * 29 + 28]));
+  EXPECT_EQ(r.at("d_factor")[1], 0);
+}
+
+// Logits of some hundred: the largest weight is nearly 1.
+TEST_P(RulesTest, LogitsMayBeLarge) {
+  Problem<float> p =
+      ProblemOf(function(), {.shape = {1, 2, 2, 29, 70, 17, 16}}, Element::kFloat32);
+  for (float& factor : p.factor) factor *= 512;
+  ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32, 0, 2e-3);
+}
+
+// What the backward pass and sums over parts of the keys read.
+TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
+  for (const int64_t queries : {1, 30}) {
+    Problem<float> p = ProblemOf(
+        function(), {.shape = {1, 2, 1, queries, 700, 8, 8}, .left = 400, .query_offset = 400},
+        Element::kFloat32);
+    for (float& factor : p.factor) factor *= 512;
+    std::vector<float> statistics;
+    const Results<float> forward =
+        RunCuda(p, {.forward_only = true, .statistics = &statistics});
+    const size_t rows = p.d_lse.size();
+    const Problem<double> q = p.InDouble();
+    std::vector<double> expected(3 * rows);
+    Array<double> o(q.d_o.size(), false, 0.0);
+    std::vector<double> lse(rows);
+    AttentionForward(function(), q.Input(), {o.view(), lse.data(), expected.data()});
+    int64_t single = 0;
+    for (size_t row = 0; row < rows; ++row) {
+      EXPECT_NEAR(statistics[row], expected[row], 2e-6 * std::abs(expected[row]) + 2e-6);
+      EXPECT_NEAR(statistics[rows + row], expected[rows + row], 2e-3 * expected[rows + row]);
+      // Where two scores are nearly the same, either may be the largest.
+      if (expected[rows + row] > 1.9) continue;
+      EXPECT_EQ(statistics[2 * rows + row], expected[2 * rows + row]) << row;
+      single += expected[2 * rows + row] >= 0 ? 1 : 0;
+    }
+    if (function().input != PairInput::kNone) {
+      EXPECT_GT(single, 0);
+    }
+  }
+}
+
+// NaN and infinities.
+
+std::vector<std::vector<float>> Rows(const Problem<float>& p, Element element, size_t order) {
+  const Results<float> r =
+      RunCuda(p, {.element = element, .order = Order(order), .forward_only = true});
+  const int64_t columns = p.options.shape.value_dim;
+  std::vector<std::vector<float>> rows;
+  for (auto o = r.at("o").begin(); o != r.at("o").end(); o += columns) {
+    rows.emplace_back(o, o + columns);
+  }
+  return rows;
+}
+
+// A token that is not finite spoils the rows that see it, and changes no bit of the others.
+template <class Spoil>
+void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil) {
+  const AttentionShape shape = {2, 4, 2, 70, 70, 17, 17};
+  const ProblemOptions all[] = {
+      {.shape = shape, .right = 0},
+      {.shape = shape, .left = 20, .right = 10, .padded = true},
+      {.shape = shape, .chunks = {40, 1, 0}},
+      {.shape = shape, .bias = ProblemOptions::kSharedBias},
+      {.shape = shape, .key_bias = true},
+      {.shape = shape, .pair_mask = {true, false, false}},
+      {.shape = shape, .pair_bias = {true, false, false}},
+      {.shape = shape, .query_segments = Documents(2, 70, 30),
+       .key_segments = Documents(2, 70, 30)},
+      {.shape = shape},
+  };
+  constexpr int64_t kPoisoned = 50;
+  size_t n = 0;
+  for (const ProblemOptions& options : all) {
+    ++n;
+    SCOPED_TRACE(::testing::PrintToString(n));
+    const Element element = kElements[n % 3];
+    Problem<float> p = ProblemOf(function, options, element);
+    // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone;
+    // that of keys, the poisoned one from head 0; that of pairs, it from every third row of head 1.
+    const int64_t zero = shape.queries - 1;
+    if (!p.bias.empty()) {
+      for (const int64_t offset : {int64_t{-1}, int64_t{-2}, int64_t{-3}, kPoisoned}) {
+        for (int64_t h = 0; h < shape.heads; ++h) p.bias_at(0, h, zero + offset) = -kInfinity;
+      }
+    }
+    if (options.key_bias) {
+      p.key_bias[static_cast<size_t>(shape.heads * shape.keys + kPoisoned)] = -kInfinity;
+    }
+    const auto pair_hides = [&](int64_t h, int64_t i) {
+      return options.pair_bias.exists && h == 1 && i % 3 == 0;
+    };
+    for (int64_t i = 0; i < shape.queries; ++i) {
+      if (pair_hides(1, i)) p.pair_bias.at(1, 1, i, kPoisoned) = -kInfinity;
+    }
+    const auto sees = [&](int64_t b, int64_t h, int64_t i) {
+      return b == 1 && h < 2 && Sees(options, b, i, kPoisoned) &&
+             p.SeesPair(b, h, i, kPoisoned) && !pair_hides(h, i) &&
+             (p.bias.empty() || p.bias_at(b, h, zero + kPoisoned - i) != -kInfinity) &&
+             (!options.key_bias || h != 0);
+    };
+    const auto clean = Rows(p, element, n);
+    Problem<float> spoiled = p;
+    spoil(spoiled, kPoisoned);
+    const auto rows = Rows(spoiled, element, n);
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        for (int64_t i = 0; i < shape.queries; ++i) {
+          const auto row = static_cast<size_t>((b * shape.heads + h) * shape.queries + i);
+          if (sees(b, h, i)) {
+            ASSERT_FALSE(std::all_of(rows[row].begin(), rows[row].end(),
+                                     [](float x) { return std::isfinite(x); }))
+                << "query " << i << " of head " << h;
+          } else {
+            ASSERT_EQ(rows[row], clean[row]) << "query " << i << " of head " << h;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
+  for (const float poison : {kNan, kInfinity, -kInfinity}) {
+    // What does not depend on the poison or the pair function is enough once.
+    if (!std::isnan(poison) && std::string_view(function().name) != "dot") continue;
+    ExpectOnlySeeingRowsChange(function(), [&](Problem<float>& p, int64_t key) {
+      p.v.at(1, 0, key, p.options.shape.value_dim - 1) = poison;
+    });
+  }
+}
+
+TEST_P(RulesTest, PoisonInAKeyReachesTheRowsThatSeeIt) {
+  ExpectOnlySeeingRowsChange(function(), [&](Problem<float>& p, int64_t key) {
+    if (p.function.input == PairInput::kNone) {
+      p.column_at(0, 1, 0, key) = kNan;
+    } else {
+      p.y.at(1, 0, key, 3) = kNan;
+    }
+  });
+}
+
+// Columns outside key_starts and key_lengths are not read.
+TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
+  for (const int64_t columns : {17, 16}) {
+    const AttentionShape shape = {3, 2, 1, 30, 90, columns, columns};
+    const Problem<float> clean =
+        ProblemOf(function(),
+                  {.shape = shape,
+                   .right = 70,
+                   .key_starts = {0, 5, 50},
+                   .key_lengths = {90, 70, 40},
+                   .bias = ProblemOptions::kSharedBias},
+                  Element::kBfloat16);
+    Problem<float> p = clean;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t j = 0; j < shape.keys; ++j) {
+        const auto batch = static_cast<size_t>(b);
+        if (j >= p.options.key_starts[batch] && j < p.options.key_lengths[batch]) continue;
+        for (int64_t d = 0; d < p.y.size()[3]; ++d) p.y.at(b, 0, j, d) = kNan;
+        for (int64_t d = 0; d < columns; ++d) p.v.at(b, 0, j, d) = kNan;
+        for (int s = 0; s < function().column_scalars; ++s) p.column_at(s, b, 0, j) = kNan;
+      }
+    }
+    const CudaOptions how = {.element = Element::kBfloat16};
+    ExpectSame(RunCuda(p, how), RunCuda(clean, how));
+  }
+}
+
+// Squared distances are differences of norms unless the tokens are near, where these have no digits
+// left: on both sides of that border, and far below it.
+TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
+  for (const char* name : {"laplacian", "gaussian"}) {
+    for (int fraction = 8; fraction <= 4096; fraction *= 8) {
+      SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
+      const float spread = 1.0f / static_cast<float>(fraction);
+      Problem<float> p = RandomProblem(EmulatedPairFunction(name),
+                                       {.shape = {1, 2, 1, 30, 70, 24, 17}, .on_grid = false});
+      for (Array<float>* tokens : {&p.x, &p.y}) {
+        tokens->ForEach([&](float& element) { element = 1 + spread * element; });
+      }
+      // Scores of about 1.
+      const float scale = std::string(name) == "gaussian" ? spread * spread : spread;
+      for (float& factor : p.factor) factor /= scale;
+      const Results<double> expected = p.InDouble().Run();
+      const Results<float> actual = RunCuda(p, {});
+      for (const char* result : {"o", "lse"}) {
+        EXPECT_LE(Difference(actual.at(result), expected.at(result)), 2e-4) << result;
+      }
+      // Gradients lose the digits that tokens share.
+      ExpectCloseTo(actual, expected, Element::kFloat32, 0, 1e-5 * fraction);
+    }
+  }
+}
+
+// From bf16 the gradients of what is summed over a row are as good as from fp32, although its
+// weights are rounded: here f is large beside its differences.
+TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
+  Problem<float> p = ProblemOf(EmulatedPairFunction("laplacian"),
+                               {.shape = {1, 2, 1, 66, 130, 64, 32},
+                                .bias = ProblemOptions::kSharedBias,
+                                .temperature = true},
+                               Element::kBfloat16);
+  for (Array<float>* tokens : {&p.x, &p.y}) {
+    tokens->ForEach([](float& x) { x = Rounded(8 * x, Element::kBfloat16); });
+  }
+  for (const bool keeps : {false, true}) {
+    const Results<float> actual =
+        RunCuda(p, {.element = Element::kBfloat16, .keeps_exact_o = keeps});
+    ExpectCloseTo(actual, p.InDouble().Run(), Element::kBfloat16);
+  }
+}
+
+std::string ErrorOf(const Problem<float>& p) {
+  try {
+    RunCuda(p, {});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class UnknownLayout final : public TableLayout {
+ public:
+  int64_t size() const override { return 3; }
+  void AddRuns(int64_t, int64_t, int64_t, std::vector<TableRun>*) const override {}
+};
+
+TEST(RefusalTest, NamesTheArgument) {
+  const PairFunction& dot = EmulatedPairFunction("dot");
+  EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 257, 8}})),
+            "attention on CUDA: head_dim: is 257, at most 256");
+  EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 300}})),
+            "attention on CUDA: head_dim of v: is 300, at most 256");
+  const UnknownLayout layout;
+  EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8},
+                                        .bias = ProblemOptions::kSharedBias,
+                                        .layout = &layout})),
+            "attention on CUDA: bias: its layout is not known on CUDA");
+  cuda::Input in;
+  in.shape = {1, 1, 1, 2, 3, 8, 8};
+  const OffsetLayout near(2, 2, OffsetLayout::Far::kClip);
+  in.relative.layout = &near;
+  const float table[5 * 8] = {};
+  in.relative.keys = table;
+  EXPECT_EQ(cuda::Unsupported(dot, in),
+            "relative: relative keys and values are not computed on CUDA");
+}
+
+}  // namespace
+}  // namespace gnomon::testing

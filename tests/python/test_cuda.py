@@ -1,0 +1,327 @@
+"""What there is for GPUs, as far as it can be seen without one.
+
+Shapes, types and devices are those of fake tensors on a GPU. Kernels of the device CUDA that are
+made of Torch's operators run on tensors of the CPU, and the fused ones are launched on a driver and
+a compiler that are none (tests/core/fakes).
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from test_cli import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gnomon
+from gnomon.position import RoPE
+from gnomon.similarity import Gaussian, Penumbral, Umbral
+
+ops = torch.ops.gnomon
+ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+FAKES = ROOT / "build" / "lib"
+
+
+def on_cuda(operator, *arguments):
+    """What the kernel of the device CUDA makes of tensors on the CPU."""
+    return operator.default.redispatch(ON_CUDA, *arguments)
+
+
+@pytest.fixture
+def switched_on(monkeypatch):
+    monkeypatch.setenv("GNOMON_CUDA", "1")
+
+
+def fake_tokens(dtype, *shape, grad=False):
+    return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=grad)
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "yes"])
+def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch, value):
+    monkeypatch.delenv("GNOMON_CUDA", raising=False)
+    if value is not None:
+        monkeypatch.setenv("GNOMON_CUDA", value)
+    with FakeTensorMode():
+        q = fake_tokens(torch.float32, 1, 2, 5, 8)
+        message = r"q is on cuda:0; .* have not run on a GPU yet: .*GNOMON_CUDA=1"
+        with pytest.raises(NotImplementedError, match=message):
+            gnomon.attention(q, q, q)
+        with pytest.raises(NotImplementedError, match=message):
+            gnomon.linear_attention(q, q, q, feature="elu")
+
+
+SIMILARITIES = {
+    "dot": None,
+    "gaussian": Gaussian(0.5),
+    "umbral": Umbral(0.5),
+    "penumbral": Penumbral(0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("similarity", SIMILARITIES.values(), ids=SIMILARITIES)
+def test_shapes_types_and_devices(switched_on, similarity, dtype):
+    with FakeTensorMode():
+        q = fake_tokens(dtype, 2, 4, 5, 8, grad=True)
+        k = fake_tokens(dtype, 2, 2, 7, 8, grad=True)
+        v = fake_tokens(dtype, 2, 2, 7, 6, grad=True)
+        slopes = fake_tokens(torch.float32, 4, grad=True)
+        o, lse = gnomon.attention(
+            q,
+            k,
+            v,
+            similarity=similarity,
+            position=[RoPE(), gnomon.position.ALiBi(slopes)],
+            causal=True,
+            query_offset=2,
+            return_lse=True,
+        )
+        assert (o.shape, o.dtype, o.device.type) == ((2, 4, 5, 6), dtype, "cuda")
+        assert (lse.shape, lse.dtype, lse.device.type) == ((2, 4, 5), torch.float32, "cuda")
+        (o.sum() + lse.sum()).backward()
+        for tensor in (q, k, v, slopes):
+            assert tensor.grad.shape == tensor.shape
+            assert tensor.grad.dtype == tensor.dtype
+            assert tensor.grad.device.type == "cuda"
+
+
+class _Types(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the types of tensors that the operator's passes are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        names = [argument.name for argument in function._schema.arguments]
+        if function.namespace == "gnomon":
+            self.seen[function._schema.name.partition("::")[2]] = {
+                name: value.dtype
+                for name, value in zip(names, args, strict=False)
+                if isinstance(value, torch.Tensor)
+            }
+        return function(*args, **(kwargs or {}))
+
+
+def test_tokens_stay_in_their_type(switched_on):
+    with FakeTensorMode(), _Types() as types:
+        q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
+        slopes = fake_tokens(torch.float32, 4, grad=True)
+        gnomon.attention(
+            q, q, q, similarity=Penumbral(0.5), position=gnomon.position.ALiBi(slopes)
+        ).sum().backward()
+    for operator in ("attention_forward", "attention_backward"):
+        seen = types.seen[operator]
+        low = {name for name, dtype in seen.items() if dtype == torch.bfloat16}
+        assert low == {"x", "y", "v"}
+        wide = {name for name, dtype in seen.items() if dtype == torch.float32}
+        assert wide >= {"row_scalars", "column_scalars", "factor", "bias"}
+    assert types.seen["attention_backward"]["d_o"] == torch.float32
+
+
+def test_on_the_cpu_they_do_not():
+    q = torch.randn(2, 4, 5, 8, dtype=torch.bfloat16)
+    with _Types() as types:
+        gnomon.attention(q, q, q)
+    assert types.seen["attention_forward"]["x"] == torch.float32
+    tokens = [q, q, q]
+    rest = [None] * 3 + [torch.ones(4)] + [None] * 16
+    with pytest.raises(TypeError, match="x has dtype BFloat16; expected float32 or float64"):
+        ops.attention_forward(
+            *tokens, *rest, "dot", 0, None, None, None, None, "clip", 1.0, 0.0, True
+        )
+
+
+CONES = [
+    ("umbral", "psi", 0.1),
+    ("umbral", "none", 0.1),
+    ("penumbral", "xi", 1.0),
+    ("penumbral", "none", 1.5),
+    ("penumbral_square", "xi", 1.0),
+    ("penumbral_square", "none", 0.7),
+]
+
+
+@pytest.mark.parametrize(("function", "map_name", "r"), CONES)
+def test_cone_map_in_operators_of_torch(function, map_name, r):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 5, 8, dtype=torch.float64), torch.randn(2, 2, 7, 8).double()
+    if map_name == "none":
+        # Heights, some of them outside of what they are clamped to.
+        q, k = ((torch.cat([x[..., :-1], 2 * r * x[..., -1:].sigmoid()], -1)) for x in (q, k))
+    arguments = (q, k, function, map_name, r)
+    outputs = ops.cone_map(*arguments)
+    for ours, expected in zip(on_cuda(ops.cone_map, *arguments), outputs, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    d_outputs = [torch.randn_like(output) for output in outputs]
+    for needed, absent in itertools.product(
+        ([True, True], [True, False], [False, True]), (None, 0, 1, 2, 3)
+    ):
+        d = [None if n == absent else t for n, t in enumerate(d_outputs)]
+        expected = ops.cone_map_backward(*d, *arguments, needed)
+        for ours, theirs in zip(
+            on_cuda(ops.cone_map_backward, *d, *arguments, needed), expected, strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_cone_map_refuses_what_the_cpu_refuses():
+    q = torch.randn(1, 1, 2, 3)
+    for arguments in [(q, q, "umbral", "xi", 0.1), (q, q, "conical", "none", 0.1)]:
+        messages = []
+        for call in (ops.cone_map, lambda *a: on_cuda(ops.cone_map, *a)):
+            with pytest.raises(ValueError, match=r"gnomon\.cone_map") as error:
+                call(*arguments)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_causal_sums_in_operators_of_torch(length, reverse):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, length, 5)
+    y, z = torch.randn(2, 2, length, 5), torch.randn(2, 2, length, 3)
+    torch.testing.assert_close(
+        on_cuda(ops.causal_sums, x, y, z, reverse),
+        ops.causal_sums(x.double(), y.double(), z.double(), reverse).float(),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("feature", ["elu", "relu"])
+def test_causal_linear_in_operators_of_torch(feature):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 70, 5), torch.randn(2, 2, 70, 5), torch.randn(2, 2, 70, 3)
+    ours = on_cuda(ops.causal_linear, q, k, v, feature)
+    for ours_one, theirs in zip(ours, ops.causal_linear(q, k, v, feature), strict=True):
+        torch.testing.assert_close(ours_one, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_random_matrix_is_the_same_everywhere():
+    like = torch.empty(3, 6)
+    ours, theirs = on_cuda(ops.favor_projection, like, 8, 3), ops.favor_projection(like, 8, 3)
+    assert torch.equal(ours, theirs)
+
+
+def test_graphs_are_refused_by_name():
+    x, factor = torch.randn(3, 2, 4), torch.ones(2)
+    indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
+    with pytest.raises(
+        NotImplementedError, match=r"graph_attention: x is on .* no kernels for GPUs"
+    ):
+        on_cuda(ops.graph_forward, x, x, x, None, None, None, factor, indptr, indices, "dot")
+
+
+def run(code, **environment):
+    """What a new process prints; its cache is in a folder of its own unless given."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+PREAMBLE = """
+import ctypes, torch, gnomon
+torch.set_num_threads(1)
+ops = torch.ops.gnomon
+keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+def forward(x, function="dot", right=None, dropout=0.0, seed=None):
+    heads = torch.ones(x.shape[1])
+    return ops.attention_forward.default.redispatch(
+        keys, x, x, x, None, None, None, heads, *[None] * 10,
+        None, None, None, None, None, seed, function, 0, None, right, None, None, "clip", 1.0,
+        dropout, False)
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+"""
+
+
+def test_without_driver_and_compiler_all_else_works(tmp_path):
+    output = run(
+        PREAMBLE
+        + """
+        q = torch.randn(1, 2, 5, 8)
+        print(torch.isfinite(gnomon.attention(q, q, q)).all().item())
+        print(error_of(lambda: forward(q)))
+        print(torch.isfinite(gnomon.attention(q, q, q)).all().item())
+        """.replace("\n        ", "\n"),
+        GNOMON_CUDA_DRIVER=str(tmp_path / "libcuda.so.1"),
+        GNOMON_NVRTC=str(tmp_path / "libnvrtc.so.13"),
+        GNOMON_CACHE=str(tmp_path),
+    )
+    first, error, last = output.splitlines()
+    assert (first, last) == ("True", "True")
+    assert error.startswith("RuntimeError: gnomon.attention: CUDA: no driver: ")
+    assert str(tmp_path / "libcuda.so.1") in error
+
+
+@pytest.fixture
+def fakes(tmp_path):
+    paths = {name: FAKES / f"libgnomon_fake_{name}.so" for name in ("driver", "nvrtc")}
+    for path in paths.values():
+        if not path.exists():
+            pytest.skip(f"{path.name} is not built")
+    return {
+        "GNOMON_CUDA_DRIVER": str(paths["driver"]),
+        "GNOMON_NVRTC": str(paths["nvrtc"]),
+        "GNOMON_CACHE": str(tmp_path / "cache"),
+        "FAKE_NVRTC_LOG": str(tmp_path / "compilations"),
+    }
+
+
+def test_an_operator_launches_its_kernels(fakes, tmp_path):
+    """Forward and backward compile what they need, once, and launch it."""
+    code = (
+        PREAMBLE
+        + """
+        import os
+        driver = ctypes.CDLL(os.environ["GNOMON_CUDA_DRIVER"])
+        driver.fake_take_log.restype = ctypes.c_char_p
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = torch.randn(1, 2, 40, 16, dtype=dtype)
+            o, lse, statistics = forward(x, right=0)
+            assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
+            print(len([l for l in driver.fake_take_log().splitlines() if l.startswith(b"launch")]))
+        print(error_of(lambda: forward(torch.randn(1, 2, 3, 4, dtype=torch.float64))))
+        print(error_of(lambda: forward(torch.randn(1, 2, 3, 320))))
+        print(error_of(lambda: forward(torch.randn(1, 2, 3, 4), function="no_such_function")))
+        print(error_of(lambda: forward(torch.randn(1, 2, 3, 4), dropout=0.5)))
+        o, lse, _ = forward(torch.randn(1, 2, 0, 4))
+        print(o.shape, lse.shape, driver.fake_take_log())
+        """.replace("\n        ", "\n")
+    )
+    lines = run(code, **fakes).splitlines()
+    assert all(int(count) >= 2 for count in lines[:3])
+    assert lines[3].startswith("NotImplementedError: gnomon.attention: Double on a GPU; expected")
+    assert "head_dim: is 320, at most 256" in lines[4]
+    assert lines[4].startswith("NotImplementedError")
+    assert lines[5].startswith("ValueError: attention: no pair function 'no_such_function'")
+    assert lines[6].startswith("ValueError: gnomon.attention: dropout is 0.5 without a seed")
+    assert lines[7] == "torch.Size([1, 2, 0, 4]) torch.Size([1, 2, 0]) b''"
+    compiled = (tmp_path / "compilations").read_text().splitlines()
+    assert compiled
+    assert run(code, **fakes).splitlines()[3:] == lines[3:]
+    # The second process found all of them.
+    assert (tmp_path / "compilations").read_text().splitlines() == compiled
+
+
+def test_tensors_of_another_device_are_named():
+    q = torch.randn(1, 2, 3, 4)
+    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 16
+    with pytest.raises(TypeError, match="factor is on meta; expected cpu"):
+        ops.attention_forward.default.redispatch(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+            *(q, q, q, *rest, "dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
+        )
