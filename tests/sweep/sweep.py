@@ -25,6 +25,7 @@ from typing import Any
 
 CLASSES = (
     "equal",
+    "dense in part",
     "refused",
     "dense",
     "no attention",

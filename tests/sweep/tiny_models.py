@@ -9,13 +9,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
+import linecache
+import math
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_module_registration_hook,
+)
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -25,6 +33,8 @@ FIRST_ID, VOCABULARY = 40, 99
 BATCH, LENGTH = 2, 13
 #: Beyond it a model is not tiny.
 MOST_PARAMETERS = 80_000_000
+#: In which what names do not say is tried.
+PATIENCE_S = 60
 
 # What a type is for; the first class that runs is taken.
 _MAPPINGS = (
@@ -55,37 +65,52 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model in evaluation mode whose eager attention runs on the inputs, and these.
 
     Raises:
-        NotBuildableError: with the reason of the first attempt that came as far as any.
+        NotBuildableError: with the error of the attempt that came the farthest.
     """
+    end = time.monotonic() + PATIENCE_S
+    attempts: list[_Attempt] = []
+    # Another class than the likeliest one: a part of the model.
+    part: _Attempt | None = None
     reasons: list[str] = []
-    # Of models that are made, and do not run on the likeliest inputs.
-    closer: list[str] = []
     for shrink in (_tiny, _narrow, _short):
         try:
-            config = shrink(CONFIG_MAPPING[model_type])
+            config = shrink(CONFIG_MAPPING[model_type], _AS_IT_IS)
         except Exception as error:
             reasons.append(f"no configuration: {_in_short(error)}")
             continue
-        classes = list(_classes_of(model_type, type(config)))
+        classes = list(_classes_of(model_type, type(config)))[:4]
         if not classes:
             raise NotBuildableError("no model class")
-        for model_class in classes[:4]:
-            try:
-                model = _model_of(model_class, config)
-            except Exception as error:
-                reasons.append(f"no {model_class.__name__}: {_in_short(error)}")
+        for model_class in classes:
+            attempt = _Attempt(model_class, shrink, _Changes())
+            for inputs in attempt.likely_inputs():
+                attempt.run(inputs)
+                if attempt.error is None:
+                    break
+            if attempt.error is None and attempt.model is not None:
+                if model_class is classes[0]:
+                    return attempt.result()
+                part = part or attempt
                 continue
-            for inputs in _inputs_of(model):
-                try:
-                    with torch.no_grad():
-                        torch.manual_seed(0)
-                        out = model(**inputs)
-                    if any(leaf.isfinite().all() for leaf in floats_of(out)):
-                        return model, inputs
-                    closer.append(f"{model_class.__name__} gives nothing that is finite")
-                except Exception as error:
-                    closer.append(f"{model_class.__name__} does not run: {_in_short(error)}")
-    raise NotBuildableError([*closer, *reasons, "no inputs"][0])
+            if isinstance(attempt.error, ImportError) and not _is_of_timm(attempt.error):
+                raise NotBuildableError(_in_short(attempt.error).split(" You can")[0])
+            attempts.append(attempt)
+    if not attempts and part is None:
+        raise NotBuildableError([*reasons, "no inputs"][0])
+    # The likeliest class, and that which came the farthest; of one class, the smaller one first.
+    farthest = max(attempts, key=lambda attempt: attempt.reached)
+    first = max(
+        (attempt for attempt in attempts if attempt.model_class is attempts[0].model_class),
+        key=lambda attempt: attempt.reached,
+    )
+    for attempt in [first] if part is not None else dict.fromkeys((first, farthest)):
+        mended = _mended(attempt, (end + time.monotonic()) / 2)
+        if mended.error is None:
+            return mended.result()
+    if part is not None:
+        return part.result()
+    assert mended.error is not None
+    raise NotBuildableError(f"{mended.model_class.__name__}: {_in_short(mended.error)}")
 
 
 def floats_of(out: Any) -> list[Tensor]:
@@ -106,6 +131,333 @@ def floats_of(out: Any) -> list[Tensor]:
 def _in_short(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {' '.join(lines)[:160] if lines else ''}"
+
+
+# Attempts. What the names of fields and arguments do not say, errors do: of several changes, the one
+# is kept with which most modules are made, or run, before the next error.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Changes:
+    """Of a configuration that was shrunk, by the names of fields, wherever they are."""
+
+    kept: frozenset[str] = frozenset()
+    given: tuple[tuple[str, Any], ...] = ()
+
+
+_AS_IT_IS = _Changes()
+
+
+class _Attempt:
+    """A model class of a configuration: how far it came, on what, and what ended it."""
+
+    def __init__(
+        self, model_class: type[PreTrainedModel], shrink: Callable[..., Any], changes: _Changes
+    ) -> None:
+        self.model_class, self.shrink, self.changes = model_class, shrink, changes
+        self.model: PreTrainedModel | None = None
+        self.inputs: dict[str, Any] = {}
+        self.error: Exception | None = None
+        #: Modules that were made, those that returned, and the line of the model's forward.
+        self.reached = (0, 0, 0)
+        made = 0
+
+        def count(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        handle = register_module_module_registration_hook(count)
+        try:
+            self.config = shrink(CONFIG_MAPPING[model_class.config_class.model_type], changes)
+            self.model = _model_of(model_class, self.config)
+        except Exception as error:
+            self.error = error
+        finally:
+            handle.remove()
+        self.reached = (made if self.model is None else 1 << 30, 0, 0)
+
+    def likely_inputs(self) -> Iterator[dict[str, Any]]:
+        if self.model is not None:
+            yield from _inputs_of(self.model)
+
+    def run(self, inputs: dict[str, Any]) -> bool:
+        """Whether the model runs on these inputs, or goes farther than on those before."""
+        assert self.model is not None
+        returned = 0
+
+        def count(*_: object) -> None:
+            nonlocal returned
+            returned += 1
+
+        handle = register_module_forward_hook(count)
+        found: Exception | None = None
+        try:
+            with torch.no_grad():
+                torch.manual_seed(0)
+                out = self.model(**inputs)
+            if not any(leaf.isfinite().all() for leaf in floats_of(out)):
+                found = ValueError("gives nothing that is finite")
+        except Exception as error:
+            found = error
+        finally:
+            handle.remove()
+        reached = (self.reached[0], returned, self._line_of(found))
+        if found is not None and self.inputs and reached <= self.reached:
+            return False
+        self.inputs, self.error, self.reached = inputs, found, reached
+        return True
+
+    def _line_of(self, error: Exception | None) -> int:
+        """Where the forward of the model, or of one in it, stood."""
+        line = 0
+        trace = None if error is None else error.__traceback__
+        while trace is not None:
+            local = trace.tb_frame.f_locals
+            if isinstance(local.get("self"), PreTrainedModel):
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
+
+    def result(self) -> tuple[PreTrainedModel, dict[str, Any]]:
+        assert self.model is not None
+        return self.model, self.inputs
+
+
+def _mended(attempt: _Attempt, end: float) -> _Attempt:
+    """An attempt that runs, or came the farthest by then."""
+    tried = {repr(attempt.changes)}
+    while attempt.error is not None and time.monotonic() < end:
+        if attempt.model is not None:
+            _mend_inputs(attempt, end)
+            if attempt.error is None:
+                break
+        better = None
+        for changes in _changes_to_try(attempt):
+            if repr(changes) in tried or time.monotonic() > end:
+                continue
+            tried.add(repr(changes))
+            other = _Attempt(attempt.model_class, attempt.shrink, changes)
+            candidates = [attempt.inputs] if attempt.inputs else []
+            if other.model is not None:
+                for inputs in itertools.islice(
+                    itertools.chain(other.likely_inputs(), candidates), 4
+                ):
+                    other.run(inputs)
+                    if other.error is None:
+                        return other
+            if other.reached > attempt.reached:
+                better = other
+                break
+        if better is None:
+            break
+        attempt = better
+    return attempt
+
+
+def _is_of_timm(error: BaseException) -> bool:
+    """Whether a backbone of the package timm is missing, for which there are others."""
+    return isinstance(error, ImportError) and "timm" in str(error)
+
+
+def _lines_of(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of transformers that an error came through, the last one first, and their locals."""
+    lines = []
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if "transformers" in frame.f_code.co_filename:
+            first, last, _, _ = list(frame.f_code.co_positions())[trace.tb_lasti // 2]
+            text = "".join(
+                linecache.getline(frame.f_code.co_filename, n)
+                for n in range(first or 0, (last or 0) + 1)
+            )
+            lines.append((text, frame.f_locals))
+        trace = trace.tb_next
+    return lines[::-1]
+
+
+def _mend_inputs(attempt: _Attempt, end: float) -> None:
+    """Adds arguments and changes shapes while the model goes farther with them."""
+    while attempt.error is not None and time.monotonic() < end:
+        for inputs in _inputs_to_try(attempt):
+            if time.monotonic() > end or attempt.run(inputs):
+                break
+        else:
+            return
+
+
+def _inputs_to_try(attempt: _Attempt) -> Iterator[dict[str, Any]]:
+    model, error, inputs = attempt.model, attempt.error, attempt.inputs
+    assert model is not None and error is not None
+    parameters = inspect.signature(model.forward).parameters
+    said = str(error) + " ".join(text for text, _ in _lines_of(error))
+    words = set(re.findall(r"\w+", said))
+    candidates = _candidates(model)
+    missing = [name for name in parameters if name not in inputs and name in words]
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and name not in inputs
+    ]
+    for name in dict.fromkeys([*needed, *missing]):
+        for value in candidates.get(name, _guesses(name, parameters[name], model, inputs)):
+            yield inputs | {name: value}
+            if isinstance(value, Tensor) and value.is_floating_point():
+                for n in itertools.islice(dict.fromkeys([1, *_numbers_of(model.config)]), 12):
+                    if 1 <= n <= 512:
+                        yield inputs | {name: torch.randn(*value.shape[:-1], n)}
+    for name, values in candidates.items():
+        for value in values if name in inputs else ():
+            yield inputs | {name: value}
+    # Widths that the error, the layers that it came through, or the configuration name.
+    numbers = [int(n) for n in re.findall(r"\d+", str(error))]
+    for _, local in _lines_of(error):
+        for value in vars(local.get("self", object)).values() if "self" in local else ():
+            if isinstance(value, int) and not isinstance(value, bool):
+                numbers.append(value)
+    numbers += list(_numbers_of(model.config))
+    for n in dict.fromkeys(n for n in numbers if 1 <= n <= 4096):
+        for name, value in inputs.items():
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                continue
+            for axis in (-1, 1, -2):
+                if value.dim() > 1 and value.shape[axis] != n:
+                    shape = list(value.shape)
+                    shape[axis] = n
+                    if math.prod(shape) <= 1 << 22:
+                        yield inputs | {name: torch.randn(shape)}
+
+
+def _numbers_of(config: PreTrainedConfig) -> Iterator[int]:
+    for value in vars(config).values():
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield value
+        elif isinstance(value, PreTrainedConfig):
+            yield from _numbers_of(value)
+
+
+def _guesses(
+    name: str, parameter: inspect.Parameter, model: PreTrainedModel, inputs: dict[str, Any]
+) -> list[Any]:
+    """Of an argument that no list of candidates knows."""
+    hint = str(parameter.annotation)
+    width = _find(model.config, "hidden_size", "d_model", "embed_dim", "dim") or 64
+    width = width if isinstance(width, int) else 64
+    length = LENGTH
+    for value in inputs.values():
+        if isinstance(value, Tensor) and value.dim() > 1:
+            length = value.shape[1]
+            break
+    if "bool" in hint and "Tensor" not in hint:
+        return [True, False]
+    if "int" in hint and "Tensor" not in hint and "list" not in hint:
+        return [length, 2, 1, 4]
+    if re.search(r"mask", name):
+        ones = torch.ones(BATCH, length, dtype=torch.int64)
+        return [ones, ones.bool(), torch.ones(BATCH, 1, length, length), None]
+    if re.search(r"lens|lengths|seqlen", name):
+        return [torch.tensor([length] * BATCH), torch.tensor([0, length])]
+    if re.search(r"position", name):
+        places = torch.arange(length).expand(BATCH, length)
+        return [places, places[0], torch.randn(BATCH, length, width)]
+    if re.search(r"ids|labels|tokens|index|type", name) and "embed" not in name:
+        ids = torch.randint(FIRST_ID, VOCABULARY, (BATCH, length))
+        return [ids, torch.zeros_like(ids), torch.zeros(BATCH, dtype=torch.int64)]
+    if re.search(r"time|sigma|noise", name):
+        return [torch.rand(BATCH), torch.rand(BATCH, 1)]
+    if re.search(r"thw|grid|shapes", name):
+        return [torch.tensor([[1, 4, 4], [1, 4, 8]]), torch.tensor([[4, 4]]), [(4, 4)]]
+    states = torch.randn(BATCH, length, width)
+    return [states, torch.randn(length, width), states[:, 0], torch.randn(BATCH, width, 8, 8)]
+
+
+def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
+    """What a configuration may have instead: fields as they were, and those that are missed."""
+    changes, error = attempt.changes, attempt.error
+    assert error is not None
+    lines = _lines_of(error)
+    said = str(error) + " ".join(text for text, _ in lines)
+    words = set(re.findall(r"\w+", said))
+    given = dict(changes.given)
+
+    def give(name: str, value: Any) -> _Changes:
+        return dataclasses.replace(
+            changes, given=tuple(sorted((given | {name: value}).items(), key=lambda x: x[0]))
+        )
+
+    if _is_of_timm(error):
+        names = ["stage2", "stage3", "stage4"]
+        sizes = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4}
+        for features in (names, names[-1:]):
+            backbone = transformers.ResNetConfig(
+                layer_type="basic", out_features=features, **sizes
+            )
+            for more in ({}, {"use_timm_backbone": False, "backbone": None}):
+                pairs = given | {"backbone_config": backbone} | more
+                yield dataclasses.replace(changes, given=tuple(sorted(pairs.items())))
+    if (missed := re.search(r"has no attribute '(\w+)'", str(error))) is not None:
+        for value in (_USUAL.get(missed[1], 2), None):
+            yield give(missed[1], value)
+    defaults = CONFIG_MAPPING[attempt.model_class.config_class.model_type]()
+    changed = _changed_names(defaults, getattr(attempt, "config", defaults))
+    # Those that the error or its lines name first.
+    for name in sorted(changed, key=lambda name: (name not in words, name)):
+        yield dataclasses.replace(changes, kept=changes.kept | {name})
+    kinds = _find(attempt.config, "layer_types") if hasattr(attempt, "config") else None
+    if "rope_parameters" in words:
+        plain = {"rope_type": "default", "rope_theta": 1e4}
+        yield give("rope_parameters", plain)
+        if isinstance(kinds, list):
+            yield give("rope_parameters", {kind: plain for kind in dict.fromkeys(kinds)})
+    for name in sorted(_names_of_none(defaults) & words):
+        for value in (4, 0, [0, 1], {}, True, "none"):
+            yield give(name, value)
+    for name in sorted(name for name in changed if _KV_HEADS.fullmatch(name)):
+        yield give(name, 4)
+    for name in sorted(_names_of_none(defaults)):
+        if "int" in str(_annotations(defaults).get(name)):
+            yield give(name, 4 if "expert" in name else 1)
+    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
+        yield give(name, 1)
+    for kind in (_WIDTHS, _INNER, _HEAD_WIDTHS, _HEADS, _KV_HEADS, _LAYERS, _EXPERTS):
+        names = frozenset(name for name in changed if kind.fullmatch(name))
+        if len(names) > 1:
+            yield dataclasses.replace(changes, kept=changes.kept | names)
+
+
+#: Of fields that models read and configurations lack.
+_USUAL = {
+    "rope_theta": 1e4,
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 1,
+    "initializer_range": 0.02,
+}
+
+
+def _annotations(config: PreTrainedConfig) -> dict[str, Any]:
+    """The types of fields, of a configuration and of those in it."""
+    found = {field.name: field.type for field in dataclasses.fields(config)}
+    for part in _sub_configs(config).values():
+        found = _annotations(part) | found
+    return found
+
+
+def _changed_names(default: PreTrainedConfig, config: PreTrainedConfig) -> set[str]:
+    names = set()
+    for name, value in vars(default).items():
+        other = vars(config).get(name)
+        if isinstance(value, PreTrainedConfig) and isinstance(other, PreTrainedConfig):
+            names |= _changed_names(value, other)
+        elif isinstance(value, (int, float, list, tuple)) and other != value:
+            names.add(name)
+    return names
+
+
+def _names_of_none(config: PreTrainedConfig) -> set[str]:
+    names = {name for name, value in vars(config).items() if value is None}
+    return names.union(*(_names_of_none(part) for part in _sub_configs(config).values()))
 
 
 # Models.
@@ -139,13 +491,15 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
 
 
 def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    # Grouped products of experts want widths that are not tiny.
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.device("meta"):
-        empty = model_class._from_config(config, attn_implementation="eager")
+        empty = model_class._from_config(config, **options)
     count = sum(parameter.numel() for parameter in empty.parameters())
     if count > MOST_PARAMETERS:
         raise ValueError(f"{count} parameters, however small its configuration")
     torch.manual_seed(0)
-    model = model_class._from_config(config, attn_implementation="eager").float().eval()
+    model = model_class._from_config(config, **options).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Weights so small as they start make all attention uniform, and some start at zero.
@@ -204,9 +558,15 @@ _GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-def _shrunk(config_class: type[PreTrainedConfig], rule: Any, **given: Any) -> PreTrainedConfig:
-    given = _GIVEN.get(config_class.model_type, {}) | given
-    default = config_class(**given)
+def _shrunk(
+    config_class: type[PreTrainedConfig],
+    rule: Any,
+    except_for: _Changes,
+    held: PreTrainedConfig | None = None,
+) -> PreTrainedConfig:
+    """A configuration of a class, or one that another holds, with small numbers."""
+    given = _GIVEN.get(config_class.model_type, {})
+    default = config_class(**given) if held is None else held
     changes: dict[str, Any] = {}
     names = {field.name for field in dataclasses.fields(config_class)}
     ids = iter(range(3, FIRST_ID))
@@ -214,7 +574,9 @@ def _shrunk(config_class: type[PreTrainedConfig], rule: Any, **given: Any) -> Pr
         if name not in names or name.startswith("_"):
             continue
         if isinstance(value, PreTrainedConfig):
-            changes[name] = _shrunk(type(value), rule)
+            changes[name] = _shrunk(type(value), rule, except_for, value)
+            continue
+        if name in except_for.kept:
             continue
         new = _common(name, value, ids)
         if new is None:
@@ -234,14 +596,32 @@ def _shrunk(config_class: type[PreTrainedConfig], rule: Any, **given: Any) -> Pr
             if name != "layer_types" and isinstance(value, list) and len(value) == len(kinds):
                 changes[name] = [value[kinds.index(kind)] for kind in changes["layer_types"]]
     changes = {name: value for name, value in changes.items() if name in names} | given
+    more = dict(except_for.given)
+    changes |= {name: value for name, value in more.items() if name in names}
     try:
-        config = config_class(**changes)
+        config = config_class(**_fields_of(held) | changes)
     except Exception:
         config = config_class(**given)
         for name, value in changes.items():
             setattr(config, name, value)
+    for name, value in more.items():
+        # What a model reads and its configuration lacks.
+        if not hasattr(config, name):
+            setattr(config, name, value)
     _mend(config)
     return config
+
+
+def _fields_of(held: PreTrainedConfig | None) -> dict[str, Any]:
+    """What a configuration that another holds has otherwise than its class."""
+    if held is None:
+        return {}
+    names = {field.name for field in dataclasses.fields(held)} | {"out_features", "out_indices"}
+    return {
+        name: value
+        for name, value in held.to_diff_dict().items()
+        if name in names and not isinstance(vars(held).get(name), PreTrainedConfig)
+    }
 
 
 def _modeling_source(config_class: type) -> str:
@@ -263,7 +643,8 @@ def _mend(config: PreTrainedConfig) -> None:
         return
     if "mrope_section" in _modeling_source(type(config)):
         rope.setdefault("mrope_section", [2, 3, 3])
-    width = getattr(config, "head_dim", None)
+    # Of some, layers have widths of their own.
+    width = vars(config).get("head_dim")
     if not isinstance(width, int):
         if not isinstance(getattr(config, "hidden_size", None), int):
             return
@@ -301,12 +682,16 @@ def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
             return min(value, 2) if "group" not in name else 1
         if name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
             return min(value, 512)
+        if re.fullmatch(r"\w*image_size|\w*img_size|input_size", name):
+            return min(value, 64)
     if name == "depths" and isinstance(value, (list, tuple)):
         return [min(depth, 2) for depth in value]
     return None
 
 
-def _tiny(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+def _tiny(
+    config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
+) -> PreTrainedConfig:
     """Heads of 16 coordinates, four of them."""
 
     def rule(name: str, value: Any, config: Any) -> Any:
@@ -338,16 +723,16 @@ def _tiny(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
             return min(value, 24)
         if _WIDTHS.fullmatch(name):
             return min(value, 64)
-        if re.fullmatch(r"\w*image_size|\w*img_size|input_size", name):
-            return min(value, 64)
         if re.fullmatch(r"\w*patch_size", name):
             return min(value, 8)
         return None
 
-    return _shrunk(config_class, rule)
+    return _shrunk(config_class, rule, except_for)
 
 
-def _narrow(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+def _narrow(
+    config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
+) -> PreTrainedConfig:
     """All widths divided by the same power of two."""
     default = config_class()
     width = max(
@@ -373,12 +758,14 @@ def _narrow(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
             return value // factor if value % factor == 0 and value > factor else None
         return None
 
-    return _shrunk(config_class, rule)
+    return _shrunk(config_class, rule, except_for)
 
 
-def _short(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+def _short(
+    config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
+) -> PreTrainedConfig:
     """As wide as it is, with few layers."""
-    return _shrunk(config_class, lambda name, value, config: None)
+    return _shrunk(config_class, lambda name, value, config: None, except_for)
 
 
 # Inputs.
@@ -387,7 +774,11 @@ def _short(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
 def _find(config: PreTrainedConfig, *names: str) -> Any:
     """The first of these fields, of a configuration or of one in it."""
     for name in names:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:
+            # It differs from layer to layer.
+            continue
         if value is not None:
             return value
     for part in _sub_configs(config).values():
@@ -402,7 +793,7 @@ def _pair(size: Any, otherwise: int) -> tuple[int, int]:
         size = (size.get("height", otherwise), size.get("width", otherwise))
     if isinstance(size, (list, tuple)):
         size = [n if isinstance(n, int) else otherwise for n in size]
-        return (size[0], size[-1])
+        return (size[0], size[-1]) if size else (otherwise, otherwise)
     return (size, size) if isinstance(size, int) else (otherwise, otherwise)
 
 
@@ -432,7 +823,8 @@ def _images(config: PreTrainedConfig, frames: int = 0) -> Tensor:
 def _patches(config: PreTrainedConfig) -> tuple[Tensor, Tensor]:
     """Flattened patches of two images, of 4 x 4 and 4 x 8, and their grids."""
     patch = _find(config, "patch_size")
-    channels = _find(config, "in_channels", "in_chans", "num_channels") or 3
+    channels = _find(config, "in_channels", "in_chans", "num_channels")
+    channels = channels if isinstance(channels, int) else 3
     times = _find(config, "temporal_patch_size") or 1
     grid = torch.tensor([[1, 4, 4], [1, 4, 8]])
     columns = channels * times * (patch if isinstance(patch, int) else 8) ** 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +21,9 @@ from gnomon.similarity import Dot
 OPERATOR = "gnomon.integrations.transformers"
 #: The similarity of an attention module that has another than the dot product.
 SIMILARITY = "gnomon_similarity"
+
+#: Beside it no score counts, and it may be multiplied by log2(e).
+_LOWEST_SCORE = -1e30
 
 _REFUSED = {
     "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
@@ -63,9 +69,8 @@ def attention_forward(
     refuse(kwargs)
     if weights_are_collected():
         raise refusal("output_attentions")
+    _check_known(module, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # Some eager implementations read them from the module.
-    sink = kwargs.get("s_aux")
     bias = kwargs.get("position_bias")
     o = attend(
         module,
@@ -76,10 +81,49 @@ def attention_forward(
         scale=scaling,
         dropout=dropout,
         biases=() if bias is None else (bias,),
-        sink=getattr(module, "sinks", None) if sink is None else sink,
+        sink=_sink(module, kwargs),
         softcap=kwargs.get("softcap"),
     )
     return o, None
+
+
+def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
+    """(H,) or (B, H, Lq)."""
+    # Some eager implementations read it from the module.
+    for sink in (arguments.get("s_aux"), arguments.get("sinks"), getattr(module, "sinks", None)):
+        if isinstance(sink, Tensor):
+            return sink.squeeze(-1) if sink.dim() == 4 else sink
+    return None
+
+
+#: What eager implementations name beside the arguments of all of them.
+_KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window", "output_attentions"}
+
+
+@functools.cache
+def _extra_arguments(module_name: str) -> frozenset[str]:
+    """What the eager implementation beside a class of modules has that is not known here."""
+    eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
+    if eager is None:
+        return frozenset()
+    parameters = inspect.signature(eager).parameters.values()
+    return frozenset(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ) - {*inspect.signature(attention_forward).parameters, *_KNOWN}
+
+
+def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Raises where a layer gives its implementation what would be ignored here."""
+    if torch.compiler.is_compiling():
+        return
+    for name in _extra_arguments(type(module).__module__):
+        if arguments.get(name) is not None:
+            raise NotImplementedError(
+                f"{OPERATOR}: {type(module).__name__} gives its attention {name}, which is not "
+                "supported; use set_attn_implementation('eager')"
+            )
 
 
 def attend(
@@ -154,6 +198,7 @@ def call(
     positions = [] if position is None else [position]
     positions += [PairBias(bias.to(q.dtype)) for bias in left_over]
     learned = getattr(module, SIMILARITY, None)
+    offset = mask.query_offset
     return attention(
         q,
         k,
@@ -167,7 +212,7 @@ def call(
         key_lengths=mask.key_lengths,
         query_segments=mask.query_segments,
         key_segments=mask.key_segments,
-        query_offset=mask.query_offset,
+        query_offset=offset.expand(shape[0]) if isinstance(offset, Tensor) else offset,
         mask=mask.seen,
         scale=scale if learned is None or learned.takes_scale else None,
         sink=sink,
@@ -186,6 +231,9 @@ def _with_arrays(
     left_over = []
     for bias in biases:
         array = seen_by(bias)
+        if array is not None and not bool(array.any(-1).all()):
+            # Eagerly, a query all of whose scores are the lowest number sees all keys alike.
+            array, bias = None, bias.clamp(min=_LOWEST_SCORE)
         if array is None:
             left_over.append(bias)
         else:

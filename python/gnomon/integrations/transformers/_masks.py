@@ -27,7 +27,8 @@ class Mask:
     """
 
     shape: tuple[int, int, int, int]
-    query_offset: int = 0
+    #: Of the first query; a tensor of one number where a graph is traced over static caches.
+    query_offset: int | Tensor = 0
     causal: bool = False
     window: Window = (None, None)
     key_starts: Tensor | None = None
@@ -220,8 +221,7 @@ def to_mask(
     """The mask function that transformers calls, once for a forward and a kind of layer."""
     if isinstance(attention_mask, Mask):
         return attention_mask
-    # Static caches count in tensors.
-    first_query, first_key = int(q_offset), int(kv_offset)
+    first_query, first_key = _offset(q_offset), int(kv_offset)
     shape = (batch_size, 1, q_length, kv_length)
     pattern = _read(mask_function, _Pattern())
     if pattern is None:
@@ -250,18 +250,16 @@ def to_mask(
         mask = replace(mask, query_segments=pattern.segments, key_segments=pattern.segments)
     if pattern.chunk is not None and pattern.chunk_starts is not None:
         starts = pattern.chunk_starts[:, None]
-        places = torch.arange(
-            min(first_query, first_key),
-            max(first_query + q_length, first_key + kv_length),
-            device=starts.device,
-        )
-        chunks = (places - starts).div(pattern.chunk, rounding_mode="floor")
-        chunks = chunks.expand(batch_size, -1)
-        query, key = first_query - int(places[0]), first_key - int(places[0])
+
+        def chunks(first: int | Tensor, length: int) -> Tensor:
+            places = torch.arange(length, device=starts.device) + first - starts
+            numbers = places.div(pattern.chunk, rounding_mode="floor")
+            return numbers.expand(batch_size, -1)
+
         mask = replace(
             mask,
-            query_segments=chunks[:, query : query + q_length],
-            key_segments=chunks[:, key : key + kv_length],
+            query_segments=chunks(first_query, q_length),
+            key_segments=chunks(first_key, kv_length),
         )
     if attention_mask is None:
         return mask
@@ -270,8 +268,18 @@ def to_mask(
     return without_padding(mask, visible)
 
 
+def _offset(offset: int | Tensor) -> int | Tensor:
+    """Of static caches, which count in tensors; a graph that is traced does not read them."""
+    if isinstance(offset, Tensor) and torch.compiler.is_compiling():
+        return offset
+    return int(offset)
+
+
 def without_padding(mask: Mask, visible: Tensor) -> Mask:
     """Narrowed to the keys that are visible (B, Lk)."""
+    if torch.compiler.is_compiling():
+        # Without reading them.
+        return _hiding(mask, visible)
     count = visible.sum(1)
     length = visible.shape[1]
     if int(count.min()) == length:
@@ -280,6 +288,11 @@ def without_padding(mask: Mask, visible: Tensor) -> Mask:
     ends = torch.where(count > 0, length - visible.int().flip(1).argmax(1), 0)
     if torch.equal(ends - starts, count):
         return replace(mask, key_starts=starts, key_lengths=ends)
+    return _hiding(mask, visible)
+
+
+def _hiding(mask: Mask, visible: Tensor) -> Mask:
+    """With a segment of their own for the keys that are not visible (B, Lk)."""
     batch, _, queries, keys = mask.shape
     query_segments, key_segments = mask.query_segments, mask.key_segments
     if query_segments is None or key_segments is None:
@@ -313,7 +326,7 @@ def seen_by(array: Tensor) -> Tensor | None:
 
     A mask is 0 or so low that nothing is left of a weight.
     """
-    if array.requires_grad:
+    if array.requires_grad or torch.compiler.is_compiling():
         return None
     seen = array == 0
     return seen if bool((seen | (array <= LOWEST)).all()) else None
@@ -322,9 +335,13 @@ def seen_by(array: Tensor) -> Tensor | None:
 def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
     """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None where it is no band of keys.
 
+    None, too, where a graph is traced, which would break where the array is read.
+
     A band: keys that are there for all queries, and of these the ones from `left` before to `right`
     after a query, the last query beside the last key.
     """
+    if torch.compiler.is_compiling():
+        return None
     batch, _, queries, keys = shape
     seen = seen.reshape(*(1,) * (4 - seen.dim()), *seen.shape)
     if seen.shape[1] > 1:

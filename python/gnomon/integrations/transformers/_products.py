@@ -174,10 +174,12 @@ def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) ->
     if not stands and name not in _PRODUCTS:
         return function(*args, **kwargs)
     rule = _RULES.get(name)
-    if rule is not None:
+    in_place = name.endswith("_") and not name.endswith("__")
+    # An array that a product is added to remains one.
+    if rule is not None and not (in_place and _is_array(args[0])):
         result = rule(seen, function, *args, **kwargs)
         if result is not NotImplemented:
-            if name.endswith("_") and not name.endswith("__") and isinstance(result, _Standing):
+            if in_place and isinstance(result, _Standing):
                 args[0].meaning = result.meaning
                 return args[0]
             return result
@@ -500,7 +502,9 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
         dropout=weights.meaning.dropout,
     )
     seen.calls += 1
-    return o.reshape(*lead, *o.shape[-2:]).to(v.dtype)
+    o = o.reshape(*lead, *o.shape[-2:]).to(v.dtype)
+    # The backward pass reads o, and the module may add to what it gets.
+    return o.clone() if o.requires_grad else o
 
 
 # Modules.
