@@ -169,14 +169,15 @@ class PlacedEntries {
 
   bool exists() const { return !terms_.empty(); }
 
-  // Where in a table of so many entries those of query i with `count` columns from `begin` on,
-  // whole vectors, follow one another; nullopt where they do not.
+  // Where in a table of `size` entries, with room for `room`, those of query i with `count` columns
+  // from `begin` on, whole vectors, follow one another; nullopt where they do not. Of the columns
+  // `seen` count.
   std::optional<int64_t> FirstEntry(int64_t b, int64_t i, int64_t begin, int64_t count,
-                                    int64_t entries) const {
+                                    int64_t seen, int64_t size, int64_t room) const {
     const int64_t vectors = count / kLaneCount;
     if (terms_.size() != 1 || count == 0 || Run(b, 0, begin) < vectors) return std::nullopt;
     const int64_t first = int64_t{Keys(b, 0, begin)[0]} - Query(b, 0, i);
-    if (first < 0 || first + count > entries) return std::nullopt;
+    if (first < 0 || first + seen > size || first + count > room) return std::nullopt;
     return first;
   }
 

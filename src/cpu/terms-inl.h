@@ -602,7 +602,8 @@ class Terms {
     if (!bias_.exists()) return std::nullopt;
     if (bias_.layout() == nullptr) return bias_.FirstEntry(row);
     if (!placed_biases_.exists()) return std::nullopt;
-    return placed_biases_.FirstEntry(row.b, row.i, row.begin, row.count, bias_.stride());
+    return placed_biases_.FirstEntry(row.b, row.i, row.begin, row.count, row.last - row.begin,
+                                     bias_.size(), bias_.stride());
   }
 
   // to[n] += factor * the entries that a row's columns read; there are those of the window alone.

@@ -1,4 +1,5 @@
 // Kernels against the reference on problems drawn at random: made to run under the sanitizers.
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,7 +24,7 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   n.key_heads = draw(1, 3);
   n.heads = n.key_heads * draw(1, 3);
   n.queries = chance(10) ? draw(0, 2) : draw(1, 110);
-  n.keys = chance(10) ? draw(0, 2) : draw(1, 280);
+  n.keys = chance(10) ? draw(0, 2) : chance(20) ? draw(281, 700) : draw(1, 280);
   n.dim = draw(1, 40);
   n.value_dim = chance(5) ? 0 : draw(1, 40);
   o.query_offset = chance(50) ? n.keys - n.queries : draw(-150, 300);
@@ -78,6 +79,19 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   return o;
 }
 
+// Biases that fall with the distance: tiles are left out.
+void MakeSteep(Problem<float>& p, float slope) {
+  const int64_t size = p.bias_size();
+  for (size_t e = 0; e < p.bias.size(); ++e) {
+    const int64_t offset = static_cast<int64_t>(e) % size - (p.options.shape.queries - 1) -
+                           p.options.query_offset;
+    p.bias[e] -= slope * std::fabs(static_cast<float>(offset));
+  }
+  for (size_t e = 0; e < p.key_bias.size(); ++e) {
+    p.key_bias[e] += slope * static_cast<float>(static_cast<int64_t>(e) % p.options.shape.keys);
+  }
+}
+
 class FuzzTest : public ::testing::TestWithParam<unsigned> {};
 
 TEST_P(FuzzTest, KernelsMatchReference) {
@@ -91,6 +105,7 @@ TEST_P(FuzzTest, KernelsMatchReference) {
     ProblemOptions options = RandomOptions(engine, &layout);
     if (ReadsAngles(function)) options.shape.dim += 8;
     Problem<float> p = RandomProblem(function, options);
+    if (engine() % 3 == 0) MakeSteep(p, static_cast<float>(1 + engine() % 8) / 8);
     for (std::vector<float>* biases : {&p.bias, &p.key_bias}) {
       for (float& bias : *biases) {
         if (engine() % 16 == 0) bias = -kInfinity;

@@ -228,7 +228,7 @@ struct Case {
 std::vector<Case> Cases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
-  const AttentionShape square = {1, 2, 2, 900, 900, 8, 900};
+  const AttentionShape square = {1, 2, 2, 560, 560, 8, 560};
   return {
       {"Causal", {.shape = square, .right = 0, .bias = kShared}},
       {"Full", {.shape = square, .bias = kShared}},
@@ -236,12 +236,12 @@ std::vector<Case> Cases() {
       {"NegativeFactor", {.shape = square, .right = 0, .bias = kShared}, 0.4f, false, -1.0f},
       {"LargeNorms", {.shape = square, .right = 0, .bias = kShared}, 0.8f, false, 1.0f, 3.0f, 0.95},
       {"Coarse", {.shape = square, .right = 0, .bias = kShared, .tolerance = 1e-2}, 0.05f},
-      {"Gqa", {.shape = {2, 4, 2, 700, 700, 8, 700}, .right = 0, .bias = kEach, .padded = true}},
+      {"Gqa", {.shape = {2, 4, 2, 520, 520, 8, 520}, .right = 0, .bias = kEach, .padded = true}},
       {"KeyBias", {.shape = square, .right = 0, .key_bias = true, .key_bias_base = true}},
       {"BiasAndKeyBias", {.shape = square, .bias = kShared, .key_bias = true}},
       {"Temperature", {.shape = square, .right = 0, .bias = kShared, .temperature = true}},
       {"FewQueries",
-       {.shape = {1, 2, 1, 3, 5000, 8, 5000}, .right = 0, .query_offset = 4997, .bias = kShared},
+       {.shape = {1, 2, 1, 3, 3000, 8, 3000}, .right = 0, .query_offset = 2997, .bias = kShared},
        0.1f},
   };
 }
@@ -341,7 +341,12 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .query_offset = 4000,
        .bias = kShared},
   };
+  // The terms are the same for all: most pair functions meet a few of them.
+  const std::string name = function().name;
+  const bool meets_all = name == "dot" || name == "penumbral";
+  size_t count = 0;
   for (const ProblemOptions& options : all) {
+    if (count++ % 4 != 0 && !meets_all) continue;
     SCOPED_TRACE(::testing::PrintToString(options));
     Problem<float> p = ProblemOf(function(), {"", options, 0.5f});
     Results<float> results;

@@ -1,6 +1,7 @@
-"""Positions of the caller's: packed documents, trees, positions drawn at random, places of a grid."""
+"""Positions of the caller's: documents, trees, positions drawn at random, places of a grid."""
 
 import math
+import textwrap
 from dataclasses import dataclass
 
 import pytest
@@ -592,7 +593,7 @@ def test_memory_is_linear():
             causal=True, window=(512, 0),
         ).sum().backward()
     """
-    assert peak_memory(before, step) < 200 * 2**20
+    assert peak_memory(textwrap.dedent(before), textwrap.dedent(step)) < 200 * 2**10
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ void CallTensors::SetPositions(const OperatorArguments& a) {
     if (seen.empty()) continue;
     const auto [low, high] = std::minmax_element(queries, queries + shape_.queries);
     const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
+    // The core refuses others.
+    constexpr int64_t kLargest = int64_t{1} << 53;
+    if (std::min(*low, *first) < -kLargest || std::max(*high, *last) > kLargest) continue;
     const OffsetSpan own{*first - *high, *last - *low};
     span_ =
         any ? OffsetSpan{std::min(span_.first, own.first), std::max(span_.last, own.last)} : own;

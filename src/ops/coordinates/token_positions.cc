@@ -7,11 +7,11 @@ namespace gnomon {
 
 bool HasNumbers(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kNone =
-      c10::python_ks |
-      c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
-                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
-                           c10::DispatchKey::Meta});
-  return !tensor.key_set().has_any(kNone) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
+      c10::python_ks | c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
+                                            c10::DispatchKey::FuncTorchGradWrapper,
+                                            c10::DispatchKey::Functionalize});
+  return !tensor.is_meta() && !tensor.key_set().has_any(kNone) &&
+         !c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
 int64_t NumberOf(const at::Tensor& tensor, const char* what) {

@@ -22,7 +22,7 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
   };
   const at::Tensor sums =
       at::cumsum(tensors[0].expand_symint(sizes).gather(2, over_heads(order)), 2, at::kDouble);
-  return -sums.gather(2, over_heads(order.argsort(1)));
+  return -sums.gather(2, over_heads(order.argsort(int64_t{1})));
 }
 
 int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { return 1; }
