@@ -25,20 +25,24 @@ LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t he
   nn::MultiheadAttention module(
       nn::MultiheadAttentionOptions(heads * dim, heads).similarity(spec).bias(false));
   columns_ = module->q_proj->options.out_features() / heads;
-  for (const auto& entry : module->named_parameters(/*recurse=*/false)) {
-    const std::string& name = entry.key();
-    const std::string parameter = name.substr(0, name.find("_theta"));
-    theta_ = register_parameter(name, entry.value().detach().clone());
-    const std::string start = parameter + "_start";
-    start_ = register_buffer(start, module->named_buffers(/*recurse=*/false)[start]);
-    spec_ = WithTensor(spec, parameter);
+  const auto parameters = module->named_parameters(/*recurse=*/false);
+  const auto buffers = module->named_buffers(/*recurse=*/false);
+  for (const nn::LearnedValue& learned : module->learned_values()) {
+    const std::string start = learned.name + "_start";
+    const std::string theta = learned.name + "_theta";
+    thetas_.push_back(register_parameter(theta, parameters[theta].detach().clone()));
+    starts_.push_back(
+        register_buffer(start, buffers.contains(start) ? buffers[start] : *learned.start));
+    spec_ = WithTensor(spec_, learned.name);
   }
 }
 
 Similarity LearnedSimilarityImpl::term() const {
   Similarity term(spec_);
   // As in nn::MultiheadAttention: AdamW moves a large factor as fast as a small one.
-  if (theta_.defined()) term.tensors.push_back(start_ * (5 * theta_).exp());
+  for (size_t n = 0; n < thetas_.size(); ++n) {
+    term.tensors.push_back(starts_[n] * (5 * thetas_[n]).exp());
+  }
   return term;
 }
 

@@ -1,4 +1,4 @@
-// A similarity of the catalogue whose factor of each head is learned, for what calls operators
+// A similarity of the catalogue whose numbers of each head are learned, for what calls operators
 // itself instead of a nn::MultiheadAttention.
 #ifndef GNOMON_MODELS_LEARNED_SIMILARITY_H_
 #define GNOMON_MODELS_LEARNED_SIMILARITY_H_
@@ -7,13 +7,15 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "gnomon/torch/term.h"
 
 namespace gnomon::models {
 
 // Has the parameter and the buffer that a nn::MultiheadAttention of that similarity has:
-// "gamma_theta" and "gamma_start", or "beta_theta" and "beta_start", or none.
+// "gamma_theta" and "gamma_start", or "beta_theta" and "beta_start", and likewise of what else is
+// learned, or none.
 class LearnedSimilarityImpl : public torch::nn::Module {
  public:
   // For tokens of `dim` columns in each head, unless the similarity takes another number. Throws
@@ -28,8 +30,8 @@ class LearnedSimilarityImpl : public torch::nn::Module {
  private:
   std::string spec_;  // with "gamma=tensor" where that is learned
   int64_t columns_ = 0;
-  torch::Tensor theta_;
-  torch::Tensor start_;
+  std::vector<torch::Tensor> thetas_;
+  std::vector<torch::Tensor> starts_;
 };
 TORCH_MODULE(LearnedSimilarity);
 

@@ -125,7 +125,7 @@ class Argument:
 
     def _literal(self, true: str, false: str) -> str:
         default = self.default or ""
-        if self.kind == "number":
+        if self.kind in ("number", "heads"):
             return repr(float(default))
         if self.kind == "flag":
             return true if default == "true" else false

@@ -25,8 +25,8 @@ struct CatalogueParameter {
   // What the entries or rows of a table are for: nothing that a place has to do with, buckets of
   // offsets, the offsets from a row of the call to a column, offsets that end somewhere, distances
   // to the past, the columns (a row of the table each, or an entry), the offsets on a grid, those
-  // along the first or the second of its axes, the rows, or pairs of a row and a column. Of entries
-  // the last axis is meant, of rows the last but one.
+  // along the first or the second of its axes, the rows, pairs of a row and a column, or tokens, be
+  // they rows or columns. Of entries the last axis is meant, of rows the last but one.
   enum class Index {
     kNone,
     kBuckets,
@@ -39,7 +39,8 @@ struct CatalogueParameter {
     kFirstAxis,
     kSecondAxis,
     kQueries,
-    kPairs
+    kPairs,
+    kTokens
   };
   // As an argument of the term's class in Python and of its function in C++: none, since something
   // else says it, a module, a grid or a table; one that a caller must give; or one that has a

@@ -1,6 +1,6 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
-from gnomon import _library, _vmap, cones, distributed, models, nn, position, similarity
+from gnomon import _library, _vmap, cones, distributed, lorentz, models, nn, position, similarity
 from gnomon._attention import attention, attention_weights
 from gnomon._catalogue import catalogue, load_terms
 from gnomon._encodings import (
@@ -30,6 +30,7 @@ __all__ = [
     "hype_augment",
     "linear_attention",
     "load_terms",
+    "lorentz",
     "models",
     "nn",
     "position",

@@ -32,7 +32,7 @@ from gnomon._similarity import Similarity, to_similarity
 Window = tuple[int | None, int | None]
 #: Integers, or what makes a tensor of them.
 Integers: TypeAlias = Tensor | Sequence[Any] | int
-Aggregation = Literal["mean", "einstein_midpoint"]
+Aggregation = Literal["mean", "einstein_midpoint", "lorentz_centroid"]
 #: What takes a position: one, a specification, or several of them for their sum.
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
@@ -315,7 +315,9 @@ def attention(
             drawn at random (Ruoss et al. 2023) are these. On a grid a position is a place in
             row-major order, and the table of OffsetBias is one of positions, (H, 2 n - 1) with
             offset 0 in its middle. Those of a batch lie less than 2^30 apart, and with biases by
-            offset they have at most 2^22 differences.
+            offset they have at most 2^22 differences. (1 or B, Lq, axes) are coordinates: RoPE
+            turns by them, in sections or with as many columns for each axis, no other position
+            takes them, and masks go by query_offset and columns.
         key_positions: (B, Lk) or (Lk,) integers: p_j of the keys. By default positions, where
             Lq = Lk; elsewhere they go together.
         scale: of the dot product and of content terms, by default 1/sqrt(D); an error without them.
@@ -328,7 +330,10 @@ def attention(
             alone; by default drawn by Torch's generator.
         aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
             sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
-            those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij.
+            those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij;
+            "lorentz_centroid", m sqrt(c / |(m.m)_L|) of m = sum_j p_ij v_j, of values on the
+            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, whose time comes first, as do those of
+            o (Law et al. 2019); c is that of similarity.Lorentz, or else 1.
         mask: booleans (1 or B, 1 or H, Lq, Lk), or what broadcasts to it: True where query i sees
             key j, besides what the other masks say. Blocks of which nothing is seen are skipped;
             masks that the other arguments can say cost less. Numbers that are to be added to the

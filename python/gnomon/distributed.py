@@ -175,6 +175,10 @@ def context_parallel_attention(
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
+    # The sums of the parts are summed up first.
+    is_centroid = call["aggregation"] == "lorentz_centroid"
+    if is_centroid:
+        call["aggregation"] = "mean"
     # It joins the sum of all parts.
     sink, call["sink"] = call["sink"], None
     # Its gradient is, like those of the terms, a sum over all parts.
@@ -185,6 +189,8 @@ def context_parallel_attention(
     o, lse = _RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
         o, lse = ops.add_sink(o, lse, sink)
+    if is_centroid:
+        o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
     return (o, lse) if return_lse else o
 
 
@@ -214,6 +220,12 @@ def _check_position(term: position_terms.Specified) -> None:
         if (role := component.entry.get("role")) in _OF_WHOLE_ROWS:
             raise NotImplementedError(
                 f"gnomon.{_NAME}: position is {component.spec}, {_OF_WHOLE_ROWS[role]}"
+            )
+    for component in components_of(term.spec):
+        if rows := set(component.tables("tokens")) & set(component.tensors):
+            raise NotImplementedError(
+                f"gnomon.{_NAME}: position is {component.spec}, whose {min(rows)} has the rows of "
+                "the whole sequence; expected q and k to be rotated before the call"
             )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(

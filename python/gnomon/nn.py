@@ -16,6 +16,7 @@ from gnomon._attention import Integers, MaskArguments, Rows, check_rows, lower_c
 from gnomon._checks import (
     check_flag,
     check_integer,
+    check_integers,
     check_number,
     check_optional_integer,
     check_optional_integers,
@@ -34,6 +35,7 @@ __all__ = [
     "KVCache",
     "LearnedAbsolute",
     "LearnedValue",
+    "LorentzMultiheadAttention",
     "MultiheadAttention",
     "Sinusoidal",
     "TokenCache",
@@ -109,6 +111,16 @@ class KVCache:
         known = self.positions
         if known is None:
             known = torch.arange(self.length(), device=positions.device)
+        if 3 in (known.dim(), positions.dim()):
+            # Coordinates.
+            if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
+                raise ValueError(
+                    "gnomon.nn.KVCache: its tokens have positions of another number of axes; "
+                    "expected positions as those of the first tokens"
+                )
+            if len(known) != len(positions):
+                known, positions = (one.expand(batch, -1, -1) for one in (known, positions))
+            return torch.cat([known, positions], 1)
         axes = max(known.dim(), positions.dim())
         parts = [one if one.dim() == axes else one.expand(batch, -1) for one in (known, positions)]
         return torch.cat(parts, -1)
@@ -360,7 +372,10 @@ class MultiheadAttention(torch.nn.Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
-            if arguments.get("query_offset") is None and arguments.get("positions") is None:
+            # Positions of several axes do not say what a query sees.
+            places = arguments.get("positions")
+            says_order = places is not None and check_integers("nn", "positions", places).dim() < 3
+            if arguments.get("query_offset") is None and not says_order:
                 arguments["query_offset"] = cache.length()
             places = cache.joined_positions(self._key_positions(query, key, arguments), len(k))
             if places is not None:
@@ -974,3 +989,4 @@ from gnomon._layers import (  # noqa: E402
     resize_grid,
     resize_grid_table,
 )
+from gnomon._lorentz import LorentzMultiheadAttention  # noqa: E402

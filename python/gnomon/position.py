@@ -42,6 +42,7 @@ __all__ = [
     "Relative",
     "Relative2D",
     "RoPE",
+    "RoPEMixed",
     "ScalableSoftmax",
     "Sink",
     "Specified",
@@ -74,6 +75,16 @@ class RoPE(Position):
             length of the call, one past its farthest position.
         xpos: whether products of pairs decay with the distance, for dot alone and lengths up to
             65536 (Sun et al. 2023).
+        sections: of positions of several axes: how many pairs each of them turns, dims / 2 in all,
+            with the frequencies of a sequence (Qwen2-VL's temporal, height and width).
+        section_order: "contiguous": one section after the other; "interleaved": pairs are dealt out
+            to the axes in turn, as long as their sections have room, and the rest is the first
+            one's (Qwen3-VL).
+        angles: (1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the
+            token at position p is rotated by angles[..., p, n], instead of p times a frequency;
+            heads may be those of k, too.
+        key_angles: those of the keys, (1 or B, 1 or H, Lk, dims / 2), where q and k are other
+            tokens: the rows of angles are then the queries, whatever their positions.
     """
 
     base: float = 10000.0
@@ -83,10 +94,58 @@ class RoPE(Position):
     prefix: int = 0
     scaling: str | None = None
     xpos: bool = False
+    sections: Sequence[int] | None = None
+    section_order: str = "contiguous"
+    angles: Tensor | None = None
+    key_angles: Tensor | None = None
 
     _name: ClassVar[str] = "rope"
-    _options: ClassVar[tuple[str, ...]] = ("base", "layout", "dims", "shape", "prefix", "xpos")
+    _tensors: ClassVar[tuple[str, ...]] = ("angles", "key_angles")
+    _tables: ClassVar[tuple[str, ...]] = ("angles", "key_angles")
+    _options: ClassVar[tuple[str, ...]] = (
+        "base",
+        "layout",
+        "dims",
+        "shape",
+        "prefix",
+        "xpos",
+        "sections",
+        "section_order",
+    )
     _detailed: ClassVar[tuple[str, ...]] = ("scaling",)
+    _shapes: ClassVar[tuple[str, ...]] = ("shape", "sections")
+
+
+@dataclass(frozen=True, eq=False)
+class RoPEMixed(Position):
+    """q and k rotated by t_h x + u_h y, frequencies of each head for each axis.
+
+    Pair n of the first coordinates is rotated, before the map of the similarity, by its position
+    along all axes at once: diagonals are directions as the axes are. With a shape, tokens lie on
+    a grid, after `prefix` tokens that are not rotated; without one the axes are those of the
+    positions that the caller gives, or the sequence. In a module the frequencies are learned:
+    they start as two directions at right angles (as many as there are axes), turned at random in
+    each head, with frequencies base^(-n / n_max) along both.
+
+    Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
+
+    Args:
+        frequencies: (H, axes, dims / 2), radians per step along each axis; one head may stand for
+            all, and those of k for groups of q's.
+        layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
+        shape: lengths of the axes of the grid that tokens lie on, in row-major order.
+        prefix: tokens before the grid, as a class token is one.
+    """
+
+    frequencies: Tensor
+    layout: str = "interleaved"
+    shape: Sequence[int] | None = None
+    prefix: int = 0
+
+    _name: ClassVar[str] = "rope_mixed"
+    _tensors: ClassVar[tuple[str, ...]] = ("frequencies",)
+    _tables: ClassVar[tuple[str, ...]] = ("frequencies",)
+    _options: ClassVar[tuple[str, ...]] = ("layout", "shape", "prefix")
     _shapes: ClassVar[tuple[str, ...]] = ("shape",)
 
 
@@ -236,7 +295,7 @@ class Forget(Position):
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 
     Args:
-        log_forget: (1 or B, H, Lk), the logarithm of each key's gate, finite and at most 0:
+        log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at most 0:
             logsigmoid of a projection of its token.
     """
 
@@ -257,7 +316,7 @@ class KeyBias(Position):
     whose u.k_j is one.
 
     Args:
-        bias: (1 or B, H, Lk).
+        bias: (1 or B, 1 or H, Lk).
     """
 
     bias: Tensor

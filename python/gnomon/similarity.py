@@ -26,6 +26,7 @@ __all__ = [
     "Gaussian",
     "Hyperbolic",
     "Laplacian",
+    "Lorentz",
     "Penumbral",
     "Similarity",
     "Specified",
@@ -159,6 +160,39 @@ class Laplacian(Similarity):
 
     _name: ClassVar[str] = "laplacian"
     _tensors: ClassVar[tuple[str, ...]] = ("gamma",)
+
+
+@dataclass(frozen=True, eq=False)
+class Lorentz(Similarity):
+    """scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of points of the
+    hyperboloid (x.x)_L = -c.
+
+    Minus the squared Lorentzian distance: the scores of hyperbolic language models (HELM,
+    Hypformer). RoPE turns the coordinates of space alone. Points lie no farther than sqrt(c)
+    sinh(30) from the axis. Values on the hyperboloid are summed up by aggregation =
+    "lorentz_centroid", which takes c from here. Where c is a tensor and heads of q share keys,
+    these are repeated.
+
+    Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al.
+    2022, Fully Hyperbolic Neural Networks.
+
+    Args:
+        scale: factor of each head.
+        c: the curvature of the space is -1 / c, of each head; positive.
+        bias: added to all scores of a head, which only lse and sinks see.
+        map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
+            (sqrt(c), 0), tangents no longer than 30 sqrt(c); "none": tokens are points (t, x), the
+            time first, which is taken to be sqrt(c + |x|^2).
+    """
+
+    scale: float | Tensor
+    c: float | Tensor = 1.0
+    bias: float | Tensor = 0.0
+    map: str = "space"
+
+    _name: ClassVar[str] = "lorentz"
+    _tensors: ClassVar[tuple[str, ...]] = ("scale", "c", "bias")
+    _options: ClassVar[tuple[str, ...]] = ("map",)
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,8 @@ bool Describe(const TableLayout& layout, LayoutParameters* to) {
 // Blocks that keep a large GPU busy: results must not depend on the GPU, so neither may this.
 constexpr int64_t kBlocks = 264;
 
+static_assert(sizeof(Parameters) <= 4096, "what a kernel may be given on every GPU");
+
 class Plan {
  public:
   Plan(const PairFunction& function, const Input& in, Backend& backend)
@@ -152,9 +154,6 @@ class Plan {
   }
 
   void Backward(const Saved& saved, const Gradient& gradient) {
-    if (gradient.bias.table != nullptr && in_.bias.layout != nullptr) {
-      Fail("d_bias: a bias with a layout has no gradient on CUDA");
-    }
     p_.d_o = ToArray(saved.d_o);
     p_.d_lse = saved.d_lse;
     p_.o = ToArray(saved.o);
@@ -180,11 +179,12 @@ class Plan {
     c.kWarps = bytes > 512 ? 1 : 4;
     c.kStep = bytes > 256 ? 16 : bytes > 64 ? 32 : 64;
     c.kStages = bytes > 256 ? 1 : 2;
-    c.kOwn = Type() != 0 && bytes <= 128 ? 1 : 0;
+    // Scalars and their gradients need the registers, too.
+    const int scalars = function_.row_scalars + function_.column_scalars + function_.head_scalars;
+    c.kOwn = Type() != 0 && bytes <= 128 && scalars <= 2 ? 1 : 0;
     c.kColumns = std::min<int64_t>(128, std::max(c.kDim, c.kValueDim));
     p_.chunks = Int(Up(std::max(c.kDim, c.kValueDim), c.kColumns));
-    c.kAligned =
-        Aligned({&p_.x, &p_.y, &p_.v, &p_.d_o, &p_.d_x, &p_.d_y, &p_.d_v}) ? 1 : 0;
+    c.kAligned = Aligned({&p_.x, &p_.y, &p_.v, &p_.d_o, &p_.d_x, &p_.d_y, &p_.d_v}) ? 1 : 0;
 
     PassOverKeys(c);
     p_.delta = p_.balanced_delta;
@@ -293,10 +293,9 @@ class Plan {
     c.kSegments = in_.mask.query_segments != nullptr ? 1 : 0;
     c.kTemperature = in_.temperature != nullptr ? 1 : 0;
     c.kDropout = in_.dropout.rate != 0 ? 1 : 0;
-    const bool bounded =
-        in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0;
-    c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 ||
-                       c.kPairMask != 0 || c.kSegments != 0
+    const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0;
+    c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
+                       c.kSegments != 0
                    ? 1
                    : 0;
   }
@@ -347,13 +346,13 @@ class Plan {
     int64_t parts = blocks;
     if (gradient.bias.table != nullptr) {
       parts = std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, key_heads)));
-      p_.bias_parts = Int(parts);
-      p_.d_bias_parts = New<float>(Size(heads_ * parts * p_.bias_size));
+      // With a layout, each warp has sums of its own.
+      p_.bias_parts = Int(parts * (c.kBias == 2 ? c.kWarps : 1));
+      p_.d_bias_parts = New<float>(Size(heads_ * p_.bias_parts * p_.bias_size));
     }
     if (!wanted || key_heads * blocks == 0) return;
-    const int words =
-        QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                   Int(c.kTemperature), Int(c.kDropout));
+    const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias),
+                                 Int(c.kSegments), Int(c.kTemperature), Int(c.kDropout));
     // Heads that share the gradient of their pairs' bias add to it one after the other; those of
     // one key head do so anyway.
     const bool shares_heads = has_pairs && gradient.pair_bias.stride[1] == 0;
@@ -387,9 +386,9 @@ class Plan {
     c.kWarps = 8;
     for (int s = -1; s < function_.head_scalars; ++s) {
       p_.sum_from = p_.d_factor_rows + (1 + s) * rows_;
-      p_.sum_to = s < 0 ? gradient.factor
-                        : gradient.head_scalars == nullptr ? nullptr
-                                                           : gradient.head_scalars + s * n_.heads;
+      p_.sum_to = s < 0                              ? gradient.factor
+                  : gradient.head_scalars == nullptr ? nullptr
+                                                     : gradient.head_scalars + s * n_.heads;
       if (p_.sum_to != nullptr) Launch("add_up_all", c, 1, n_.heads, 8 * 32 * Int(c.kWarps));
     }
   }
@@ -445,7 +444,8 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
     return "relative: relative keys and values are not computed on CUDA";
   }
   LayoutParameters layout;
-  if (in.bias.table != nullptr && in.bias.layout != nullptr && !Describe(*in.bias.layout, &layout)) {
+  if (in.bias.table != nullptr && in.bias.layout != nullptr &&
+      !Describe(*in.bias.layout, &layout)) {
     return "bias: its layout is not known on CUDA";
   }
   return "";

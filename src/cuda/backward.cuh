@@ -1,7 +1,7 @@
 // The backward pass: one template, run twice. A block owns rows, 16 for each of its warps, and
-// walks over those that see them or that they see: over the keys (gradients of queries and factors),
-// then, owning keys, over the queries of all heads of its group (gradients of keys, values and
-// biases). Each sum is one thread's, in fixed order.
+// walks over those that see them or that they see: over the keys (gradients of queries and
+// factors), then, owning keys, over the queries of all heads of its group (gradients of keys,
+// values and biases). Each sum is one thread's, in fixed order.
 #ifndef GNOMON_SRC_CUDA_BACKWARD_CUH_
 #define GNOMON_SRC_CUDA_BACKWARD_CUH_
 
@@ -36,6 +36,38 @@ GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to
   }
 }
 
+// The same for a table with a layout. A warp adds to sums of its own, those of one query at a time:
+// lanes whose keys read the same entry have the first of them add up all.
+template <class C>
+GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned char* scores, int rows,
+                              int first_key, int first_query, int queries, Int64 position,
+                              float* to) {
+  const int lane = Thread() % 32;
+  const int width = C::kStep + 1;
+  for (int c = Thread() / 32; c < C::kStep; c += C::kWarps) {
+    const int i = first_query + c;
+    if (i >= queries) break;
+    for (int r = lane; r < rows + lane; r += 32) {
+      const float mine = r < rows ? LoadShared<float>(scores + 4 * (r * width + c)) : 0.0f;
+      for (int n = 0; n < EntriesOf(layout); ++n) {
+        int entry = r < rows ? LayoutEntry(layout, n, position + i, first_key + r) : -1;
+        float sum = 0;
+        bool first = entry >= 0;
+        for (int other = 0; other < 32; ++other) {
+          const float score = Shuffle(mine, other);
+          const auto its =
+              static_cast<int>(BitsOf(Shuffle(FromBits(static_cast<uint32>(entry)), other)));
+          if (its != entry) continue;
+          if (other < lane) first = false;
+          sum += score;
+        }
+        if (first) to[entry] += sum;
+        WarpBarrier();
+      }
+    }
+  }
+}
+
 template <class F, class C, bool kKeys>
 GNOMON_DEVICE void Backward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
@@ -62,8 +94,10 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const int chunk = BlockX() % p.chunks;
   const int first_column = chunk * C::kColumns;
   int index = BlockX() / p.chunks;
-  // The blocks of a part add to the same biases one after the other.
-  const int parts = sums_bias ? p.bias_parts : blocks;
+  // The blocks of a part add to the same biases one after the other; with a layout, each warp to
+  // its own.
+  const int sums = C::kBias == 2 ? C::kWarps : 1;
+  const int parts = sums_bias ? p.bias_parts / sums : blocks;
   const int part = index % parts;
   index = p.first_head + index / parts * p.head_step;
   const int b = index / (kKeys ? p.key_heads : p.heads);
@@ -77,13 +111,13 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
   // Of heads first_h and on.
-  const Int64 part_step = static_cast<Int64>(parts) * p.bias_size;
+  const Int64 part_step = static_cast<Int64>(parts) * sums * p.bias_size;
   float* bias_sums = nullptr;
   if (sums_bias && chunk == 0) {
     bias_sums = p.d_bias_parts + (static_cast<Int64>(b) * p.heads + first_h) * part_step +
-                static_cast<Int64>(part) * p.bias_size;
+                static_cast<Int64>(part) * sums * p.bias_size;
     for (int h = first_h; h < last_h; ++h) {
-      for (int n = Thread(); n < p.bias_size; n += 32 * C::kWarps) {
+      for (int n = Thread(); n < sums * p.bias_size; n += 32 * C::kWarps) {
         bias_sums[(h - first_h) * part_step + n] = 0;
       }
     }
@@ -205,9 +239,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
         own_softmax[r] = {p.largest[row], p.inverse[row], p.delta[row]};
         // A row without keys has gradients of 0 whatever its temperature is.
-        own_temperature[r] = C::kTemperature != 0 && own_softmax[r].inverse != 0
-                                 ? p.temperature[row]
-                                 : 1.0f;
+        own_temperature[r] =
+            C::kTemperature != 0 && own_softmax[r].inverse != 0 ? p.temperature[row] : 1.0f;
       }
       // Sums of ds times what stands in their names, and of weights times the same.
       float sum_ds[2] = {};
@@ -318,8 +351,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                   d_key_bias[r] += ds;
                   if (C::kPairBias != 0 && chunk == 0 && p.d_pair_bias.data != nullptr) {
                     const Array& to = p.d_pair_bias;
-                    static_cast<float*>(to.data)[b * to.stride[0] + h * to.stride[1] +
-                                                 i * to.stride[2] + j] += ds;
+                    static_cast<float*>(
+                        to.data)[b * to.stride[0] + h * to.stride[1] + i * to.stride[2] + j] += ds;
                   }
                 } else {
                   sum_ds[r] += tempered;
@@ -344,9 +377,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
               dp[n][e] = w;
               if (sums_bias) {
                 StoreShared<float>(
-                    memory + at.scores +
-                        4 * ((rows[r] - begin) * (C::kStep + 1) + column),
-                    ds);
+                    memory + at.scores + 4 * ((rows[r] - begin) * (C::kStep + 1) + column), ds);
               }
             }
           }
@@ -380,8 +411,14 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         }
         Barrier();
         if (sums_bias && bias_sums != nullptr) {
-          AddDiagonals<C>(memory + at.scores, rows_in_block, bias_sums + (h - first_h) * part_step,
-                          static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
+          float* const of_head = bias_sums + (h - first_h) * part_step;
+          if (C::kBias == 2) {
+            AddEntries<C>(p.layout, memory + at.scores, rows_in_block, begin, start, p.queries,
+                          head.position, of_head + warp * p.bias_size);
+          } else {
+            AddDiagonals<C>(memory + at.scores, rows_in_block, of_head,
+                            static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
+          }
           // The next tile's diagonals are other threads'.
           Barrier();
         }
@@ -443,8 +480,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             }
           }
           if (C::kTemperature != 0 && p.d_temperature != nullptr) {
-            p.d_temperature[row] =
-                head.factor * d_factor + by_added[r] - beyond * mean_added[r];
+            p.d_temperature[row] = head.factor * d_factor + by_added[r] - beyond * mean_added[r];
           }
           // For the pass over keys.
           p.balanced_delta[row] = own_softmax[r].delta + beyond;
@@ -487,16 +523,15 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 #pragma unroll
           for (int d = 0; d < C::kColumns / 8; ++d) {
             const int column = first_column + 8 * d + pair;
-            StorePair<C>(to_y.data, rows[r] * to_y.stride + column, dy[d][2 * r],
-                         dy[d][2 * r + 1], p.value_dim - column);
+            StorePair<C>(to_y.data, rows[r] * to_y.stride + column, dy[d][2 * r], dy[d][2 * r + 1],
+                         p.value_dim - column);
           }
         }
         if (pair == 0 && chunk == 0 && p.d_column != nullptr) {
 #pragma unroll
           for (int m = 0; m < kOwnScalars; ++m) {
-            p.d_column[m * key_columns +
-                       (static_cast<Int64>(b) * p.key_heads + own_head) * p.keys + rows[r]] =
-                d_own[r][m];
+            p.d_column[m * key_columns + (static_cast<Int64>(b) * p.key_heads + own_head) * p.keys +
+                       rows[r]] = d_own[r][m];
           }
         }
       }

@@ -12,8 +12,8 @@ template <class C>
 GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   float spoiled = 0;
   for (int d = Thread() % 32; d < C::kValueDim; d += 32) {
-    const float value = C::kType == 0 ? LoadShared<float>(row + 4 * d)
-                                      : Widen<C>(LoadShared<uint16>(row + 2 * d));
+    const float value =
+        C::kType == 0 ? LoadShared<float>(row + 4 * d) : Widen<C>(LoadShared<uint16>(row + 2 * d));
     if (!(Abs(value) < Infinity())) spoiled = 1;
   }
   return SumOfWarp(spoiled) != 0;
@@ -78,9 +78,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
       cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
-  const SharedLayout at =
-      cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages,
-                          C::kOwn, word_count, C::kBias);
+  const SharedLayout at = cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep,
+                                              C::kStages, C::kOwn, word_count, C::kBias);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;

@@ -28,8 +28,8 @@ struct Key {
 // What a block knows of a head.
 struct HeadTerms {
   int b, h;
-  Int64 position;   // of query 0
-  float factor;     // c
+  Int64 position;  // of query 0
+  float factor;    // c
   float t[3];
   const float* bias;  // the head's table
 };
@@ -212,34 +212,45 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   return q;
 }
 
-// The sum of the entries of a table that the query at `position` and key j read.
-GNOMON_DEVICE float LayoutBias(const LayoutParameters& layout, const float* table, Int64 position,
-                               int j) {
+// How many entries of a table a pair reads.
+GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
+  return layout.sums != 0 ? layout.axes : 1;
+}
+// The n-th of them for the query at `position` and key j; -1 if there is none.
+GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
   if (layout.kind == LayoutParameters::kByOffset) {
     Int64 offset = j - position;
-    if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return 0;
+    if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return -1;
     offset = Most(-layout.past, Least(offset, layout.future));
-    return table[offset + layout.past];
+    return static_cast<int>(offset + layout.past);
   }
-  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? table[j] : 0.0f;
+  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? j : -1;
   if (position < layout.prefix || position >= layout.tokens || j < layout.prefix ||
       j >= layout.tokens) {
-    return 0;
+    return -1;
   }
   int query = static_cast<int>(position) - layout.prefix;
   int key = j - layout.prefix;
-  float sum = 0;
   int entry = 0;
   for (int axis = layout.axes - 1; axis >= 0; --axis) {
     const int length = layout.shape[axis];
     const int at =
         layout.first[axis] + (key % length - query % length + length - 1) * layout.step[axis];
-    if (layout.sums != 0) sum += table[at];
+    if (layout.sums != 0 && axis == n) return at;
     entry += at;
     key /= length;
     query /= length;
   }
-  return layout.sums != 0 ? sum : table[entry];
+  return entry;
+}
+GNOMON_DEVICE float LayoutBias(const LayoutParameters& layout, const float* table, Int64 position,
+                               int j) {
+  float sum = 0;
+  for (int n = 0; n < EntriesOf(layout); ++n) {
+    const int entry = LayoutEntry(layout, n, position, j);
+    if (entry >= 0) sum += table[entry];
+  }
+  return sum;
 }
 
 // A pair's score in units of log2: -inf where it is hidden.
@@ -283,9 +294,8 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   if (C::kPairBias != 0) {
     if (s.seen) {
       const Array& bias = p.pair_bias;
-      const float value =
-          static_cast<const float*>(bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] +
-                                               i * bias.stride[2] + j];
+      const float value = static_cast<const float*>(
+          bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] + i * bias.stride[2] + j];
       s.seen = value != -Infinity();
       s.added += value;
     }
@@ -301,8 +311,8 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
         const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
         float g = 0;
         for (int d = 0; d < p.dim; ++d) {
-          const float difference = LoadElement<C>(x.data, i * x.stride + d) -
-                                   LoadElement<C>(y.data, j * y.stride + d);
+          const float difference =
+              LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
           g = Fma(difference, difference, g);
         }
         s.g = g;

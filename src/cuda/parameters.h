@@ -21,7 +21,7 @@ struct LayoutParameters {
   int size;
   Int64 past, future;  // kByOffset
   int clips;
-  int sums;    // kOfGrid: whether each axis has entries of its own, whose sum is taken
+  int sums;  // kOfGrid: whether each axis has entries of its own, whose sum is taken
   int axes;
   int prefix;
   int tokens;
@@ -85,15 +85,16 @@ struct Parameters {
 
   // Backward.
   Array d_o;
-  const float* d_lse;  // (B, H, Lq)
-  float* largest;      // (B, H, Lq): inf in a row that sees no key
-  float* inverse;      // (B, H, Lq): 1 / sum
-  float* delta;        // (B, H, Lq)
+  const float* d_lse;     // (B, H, Lq)
+  float* largest;         // (B, H, Lq): inf in a row that sees no key
+  float* inverse;         // (B, H, Lq): 1 / sum
+  float* delta;           // (B, H, Lq)
   float* balanced_delta;  // likewise, as the pass over the keys finds that it should be
   Array d_x, d_y, d_v;
-  float* d_row;          // (R, B, H, Lq)
-  float* d_column;       // (C, B, Hkv, Lk)
-  float* d_factor_rows;  // (1 + S, B, H, Lq): each row's part of the factor's and scalars' gradients
+  float* d_row;     // (R, B, H, Lq)
+  float* d_column;  // (C, B, Hkv, Lk)
+  float*
+      d_factor_rows;  // (1 + S, B, H, Lq): each row's part of the factor's and scalars' gradients
   float* d_temperature;  // (B, H, Lq)
   float* d_key_bias;     // (B, H, Lk)
   float* d_bias_parts;   // (B, H, bias_parts, bias_size)

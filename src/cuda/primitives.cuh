@@ -67,6 +67,7 @@ GNOMON_DEVICE void CopyWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(n) : "memory");
 }
 GNOMON_DEVICE void Barrier() { __syncthreads(); }
+GNOMON_DEVICE void WarpBarrier() { __syncwarp(); }
 
 // Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n.
 template <bool kTranspose>
@@ -132,9 +133,7 @@ GNOMON_DEVICE uint32 ToTf32(float a) {
   return r;
 }
 
-GNOMON_DEVICE float ShuffleXor(float a, int mask) {
-  return __shfl_xor_sync(0xffffffffu, a, mask);
-}
+GNOMON_DEVICE float ShuffleXor(float a, int mask) { return __shfl_xor_sync(0xffffffffu, a, mask); }
 GNOMON_DEVICE float Shuffle(float a, int lane) { return __shfl_sync(0xffffffffu, a, lane); }
 
 GNOMON_DEVICE float Exp2(float a) {
@@ -144,7 +143,6 @@ GNOMON_DEVICE float Exp2(float a) {
 }
 GNOMON_DEVICE float Log2(float a) { return log2f(a); }
 GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-GNOMON_DEVICE uint32 MultiplyHigh(uint32 a, uint32 b) { return __umulhi(a, b); }
 
 // The definitions' vocabulary.
 GNOMON_DEVICE float Splat(float, float value) { return value; }
@@ -240,8 +238,8 @@ GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes
 template <class C>
 GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
-  LoadMatrices<false>(b.high, tile + (row + lane % 8 + lane / 16 * 8) * row_bytes + 32 * k +
-                                  lane / 8 % 2 * 16);
+  LoadMatrices<false>(
+      b.high, tile + (row + lane % 8 + lane / 16 * 8) * row_bytes + 32 * k + lane / 8 % 2 * 16);
   Split<C>(b);
 }
 // Rows k Depth() and on of a tile as those of the right operand, 16 columns from `column` on. Of
@@ -251,8 +249,8 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
                                  int column) {
   const int lane = Thread() % 32;
   if (C::kType != 0) {
-    LoadMatrices<true>(b.high, tile + (16 * k + lane % 16) * row_bytes +
-                                   2 * (column + lane / 16 * 8));
+    LoadMatrices<true>(b.high,
+                       tile + (16 * k + lane % 16) * row_bytes + 2 * (column + lane / 16 * 8));
     return;
   }
 #pragma unroll

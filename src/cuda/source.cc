@@ -53,7 +53,8 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
     add({"  static constexpr int ", name, " = ", std::to_string(value), ";\n"});
     if (name == "kWarps") warps = value;
   }
-  add({"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
+  add(
+      {"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
        "__launch_bounds__(",
        std::to_string(32 * warps), ") ", kKernelEntry,
        "(const __grid_constant__ gnomon::cuda::Parameters p) {\n  using namespace "
@@ -64,15 +65,14 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
 
 const std::vector<std::string>& KernelSourceFiles() {
   static const std::vector<std::string> kFiles = {
-      "cuda/backward.cuh", "cuda/constants.h",     "cuda/forward.cuh", "cuda/pair.cuh",
+      "cuda/backward.cuh", "cuda/constants.h",    "cuda/forward.cuh", "cuda/pair.cuh",
       "cuda/parameters.h", "cuda/primitives.cuh", "cuda/rows.cuh"};
   return kFiles;
 }
 
 const std::vector<std::string>& KernelCompilerOptions() {
-  static const std::vector<std::string> kOptions = {"-std=c++20", "-default-device",
-                                                    "-fmad=false", "-prec-div=false",
-                                                    "-prec-sqrt=false"};
+  static const std::vector<std::string> kOptions = {"-std=c++20", "-default-device", "-fmad=false",
+                                                    "-prec-div=false", "-prec-sqrt=false"};
   return kOptions;
 }
 

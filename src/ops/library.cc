@@ -147,6 +147,19 @@ ComponentsOf(const std::string& specification) {
   return {names, options, specifications};
 }
 
+at::Tensor AggregateCentroid(const at::Tensor& o, const at::Tensor& q,
+                             const std::string& similarity, at::TensorList tensors) {
+  return LorentzCentroid(o, ResolveSimilarity("gnomon.attention", similarity, tensors, q));
+}
+
+at::Tensor LorentzLift(const at::Tensor& x, const OptionalTensor& c, double number) {
+  return lorentz::lift(x, c ? HeadValue(*c) : HeadValue(number));
+}
+
+at::Tensor LorentzCentroidOf(const at::Tensor& points, const OptionalTensor& c, double number) {
+  return lorentz::centroid(points, c ? HeadValue(*c) : HeadValue(number));
+}
+
 bool HasHeight(const std::string& similarity) {
   const Component component = Component::Parse(similarity);
   return FindSimilarity(component).HasHeight(component);
@@ -219,6 +232,11 @@ TORCH_LIBRARY(gnomon, m) {
         kFlat<Attention>);
   // What a sink makes of o and lse.
   m.def("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
+  // What the aggregation lorentz_centroid makes of o.
+  m.def(
+      "aggregate_centroid(Tensor o, Tensor q, str similarity, Tensor[] similarity_tensors) -> "
+      "Tensor",
+      AggregateCentroid);
   m.def(("module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
          "Tensor[] tensors, " +
          call + ") -> Tensor")
@@ -290,6 +308,9 @@ TORCH_LIBRARY(gnomon, m) {
       "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, int[] axes, "
       "SymInt query_offset) -> (Tensor, Tensor)",
       HypeAugmentOp);
+  // Points of hyperboloids.
+  m.def("lorentz_lift(Tensor x, Tensor? c, float number) -> Tensor", LorentzLift);
+  m.def("lorentz_centroid(Tensor points, Tensor? c, float number) -> Tensor", LorentzCentroidOf);
   m.def("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
   m.def("cone_lowest_common_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor",
         cones::lowest_common_ancestor);
@@ -300,6 +321,7 @@ TORCH_LIBRARY(gnomon, m) {
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   m.impl("attention", kFlat<Attention>);
   m.impl("add_sink", AddSink);
+  m.impl("aggregate_centroid", AggregateCentroid);
   m.impl("module_attention", kFlat<AttentionOfModule>);
   m.impl("attention_weights", kFlat<WeightsOfSpecs>);
   m.impl("module_attention_weights", kFlat<WeightsOfModule>);
@@ -313,6 +335,8 @@ TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   m.impl("sinusoid", sinusoid);
   m.impl("hype_augment", HypeAugmentOp);
   m.impl("cone_ancestor", cones::ancestor);
+  m.impl("lorentz_lift", LorentzLift);
+  m.impl("lorentz_centroid", LorentzCentroidOf);
   m.impl("cone_lowest_common_ancestor", cones::lowest_common_ancestor);
 }
 

@@ -84,12 +84,12 @@ struct CudaOptions {
   bool keeps_statistics = true;
   bool forward_only = false;
   std::vector<float>* statistics = nullptr;  // those of the forward pass
-  std::string only = "";  // the gradient that is computed; empty: all
+  std::string only = "";                     // the gradient that is computed; empty: all
 };
 
 // Problem::Run, by the CUDA kernels.
 inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
-                       EmulatedBackend* used = nullptr) {
+                              EmulatedBackend* used = nullptr) {
   const ProblemOptions& options = p.options;
   EmulatedBackend own(how.order);
   EmulatedBackend& backend = used != nullptr ? *used : own;
@@ -157,8 +157,8 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   gradient.column_scalars = pointer("d_column", p.column);
   gradient.head_scalars = pointer("d_head", p.head);
   gradient.factor = pointer("d_factor", p.factor);
-  if (options.bias != ProblemOptions::kNoBias && options.layout == nullptr) {
-    gradient.bias = {pointer("d_bias", p.bias), p.bias_stride(), nullptr};
+  if (options.bias != ProblemOptions::kNoBias) {
+    gradient.bias = {pointer("d_bias", p.bias), p.bias_stride(), options.layout};
   }
   if (options.key_bias) gradient.key_bias = pointer("d_key_bias", p.key_bias);
   if (options.temperature) gradient.temperature = pointer("d_temperature", p.temperature);
@@ -186,7 +186,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
 
 // A problem whose tokens, values and gradients are numbers of the element type.
 inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptions& options,
-                         Element element) {
+                                Element element) {
   Problem<float> p = RandomProblem(function, options);
   for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o}) {
     array->ForEach([element](float& x) { x = Rounded(x, element); });

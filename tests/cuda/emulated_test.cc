@@ -57,10 +57,7 @@ std::vector<Case> Cases() {
         .bias = kEach}},
       {"Chunks", {.shape = {1, 2, 1, 100, 100, 8, 8}, .right = 0, .chunks = {23, 1, 0}}},
       {"KeyBiasWithBase",
-       {.shape = {2, 4, 2, 30, 70, 16, 8},
-        .right = 40,
-        .key_bias = true,
-        .key_bias_base = true}},
+       {.shape = {2, 4, 2, 30, 70, 16, 8}, .right = 40, .key_bias = true, .key_bias_base = true}},
       {"TemperatureOfBiases",
        {.shape = {2, 4, 2, 30, 50, 16, 16},
         .bias = kEach,
@@ -68,7 +65,8 @@ std::vector<Case> Cases() {
         .temperature = true,
         .pair_bias = {true, false, true},
         .pair_mask = {true, true, false}}},
-      {"PairBias", {.shape = {2, 2, 1, 30, 70, 8, 8}, .right = 50, .pair_bias = {true, true, false}}},
+      {"PairBias",
+       {.shape = {2, 2, 1, 30, 70, 8, 8}, .right = 50, .pair_bias = {true, true, false}}},
       {"PairBiasOfAll", {.shape = {2, 2, 2, 20, 20, 8, 8}, .pair_bias = {true, true, true}}},
       {"Dropout", {.shape = {2, 2, 1, 40, 70, 16, 16}, .right = 30, .dropout = 0.25, .seed = 5}},
       {"Decode",
@@ -77,15 +75,14 @@ std::vector<Case> Cases() {
         .key_starts = {5, 0},
         .query_offset = 599,
         .bias = kShared}},
-      {"Layout", {.shape = {2, 2, 1, 30, 46, 8, 8}, .query_offset = 9, .bias = kShared,
-                  .layout = &kClipped}},
+      {"Layout",
+       {.shape = {2, 2, 1, 30, 46, 8, 8}, .query_offset = 9, .bias = kShared, .layout = &kClipped}},
       {"GridTable", {.shape = {2, 2, 1, 46, 46, 8, 8}, .bias = kEach, .layout = &kGrid}},
       {"GridAxes", {.shape = {1, 2, 1, 46, 46, 8, 8}, .bias = kShared, .layout = &kAxes}},
   };
 }
 
-class EmulatedTest
-    : public ::testing::TestWithParam<std::tuple<const PairFunction*, Element>> {};
+class EmulatedTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, Element>> {};
 
 TEST_P(EmulatedTest, MatchesTheReference) {
   const auto& [function, element] = GetParam();
@@ -126,12 +123,11 @@ TEST(WideHeadsTest, MatchTheReference) {
       for (const Element element : kElements) {
         ++n;
         SCOPED_TRACE(name + std::string(" ") + std::to_string(dim) + " " + NameOf(element));
-        const Problem<float> p =
-            ProblemOf(EmulatedPairFunction(name),
-                      {.shape = {1, 2, 1, 37, 66, dim, value_dim},
-                       .right = 40,
-                       .bias = ProblemOptions::kSharedBias},
-                      element);
+        const Problem<float> p = ProblemOf(EmulatedPairFunction(name),
+                                           {.shape = {1, 2, 1, 37, 66, dim, value_dim},
+                                            .right = 40,
+                                            .bias = ProblemOptions::kSharedBias},
+                                           element);
         CudaOptions how;
         how.element = element;
         how.order = Order(n);

@@ -28,8 +28,8 @@ std::string At(Place place) {
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line());
 }
 [[noreturn]] void Fail(const std::string& what, Place place) {
-  throw std::runtime_error("emulation: " + At(place) + ": thread " +
-                           std::to_string(state.thread) + ": " + what);
+  throw std::runtime_error("emulation: " + At(place) + ": thread " + std::to_string(state.thread) +
+                           ": " + what);
 }
 
 // Contexts.
@@ -478,9 +478,9 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   for (int t = 0; t < threads; ++t) {
     if (block.fibers[static_cast<size_t>(t)]->done) continue;
     const device::Meeting& warp = block.warps[static_cast<size_t>(t / device::kLanes)];
-    throw std::runtime_error("emulation: " +
-                             device::At(warp.arrived > 0 ? warp.place : block.all.place) +
-                             ": threads wait for others that do not come");
+    throw std::runtime_error(
+        "emulation: " + device::At(warp.arrived > 0 ? warp.place : block.all.place) +
+        ": threads wait for others that do not come");
   }
 }
 

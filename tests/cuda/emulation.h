@@ -1,6 +1,7 @@
 // Runs kernels on the CPU: what src/cuda/primitives.cuh is on a GPU. A thread is a fiber; what a
 // warp does together is computed when its last lane arrives. The emulation throws where
-//   - shared memory is read that nothing has been written to, or outside of what a kernel asked for;
+//   - shared memory is read that nothing has been written to, or outside of what a kernel asked
+//   for;
 //   - two threads use the same bytes, one of them writes, and no barrier stands between;
 //   - bytes are used that an asynchronous copy is still on its way to, or a block ends before it;
 //   - lanes of a warp, or threads of a block, meet at different places, or some never come;
@@ -130,6 +131,8 @@ inline float ShuffleXor(float a, int mask, Place place = Place::current()) {
   return Shuffle(a, (Thread() % 32) ^ mask, place);
 }
 
+inline void WarpBarrier(Place place = Place::current()) { Meet({}, ShuffleOfWarp, 0, place); }
+
 inline uint32 BitsOf(float a) {
   uint32 bits;
   std::memcpy(&bits, &a, sizeof(bits));
@@ -191,8 +194,8 @@ std::vector<const PairFunction*> EmulatedPairFunctions();
 // In which order the fibers of a block run, and when copies land: as soon as they can, or when they
 // are waited for.
 struct EmulatedOrder {
-  bool backwards = false;   // lanes, warps and blocks from the last on
-  bool far_ahead = false;   // a warp runs as far as it can before the next one
+  bool backwards = false;  // lanes, warps and blocks from the last on
+  bool far_ahead = false;  // a warp runs as far as it can before the next one
   bool early_copies = false;
 };
 

@@ -1,5 +1,7 @@
-"""Plants the errors of errors.txt in the CUDA kernels, one at a time: the tests in the emulation must
-see each of them. Needs a build of gnomon_cuda_tests (--build); takes about five seconds for each."""
+"""Plants the errors of errors.txt in the CUDA kernels, one at a time.
+
+The tests in the emulation must see each of them. Needs a build of gnomon_cuda_tests (--build) and
+about five seconds for each."""
 
 import argparse
 import os
@@ -20,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Builder:
-    """Compiles the kernels of one pair function and links them with the tests as they were built."""
+    """Compiles the kernels of one pair function and links them with the tests' objects."""
 
     def __init__(self, build: Path, compiler: str, flags: list[str]) -> None:
         self.compiler = compiler

@@ -23,9 +23,8 @@ class RulesTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, RulesTest, ::testing::ValuesIn(EmulatedPairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-const ProblemOptions kSome = {.shape = {2, 4, 2, 37, 70, 17, 16},
-                              .right = 40,
-                              .bias = ProblemOptions::kSharedBias};
+const ProblemOptions kSome = {
+    .shape = {2, 4, 2, 37, 70, 17, 16}, .right = 40, .bias = ProblemOptions::kSharedBias};
 
 // The same to the last bit, however threads take turns, whether copies land early or late, and
 // whether other gradients are asked for.
@@ -82,10 +81,9 @@ TEST_P(RulesTest, RowsWithoutKeysAreZero) {
 }
 
 TEST_P(RulesTest, InfiniteBiasesMask) {
-  Problem<float> p =
-      ProblemOf(function(),
-                {.shape = {2, 3, 1, 29, 50, 17, 17}, .bias = ProblemOptions::kBiasForEachBatch},
-                Element::kFloat32);
+  Problem<float> p = ProblemOf(
+      function(), {.shape = {2, 3, 1, 29, 50, 17, 17}, .bias = ProblemOptions::kBiasForEachBatch},
+      Element::kFloat32);
   for (int64_t b = 0; b < 2; ++b) {
     for (int64_t entry = 0; entry < 20; ++entry) p.bias_at(b, 0, entry) = -kInfinity;
     p.bias_at(b, 0, 40) = -kInfinity;
@@ -102,8 +100,7 @@ TEST_P(RulesTest, InfiniteBiasesMask) {
 
 // Logits of some hundred: the largest weight is nearly 1.
 TEST_P(RulesTest, LogitsMayBeLarge) {
-  Problem<float> p =
-      ProblemOf(function(), {.shape = {1, 2, 2, 29, 70, 17, 16}}, Element::kFloat32);
+  Problem<float> p = ProblemOf(function(), {.shape = {1, 2, 2, 29, 70, 17, 16}}, Element::kFloat32);
   for (float& factor : p.factor) factor *= 512;
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32, 0, 2e-3);
 }
@@ -116,8 +113,7 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
         Element::kFloat32);
     for (float& factor : p.factor) factor *= 512;
     std::vector<float> statistics;
-    const Results<float> forward =
-        RunCuda(p, {.forward_only = true, .statistics = &statistics});
+    const Results<float> forward = RunCuda(p, {.forward_only = true, .statistics = &statistics});
     const size_t rows = p.d_lse.size();
     const Problem<double> q = p.InDouble();
     std::vector<double> expected(3 * rows);
@@ -164,7 +160,8 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
       {.shape = shape, .key_bias = true},
       {.shape = shape, .pair_mask = {true, false, false}},
       {.shape = shape, .pair_bias = {true, false, false}},
-      {.shape = shape, .query_segments = Documents(2, 70, 30),
+      {.shape = shape,
+       .query_segments = Documents(2, 70, 30),
        .key_segments = Documents(2, 70, 30)},
       {.shape = shape},
   };
@@ -193,8 +190,8 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
       if (pair_hides(1, i)) p.pair_bias.at(1, 1, i, kPoisoned) = -kInfinity;
     }
     const auto sees = [&](int64_t b, int64_t h, int64_t i) {
-      return b == 1 && h < 2 && Sees(options, b, i, kPoisoned) &&
-             p.SeesPair(b, h, i, kPoisoned) && !pair_hides(h, i) &&
+      return b == 1 && h < 2 && Sees(options, b, i, kPoisoned) && p.SeesPair(b, h, i, kPoisoned) &&
+             !pair_hides(h, i) &&
              (p.bias.empty() || p.bias_at(b, h, zero + kPoisoned - i) != -kInfinity) &&
              (!options.key_bias || h != 0);
     };
@@ -243,14 +240,13 @@ TEST_P(RulesTest, PoisonInAKeyReachesTheRowsThatSeeIt) {
 TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   for (const int64_t columns : {17, 16}) {
     const AttentionShape shape = {3, 2, 1, 30, 90, columns, columns};
-    const Problem<float> clean =
-        ProblemOf(function(),
-                  {.shape = shape,
-                   .right = 70,
-                   .key_starts = {0, 5, 50},
-                   .key_lengths = {90, 70, 40},
-                   .bias = ProblemOptions::kSharedBias},
-                  Element::kBfloat16);
+    const Problem<float> clean = ProblemOf(function(),
+                                           {.shape = shape,
+                                            .right = 70,
+                                            .key_starts = {0, 5, 50},
+                                            .key_lengths = {90, 70, 40},
+                                            .bias = ProblemOptions::kSharedBias},
+                                           Element::kBfloat16);
     Problem<float> p = clean;
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t j = 0; j < shape.keys; ++j) {

@@ -27,6 +27,8 @@ class Similarity:
     scores: Callable[[Parameters, Tensor, Tensor], Tensor]
     parameters: Callable[[int], Parameters] = no_parameters
     has_height: bool = False
+    # Whether the height, or a time, is the first coordinate.
+    height_is_first: bool = False
     # What q and k are made of N(0, 1) numbers by, where the map is "none" or they would be far off.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
     # The only number of columns that q and k may have; 0: any.
@@ -150,6 +152,46 @@ def minkowski_distance(x: Tensor, y: Tensor) -> Tensor:
     return arcosh1p(t.clamp_min(1e-12))
 
 
+def time(x: Tensor, c: Tensor) -> Tensor:
+    """Of the point above a place, on the hyperboloid <x, x> = -c."""
+    return (c[:, None] + x.square().sum(-1)).sqrt()
+
+
+def lorentz_exp(x: Tensor, c: Tensor) -> Tensor:
+    """The places of the exponential map at (sqrt(c), 0)."""
+    n, root = x.norm(dim=-1, keepdim=True), per_head(c).sqrt()
+    return root * (n / root).sinh() * x / n
+
+
+def minkowski(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+    """2 c + 2 <x, y> of the points above places."""
+    product = x @ y.transpose(-1, -2) - time(x, c)[..., :, None] * time(y, c)[..., None, :]
+    return 2 * per_head(c) + 2 * product
+
+
+def lorentz(
+    map_name: str,
+    places: Callable[[Tensor, Tensor], Tensor],
+    prepare: Callable[[Tensor], Tensor] = moderate,
+    is_point: bool = False,
+) -> Similarity:
+    return Similarity(
+        lambda p: gnomon.similarity.Lorentz(p["scale"], p["c"], p["bias"], map_name),
+        lambda p, q, k: (
+            per_head(p["scale"]) * minkowski(places(q, p["c"]), places(k, p["c"]), p["c"])
+            + per_head(p["bias"])
+        ),
+        lambda heads: {
+            "scale": torch.rand(heads, dtype=torch.float64) + 0.3,
+            "c": torch.rand(heads, dtype=torch.float64) + 0.5,
+            "bias": torch.randn(heads, dtype=torch.float64),
+        },
+        has_height=is_point,
+        height_is_first=is_point,
+        prepare=prepare,
+    )
+
+
 def half_space_distance(q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor]) -> Tensor:
     (x, u), (y, v) = q, k
     u, v = u[..., :, None], v[..., None, :]
@@ -189,7 +231,7 @@ def hyperbolic(
         lambda p, q, k: -per_head(p["beta"]) * distances(q, k),
         lambda heads: {"beta": torch.rand(heads, dtype=torch.float64) + 0.3},
         has_height,
-        prepare,
+        prepare=prepare,
     )
 
 
@@ -336,6 +378,9 @@ SIMILARITIES = {
     "ball none": hyperbolic("ball", "none", ball_distance, in_unit_ball),
     "klein": hyperbolic("klein", None, lambda q, k: klein_distance(klein_exp(q), klein_exp(k))),
     "klein none": hyperbolic("klein", "none", klein_distance, in_unit_ball),
+    "lorentz": lorentz("space", lambda x, c: x),
+    "lorentz exp": lorentz("exp", lorentz_exp),
+    "lorentz none": lorentz("none", lambda x, c: x[..., 1:], is_point=True),
     "entailment": Similarity(
         lambda p: gnomon.similarity.Entailment(p["gamma"]),
         lambda p, q, k: -per_head(p["gamma"]) * entailment(ball_exp(q), ball_exp(k), 0.1),
@@ -645,8 +690,11 @@ class Case:
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         rotation = self.rotation()
         if rotation is not None:
+            first = int(similarity.height_is_first)
+            q, k = (x.roll(-first, -1) for x in (q, k))
             q = rotate(q, i[:, :, :, 0], similarity.has_height, **rotation)
             k = rotate(k, j, similarity.has_height, **rotation)
+            q, k = (x.roll(first, -1) for x in (q, k))
         shape = self.heads, self.queries, self.keys
         bias = [
             torch.as_tensor(position.bias(inputs, row[0], j[None, :])).expand(shape)

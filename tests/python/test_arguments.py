@@ -26,6 +26,9 @@ SIMILARITIES = {
     "half-space": (functools.partial(similarity.Hyperbolic, model="half_space"), 0.5),
     "ball": (functools.partial(similarity.Hyperbolic, model="ball"), 0.5),
     "klein": (functools.partial(similarity.Hyperbolic, model="klein"), 0.5),
+    "lorentz's scale": (similarity.Lorentz, 0.5),
+    "lorentz's c": (functools.partial(similarity.Lorentz, 0.5), 0.7),
+    "lorentz's bias": (lambda bias: similarity.Lorentz(0.5, bias=bias), 0.7),
     "entailment": (similarity.Entailment, 0.5),
 }
 

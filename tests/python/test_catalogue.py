@@ -21,6 +21,7 @@ SIGNATURES = {
     "Gaussian": "(gamma)",
     "Hyperbolic": "(beta, model='hyperboloid', map=None)",
     "Laplacian": "(gamma)",
+    "Lorentz": "(scale, c=1.0, bias=0.0, map='space')",
     "Penumbral": "(gamma, r=1.0, map='xi', score='height')",
     "Umbral": "(gamma, r=0.1, map='psi', score='height')",
     "T5": "(table, bidirectional, max_distance=128)",
@@ -44,7 +45,9 @@ SIGNATURES = {
     "Relative.from_future_first": "(table, max_offset, far='clip', values=None, query=None)",
     "Relative2D": "(rows, columns, height, width, prefix=0)",
     "RoPE": "(base=10000.0, layout='interleaved', dims=None, shape=None, prefix=0, "
-    "scaling=None, xpos=False)",
+    "scaling=None, xpos=False, sections=None, section_order='contiguous', angles=None, "
+    "key_angles=None)",
+    "RoPEMixed": "(frequencies, layout='interleaved', shape=None, prefix=0)",
     "TransformerXL": "(u, v, r)",
 }
 
@@ -88,7 +91,7 @@ def test_every_term_of_attention_has_a_class():
 
 
 def test_names_of_a_role():
-    assert names_of("rotation") == ["rope"]
+    assert names_of("rotation") == ["rope", "rope_mixed"]
     assert names_of("bias") == ["alibi", "hype", "kerple", "offset_bias", "t5"]
     assert {"sinusoidal", "learned", "conv", "cape"} == set(names_of("embedding"))
 

@@ -31,10 +31,20 @@ from gnomon.position import (
     Relative,
     Relative2D,
     RoPE,
+    RoPEMixed,
     Sum,
     TransformerXL,
 )
-from gnomon.similarity import Dot, Entailment, Gaussian, Hyperbolic, Laplacian, Penumbral, Umbral
+from gnomon.similarity import (
+    Dot,
+    Entailment,
+    Gaussian,
+    Hyperbolic,
+    Laplacian,
+    Lorentz,
+    Penumbral,
+    Umbral,
+)
 
 B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
@@ -163,6 +173,17 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
     "a mask of keys": lambda draw: {"mask": draw(B, 1, 1, LENGTH, learned=False) > -0.5},
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
+    "einstein midpoint at a temperature": lambda draw: {
+        "aggregation": "einstein_midpoint",
+        "temperature": draw(B, H, LENGTH),
+    },
+    "lorentz centroid": lambda draw: {
+        "similarity": Lorentz(draw.heads(), draw.heads()),
+        "position": RoPE(),
+        "aggregation": "lorentz_centroid",
+        "sink": draw(H),
+    },
+    "mixed frequencies": lambda draw: {"position": RoPEMixed(draw(H, 1, D // 2)), "causal": True},
     "one gamma, one length, one number for a window": lambda draw: {
         "similarity": Gaussian(draw().detach().abs().requires_grad_()),
         "position": ALiBi(draw(scale=0.1)),

@@ -18,6 +18,7 @@ from gnomon.position import (
     Relative,
     Relative2D,
     RoPE,
+    RoPEMixed,
     TransformerXL,
 )
 
@@ -51,7 +52,22 @@ CALLS = {
     "chunks": {"chunks": (3, 1, 0), "query_offset": 2},
     **{
         name: {"similarity": name}
-        for name in ("laplacian", "gaussian", "umbral", "penumbral", "hyperbolic", "entailment")
+        for name in ("laplacian", "gaussian", "umbral", "penumbral", "hyperbolic", "lorentz")
+    },
+    "entailment": {"similarity": "entailment"},
+    "angles of positions": {
+        "position": lambda: RoPE(angles=table(1, HEADS, QUERIES + KEYS, 4)),
+        "query_offset": 2,
+    },
+    "angles of tokens": {
+        "position": lambda: RoPE(
+            angles=table(1, 1, QUERIES, 4), key_angles=table(2, HEADS, KEYS, 4)
+        ),
+        "query_offset": 0,
+    },
+    "mixed frequencies": {
+        "position": lambda: RoPEMixed(table(HEADS, 1, 4)),
+        "query_offset": 1,
     },
     "a sum": {"position": RoPE() + ALiBi(SLOPES) + HyPE(1.0, 0.1), "query_offset": 1},
     "t5": {"position": lambda: T5(table(8, HEADS), True, 20), "query_offset": 0},

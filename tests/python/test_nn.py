@@ -26,6 +26,9 @@ SIMILARITIES = [
     "hyperbolic:model=half_space:map=xi",
     "hyperbolic:model=ball:beta=fixed",
     "hyperbolic:model=klein:map=none",
+    "lorentz",
+    "lorentz:c=learned:map=exp",
+    "lorentz:map=none:c=2:scale=fixed",
     "entailment",
     "additive",
 ]
@@ -36,6 +39,7 @@ POSITIONS = [
     "alibi",
     "alibi:slopes=learned",
     "t5",
+    "rope_mixed",
     "hype",
     "hype:mu=0.01:tau=learned",
     "hype:mu=learned:tau=learned:mode=abs",
@@ -100,7 +104,8 @@ def at_its_start(module):
     """The similarity of a module, with the start of its gamma or beta."""
     name, *options = module.similarity.split(":")
     fields = dict(option.split("=") for option in options)
-    fields |= {key: float(fields[key]) for key in ("r", "K") if key in fields}
+    fields = {key: value for key, value in fields.items() if value != "learned"}
+    fields |= {key: float(fields[key]) for key in ("r", "K", "c") if key in fields}
     for buffer, start in module.named_buffers():
         fields[buffer.removesuffix("_start")] = start.expand(module.num_heads)
     return getattr(gnomon.similarity, name.capitalize())(**fields)

@@ -239,6 +239,35 @@ COMPOSITE_CHECKS = {
             *([], [], False, *call()),
         ),
     ),
+    "attention with centroids": lambda q: (
+        ops.attention,
+        (
+            *(q, q, q, "lorentz:scale=tensor:c=tensor"),
+            [torch.ones(2, requires_grad=True), torch.rand(2, requires_grad=True)],
+            *(["rope:angles=tensor"], [torch.rand(1, 2, 9, 2, requires_grad=True)], True),
+            *call(causal=True, aggregation="lorentz_centroid"),
+        ),
+    ),
+    "attention with mixed frequencies": lambda q: (
+        ops.attention,
+        (
+            *(q, q, q, "dot", [], ["rope_mixed:frequencies=tensor:shape=2x4:prefix=1"]),
+            [torch.rand(2, 2, 2, requires_grad=True)],
+            *(False, *call()),
+        ),
+    ),
+    "aggregate_centroid": lambda q: (
+        ops.aggregate_centroid,
+        (q, q, "lorentz:c=tensor", [torch.rand(2, requires_grad=True)]),
+    ),
+    "lorentz_lift": lambda q: (
+        ops.lorentz_lift,
+        (q, torch.rand(2, 1, requires_grad=True), 1.0),
+    ),
+    "lorentz_centroid": lambda q: (
+        ops.lorentz_centroid,
+        (q, torch.rand(2, requires_grad=True), 1.0),
+    ),
     "add_sink": lambda q: (
         ops.add_sink,
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),

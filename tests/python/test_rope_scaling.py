@@ -131,6 +131,81 @@ def test_scalings_of_transformers(name, base):
         assert (ours - without).abs().max() > 1e-3
 
 
+def random_options(kind: str, seed: int) -> tuple[dict[str, object], int, float, int]:
+    """Of all that a kind reads, the length of the sequence, the base and the columns."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(low: float, high: float) -> float:
+        return round(low + (high - low) * float(torch.rand((), generator=generator)), 4)
+
+    def maybe(options: dict[str, object]) -> dict[str, object]:
+        return {key: value for key, value in options.items() if number(0, 1) < 0.5}
+
+    dims = 2 * int(number(2, 20))
+    original = int(number(8, 5000))
+    length = int(number(20, 60))
+    needed: dict[str, object] = {
+        "factor": number(1, 40),
+        "original_max_position_embeddings": original,
+    }
+    options = {
+        "linear": {"factor": needed["factor"]},
+        "dynamic": needed | {"original_max_position_embeddings": int(number(8, 60))},
+        "yarn": needed
+        | maybe({"beta_fast": number(16, 64), "beta_slow": number(0.5, 4), "truncate": False})
+        | maybe({"attention_factor": number(0.5, 2)}),
+        "longrope": needed
+        | {
+            "original_max_position_embeddings": int(number(8, 60)),
+            "short_factor": [number(1, 3) for _ in range(dims // 2)],
+            "long_factor": [number(1, 30) for _ in range(dims // 2)],
+        }
+        | maybe({"attention_factor": number(0.5, 2)}),
+        "llama3": needed | {"low_freq_factor": number(0.5, 2), "high_freq_factor": number(3, 8)},
+        "proportional": {"partial_rotary_factor": number(0.05, 1)}
+        | maybe({"factor": number(1, 8)}),
+    }[kind]
+    if kind == "yarn" and seed % 3 == 0:
+        options |= {"mscale": number(0.3, 1.5), "mscale_all_dim": number(0.3, 1.5)}
+    return options, length, number(100, 1e6), dims
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "kind", ["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
+)
+def test_scalings_of_transformers_by_any_numbers(kind, seed):
+    options, length, base, dims = random_options(kind, seed)
+    config = LlamaConfig(
+        hidden_size=2 * dims,
+        num_attention_heads=2,
+        max_position_embeddings=options.get("original_max_position_embeddings", 64),
+        rope_parameters={"rope_type": kind, "rope_theta": base, **options},
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=length)
+    words = [f"rope:base={base}:layout=half:dims={dims}:scaling={kind}"]
+    for key, value in options.items():
+        text = "x".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+        words.append(f"{key}={text}")
+    # Two columns more than are turned.
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(1, 2, length, dims + 2, dtype=torch.float64) for _ in range(3))
+    angles = torch.arange(length)[:, None] * frequencies.double()
+    turn = torch.polar(torch.full_like(angles, factor), angles)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        half = dims // 2
+        pairs = torch.complex(x[..., :half], x[..., half:dims]) * turn
+        return torch.cat([pairs.real, pairs.imag, x[..., dims:]], -1)
+
+    scores = rotated(q) @ rotated(k).mT / math.sqrt(dims + 2)
+    mask = torch.full((length, length), -math.inf, dtype=q.dtype).triu(1)
+    theirs = (scores + mask).softmax(-1) @ v
+    ours = gnomon.attention(q, k, v, position=":".join(words), causal=True)
+    # Their frequencies are float32, and positions go to 60.
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
 def test_ntk_is_a_larger_base():
     q, k, v = tokens(40)
     ours = gnomon.attention(q, k, v, position="rope:scaling=ntk:factor=4", causal=True)

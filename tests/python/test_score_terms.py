@@ -13,7 +13,7 @@ import torch
 from formulas import SIMILARITIES, Case, Mask
 
 import gnomon
-from gnomon.position import Forget, KeyBias, PairBias
+from gnomon.position import Forget, KeyBias, PairBias, Relative
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -133,14 +133,59 @@ def test_masks(shape, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("heads", [1, H])
 @pytest.mark.parametrize("batch", [1, B])
-def test_biases_of_keys(batch, dtype):
+def test_biases_of_keys(batch, heads, dtype):
     torch.manual_seed(0)
-    inputs = {"keys": normal(batch, H, LK), "more": normal(B, H, LK)}
+    inputs = {"keys": normal(batch, heads, LK), "more": normal(B, H, LK)}
+    inputs["log_forget"] = -torch.rand(B, heads, LK, dtype=torch.float64) / 4
     check(
-        case_of(), inputs, lambda p: [KeyBias(p["keys"]), KeyBias(p["more"])], nothing,
-        lambda p: (p["keys"] + p["more"]).unsqueeze(2), dtype,
+        case_of(), inputs,
+        lambda p: [KeyBias(p["keys"]), KeyBias(p["more"]), Forget(p["log_forget"])], nothing,
+        lambda p: (p["keys"] + p["more"] - p["log_forget"].cumsum(2)).unsqueeze(2), dtype,
     )  # fmt: skip
+    # Alone, nothing else says how many there are.
+    q, k, v = (
+        x.to(dtype) for x in (normal(B, H, LQ, 4), normal(B, HKV, LK, 4), normal(B, HKV, LK, 3))
+    )
+    bias = inputs["keys"].to(dtype)
+    torch.testing.assert_close(
+        gnomon.attention(q, k, v, position=KeyBias(bias)),
+        gnomon.attention(q, k, v, position=KeyBias(bias.expand(B, H, LK))),
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+def test_midpoints_at_a_temperature(similarity, dtype):
+    """The factors of values are no part of the scores that it multiplies."""
+    torch.manual_seed(0)
+    case = Case(similarity, "alibi", key_heads=2, mask=Mask(key_lengths=(13, 0), causal=True))
+    inputs = case.inputs() | {"temperature": normal(2, 4, 13), "sink": normal(4)}
+    v = inputs["v"]
+    inputs["v"] = v / v.norm(dim=-1, keepdim=True) * torch.rand(*v.shape[:-1], 1).double() * 0.9
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+
+    def ours(p):
+        return gnomon.attention(
+            p["q"], p["k"], p["v"], similarity=SIMILARITIES[similarity].ours(p),
+            position=case.positions(p), aggregation="einstein_midpoint", return_lse=True,
+            temperature=p["temperature"], sink=p["sink"], **case.mask.arguments(case.batch),
+        )  # fmt: skip
+
+    def theirs(p):
+        values = p["v"].repeat_interleave(2, 1)
+        factor = 1 / (1 - values.square().sum(-1)).sqrt()
+        weights = (case.scores(p) * p["temperature"].unsqueeze(3)).nan_to_num(nan=-math.inf)
+        hidden = ~case.mask.visible(
+            torch.arange(13.0)[:, None], torch.arange(13.0)[None], case.batch
+        )
+        weights = weights.masked_fill(hidden, -math.inf).exp() * factor[:, :, None]
+        sink = p["sink"][:, None, None].exp()
+        total = weights.sum(-1, keepdim=True) + sink
+        return weights @ values / total, total.log().squeeze(3)
+
+    formulas.check(ours, theirs, inputs, dtype)
 
 
 @DTYPES
@@ -437,9 +482,18 @@ def test_compiled_mapped_and_repeatable():
         ({"temperature": torch.zeros(5).double()}, TypeError, "temperature has dtype"),
         ({"temperature": "1"}, TypeError, "temperature is a str"),
         (
-            {"temperature": 1.0, "aggregation": "einstein_midpoint"},
+            {"temperature": 1.0, "aggregation": "einstein_midpoint", "dropout": 0.5},
             NotImplementedError,
-            "temperature with aggregation",
+            "dropout with temperature and aggregation",
+        ),
+        (
+            {
+                "temperature": 1.0,
+                "aggregation": "einstein_midpoint",
+                "position": Relative(torch.zeros(3, 4), 1, values=torch.zeros(3, 4)),
+            },
+            NotImplementedError,
+            "relative values with temperature and aggregation",
         ),
     ],
 )  # fmt: skip

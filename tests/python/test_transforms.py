@@ -58,6 +58,33 @@ ATTENTIONS = {
         lambda q, k, v, beta: gnomon.attention(q, k, v, similarity=similarity.Hyperbolic(beta)),
         [(H,)],
     ),
+    "lorentz": (
+        lambda q, k, v, scale, c: gnomon.attention(
+            *(q, k, v),
+            similarity=similarity.Lorentz(scale, c + 0.5),
+            position=position.RoPE(),
+            aggregation="lorentz_centroid",
+        ),
+        [(H,), (H,)],
+    ),
+    "angles": (
+        lambda q, k, v, angles, key_angles: gnomon.attention(
+            q, k, v, position=position.RoPE(angles=angles, key_angles=key_angles)
+        ),
+        [(1, H, L, 3), (B, 1, L, 3)],
+    ),
+    "angles at positions": (
+        lambda q, k, v, angles: gnomon.attention(
+            q, k, v, position=position.RoPE(angles=angles), query_offset=torch.tensor([2, 0])
+        ),
+        [(1, H, L + 2, 2)],
+    ),
+    "mixed frequencies": (
+        lambda q, k, v, frequencies: gnomon.attention(
+            q, k, v, position=position.RoPEMixed(frequencies, shape=(2, 3), prefix=1)
+        ),
+        [(H, 2, 3)],
+    ),
     "entailment": (
         lambda q, k, v, gamma: gnomon.attention(q, k, v, similarity=similarity.Entailment(gamma)),
         [(H,)],
@@ -543,9 +570,11 @@ def terms():
         "Umbral": similarity.Umbral(heads, score="log"),
         "Penumbral": similarity.Penumbral(heads, r=0.7),
         "Hyperbolic": similarity.Hyperbolic(heads, "ball"),
+        "Lorentz": similarity.Lorentz(heads, 0.5 + heads),
         "Entailment": similarity.Entailment(heads, 0.2),
         "Additive": similarity.Additive(0.3),
         "RoPE": position.RoPE(layout="half"),
+        "RoPEMixed": position.RoPEMixed(torch.rand(2, 2, 2), shape=(2, 3)),
         "ALiBi": position.ALiBi(heads),
         "HyPE": position.HyPE(heads, 0.1),
         "T5": position.T5(torch.rand(32, 2), True),

@@ -28,6 +28,7 @@ from gnomon.similarity import (
     Gaussian,
     Hyperbolic,
     Laplacian,
+    Lorentz,
     Penumbral,
     Umbral,
 )
@@ -96,6 +97,8 @@ SIMILARITIES = {
     "penumbral:score=height2:r=2": lambda gamma: Penumbral(gamma, r=2.0, score="height2"),
     "hyperbolic": Hyperbolic,
     "hyperbolic:model=klein": lambda beta: Hyperbolic(beta, "klein"),
+    "lorentz": Lorentz,
+    "lorentz:map=exp:c=0.5": lambda scale: Lorentz(scale, c=0.5, map="exp"),
     "entailment": Entailment,
     "additive": lambda gamma: Additive(),
 }
@@ -113,7 +116,7 @@ def test_a_similarity_by_its_specification(spec, dtype):
     expected = gnomon.attention(q, k, v, similarity=term)
     torch.testing.assert_close(gnomon.attention(q, k, v, similarity=spec), expected)
     if start:
-        name = "beta" if "hyperbolic" in spec else "gamma"
+        name = {"hyperbolic": "beta", "lorentz": "scale"}.get(spec.split(":")[0], "gamma")
         given = gnomon.attention(q, k, v, similarity=f"{spec}:{name}=0.5")
         torch.testing.assert_close(
             given, gnomon.attention(q, k, v, similarity=SIMILARITIES[spec](0.5))

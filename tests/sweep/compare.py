@@ -14,6 +14,10 @@ import tiny_models
 import torch
 from tiny_models import floats_of
 from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -30,11 +34,33 @@ Outcome = dict[str, Any]
 
 
 class _Counter(TorchDispatchMode):
-    """Counts calls of gnomon, and softmaxes over the keys of heads."""
+    """Counts calls of gnomon, and softmaxes over the keys of heads.
+
+    Of arrays of three axes, those in modules that are called attention: experts have such, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.softmaxes = 0
+        self.calls = self.softmaxes = self._depth = 0
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> _Counter:
+        def enter(module: torch.nn.Module, _args: Any) -> None:
+            self._depth += "ttention" in type(module).__name__
+
+        def leave(module: torch.nn.Module, _args: Any, _out: Any) -> None:
+            self._depth -= "ttention" in type(module).__name__
+
+        self._handles = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -44,7 +70,7 @@ class _Counter(TorchDispatchMode):
             self.calls += 1
         elif (
             name.startswith("aten._softmax.default")
-            and args[0].dim() >= 3
+            and args[0].dim() >= (3 if self._depth else 4)
             and args[0].shape[-2] > 1
         ):
             self.softmaxes += 1

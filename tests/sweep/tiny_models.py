@@ -114,13 +114,13 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def floats_of(out: Any) -> list[Tensor]:
-    """The arrays of floating point that a model returns, caches aside."""
+    """The arrays of floating point that a model returns, caches and weights aside."""
     leaves: list[Tensor] = []
     if isinstance(out, Tensor):
         return [out] if out.is_floating_point() else []
     if isinstance(out, dict):
         for name, value in out.items():
-            if "past_key_values" not in name and "cache" not in name:
+            if not re.search("past_key_values|cache|attentions", name):
                 leaves += floats_of(value)
     elif isinstance(out, (tuple, list)):
         for value in out:
@@ -682,8 +682,6 @@ def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
             return min(value, 2) if "group" not in name else 1
         if name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
             return min(value, 512)
-        if re.fullmatch(r"\w*image_size|\w*img_size|input_size", name):
-            return min(value, 64)
     if name == "depths" and isinstance(value, (list, tuple)):
         return [min(depth, 2) for depth in value]
     return None
@@ -722,6 +720,8 @@ def _tiny(
         if name.endswith("lora_rank"):
             return min(value, 24)
         if _WIDTHS.fullmatch(name):
+            return min(value, 64)
+        if re.fullmatch(r"\w*image_size|\w*img_size|input_size", name):
             return min(value, 64)
         if re.fullmatch(r"\w*patch_size", name):
             return min(value, 8)

@@ -32,6 +32,77 @@ TEST(MultiheadAttentionTest, NamesItsParameters) {
   EXPECT_EQ(module->k_proj->weight.sizes(), (std::vector<int64_t>{16, 32}));
 }
 
+torch::Tensor Columns(const torch::Tensor& heads) { return heads.transpose(1, 2).flatten(2); }
+
+TEST(LorentzMultiheadAttentionTest, IsItsFormula) {
+  for (const bool concat : {true, false}) {
+    torch::manual_seed(0);
+    LorentzMultiheadAttention module(LorentzMultiheadAttentionOptions(6, 5, 4)
+                                         .c(1.7)
+                                         .learned_c(true)
+                                         .trans_heads_concat(concat)
+                                         .normalize(concat));
+    module->to(torch::kDouble);
+    const torch::Tensor x = torch::randn({2, 7, 24}, torch::kDouble);
+    const auto split = [](const torch::Tensor& y) {
+      return y.unflatten(2, {4, -1}).transpose(1, 2);
+    };
+    const torch::Tensor c = module->c;
+    torch::Tensor q = split(module->Wq(x));
+    torch::Tensor k = split(module->Wk(x));
+    if (concat) {
+      q = q / q.norm(2, {-1}, true);
+      k = k / k.norm(2, {-1}, true);
+    }
+    const auto time = [&](const torch::Tensor& y) { return (y.square().sum(-1, true) + c).sqrt(); };
+    const auto centre = [&](const torch::Tensor& sum) {
+      const torch::Tensor square =
+          sum.slice(-1, 1).square().sum(-1, true) - sum.slice(-1, 0, 1).square();
+      return c.sqrt() * sum / square.abs().sqrt();
+    };
+    const torch::Tensor inner = torch::matmul(q, k.mT()) - torch::matmul(time(q), time(k).mT());
+    const torch::Tensor hidden = torch::ones({7, 7}, torch::kBool).triu(1);
+    const torch::Tensor weights =
+        ((2 * c + 2 * inner) / module->scale).masked_fill(hidden, -INFINITY).softmax(-1);
+    const torch::Tensor space = split(module->Wv(x));
+    const torch::Tensor o = centre(torch::matmul(weights, torch::cat({time(space), space}, -1)));
+    torch::Tensor expected = centre(o.mean(1));
+    if (concat) {
+      const torch::Tensor out = module->final_linear(Columns(o));
+      expected = torch::cat({time(out), out}, -1);
+    }
+    const torch::Tensor found = module(x, torch::Tensor(), AttentionCall{.causal = true});
+    EXPECT_TRUE(torch::allclose(found, expected, 1e-10, 1e-10));
+    const auto gradients = torch::autograd::grad({found.square().sum()}, {c, module->scale});
+    const auto exact = torch::autograd::grad({expected.square().sum()}, {c, module->scale});
+    for (size_t n = 0; n < gradients.size(); ++n) {
+      EXPECT_TRUE(torch::allclose(gradients[n], exact[n], 1e-8, 1e-8));
+    }
+    KVCache cache;
+    std::vector<torch::Tensor> parts;
+    for (const torch::Tensor& part : x.split(3, 1)) {
+      parts.push_back(
+          module(part, torch::Tensor(), AttentionCall{.causal = true, .cache = &cache}));
+    }
+    EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), expected, 1e-10, 1e-10));
+    const auto copy = std::dynamic_pointer_cast<LorentzMultiheadAttentionImpl>(module->clone());
+    EXPECT_TRUE(
+        torch::equal(copy->forward(x, torch::Tensor(), AttentionCall{.causal = true}), found));
+  }
+}
+
+TEST(LorentzMultiheadAttentionTest, NamesItsParameters) {
+  const LorentzMultiheadAttention module(
+      LorentzMultiheadAttentionOptions(6, 6, 2).use_weight(false));
+  EXPECT_THAT(Names(module->named_parameters()),
+              ElementsAre("scale", "bias", "Wk.weight", "Wk.bias", "Wq.weight", "Wq.bias"));
+  EXPECT_THROW(
+      LorentzMultiheadAttention(LorentzMultiheadAttentionOptions(6, 5, 2).use_weight(false)),
+      c10::ValueError);
+  EXPECT_THROW(LorentzMultiheadAttention(LorentzMultiheadAttentionOptions(6, 5, 2).c(0)),
+               c10::ValueError);
+}
+
 // The same module, weights and numbers as in tests/python/test_nn.py: both languages agree.
 TEST(MultiheadAttentionTest, Golden) {
   MultiheadAttention module(MultiheadAttentionOptions(8, 2)

@@ -24,6 +24,8 @@ static_assert(kIs<decltype(similarity::Umbral), Similarity(HeadValue, double, Te
 static_assert(kIs<decltype(similarity::Penumbral), Similarity(HeadValue, double, Text, Text)>);
 static_assert(kIs<decltype(similarity::Hyperbolic),
                   Similarity(HeadValue, Text, const std::optional<std::string>&)>);
+static_assert(
+    kIs<decltype(similarity::Lorentz), Similarity(HeadValue, HeadValue, HeadValue, Text)>);
 static_assert(kIs<decltype(similarity::Entailment), Similarity(HeadValue, double, Text)>);
 static_assert(kIs<decltype(similarity::Additive), Similarity(double)>);
 
@@ -32,9 +34,11 @@ static_assert(kIs<decltype(position::HyPE), Position(HeadValue, HeadValue, Text)
 static_assert(kIs<decltype(position::T5), Position(torch::Tensor, bool, int64_t)>);
 static_assert(kIs<decltype(position::Kerple), Position(HeadValue, HeadValue, Text)>);
 static_assert(kIs<decltype(position::OffsetBias), Position(torch::Tensor)>);
-static_assert(
-    kIs<decltype(position::RoPE), Position(double, Text, std::optional<int64_t>, Shape, int64_t,
-                                           const std::optional<std::string>&, bool)>);
+static_assert(kIs<decltype(position::RoPE),
+                  Position(double, Text, std::optional<int64_t>, Shape, int64_t,
+                           const std::optional<std::string>&, bool, Shape, Text,
+                           std::optional<torch::Tensor>, std::optional<torch::Tensor>)>);
+static_assert(kIs<decltype(position::RoPEMixed), Position(torch::Tensor, Text, Shape, int64_t)>);
 static_assert(
     kIs<decltype(position::Grid), Position(Shape, const std::vector<Position>&, int64_t)>);
 static_assert(kIs<decltype(position::GridBias), Position(torch::Tensor, int64_t)>);
@@ -64,13 +68,16 @@ TEST(TermsTest, DefaultsAreThoseOfTheCatalogue) {
   EXPECT_EQ(similarity::Hyperbolic(1).spec, "hyperbolic:beta=1:model=hyperboloid");
   EXPECT_EQ(similarity::Hyperbolic(1, "ball", "none").spec,
             "hyperbolic:beta=1:model=ball:map=none");
+  EXPECT_EQ(similarity::Lorentz(1).spec, "lorentz:scale=1:c=1:bias=0:map=space");
   EXPECT_EQ(similarity::Entailment(1).spec, "entailment:gamma=1:K=0.1:map=ball");
   EXPECT_EQ(similarity::Additive().spec, "additive:slope=0.2");
   EXPECT_EQ(position::HyPE(0.1, 2).spec, "hype:tau=0.1:mu=2:mode=abs");
   EXPECT_EQ(position::Kerple(1, 2).spec, "kerple:r1=1:r2=2:kind=log");
-  EXPECT_EQ(position::RoPE().spec, "rope:base=10000:layout=interleaved:prefix=0:xpos=false");
-  EXPECT_EQ(position::RoPE(5, "half", 4, {2, 3}, 1).spec,
-            "rope:base=5:layout=half:dims=4:shape=2x3:prefix=1:xpos=false");
+  EXPECT_EQ(position::RoPE().spec,
+            "rope:base=10000:layout=interleaved:prefix=0:xpos=false:section_order=contiguous");
+  EXPECT_EQ(
+      position::RoPE(5, "half", 4, {2, 3}, 1).spec,
+      "rope:base=5:layout=half:dims=4:shape=2x3:prefix=1:xpos=false:section_order=contiguous");
 }
 
 TEST(TermsTest, TensorsComeInTheOrderOfTheCatalogue) {

@@ -96,7 +96,10 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<int64_t>, seed);
   // "mean", sum_j p_ij v_j, or "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
   // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where those outside are pulled to its
-  // edge (Gulcehre et al. 2019): log g_j is added to s_ij.
+  // edge (Gulcehre et al. 2019): log g_j is added to s_ij. "lorentz_centroid":
+  // m sqrt(c / |(m.m)_L|) of m = sum_j p_ij v_j, of values on the hyperboloid
+  // (v.v)_L = -v_0^2 + v_1^2 + ... = -c, whose time comes first (Law et al. 2019); c is that of
+  // similarity::Lorentz, or else 1.
   TORCH_ARG(std::string, aggregation) = "mean";
   // At least 0, below 1: what may be left out of a row's sum of weights. Blocks of keys whose
   // weights are proved to add less, all of them together, are not computed, neither forward nor
@@ -175,6 +178,20 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
                                      std::optional<double> r = std::nullopt);
 
 }  // namespace cones
+
+// Points of the hyperboloid (x.x)_L = -x_0^2 + x_1^2 + ... = -c, the model of a space of curvature
+// -1 / c that similarity::Lorentz and the aggregation lorentz_centroid are of. c is a number, or a
+// tensor that broadcasts with points without their columns, (H, 1) with (B, H, L, D).
+namespace lorentz {
+
+// The points above places x (..., D): (..., D + 1), of which the first is the time sqrt(c + |x|^2).
+torch::Tensor lift(const torch::Tensor& x, const HeadValue& c = 1.0);
+
+// Of points (..., n, D) the one that has the least sum of squared Lorentzian distances from them,
+// (..., D) (Law et al. 2019).
+torch::Tensor centroid(const torch::Tensor& points, const HeadValue& c = 1.0);
+
+}  // namespace lorentz
 
 }  // namespace gnomon
 

@@ -179,6 +179,61 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 };
 TORCH_MODULE(MultiheadAttention);
 
+struct LorentzMultiheadAttentionOptions {
+  LorentzMultiheadAttentionOptions(int64_t in_channels, int64_t out_channels, int64_t num_heads)
+      : in_channels_(in_channels), out_channels_(out_channels), num_heads_(num_heads) {}
+
+  // Of one head: tokens have num_heads * in_channels columns, and points of each head
+  // out_channels, their time included.
+  TORCH_ARG(int64_t, in_channels);
+  TORCH_ARG(int64_t, out_channels);
+  TORCH_ARG(int64_t, num_heads);
+  // The hyperboloid is (x.x)_L = -c; where it is learned it starts there, the parameter "c".
+  TORCH_ARG(double, c) = 1.0;
+  TORCH_ARG(bool, learned_c) = false;
+  // Whether values are projected; without it tokens are the points of all heads.
+  TORCH_ARG(bool, use_weight) = true;
+  // Whether final_linear maps the points of all heads to one; else the output is their centroid.
+  TORCH_ARG(bool, trans_heads_concat) = false;
+  // Whether the coordinates of space of q and k are divided by their length.
+  TORCH_ARG(bool, normalize) = false;
+  // Specifications, or terms without tensors.
+  TORCH_ARG(Position, position) = Position("none");
+  // The chance with which an attention weight is dropped in training.
+  TORCH_ARG(double, dropout) = 0.0;
+};
+
+// softmax(2 c + 2 (q.k)_L) over heads, and the centroids of values, all on one hyperboloid: the
+// layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer). Submodules
+// Wq, Wk and Wv make the coordinates of space of each head, final_linear those of the output, and
+// times follow from them; parameters scale (1,), which starts at sqrt(num_heads * out_channels) and
+// divides the scores, and bias (), added to all of them, which the softmax takes no note of.
+class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultiheadAttentionImpl> {
+ public:
+  LorentzMultiheadAttentionImpl(int64_t in_channels, int64_t out_channels, int64_t num_heads)
+      : LorentzMultiheadAttentionImpl(
+            LorentzMultiheadAttentionOptions(in_channels, out_channels, num_heads)) {}
+  explicit LorentzMultiheadAttentionImpl(const LorentzMultiheadAttentionOptions& options);
+
+  void reset() override;
+
+  // query (B, Lq, num_heads * in_channels), source (B, Lk, ...), which is query by default. Returns
+  // points, times first: (B, Lq, num_heads * out_channels) with trans_heads_concat, else
+  // (B, Lq, out_channels).
+  torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& source = {},
+                        const AttentionCall& call = {});
+
+  LorentzMultiheadAttentionOptions options;
+  torch::nn::Linear Wq{nullptr};
+  torch::nn::Linear Wk{nullptr};
+  torch::nn::Linear Wv{nullptr};
+  torch::nn::Linear final_linear{nullptr};
+  torch::Tensor scale;
+  torch::Tensor bias;
+  torch::Tensor c;  // where it is learned
+};
+TORCH_MODULE(LorentzMultiheadAttention);
+
 // What token encodings keep of the tokens so far: how many there were, and the embeddings of those
 // that the next ones read (a convolution's), (B, N, dim).
 struct TokenCache {

@@ -85,6 +85,27 @@ Similarity Hyperbolic(HeadValue beta, const std::string& model = "hyperboloid",
 // gamma: factor of each head.
 Similarity Laplacian(HeadValue gamma);
 
+// scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of points of the hyperboloid
+// (x.x)_L = -c.
+//
+// Minus the squared Lorentzian distance: the scores of hyperbolic language models (HELM,
+// Hypformer). RoPE turns the coordinates of space alone. Points lie no farther than sqrt(c)
+// sinh(30) from the axis. Values on the hyperboloid are summed up by aggregation =
+// "lorentz_centroid", which takes c from here. Where c is a tensor and heads of q share keys, these
+// are repeated.
+//
+// Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
+// Fully Hyperbolic Neural Networks.
+//
+// scale: factor of each head.
+// c: the curvature of the space is -1 / c, of each head; positive.
+// bias: added to all scores of a head, which only lse and sinks see.
+// map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
+//   (sqrt(c), 0), tangents no longer than 30 sqrt(c); "none": tokens are points (t, x), the time
+//   first, which is taken to be sqrt(c + |x|^2).
+Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
+                   const std::string& map = "space");
+
 // -gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common ancestor of penumbral
 // cones below the horosphere of height r.
 //
@@ -139,10 +160,42 @@ namespace position {
 //   and longrope go by the length of the call, one past its farthest position.
 // xpos: whether products of pairs decay with the distance, for dot alone and lengths up to 65536
 //   (Sun et al. 2023).
+// sections: of positions of several axes: how many pairs each of them turns, dims / 2 in all, with
+//   the frequencies of a sequence (Qwen2-VL's temporal, height and width).
+// section_order: "contiguous": one section after the other; "interleaved": pairs are dealt out to
+//   the axes in turn, as long as their sections have room, and the rest is the first one's
+//   (Qwen3-VL).
+// angles: (1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the token
+//   at position p is rotated by angles[..., p, n], instead of p times a frequency; heads may be
+//   those of k, too.
+// key_angles: those of the keys, (1 or B, 1 or H, Lk, dims / 2), where q and k are other tokens:
+//   the rows of angles are then the queries, whatever their positions.
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
               int64_t prefix = 0, const std::optional<std::string>& scaling = std::nullopt,
-              bool xpos = false);
+              bool xpos = false, const std::vector<int64_t>& sections = {},
+              const std::string& section_order = "contiguous",
+              std::optional<torch::Tensor> angles = std::nullopt,
+              std::optional<torch::Tensor> key_angles = std::nullopt);
+
+// q and k rotated by t_h x + u_h y, frequencies of each head for each axis.
+//
+// Pair n of the first coordinates is rotated, before the map of the similarity, by its position
+// along all axes at once: diagonals are directions as the axes are. With a shape, tokens lie on a
+// grid, after `prefix` tokens that are not rotated; without one the axes are those of the positions
+// that the caller gives, or the sequence. In a module the frequencies are learned: they start as
+// two directions at right angles (as many as there are axes), turned at random in each head, with
+// frequencies base^(-n / n_max) along both.
+//
+// Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
+//
+// frequencies: (H, axes, dims / 2), radians per step along each axis; one head may stand for all,
+//   and those of k for groups of q's.
+// layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
+// shape: lengths of the axes of the grid that tokens lie on, in row-major order.
+// prefix: tokens before the grid, as a class token is one.
+Position RoPEMixed(torch::Tensor frequencies, const std::string& layout = "interleaved",
+                   const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
 // -slopes_h |p_i - p_j|.
 //
@@ -216,8 +269,8 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
-// log_forget: (1 or B, H, Lk), the logarithm of each key's gate, finite and at most 0: logsigmoid
-//   of a projection of its token.
+// log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at most 0:
+//   logsigmoid of a projection of its token.
 Position Forget(torch::Tensor log_forget);
 
 // bias[h, j], the same for all queries.
@@ -227,7 +280,7 @@ Position Forget(torch::Tensor log_forget);
 // Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, whose
 // u.k_j is one.
 //
-// bias: (1 or B, H, Lk).
+// bias: (1 or B, 1 or H, Lk).
 Position KeyBias(torch::Tensor bias);
 
 // bias[b, h, i, j].

@@ -64,7 +64,7 @@ std::optional<double> FixedNumber(const char* operation, const Component& compon
 
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q) {
-  ResolvedSimilarity similarity{nullptr, Component::Parse(spec), {}};
+  ResolvedSimilarity similarity{nullptr, Component::Parse(spec), {}, {}};
   const Component& component = similarity.component;
   similarity.entry = &FindSimilarity(component);
   TensorReader reader(operation, tensors, q);
@@ -79,6 +79,17 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
       similarity.entry->CheckColumns(component, head_dim, std::string(operation) + ": q has D = ");
       similarity.head_parameter =
           HeadNumber(q, HeadParameterStart(*similarity.entry, component, head_dim));
+    }
+  }
+  for (const Parameter* parameter : similarity.entry->other_head_parameters()) {
+    const std::string& name = parameter->name;
+    if (component.IsTensor(name)) {
+      similarity.others.push_back(reader.NextHeads(component.name(), name));
+    } else if (const auto number = FixedNumber(operation, component, name)) {
+      similarity.others.push_back(HeadNumber(q, *number));
+    } else {
+      const ModuleShape shape{SizeOf(q, 1), SizeOf(q, -1), /*value_dim=*/0, /*max_length=*/0};
+      similarity.others.push_back(PositionStart(*parameter, component, shape, q));
     }
   }
   reader.CheckDone("similarity_tensors");

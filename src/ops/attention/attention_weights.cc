@@ -42,13 +42,20 @@ bool HasRows(const Parameter& parameter) {
   return parameter.index == Index::kQueries || parameter.index == Index::kPairs;
 }
 
+// Whether it has a tensor with rows for queries and keys alike.
+bool OfTokens(const ResolvedPosition& position) {
+  const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const Parameter* parameter) { return parameter->index == Index::kTokens; });
+}
+
 // Whether the position of a row is its number plus an offset, whatever rows there are beside it.
 bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
                       !position.component.FindFlag("centred").value_or(false);
-  return !by_row && !DependOnLength(position.component) && !position.entry->catalogue.needs_grid &&
-         !position.component.Find("shape");
+  return !by_row && !OfTokens(position) && !DependOnLength(position.component) &&
+         !position.entry->catalogue.needs_grid && !position.component.Find("shape");
 }
 
 at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<int64_t>& rows,
@@ -95,7 +102,14 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
                         " has shape ", integers.sym_sizes(), "; expected (B, ", queries, ")");
       return integers.narrow(-1, first, count);
     };
-    if (call.positions) {
+    const bool has_axes = call.positions && call.positions->dim() == 3;
+    if (has_axes) {
+      TORCH_CHECK_VALUE(SizeOf(*call.positions, 1) == queries, kName, ": positions has shape ",
+                        call.positions->sym_sizes(), "; expected (1 or B, ", queries, ", axes)");
+      part.positions = call.positions->narrow(1, first, count);
+      part.key_positions = call.key_positions.value_or(*call.positions);
+    }
+    if (call.positions && !has_axes) {
       TORCH_CHECK_VALUE(call.key_positions || queries == SizeOf(k, 2), kName,
                         ": key_positions is None, Lq = ", queries, " and Lk = ", SizeOf(k, 2),
                         "; expected the positions of the keys");

@@ -20,9 +20,14 @@ constexpr const char* kOperation = "gnomon.attention";
 
 bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
+// Whether its positions have several axes.
+bool HasCoordinates(const CallArguments& arguments) {
+  return arguments.positions && arguments.positions->dim() == 3;
+}
+
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments) {
-  if (arguments.query_offsets || arguments.positions) return 0;
+  if (arguments.query_offsets || (arguments.positions && !HasCoordinates(arguments))) return 0;
   if (arguments.query_offset) {
     // Beyond this, positions in float64 are no longer exact.
     constexpr int64_t kLargestExact = int64_t{1} << 53;
@@ -192,12 +197,65 @@ struct KeyBias {
   OptionalTensor base = {};
 };
 
+// Positions of several axes, (1 or B, L, axes). RoPE turns by them; what a query sees goes by the
+// order of tokens, as without them.
+class Coordinates {
+ public:
+  static std::optional<Coordinates> Find(const at::Tensor& q, const at::Tensor& k,
+                                         const std::vector<ResolvedPosition>& positions,
+                                         const CallArguments& arguments) {
+    if (!HasCoordinates(arguments)) return std::nullopt;
+    for (const ResolvedPosition& position : positions) {
+      TORCH_CHECK_VALUE(
+          !DependsOnPlaces(position) || position.entry->role() == PositionEntry::Role::kRotation,
+          kOperation, ": positions have several axes, which ", position.component.name(),
+          " does not take; expected (B, Lq)");
+    }
+    TORCH_CHECK_VALUE(arguments.key_positions || q.sym_size(2) == k.sym_size(2), kOperation,
+                      ": key_positions is None, Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
+                      "; expected the positions of the keys");
+    Coordinates coordinates;
+    coordinates.queries_ = Checked("positions", *arguments.positions, q, q.sym_size(2));
+    coordinates.keys_ = coordinates.queries_;
+    if (arguments.key_positions) {
+      const at::Tensor& given = *arguments.key_positions;
+      TORCH_CHECK_VALUE(given.dim() == 3 && given.sym_size(2) == coordinates.queries_.sym_size(2),
+                        kOperation, ": key_positions has shape ", given.sym_sizes(),
+                        "; expected as many axes as positions, ", coordinates.queries_.sym_size(2));
+      coordinates.keys_ = Checked("key_positions", given, q, k.sym_size(2));
+    }
+    return coordinates;
+  }
+
+  TokenPositions Of(bool keys) const {
+    at::Tensor all = at::cat({queries_.reshape({-1}), keys_.reshape({-1})});
+    if (all.sym_numel() == 0) all = at::zeros({1}, all.options());
+    return {keys ? keys_ : queries_, all.min(), all.max()};
+  }
+
+ private:
+  static at::Tensor Checked(const char* name, const at::Tensor& given, const at::Tensor& q,
+                            const c10::SymInt& length) {
+    CheckIntegerType(kOperation, name, given, q);
+    TORCH_CHECK_VALUE((given.sym_size(0) == 1 || given.sym_size(0) == q.sym_size(0)) &&
+                          given.sym_size(1) == length && given.sym_size(2) >= 1,
+                      kOperation, ": ", name, " has shape ", given.sym_sizes(),
+                      "; expected (1 or B, length, axes) with B = ", q.sym_size(0),
+                      " and a length of ", length);
+    return given.to(at::kLong);
+  }
+
+  at::Tensor queries_;
+  at::Tensor keys_;
+};
+
 // Where the tokens of a call stand whose caller says so.
 class Places {
  public:
-  // Nullopt where they stand one after the other.
+  // Nullopt where they stand one after the other, or have coordinates.
   static std::optional<Places> Find(const at::Tensor& q, const at::Tensor& k,
                                     const CallArguments& arguments) {
+    if (HasCoordinates(arguments)) return std::nullopt;
     if (!arguments.positions) {
       TORCH_CHECK_VALUE(!arguments.key_positions, kOperation,
                         ": key_positions is given without positions; expected both");
@@ -444,6 +502,13 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
 }
 
+at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity) {
+  const at::Tensor points = OntoHyperboloid(o);
+  if (similarity.entry->curvature == nullptr) return points;
+  const at::Tensor root = OverRows(similarity.entry->curvature(similarity.others).sqrt());
+  return (points * OverColumns(root.unsqueeze(0))).to(o.scalar_type());
+}
+
 at::ScalarType ComputingType(const at::Tensor& q) {
   return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
 }
@@ -540,14 +605,16 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   TORCH_CHECK_VALUE(!query_offsets || !arguments.query_offset,
                     "gnomon.attention: query_offset and query_offsets are both given");
   const std::optional<Places> places = Places::Find(q, k, arguments);
+  const std::optional<Coordinates> coordinates = Coordinates::Find(q, k, positions, arguments);
 
   const std::optional<TokenGrid> grid = FindGrid(q, k, positions, arguments);
   const ResolvedPosition* rotation = FindOne(positions, PositionEntry::Role::kRotation, "RoPE");
-  const bool has_position = std::any_of(positions.begin(), positions.end(), DependsOnPlaces);
+  const bool has_position =
+      !coordinates && std::any_of(positions.begin(), positions.end(), DependsOnPlaces);
   const c10::SymInt query_offset = QueryOffset(q, k, has_position, arguments);
 
-  at::Tensor query = q;
-  at::Tensor key = k;
+  at::Tensor query = entry.WithHeightLast(similarity.component, q);
+  at::Tensor key = entry.WithHeightLast(similarity.component, k);
   OptionalTensor bias;
   OffsetRange range{q.sym_size(2), k.sym_size(2), query_offset, Concrete(q.sym_size(1)),
                     query_offsets};
@@ -583,15 +650,19 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                          .length = LengthOf(q, k, query_offset, query_offsets),
                          .of_keys = false,
                          .is_product = entry.catalogue.takes_scale,
-                         .last_is_height = has_height};
+                         .last_is_height = has_height,
+                         .heads = range.heads,
+                         .key_heads = SizeOf(k, 1)};
     if (places) rotated.positions = places->Of(/*keys=*/false);
-    query = rotation->entry->rotate(rotation->component, rotated);
+    if (coordinates) rotated.positions = coordinates->Of(/*keys=*/false);
+    query = rotation->entry->rotate(rotation->component, rotation->tensors, rotated);
     rotated.x = key;
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
     if (places) rotated.positions = places->Of(/*keys=*/true);
-    key = rotation->entry->rotate(rotation->component, rotated);
+    if (coordinates) rotated.positions = coordinates->Of(/*keys=*/true);
+    key = rotation->entry->rotate(rotation->component, rotation->tensors, rotated);
   }
 
   OperatorArguments call;
@@ -620,10 +691,11 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
         const at::Tensor& given = position.tensors[0];
         TORCH_CHECK_VALUE(given.dim() == 3 &&
                               (given.sym_size(0) == 1 || given.sym_size(0) == q.sym_size(0)) &&
-                              given.sym_size(1) == range.heads && given.sym_size(2) == range.keys,
+                              (given.sym_size(1) == 1 || given.sym_size(1) == range.heads) &&
+                              given.sym_size(2) == range.keys,
                           kOperation, ": the tensor of ", position.component.name(), " has shape ",
-                          given.sym_sizes(), "; expected (1 or B, H, Lk) = (", q.sym_size(0), ", ",
-                          range.heads, ", ", range.keys, ")");
+                          given.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (", q.sym_size(0),
+                          ", ", range.heads, ", ", range.keys, ")");
         // What lies outside may be anything, and sums go over it.
         const at::Tensor seen =
             WithoutHidden(given.unsqueeze(3), key_starts, key_lengths).squeeze(3);
@@ -669,20 +741,38 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
     call.temperature = call.temperature ? *call.temperature * own : own;
   }
   at::Tensor value = v;
+  const bool is_centroid = arguments.aggregation == "lorentz_centroid";
+  // A temperature multiplies scores, and the factors of midpoints are no part of them: the values
+  // have these then, and their own sum in one more column.
+  const bool weighs_values =
+      call.temperature.has_value() && arguments.aggregation == "einstein_midpoint";
   if (arguments.aggregation == "einstein_midpoint") {
     value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
-    // The factors are no part of the scores.
-    TORCH_CHECK_NOT_IMPLEMENTED(!call.temperature, kOperation,
-                                ": temperature with aggregation = einstein_midpoint");
-    const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
-    call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
+    if (weighs_values) {
+      TORCH_CHECK_NOT_IMPLEMENTED(arguments.dropout == 0, kOperation,
+                                  ": dropout with temperature and aggregation = einstein_midpoint");
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !call.relative_values, kOperation,
+          ": relative values with temperature and aggregation = einstein_midpoint");
+      const at::Tensor factor_of_value = (1 - SquaredNorm(value)).rsqrt().unsqueeze(3);
+      value = at::cat({value * factor_of_value, factor_of_value}, 3);
+    } else {
+      const at::Tensor log_factor = LogLorentzFactor(value, range.heads);
+      call.key_bias = call.key_bias ? *call.key_bias + log_factor : log_factor;
+    }
   } else {
-    TORCH_CHECK_VALUE(arguments.aggregation == "mean", "gnomon.attention: aggregation is \"",
-                      arguments.aggregation, "\"; expected mean or einstein_midpoint");
+    TORCH_CHECK_VALUE(arguments.aggregation == "mean" || is_centroid,
+                      "gnomon.attention: aggregation is \"", arguments.aggregation,
+                      "\"; expected mean, einstein_midpoint or lorentz_centroid");
   }
   // The dot product, whose tokens are not mapped, takes the keys as they are.
   if (!entry.catalogue.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
-  const MappedTokens tokens = entry.map(similarity.component, query, key, factor);
+  const MappedTokens tokens =
+      entry.map(similarity.component, query, key, {factor, similarity.others});
+  // Query heads that see the same keys differently have keys of their own.
+  if (SizeOf(tokens.y, 1) != SizeOf(value, 1)) {
+    value = value.repeat_interleave(SizeOf(tokens.y, 1) / SizeOf(value, 1), 1);
+  }
   call.x = as_token(tokens.x, q_wide, q_in);
   call.y = as_token(tokens.y, k_wide, k_in);
   call.v = as_token(value, v, v_in);
@@ -735,6 +825,17 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                                              at::TensorOptions().dtype(at::kLong));
   }
   auto [o, lse, statistics] = AttentionOperator::CallForward(call);
+  if (weighs_values) {
+    const c10::SymInt columns = v.sym_size(3);
+    const at::Tensor sum = o.select_symint(3, columns);
+    const at::Tensor known = at::where(sum > 0, sum, 1.0);
+    o = o.narrow_symint(3, 0, columns) / known.unsqueeze(3);
+    lse = lse + known.log();
+    // Of these the second is the sum of a row's weights.
+    statistics =
+        at::cat({statistics.slice(0, 0, 1), statistics.slice(0, 1, 2) * known.detach().unsqueeze(0),
+                 statistics.slice(0, 2)});
+  }
   const ResolvedPosition* named_sink = FindOne(positions, PositionEntry::Role::kSink, "sinks");
   TORCH_CHECK_VALUE(named_sink == nullptr || !arguments.sink, kOperation,
                     ": sink is given, and position has one; expected one of them");
@@ -749,6 +850,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
     if (tokens.row_constant) lse = lse + tempered(tokens.row_constant());
   }
   if (sink) std::tie(o, lse) = AddSink(o, lse, *sink);
+  if (is_centroid) o = LorentzCentroid(o, similarity);
   for (const ResolvedPosition& position : positions) {
     // Weights are asked for without it.
     if (position.entry->role() != PositionEntry::Role::kGate || position.tensors.empty()) continue;

@@ -21,6 +21,7 @@ struct ResolvedSimilarity {
   Component component;
   // (H,), in the computing type: the entry's head parameter, undefined where it has none.
   at::Tensor head_parameter;
+  std::vector<at::Tensor> others = {};  // (H,), the entry's other head parameters
 };
 
 struct ResolvedPosition {
@@ -35,11 +36,12 @@ struct ResolvedPosition {
 // left and right are the window; chunks the size of chunks, and how many a query sees before and
 // after its own; query_offsets (B,) goes instead of query_offset, and positions and key_positions
 // go instead of both, where these are positions unless they are given; seed () or (1,) int64 is
-// drawn by Torch's generator where it is absent; aggregation is "mean", or "einstein_midpoint" of
-// values in the Klein ball; sink (), (H,) or (B, H, Lq) is one more score of each row, whose key
-// has no value; mask says which pairs are seen, and broadcasts to (B, H, Lq, Lk); temperature
-// multiplies scores, and broadcasts to (B, H, Lq); tolerance is what tiles that are left out may
-// add to a row's sum of weights.
+// drawn by Torch's generator where it is absent; aggregation is "mean", "einstein_midpoint" of
+// values in the Klein ball, or "lorentz_centroid" of values on the hyperboloid; sink (), (H,) or
+// (B, H, Lq) is one more score of each row, whose key has no value; mask says which pairs are seen,
+// and broadcasts to (B, H, Lq, Lk); temperature multiplies scores, and broadcasts to (B, H, Lq);
+// tolerance is what tiles that are left out may add to a row's sum of weights. Positions with a
+// third axis, coordinates, are what RoPE turns by, and nothing else.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -108,6 +110,11 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
 // o (B, H, Lq, Dv) and lse (B, H, Lq) with one more score in each row, whose key has the value 0.
 std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
                                            const at::Tensor& sink);
+
+// The sums o (B, H, Lq, Dv) of points of hyperboloids, times first, back on them: of all points
+// those that have the least sum of squared Lorentzian distances from what was summed up (Law et al.
+// 2019). 0 stays 0.
+at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity);
 
 // Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in the computing
 // type and empty unless asked for.

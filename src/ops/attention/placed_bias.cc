@@ -16,7 +16,8 @@ void PackedBiases::Add(const Component& component, const std::vector<at::Tensor>
   Component term = component;
   // A table of offsets is that of positions.
   term.SetDefault("centred", "true");
-  terms_ += (terms_.empty() ? "" : "+") + term.Text();
+  if (!terms_.empty()) terms_ += "+";
+  terms_ += term.Text();
   for (const at::Tensor& tensor : tensors) {
     shapes_.emplace_back(tensor.dim());
     for (const c10::SymInt& size : tensor.sym_sizes()) shapes_.push_back(size);

@@ -104,8 +104,10 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
       return ParseShape(value).has_value();
     case Kind::kNumbers:
       return ParseNumbers(value).has_value();
-    case Kind::kHeads:
-      return value == "learned" || value == "fixed" || ParseNumber(value);
+    case Kind::kHeads: {
+      const std::optional<double> number = ParseNumber(value);
+      return value == "learned" || value == "fixed" || (number && IsWithin(parameter, *number));
+    }
     case Kind::kTable:
       break;
   }
@@ -146,7 +148,7 @@ std::string Expected(const CatalogueParameter& parameter) {
     case Kind::kNumbers:
       return kNumbersExpected;
     case Kind::kHeads:
-      return "learned, fixed or a number";
+      return "learned, fixed or " + bounded("a number", "a positive number");
     case Kind::kTable:
       break;
   }

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <ATen/ATen.h>
+
 #include "gnomon/attention.h"
 #include "ops/coordinates/token_grid.h"
 
@@ -188,10 +190,10 @@ const char* KindName(Kind kind) {
 }
 
 const char* IndexName(Index index) {
-  constexpr std::array kNames = {"",           "buckets",     "offsets",     "near_offsets",
-                                 "distances",  "keys",        "key_entries", "grid",
-                                 "first_axis", "second_axis", "queries",     "pairs"};
-  static_assert(kNames.size() == static_cast<size_t>(Index::kPairs) + 1);
+  constexpr std::array kNames = {"",        "buckets",     "offsets", "near_offsets", "distances",
+                                 "keys",    "key_entries", "grid",    "first_axis",   "second_axis",
+                                 "queries", "pairs",       "tokens"};
+  static_assert(kNames.size() == static_cast<size_t>(Index::kTokens) + 1);
   return kNames[static_cast<size_t>(index)];
 }
 
@@ -493,6 +495,20 @@ const Parameter* SimilarityEntry::head_parameter() const {
     if (parameter.is_per_head()) return &parameter;
   }
   return nullptr;
+}
+
+std::vector<const Parameter*> SimilarityEntry::other_head_parameters() const {
+  std::vector<const Parameter*> others;
+  for (const Parameter& parameter : parameters) {
+    if (parameter.is_per_head() && &parameter != head_parameter()) others.push_back(&parameter);
+  }
+  return others;
+}
+
+at::Tensor SimilarityEntry::WithHeightLast(const Component& component,
+                                           const at::Tensor& tokens) const {
+  const bool is_first = height_is_first != nullptr && height_is_first(component);
+  return is_first ? tokens.roll(-1, -1) : tokens;
 }
 
 std::vector<const Parameter*> PositionEntry::Tensors(const Component& component) const {

@@ -33,6 +33,8 @@ struct ModuleShape {
   // Columns of the tokens that it projects.
   int64_t query_tokens = 0;
   int64_t key_tokens = 0;
+  // Whether one column of a head is told apart, a height or a time, and stays where it is.
+  bool has_height = false;
 };
 struct CallLengths {
   int64_t positions;  // one past the last query's
@@ -131,11 +133,20 @@ struct SimilarityEntry {
   std::vector<std::pair<std::string, std::string>> functions = {};
   // Whether the last coordinate of a token is told apart, a height; null: it is not.
   bool (*has_height)(const Component& component) = nullptr;
+  // Whether callers have that coordinate first, as a time; null: last. Maps have it last.
+  bool (*height_is_first)(const Component& component) = nullptr;
+  // Of tokens that are points of hyperboloids (x.x)_L = -c: c (H), of what other_head_parameters
+  // are; null: 1.
+  at::Tensor (*curvature)(const std::vector<at::Tensor>& others) = nullptr;
   // The one number of columns that tokens have; 0: any.
   int64_t columns = 0;
 
   // The parameter that multiplies the scores of each head, "gamma" or "beta"; null: none.
   const Parameter* head_parameter() const;
+  // What else there is one of for each head, in their order.
+  std::vector<const Parameter*> other_head_parameters() const;
+  // Tokens (..., D) of a caller as maps and rotations take them.
+  at::Tensor WithHeightLast(const Component& component, const at::Tensor& tokens) const;
   bool HasHeight(const Component& component) const {
     return has_height != nullptr && has_height(component);
   }
@@ -152,10 +163,16 @@ struct RotationCall {
   bool of_keys;
   bool is_product;      // whether the similarity is that of an inner product
   bool last_is_height;  // the last coordinate then stays where it is
+  int64_t heads = 1;    // of q, and of k
+  int64_t key_heads = 1;
   // Instead of position, firsts and length.
   std::optional<TokenPositions> positions = std::nullopt;
 };
-using RotationFunction = at::Tensor (*)(const Component& component, const RotationCall& call);
+// Keys come back with the heads of q where those turn them differently; tensors are those of the
+// entry.
+using RotationFunction = at::Tensor (*)(const Component& component,
+                                        const std::vector<at::Tensor>& tensors,
+                                        const RotationCall& call);
 
 // q or k, normed; tensors are those of the entry.
 using NormFunction = at::Tensor (*)(const Component& component,

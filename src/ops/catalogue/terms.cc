@@ -42,6 +42,15 @@ Similarity Laplacian(HeadValue gamma) {
   return TermBuilder("laplacian").With("gamma", gamma).Build<Similarity>();
 }
 
+Similarity Lorentz(HeadValue scale, HeadValue c, HeadValue bias, const std::string& map) {
+  return TermBuilder("lorentz")
+      .With("scale", scale)
+      .With("c", c)
+      .With("bias", bias)
+      .With("map", map)
+      .Build<Similarity>();
+}
+
 Similarity Penumbral(HeadValue gamma, double r, const std::string& map, const std::string& score) {
   return TermBuilder("penumbral")
       .With("gamma", gamma)
@@ -66,7 +75,9 @@ namespace position {
 
 Position RoPE(double base, const std::string& layout, std::optional<int64_t> dims,
               const std::vector<int64_t>& shape, int64_t prefix,
-              const std::optional<std::string>& scaling, bool xpos) {
+              const std::optional<std::string>& scaling, bool xpos,
+              const std::vector<int64_t>& sections, const std::string& section_order,
+              std::optional<torch::Tensor> angles, std::optional<torch::Tensor> key_angles) {
   return TermBuilder("rope")
       .With("base", base)
       .With("layout", layout)
@@ -75,6 +86,20 @@ Position RoPE(double base, const std::string& layout, std::optional<int64_t> dim
       .With("prefix", prefix)
       .WithDetails("scaling", scaling)
       .With("xpos", xpos)
+      .With("sections", sections)
+      .With("section_order", section_order)
+      .With("angles", std::move(angles))
+      .With("key_angles", std::move(key_angles))
+      .Build<Position>();
+}
+
+Position RoPEMixed(torch::Tensor frequencies, const std::string& layout,
+                   const std::vector<int64_t>& shape, int64_t prefix) {
+  return TermBuilder("rope_mixed")
+      .With("frequencies", std::move(frequencies))
+      .With("layout", layout)
+      .With("shape", shape)
+      .With("prefix", prefix)
       .Build<Position>();
 }
 

@@ -11,7 +11,7 @@ namespace gnomon {
 
 // Positions of the caller's for the tokens of q or of k.
 struct TokenPositions {
-  at::Tensor of_tokens;  // (B or 1, L), int64
+  at::Tensor of_tokens;  // (B or 1, L), or coordinates (B or 1, L, axes); int64
   // (): the least and the greatest of q and k together.
   at::Tensor first;
   at::Tensor last;

@@ -21,11 +21,24 @@ at::Tensor SquaredNorm(const at::Tensor& x);
 // Directions and distances of tokens nearer to 0 than this are made smooth.
 inline constexpr double kOrigin = 1e-6;
 
+// The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
+// `length` is a parabola that touches |x|, and `unit` is x / kOrigin: distances are smooth there
+// too, with their true gradients at 0, and off by kOrigin^2.
+struct Radius {
+  at::Tensor unit;
+  at::Tensor length;
+  at::Tensor divisor;  // x = divisor * unit
+};
+Radius RadiusOf(const at::Tensor& x);
+
 // (H) to (H, 1), to go with (B, H, Lq).
 at::Tensor OverRows(const at::Tensor& heads);
 
 // (B, H, L) to (B, H, L, 1), to go with tokens.
 at::Tensor OverColumns(const at::Tensor& x);
+
+// Sums of points of hyperboloids (..., D), times first, back on that of <x, x> = -1; 0 stays 0.
+at::Tensor OntoHyperboloid(const at::Tensor& sums);
 
 // Points on or outside the unit sphere, pulled to just inside it.
 at::Tensor InUnitBall(const at::Tensor& x);

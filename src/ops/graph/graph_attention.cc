@@ -58,16 +58,22 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
                     "; expected one axis, (E,)");
   // Low precision is rounded at both ends and nowhere between.
   const at::ScalarType computing = ComputingType(q);
-  const at::Tensor query = AsBatch(q.to(computing));
-  const at::Tensor key = AsBatch(k.to(computing));
+  const at::Tensor batch = AsBatch(q.to(computing));
   const ResolvedSimilarity resolved =
-      ResolveSimilarity(kOperation, similarity, similarity_tensors, query);
+      ResolveSimilarity(kOperation, similarity, similarity_tensors, batch);
+  const Component& component = resolved.component;
+  const at::Tensor query = resolved.entry->WithHeightLast(component, batch);
+  const at::Tensor key = resolved.entry->WithHeightLast(component, AsBatch(k.to(computing)));
   const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
-  const MappedTokens tokens = resolved.entry->map(resolved.component, query, key, factor);
+  const MappedTokens tokens = resolved.entry->map(component, query, key, {factor, resolved.others});
   GraphArguments call;
   call.x = AsNodes(tokens.x);
   call.y = AsNodes(tokens.y);
   call.v = v.to(computing);
+  // Query heads that see the same keys differently have keys of their own.
+  if (SizeOf(call.y, 1) != SizeOf(v, 1)) {
+    call.v = call.v.repeat_interleave(SizeOf(call.y, 1) / SizeOf(v, 1), 1);
+  }
   call.row_scalars = WithoutBatch(tokens.row_scalars);
   call.column_scalars = WithoutBatch(tokens.column_scalars);
   call.head_scalars = AsOptional(tokens.head_scalars);

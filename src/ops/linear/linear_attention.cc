@@ -144,13 +144,14 @@ struct Rotation {
  private:
   at::Tensor From(const c10::SymInt& position, const at::Tensor& x, bool of_keys) const {
     if (!rope) return x;
-    return FindPosition(*rope).rotate(*rope, {.x = x,
-                                              .position = position,
-                                              .firsts = std::nullopt,
-                                              .length = length,
-                                              .of_keys = of_keys,
-                                              .is_product = false,
-                                              .last_is_height = false});
+    return FindPosition(*rope).rotate(*rope, {},
+                                      {.x = x,
+                                       .position = position,
+                                       .firsts = std::nullopt,
+                                       .length = length,
+                                       .of_keys = of_keys,
+                                       .is_product = false,
+                                       .last_is_height = false});
   }
 };
 
@@ -328,8 +329,10 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   Rotation rotation{std::nullopt, offset, (q_in.sym_size(2) + offset).max(k_in.sym_size(2))};
   if (arguments.rope) {
     rotation.rope = Component::Parse(*arguments.rope);
-    TORCH_CHECK_VALUE(FindPosition(*rotation.rope).rotate != nullptr, kOperation, ": rope is ",
-                      rotation.rope->name(), "; expected a RoPE");
+    const PositionEntry& entry = FindPosition(*rotation.rope);
+    TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(), kOperation,
+                      ": rope is ", rotation.rope->Text(),
+                      "; expected a RoPE by positions in the sequence, without tensors");
   }
   // Low precision is rounded at both ends and nowhere between.
   const at::ScalarType computing = ComputingType(q_in);

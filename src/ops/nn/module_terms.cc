@@ -45,7 +45,13 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor q = at::randn({1, 1, kTokens, head_dim}, generator, options);
   const at::Tensor k = at::randn({1, 1, kTokens, head_dim}, generator, options);
-  const MappedTokens tokens = entry.map(component, q, k, at::ones({1}, options));
+  std::vector<at::Tensor> others;
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    others.push_back(SettingOf(component, *parameter) == Setting::kNumber
+                         ? at::full({1}, component.Number(parameter->name), options)
+                         : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
+  }
+  const MappedTokens tokens = entry.map(component, q, k, {at::ones({1}, options), others});
   const PairFunction& function = FindPairFunction(tokens.function);
 
   at::Tensor inputs = at::zeros({kTokens, kTokens}, options);
@@ -190,8 +196,9 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
 }
 
 std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        const ModuleShape& shape, at::TensorList given) {
+                                        const ModuleShape& outer, at::TensorList given) {
   constexpr const char* kName = "gnomon.nn.MultiheadAttention";
+  ModuleShape shape = outer;
   std::vector<ModuleTensor> tensors;
   size_t next = 0;
   const auto take = [&](const std::string& term, const std::string& parameter,
@@ -214,6 +221,7 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
   const at::Tensor theta = at::zeros({shape.heads}, at::TensorOptions().dtype(at::kDouble));
   const Component component = Component::Parse(similarity);
   const SimilarityEntry& entry = FindSimilarity(component);
+  shape.has_height = entry.HasHeight(component);
   entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention: qk_dim is ");
   if (const Parameter* parameter = entry.head_parameter()) {
     const std::string& name = parameter->name;
@@ -226,6 +234,14 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
                          /*learned=*/false});
     }
     if (setting == Setting::kLearned) tensors.push_back({name + "_theta", theta, /*learned=*/true});
+  }
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    const std::string& name = parameter->name;
+    const Setting setting = SettingOf(component, *parameter);
+    if (setting == Setting::kTensor) take_heads(component.name(), name, name);
+    if (setting != Setting::kLearned) continue;
+    parameter->tensor.start(component, shape);  // throws where it cannot be learned
+    tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
   }
   Namer namer;
   for (const Component& term : ParseSum(position)) {
@@ -276,7 +292,14 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
     if (tensor.requires_grad()) learned.push_back({name, tensor.detach(), std::nullopt});
   };
   const Component component = Component::Parse(similarity);
-  if (const Parameter* parameter = FindSimilarity(component).head_parameter()) {
+  const SimilarityEntry& entry = FindSimilarity(component);
+  const auto take_theta = [&](const Component& term, const Parameter& parameter,
+                              const std::string& name) {
+    const at::Tensor theta = take().detach();
+    const at::Tensor start = parameter.tensor.start(term, shape).to(theta.options());
+    learned.push_back({name, LearnedValue(start, theta), start});
+  };
+  if (const Parameter* parameter = entry.head_parameter()) {
     const std::string& name = parameter->name;
     const Setting setting = SettingOf(component, *parameter);
     if (setting == Setting::kTensor) {
@@ -288,6 +311,11 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
         learned.push_back({name, LearnedValue(start, theta), start.expand({shape.heads})});
       }
     }
+  }
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    const Setting setting = SettingOf(component, *parameter);
+    if (setting == Setting::kTensor) take_given(parameter->name);
+    if (setting == Setting::kLearned) take_theta(component, *parameter, parameter->name);
   }
   Namer namer;
   for (const Component& term : ParseSum(position)) {
@@ -302,9 +330,7 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
       } else if (!parameter->is_per_head()) {
         learned.push_back({name, take().detach(), std::nullopt});
       } else if (SettingOf(term, *parameter) == Setting::kLearned) {
-        const at::Tensor theta = take().detach();
-        const at::Tensor start = parameter->tensor.start(term, shape).to(theta.options());
-        learned.push_back({name, LearnedValue(start, theta), start});
+        take_theta(term, *parameter, name);
       }
     }
   }
@@ -345,17 +371,27 @@ CallTensors ProjectTokens(const std::string& similarity, const std::string& posi
     for (int64_t n = 0; n < count; ++n) call.tensors.push_back(take());
   };
   const Component component = Component::Parse(similarity);
-  if (const Parameter* parameter = FindSimilarity(component).head_parameter()) {
+  const SimilarityEntry& entry = FindSimilarity(component);
+  if (const Parameter* parameter = entry.head_parameter()) {
     const Setting setting = SettingOf(component, *parameter);
     keep(setting == Setting::kNumber ? 0 : setting == Setting::kLearned ? 2 : 1);
+  }
+  const auto keep_value = [&](const Component& term, const Parameter& parameter) {
+    const Setting setting = SettingOf(term, parameter);
+    keep(setting == Setting::kTensor || setting == Setting::kLearned ? 1 : 0);
+  };
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    keep_value(component, *parameter);
   }
   for (const Component& term : ParseSum(position)) {
     for (const Parameter* parameter : FindPosition(term).Tensors(term)) {
       const auto& projection = parameter->tensor.projection;
       if (!projection || term.IsTensor(parameter->name)) {
-        const Setting setting =
-            parameter->is_per_head() ? SettingOf(term, *parameter) : Setting::kTensor;
-        keep(setting == Setting::kTensor || setting == Setting::kLearned ? 1 : 0);
+        if (parameter->is_per_head()) {
+          keep_value(term, *parameter);
+        } else {
+          keep(1);
+        }
         continue;
       }
       const at::Tensor& tokens = projection->of_keys ? key_tokens : query_tokens;
@@ -384,7 +420,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     const at::Tensor& tensor = tensors[next++];
     return AsParameter(tensor, q, "gnomon.nn: a parameter");
   };
-  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}};
+  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}, {}};
   const Component& component = resolved_similarity.component;
   resolved_similarity.entry = &FindSimilarity(component);
   if (const Parameter* parameter = resolved_similarity.entry->head_parameter()) {
@@ -405,6 +441,16 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     }
   }
   const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
+  const auto head_value = [&](const Component& term, const Parameter& parameter) {
+    const Setting setting = SettingOf(term, parameter);
+    if (setting == Setting::kNumber) return HeadNumber(q, term.Number(parameter.name));
+    if (setting == Setting::kTensor) return take().expand({shape.heads});
+    const at::Tensor start = PositionStart(parameter, term, shape, q);
+    return setting == Setting::kLearned ? LearnedValue(start, take()) : start;
+  };
+  for (const Parameter* parameter : resolved_similarity.entry->other_head_parameters()) {
+    resolved_similarity.others.push_back(head_value(component, *parameter));
+  }
   std::vector<ResolvedPosition> resolved;
   for (Component& term : ParseSum(position)) {
     const PositionEntry& entry =
@@ -418,17 +464,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
         values.push_back(use.expand ? use.expand(term, held, LengthsOf(q, k, arguments)) : held);
         continue;
       }
-      const Setting setting = SettingOf(term, *parameter);
-      if (setting == Setting::kNumber) {
-        values.push_back(HeadNumber(q, term.Number(parameter->name)));
-        continue;
-      }
-      if (setting == Setting::kTensor) {
-        values.push_back(take().expand({shape.heads}));
-        continue;
-      }
-      const at::Tensor start = PositionStart(*parameter, term, shape, q);
-      values.push_back(setting == Setting::kLearned ? LearnedValue(start, take()) : start);
+      values.push_back(head_value(term, *parameter));
     }
     // Along the axes of a grid a token looks both ways even at those before it.
     const bool both_ways = !arguments.causal || term.Find("shape");

@@ -148,13 +148,28 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     torch::Tensor known =
         positions.defined() ? positions : torch::arange(length(), new_positions.options());
     torch::Tensor fresh = new_positions;
-    // Positions of all batches beside those of each.
-    for (torch::Tensor* one : {&known, &fresh}) {
-      if (one->dim() < std::max(known.dim(), fresh.dim())) {
-        *one = one->expand({new_k.size(0), one->size(-1)});
+    if (fresh.dim() == 3) {
+      // Coordinates: those of all batches beside those of each.
+      TORCH_CHECK_VALUE(known.dim() == 3 && known.size(2) == fresh.size(2),
+                        "gnomon.nn.KVCache: its tokens have positions of another number of axes; "
+                        "expected positions as those of the first tokens");
+      if (known.size(0) != fresh.size(0)) {
+        known = known.expand({new_k.size(0), -1, -1});
+        fresh = fresh.expand({new_k.size(0), -1, -1});
       }
+      positions = torch::cat({known, fresh}, 1);
+    } else {
+      TORCH_CHECK_VALUE(known.dim() < 3,
+                        "gnomon.nn.KVCache: its tokens have positions of several axes; expected "
+                        "positions as those of the first tokens");
+      // Positions of all batches beside those of each.
+      for (torch::Tensor* one : {&known, &fresh}) {
+        if (one->dim() < std::max(known.dim(), fresh.dim())) {
+          *one = one->expand({new_k.size(0), one->size(-1)});
+        }
+      }
+      positions = torch::cat({known, fresh}, -1);
     }
-    positions = torch::cat({known, fresh}, -1);
   }
   k = torch::cat({k, new_k}, 2);
   v = torch::cat({v, new_v}, 2);
@@ -265,7 +280,9 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   // The cache takes the tokens once nothing can be refused any more.
   KVCache joined;
   if (call.cache) {
-    if (!query_offset && !call.query_offsets && !call.positions) {
+    // Positions of several axes do not say what a query sees.
+    const bool says_order = call.positions && call.positions->dim() < 3;
+    if (!query_offset && !call.query_offsets && !says_order) {
       query_offset = call.cache->length();
     }
     joined = *call.cache;
@@ -334,6 +351,90 @@ std::vector<LearnedValue> MultiheadAttentionImpl::learned_values() const {
     values.push_back({std::move(learned.name), learned.value, learned.start});
   }
   return values;
+}
+
+LorentzMultiheadAttentionImpl::LorentzMultiheadAttentionImpl(
+    const LorentzMultiheadAttentionOptions& options_)
+    : options(options_) {
+  constexpr const char* kName = "gnomon.nn.LorentzMultiheadAttention: ";
+  TORCH_CHECK_VALUE(options.in_channels() >= 1 && options.num_heads() >= 1, kName,
+                    "in_channels is ", options.in_channels(), " and num_heads ",
+                    options.num_heads(), "; expected at least 1");
+  TORCH_CHECK_VALUE(options.out_channels() >= 2, kName, "out_channels is ", options.out_channels(),
+                    "; expected at least 2");
+  TORCH_CHECK_VALUE(options.use_weight() || options.in_channels() == options.out_channels(), kName,
+                    "use_weight is false, in_channels ", options.in_channels(),
+                    " and out_channels ", options.out_channels(), "; expected the same number");
+  TORCH_CHECK_VALUE(options.c() > 0, kName, "c is ", options.c(), "; expected a positive number");
+  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
+                    options.dropout(), "; expected 0 to 1");
+  reset();
+}
+
+void LorentzMultiheadAttentionImpl::reset() {
+  const int64_t tokens = options.num_heads() * options.in_channels();
+  const int64_t space = options.num_heads() * (options.out_channels() - 1);
+  const int64_t columns = options.num_heads() * options.out_channels();
+  Wk = register_module("Wk", torch::nn::Linear(tokens, space));
+  Wq = register_module("Wq", torch::nn::Linear(tokens, space));
+  if (options.use_weight()) Wv = register_module("Wv", torch::nn::Linear(tokens, space));
+  scale = register_parameter("scale", torch::full({1}, std::sqrt(static_cast<double>(columns)),
+                                                  torch::get_default_dtype()));
+  bias = register_parameter("bias", torch::zeros({}));
+  if (options.trans_heads_concat()) {
+    final_linear = register_module("final_linear", torch::nn::Linear(columns, columns - 1));
+  }
+  if (options.learned_c()) {
+    c = register_parameter("c", torch::scalar_tensor(options.c(), torch::get_default_dtype()));
+  }
+}
+
+torch::Tensor LorentzMultiheadAttentionImpl::forward(const torch::Tensor& query,
+                                                     const torch::Tensor& source_or_none,
+                                                     const AttentionCall& call) {
+  const torch::Tensor& source = source_or_none.defined() ? source_or_none : query;
+  const int64_t tokens = options.num_heads() * options.in_channels();
+  CheckEmbeddings("LorentzMultiheadAttention", query, tokens);
+  CheckEmbeddings("LorentzMultiheadAttention", source, tokens);
+  const auto heads = [&](const torch::Tensor& columns) {
+    return columns.unflatten(2, {options.num_heads(), -1}).transpose(1, 2);
+  };
+  const HeadValue curvature = options.learned_c() ? HeadValue(c) : HeadValue(options.c());
+  torch::Tensor q = heads(Wq(query));
+  torch::Tensor k = heads(Wk(source));
+  if (options.normalize()) {
+    q = q / q.norm(2, {-1}, /*keepdim=*/true);
+    k = k / k.norm(2, {-1}, /*keepdim=*/true);
+  }
+  torch::Tensor v =
+      options.use_weight() ? lorentz::lift(heads(Wv(source)), curvature) : heads(source);
+  AttentionOptions attend;
+  attend.similarity(similarity::Lorentz(1 / scale.reshape({}), curvature, bias))
+      .position(options.position())
+      .aggregation("lorentz_centroid")
+      .causal(call.causal)
+      .window(call.window)
+      .key_starts(call.key_starts)
+      .key_lengths(call.key_lengths)
+      .query_segments(call.query_segments)
+      .key_segments(call.key_segments)
+      .chunks(call.chunks)
+      .query_offset(call.query_offset)
+      .query_offsets(call.query_offsets)
+      .dropout(is_training() ? options.dropout() : 0.0);
+  // The cache takes the tokens once nothing can be refused any more.
+  KVCache joined;
+  if (call.cache) {
+    if (!call.query_offset && !call.query_offsets) attend.query_offset(call.cache->length());
+    joined = *call.cache;
+    joined.append(k, v);
+    k = joined.k;
+    v = joined.v;
+  }
+  const torch::Tensor o = attention(q, k, v, attend).transpose(1, 2);
+  if (call.cache) *call.cache = joined;
+  if (!options.trans_heads_concat()) return lorentz::centroid(o, curvature);
+  return lorentz::lift(final_linear(o.flatten(2)), curvature);
 }
 
 void TokenCache::append(const torch::Tensor& new_embeddings, int64_t history) {

@@ -57,8 +57,9 @@ const RegisterPosition forget({
          .cost = "3 + 0",
          .class_name = "Forget"},
     .parameters = {Table("log_forget", Index::kNone, {.projection = kGate})
-                       .Means("(1 or B, H, Lk), the logarithm of each key's gate, finite and at "
-                              "most 0: logsigmoid of a projection of its token")},
+                       .Means(
+                           "(1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at "
+                           "most 0: logsigmoid of a projection of its token")},
     .bias = Bias,
 });
 

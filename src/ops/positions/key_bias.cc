@@ -24,7 +24,7 @@ const RegisterPosition key_bias({
                   .role = CatalogueEntry::Role::kKeyBias,
                   .cost = "1 + 0",
                   .class_name = "KeyBias"},
-    .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, H, Lk)")},
+    .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, 1 or H, Lk)")},
     .bias = Bias,
 });
 

@@ -1,54 +1,39 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/positions/rope_frequencies.h"
+#include "ops/positions/rotation.h"
 
 namespace gnomon {
 namespace {
 
-// A multiple of 2 * axes.
-int64_t RotatedColumns(const Component& component, int64_t head_dim, bool last_is_height,
+// A multiple of 2 * axes, that of all axes together.
+int64_t RotatedColumns(const Component& component, const RotationCall& call, int64_t axes,
                        const std::optional<TokenGrid>& grid) {
-  const int64_t free = last_is_height ? head_dim - 1 : head_dim;
-  const int64_t step = grid ? 2 * grid->axes() : 2;
+  const int64_t free = FreeColumns(call);
+  const int64_t step = 2 * axes;
   if (!component.Find("dims")) {
-    TORCH_CHECK_VALUE(grid || last_is_height || head_dim % 2 == 0,
-                      "gnomon.attention: RoPE rotates pairs and q has ", head_dim,
+    TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0,
+                      "gnomon.attention: RoPE rotates pairs and q has ", free,
                       " columns; expected an even number, or a smaller even dims");
-    TORCH_CHECK_VALUE(!grid || free >= step, "gnomon.attention: RoPE over the grid ", grid->Text(),
+    TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), "gnomon.attention: RoPE over ",
+                      grid ? "the grid " + grid->Text() : "positions of several axes",
                       " rotates a pair for each axis and has ", free,
                       " columns to do so; expected at least ", step);
     return free - free % step;
   }
   const int64_t dims = component.Integer("dims");
-  TORCH_CHECK_VALUE(dims >= 0 && dims % step == 0 && dims <= free,
-                    "gnomon.attention: RoPE has dims = ", dims, "; expected ",
-                    grid ? "a multiple of 2 * axes = " + std::to_string(step) : "an even number",
-                    ", at most ", free, last_is_height ? " (the last coordinate is a height)" : "");
+  CheckColumns(component, dims, axes, call);
   return dims;
-}
-
-// All columns of x (B, H, L, C), C even, by positions (L,) or (B, 1, L), float64.
-at::Tensor RotateColumns(const at::Tensor& x, const at::Tensor& positions,
-                         const RotationFrequencies& frequencies, bool half) {
-  const int64_t dims = x.sym_size(3).guard_int(__FILE__, __LINE__);
-  // In float64: float32 angles are off by 8e-3 at position a million.
-  const at::Tensor angles = positions.unsqueeze(-1) * frequencies.of_pairs;
-  const double factor = frequencies.attention_factor;
-  const at::Tensor cosine = (angles.cos() * factor).to(x.scalar_type());
-  const at::Tensor sine = (angles.sin() * factor).to(x.scalar_type());
-  const at::Tensor first = half ? x.narrow(3, 0, dims / 2) : x.slice(3, 0, dims, 2);
-  const at::Tensor second = half ? x.narrow(3, dims / 2, dims / 2) : x.slice(3, 1, dims, 2);
-  const at::Tensor turned_first = first * cosine - second * sine;
-  const at::Tensor turned_second = second * cosine + first * sine;
-  return half ? at::cat({turned_first, turned_second}, 3)
-              : at::stack({turned_first, turned_second}, 4).flatten(3);
 }
 
 // Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
@@ -65,64 +50,177 @@ at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const at::Ten
   return x * (half ? at::cat({scale, scale}, -1) : scale.repeat_interleave(2, -1));
 }
 
+// The axis whose coordinate turns each pair, of sections of so many pairs: one section after the
+// other (Wang et al. 2024, Qwen2-VL), or pairs dealt out in turn, of which the first axis has those
+// that are left over (Qwen3-VL).
+std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<int64_t>& sections,
+                                 int64_t pairs) {
+  const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+  TORCH_CHECK_VALUE(sum == pairs, "gnomon.attention: RoPE has sections = ", SizesText(sections),
+                    ", ", sum, " pairs; expected dims / 2 = ", pairs);
+  const auto axes = static_cast<int64_t>(sections.size());
+  std::vector<int64_t> of_pairs;
+  if (component.Choice("section_order") == "contiguous") {
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      of_pairs.insert(of_pairs.end(), static_cast<size_t>(sections[static_cast<size_t>(axis)]),
+                      axis);
+    }
+    return of_pairs;
+  }
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int64_t turn = pair % axes;
+    of_pairs.push_back(pair < axes * sections[static_cast<size_t>(turn)] ? turn : 0);
+  }
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const auto count = std::count(of_pairs.begin(), of_pairs.end(), axis);
+    TORCH_CHECK_VALUE(count == sections[static_cast<size_t>(axis)],
+                      "gnomon.attention: RoPE has sections = ", SizesText(sections),
+                      " in turn, and axis ", axis, " gets ", count,
+                      " pairs; expected the first section to be the largest, by which the others "
+                      "fit in");
+  }
+  return of_pairs;
+}
+
+// The angles (..., L, pairs) of pairs that lie in sections of axes; positions of one axis are the
+// same along all.
+at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>& sections,
+                         const std::vector<at::Tensor>& coordinates, const at::Tensor& of_pairs) {
+  TORCH_CHECK_VALUE(coordinates.size() == 1 || coordinates.size() == sections.size(),
+                    "gnomon.attention: RoPE has sections = ", SizesText(sections),
+                    " and positions of ", coordinates.size(), " axes; expected ", sections.size(),
+                    ", or one");
+  const std::vector<int64_t> axes = AxesOfPairs(component, sections, SizeOf(of_pairs, 0));
+  if (coordinates.size() == 1) return coordinates[0].unsqueeze(-1) * of_pairs;
+  const at::Tensor index = at::tensor(axes, of_pairs.options().dtype(at::kLong));
+  return at::stack(coordinates, -1).index_select(-1, index) * of_pairs;
+}
+
+// The rows of a table (1 or B, heads, n, pairs) at the positions of a call.
+at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
+  const c10::SymInt rows = call.x.sym_size(2);
+  if (!call.firsts && !call.positions) {
+    TORCH_CHECK_VALUE(call.position >= 0 && call.position + rows <= table.sym_size(2),
+                      "gnomon.attention: angles of RoPE has ", table.sym_size(2), " rows, and ",
+                      call.of_keys ? "k" : "q", " stands at the positions ", call.position, " to ",
+                      call.position + rows - 1,
+                      "; expected a row for each, or key_angles as well, for rows that are those "
+                      "of q and k");
+    return table.narrow_symint(2, call.position, rows);
+  }
+  at::Tensor places;
+  if (call.positions) {
+    places = call.positions->of_tokens;
+    TORCH_CHECK_VALUE(
+        places.dim() == 2,
+        "gnomon.attention: RoPE has angles, and positions have several axes; expected "
+        "one of them");
+  } else {
+    places = call.firsts->to(at::kLong).reshape({-1, 1}) +
+             at::arange(rows, call.firsts->options().dtype(at::kLong));
+  }
+  CheckPositions("gnomon.attention: angles of RoPE", places, SizeOf(table, 2), "rows of them");
+  std::vector<c10::SymInt> sizes = table.sym_sizes().vec();
+  if (places.sym_size(0) != 1) sizes[0] = places.sym_size(0);
+  const at::Tensor whole = table.expand_symint(sizes);
+  sizes[2] = rows;
+  return whole.gather(2, places.unsqueeze(1).unsqueeze(3).expand_symint(sizes));
+}
+
+// By the caller's own angles.
+at::Tensor RotateByTable(const Component& component, const std::vector<at::Tensor>& tensors,
+                         const RotationCall& call) {
+  for (const char* other : {"dims", "shape", "sections"}) {
+    TORCH_CHECK_VALUE(!component.Find(other), "gnomon.attention: RoPE has angles and ", other,
+                      "; expected one of them");
+  }
+  TORCH_CHECK_VALUE(!component.Flag("xpos") && component.Choice("scaling") == "none",
+                    "gnomon.attention: RoPE has angles and ",
+                    component.Flag("xpos") ? "xpos" : "scaling", "; expected one of them");
+  const bool both = tensors.size() > 1;
+  const at::Tensor& table = tensors[both && call.of_keys ? 1 : 0];
+  const char* name = both && call.of_keys ? "key_angles" : "angles";
+  const int64_t heads = table.dim() == 4 ? SizeOf(table, 1) : 0;
+  TORCH_CHECK_VALUE((heads == 1 || heads == call.heads || heads == call.key_heads) &&
+                        (table.sym_size(0) == 1 || table.sym_size(0) == call.x.sym_size(0)),
+                    "gnomon.attention: ", name, " of RoPE has shape ", table.sym_sizes(),
+                    "; expected (1 or B, 1 or H, L, dims / 2) with B = ", call.x.sym_size(0),
+                    ", H = ", call.heads);
+  TORCH_CHECK_VALUE(!both || table.sym_size(2) == call.x.sym_size(2), "gnomon.attention: ", name,
+                    " of RoPE has ", table.sym_size(2), " rows; expected those of ",
+                    call.of_keys ? "k, " : "q, ", call.x.sym_size(2));
+  return RotateFirst(component, call, both ? table : RowsAt(table, call),
+                     component.Choice("layout") == "half");
+}
+
 // Su et al. 2021, eq. 34. Over a grid each axis rotates an equal part of the columns by its own
-// coordinate.
-at::Tensor Rotate(const Component& component, const RotationCall& call) {
+// coordinate, and so it does with positions of several axes that are not in sections.
+at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& tensors,
+                  const RotationCall& call) {
+  if (!tensors.empty()) return RotateByTable(component, tensors, call);
   const at::Tensor& x = call.x;
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
-  TORCH_CHECK_VALUE(!grid || !call.firsts,
-                    "gnomon.attention: query_offset is a tensor and RoPE lies on ", "the grid ",
-                    grid ? grid->Text() : "", "; expected an integer, or None");
-  const int64_t dims = RotatedColumns(component, x.sym_size(3).guard_int(__FILE__, __LINE__),
-                                      call.last_is_height, grid);
+  const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
+  const std::vector<at::Tensor> coordinates = CoordinatesOf(component, call, grid);
+  // Those that have a part of the columns each.
+  const int64_t axes = sections ? 1 : static_cast<int64_t>(coordinates.size());
+  const int64_t dims = RotatedColumns(component, call, axes, grid);
   const bool half = component.Choice("layout") == "half";
   const bool xpos = component.Flag("xpos");
   TORCH_CHECK_VALUE(!xpos || call.is_product,
                     "gnomon.attention: RoPE has xpos, which scales inner ",
                     "products; expected the similarity dot");
-  TORCH_CHECK_VALUE(!xpos || !grid, "gnomon.attention: RoPE has xpos on the grid ",
-                    grid ? grid->Text() : "", "; expected a sequence");
+  TORCH_CHECK_VALUE(
+      !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
+      grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
   TORCH_CHECK_VALUE(!grid || !DependOnLength(component), "gnomon.attention: RoPE on a grid has ",
                     "scaling=", component.Choice("scaling"), ", which goes by the length");
   if (dims == 0) return x;
 
-  const at::TensorOptions options = x.options().dtype(at::kDouble);
-  std::vector<at::Tensor> coordinates;
-  if (grid) {
-    constexpr const char* kWhat = "gnomon.attention: RoPE";
-    coordinates = call.positions
-                      ? grid->CoordinatesAt(kWhat, call.positions->of_tokens.unsqueeze(1))
-                      : grid->Coordinates(kWhat, call.position, x.sym_size(2), x.options());
-    for (at::Tensor& coordinate : coordinates) coordinate = coordinate.to(at::kDouble);
-  } else if (call.positions) {
-    coordinates.push_back(call.positions->of_tokens.unsqueeze(1).to(at::kDouble));
-  } else {
-    const at::Tensor positions = at::arange(call.position, call.position + x.sym_size(2), options);
-    coordinates.push_back(call.firsts ? positions + call.firsts->to(at::kDouble).reshape({-1, 1, 1})
-                                      : positions);
-  }
-  const int64_t columns = dims / static_cast<int64_t>(coordinates.size());
+  const int64_t columns = dims / axes;
   int64_t length = 0;
   if (DependOnLength(component)) {
     length = call.positions ? NumberOf(call.positions->last, "gnomon.attention: RoPE by length") + 1
                             : call.length.guard_int(__FILE__, __LINE__);
   }
-  const RotationFrequencies frequencies = FrequenciesOf(component, columns, length, options);
+  // In float64: float32 angles are off by 8e-3 at position a million.
+  const RotationFrequencies frequencies =
+      FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
   std::vector<at::Tensor> parts;
-  for (size_t axis = 0; axis < coordinates.size(); ++axis) {
-    const int64_t begin = static_cast<int64_t>(axis) * columns;
-    at::Tensor part =
-        RotateColumns(x.narrow(3, begin, columns), coordinates[axis], frequencies, half);
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const at::Tensor& coordinate = coordinates[static_cast<size_t>(axis)];
+    const at::Tensor angles =
+        sections ? SectionAngles(component, *sections, coordinates, frequencies.of_pairs)
+                 : coordinate.unsqueeze(-1) * frequencies.of_pairs;
+    at::Tensor part = RotatePairs(x.narrow(3, axis * columns, columns), angles, half,
+                                  frequencies.attention_factor);
     if (xpos) {
       const at::Tensor middle =
           call.positions ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
-                         : at::scalar_tensor(call.length, options) / 2;
-      part = Decay(part, coordinates[axis], middle, call.of_keys, half);
+                         : at::scalar_tensor(call.length, coordinate.options()) / 2;
+      part = Decay(part, coordinate, middle, call.of_keys, half);
     }
     parts.push_back(part);
   }
   parts.push_back(x.slice(3, dims));
   return at::cat(parts, 3);
+}
+
+bool HasAngles(const Component& component) { return component.IsTensor("angles"); }
+bool HasKeyAngles(const Component& component) {
+  const bool has = component.IsTensor("key_angles");
+  TORCH_CHECK_VALUE(!has || HasAngles(component),
+                    "gnomon.attention: RoPE has key_angles without angles; expected both");
+  return has;
+}
+
+// A table of angles that only callers have.
+Parameter Angles(const char* name, bool (*present)(const Component&), const char* meaning,
+                 const char* otherwise) {
+  Parameter angles =
+      Table(name, Index::kTokens, {.present = present}).Means(meaning).Otherwise(otherwise);
+  angles.argument = CatalogueParameter::Argument::kOptional;
+  return angles;
 }
 
 std::vector<Parameter> Parameters() {
@@ -141,6 +239,31 @@ std::vector<Parameter> Parameters() {
       Flag("xpos", "false")
           .Means("whether products of pairs decay with the distance, for dot alone "
                  "and lengths up to 65536 (Sun et al. 2023)"));
+  Parameter sections = Shape();
+  sections.name = "sections";
+  parameters.push_back(
+      sections
+          .Means(
+              "of positions of several axes: how many pairs each of them turns, dims / 2 in all, "
+              "with the frequencies of a sequence (Qwen2-VL's temporal, height and width)")
+          .Otherwise("each axis turns an equal part of the columns, with frequencies of its own"));
+  parameters.push_back(
+      Choice("section_order", {"contiguous", "interleaved"})
+          .Means("\"contiguous\": one section after the other; \"interleaved\": pairs are dealt "
+                 "out to "
+                 "the axes in turn, as long as their sections have room, and the rest is the first "
+                 "one's (Qwen3-VL)"));
+  parameters.push_back(
+      Angles("angles", HasAngles,
+             "(1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the "
+             "token at position p is rotated by angles[..., p, n], instead of p times a "
+             "frequency; heads may be those of k, too",
+             "positions times frequencies"));
+  parameters.push_back(
+      Angles("key_angles", HasKeyAngles,
+             "those of the keys, (1 or B, 1 or H, Lk, dims / 2), where q and k are other tokens: "
+             "the rows of angles are then the queries, whatever their positions",
+             "angles"));
   return parameters;
 }
 

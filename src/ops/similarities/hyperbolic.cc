@@ -36,23 +36,6 @@ HyperbolicToken InHalfSpace(const HalfSpacePoint& point) {
   return FromScalars(point.x, height, height, 1 / height);
 }
 
-// The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
-// `length` is a parabola that touches |x|, and `unit` is x / kOrigin: distances are smooth there
-// too, with their true gradients at 0, and off by kOrigin^2.
-struct Radius {
-  at::Tensor unit;
-  at::Tensor length;
-  at::Tensor divisor;  // x = divisor * unit
-};
-
-Radius RadiusOf(const at::Tensor& x) {
-  const at::Tensor square = SquaredNorm(x);
-  const at::Tensor norm = SafeSqrt(square);
-  const at::Tensor divisor = norm.clamp_min(kOrigin);
-  return {x / OverColumns(divisor),
-          at::where(norm > kOrigin, norm, square * (0.5 / kOrigin) + kOrigin / 2), divisor};
-}
-
 // The hyperboloid's normalised pseudopolar map (Gulcehre et al. 2019, Hyperbolic Attention
 // Networks): direction x / |x|, at distance z from the origin; a negative distance turns it round.
 HyperbolicToken Pseudopolar(const at::Tensor& token) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <vector>
 
 #include "ops/catalogue/component.h"
 
@@ -22,9 +23,17 @@ struct MappedTokens {
   std::function<at::Tensor()> row_constant = nullptr;
 };
 
-// head_factor (H): the scale of a dot product, gamma or beta of the others, or 1.
+// What a similarity has of each head, (H). A map that takes the factor alone is one, too.
+struct HeadParameters {
+  at::Tensor factor;  // the scale of a dot product, gamma or beta of the others, or 1
+  std::vector<at::Tensor> others = {};  // SimilarityEntry::other_head_parameters
+
+  operator const at::Tensor&() const { return factor; }  // NOLINT: implicit
+};
+
+// Keys y may have the heads of q where those see the same keys differently.
 using TokenMap = std::function<MappedTokens(const Component& component, const at::Tensor& q,
-                                            const at::Tensor& k, const at::Tensor& head_factor)>;
+                                            const at::Tensor& k, const HeadParameters& heads)>;
 
 }  // namespace gnomon
 

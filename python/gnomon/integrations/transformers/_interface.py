@@ -28,7 +28,6 @@ _LOWEST_SCORE = -1e30
 _REFUSED = {
     "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
     "the rows that you want to see, or set_attn_implementation('eager')",
-    "indices": "keys chosen for each query (indices); use set_attn_implementation('eager')",
     "head_mask": "masks of heads (head_mask); use set_attn_implementation('eager')",
     "cache": "paged caches (cache); use generate() instead of generate_batch()",
 }
@@ -81,10 +80,38 @@ def attention_forward(
         scale=scaling,
         dropout=dropout,
         biases=() if bias is None else (bias,),
+        chosen=_chosen(module, query, key, kwargs),
         sink=_sink(module, kwargs),
         softcap=kwargs.get("softcap"),
     )
     return o, None
+
+
+def _chosen(
+    module: torch.nn.Module, q: Tensor, k: Tensor, arguments: Mapping[str, Any]
+) -> Tensor | None:
+    """(B, 1 or H, Lq, Lk), True for the keys that a layer chooses for each query.
+
+    To eager attention such layers give them as a mask, to others as numbers of keys (B, Lq, n), or
+    of blocks of keys (B, 1 or groups of heads, Lq, n), of which -1 is none.
+    """
+    keys = k.shape[2]
+    if (indices := arguments.get("indices")) is not None:
+        chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=k.device)
+        return chosen.scatter(-1, indices.long(), True)[:, None]
+    if (blocks := arguments.get("block_indices")) is None:
+        return None
+    size = getattr(getattr(module, "indexer", None), "block_size", None)
+    if size is None:
+        raise NotImplementedError(
+            f"{OPERATOR}: {type(module).__name__} chooses blocks of keys (block_indices), and has "
+            "no indexer.block_size that says of how many; use set_attn_implementation('eager')"
+        )
+    count = -(-keys // size)
+    chosen = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=k.device)
+    chosen = chosen.scatter(-1, blocks.long().masked_fill(blocks < 0, count), True)[..., :count]
+    chosen = chosen.repeat_interleave(size, -1)[..., :keys]
+    return chosen.repeat_interleave(q.shape[1] // chosen.shape[1], 1)
 
 
 def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
@@ -97,7 +124,7 @@ def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | Non
 
 
 #: What eager implementations name beside the arguments of all of them.
-_KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window", "output_attentions"}
+_KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 
 @functools.cache
@@ -134,14 +161,24 @@ def attend(
     mask: Mask | Tensor,
     *,
     biases: tuple[Tensor, ...] = (),
+    chosen: Tensor | None = None,
     **arguments: Any,
 ) -> Tensor:
     """As call(), whose arguments it takes, of a mask that may be an array.
+
+    Args:
+        chosen: True for the keys that each query sees at most.
 
     Returns:
         (B, Lq, H, Dv), contiguous.
     """
     is_bias = isinstance(mask, Tensor) and mask.dtype != torch.bool
+    if chosen is not None and isinstance(mask, Tensor) and not is_bias:
+        mask = mask & chosen
+    elif chosen is not None and isinstance(mask, Mask):
+        mask = replace(mask, seen=chosen if mask.seen is None else mask.seen & chosen)
+    elif chosen is not None:
+        biases, mask, is_bias = (*biases, mask), chosen, False
     o = call(
         module,
         q,

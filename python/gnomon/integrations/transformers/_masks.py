@@ -37,6 +37,8 @@ class Mask:
     key_segments: Tensor | None = None
     #: What else hides keys, True where they are seen: (B, 1, Lq, Lk).
     seen: Tensor | None = None
+    #: Whether eager attention would be given none in its place, since it hides nothing.
+    is_none: bool = False
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
@@ -215,6 +217,7 @@ def to_mask(
     attention_mask: Tensor | Mask | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     **_kwargs: object,
 ) -> Mask:
@@ -261,11 +264,15 @@ def to_mask(
             query_segments=chunks(first_query, q_length),
             key_segments=chunks(first_key, kv_length),
         )
+    is_plain = (
+        allow_is_bidirectional_skip and mask_function is masking_utils.bidirectional_mask_function
+    )
     if attention_mask is None:
-        return mask
+        return replace(mask, is_none=is_plain)
     visible = attention_mask[:, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
-    return without_padding(mask, visible)
+    narrowed = without_padding(mask, visible)
+    return replace(mask, is_none=is_plain) if narrowed is mask else narrowed
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:

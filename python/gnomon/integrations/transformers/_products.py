@@ -161,6 +161,8 @@ class _Seen(TorchFunctionMode):
         self.calls = 0
         #: The first operation that needed the array of a product.
         self.needed_by = ""
+        #: Whether there was a softmax of an array.
+        self.is_dense = False
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -172,6 +174,7 @@ def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) ->
     name = getattr(function, "__name__", "")
     stands = tree_any(lambda leaf: isinstance(leaf, _Standing), (args, kwargs))
     if not stands and name not in _PRODUCTS:
+        seen.is_dense |= name == "softmax" and isinstance(args[0], Tensor) and args[0].dim() >= 3
         return function(*args, **kwargs)
     rule = _RULES.get(name)
     in_place = name.endswith("_") and not name.endswith("__")
@@ -186,6 +189,7 @@ def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) ->
     if not stands:
         return function(*args, **kwargs)
     seen.needed_by = seen.needed_by or name
+    seen.is_dense |= name == "softmax"
     args, kwargs = tree_map_only(_Standing, lambda standing: standing.array(), (args, kwargs))
     return function(*args, **kwargs)
 
@@ -204,6 +208,7 @@ def _rule(*names: str) -> Callable[[_Rule], _Rule]:
 
 # Products of plain tensors begin with these.
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "baddbmm", "einsum"}
+_PRODUCTS |= {"scaled_dot_product_attention", "multi_head_attention_forward"}
 _METADATA = {"shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"}
 
 
@@ -507,6 +512,129 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     return o.clone() if o.requires_grad else o
 
 
+# Attention as one function of PyTorch.
+
+
+@_rule("scaled_dot_product_attention")
+def _sdpa(
+    seen: _Seen,
+    _function: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if isinstance(attn_mask, _Standing):
+        attn_mask = attn_mask.array()
+    if not all(_is_array(x) and x.dim() == 4 for x in (q, k, v)):
+        return NotImplemented
+    if k.shape[1] != q.shape[1] and not enable_gqa:
+        return NotImplemented
+    mask = attn_mask if isinstance(attn_mask, Mask) else None
+    if is_causal:
+        # From the first key on, as many as there are queries.
+        mask = Mask((q.shape[0], 1, q.shape[2], k.shape[2]), causal=True, device=q.device)
+    biases, hidden = _as_bias_or_hidden(None if attn_mask is mask else attn_mask, seen=True)
+    q, k, v = as_autocast(q, k, v)
+    o = call(
+        seen.module,
+        q,
+        k,
+        v,
+        mask,
+        biases=biases,
+        hidden=hidden,
+        scale=scale,
+        dropout=dropout_p,
+    )
+    seen.calls += 1
+    return o
+
+
+def _as_bias_or_hidden(mask: Tensor | None, seen: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Of a mask that is added if it is of floating point; seen: what True means if it is not."""
+    if mask is None:
+        return (), None
+    mask = mask.reshape(*(1,) * (4 - mask.dim()), *mask.shape)
+    if mask.is_floating_point():
+        return (mask,), None
+    return (), ~mask.bool() if seen else mask.bool()
+
+
+@_rule("multi_head_attention_forward")
+def _multi_head(
+    seen: _Seen,
+    function: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _width: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Any:
+    """Of torch.nn.MultiheadAttention; (L, B, E), and no weights."""
+    more = (bias_k, bias_v, static_k, static_v)
+    if query.dim() != 3 or add_zero_attn or any(part is not None for part in more):
+        return NotImplemented
+    if use_separate_proj_weight:
+        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    else:
+        assert in_proj_weight is not None
+        weights = in_proj_weight.chunk(3)
+    shifts = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    q, k, v = (
+        torch.nn.functional.linear(tokens, weight, shift)
+        .unflatten(2, (num_heads, -1))
+        .permute(1, 2, 0, 3)
+        for tokens, weight, shift in zip((query, key, value), weights, shifts, strict=True)
+    )
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+    biases, hidden = _as_bias_or_hidden(attn_mask, seen=False)
+    if key_padding_mask is not None:
+        more_biases, padding = _as_bias_or_hidden(key_padding_mask[:, None, None], seen=False)
+        biases += more_biases
+        if padding is not None:
+            hidden = padding if hidden is None else hidden | padding
+    q, k, v = as_autocast(q, k, v)
+    o = call(
+        seen.module,
+        q,
+        k,
+        v,
+        None,
+        biases=biases,
+        hidden=hidden,
+        dropout=dropout_p if training else 0.0,
+    )
+    seen.calls += 1
+    o = o.permute(2, 0, 1, 3).flatten(2)
+    return torch.nn.functional.linear(o, out_proj_weight, out_proj_bias), None
+
+
 # Modules.
 
 _RUNNING = threading.local()
@@ -523,18 +651,44 @@ def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
     module.register_forward_hook(_leave, always_call=True)
 
 
-def _enter(
-    config: Any, name: str, module: torch.nn.Module, _args: Any, kwargs: dict[str, Any]
+def refuse_weights(model: torch.nn.Module, config: Any, name: str) -> None:
+    """Has a model raise where it is asked for weights while its configuration names this one."""
+    if not any(
+        isinstance(hook, functools.partial) and hook.func is _refuse
+        for hook in model._forward_pre_hooks.values()
+    ):
+        model.register_forward_pre_hook(functools.partial(_refuse, config, name), with_kwargs=True)
+
+
+def _refuse(
+    config: Any, name: str, _model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]
 ) -> None:
+    asked = kwargs.get("output_attentions")
+    if asked is None:
+        asked = getattr(config, "output_attentions", False)
+    if asked and config._attn_implementation == name:
+        raise refusal("output_attentions")
+
+
+def _enter(
+    config: Any, name: str, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
     if config._attn_implementation != name:
-        return
-    if kwargs.get("output_attentions") or weights_are_collected():
+        return None
+    # Some models ask their layers for weights that nobody asked them for, and drop these.
+    if weights_are_collected():
         raise refusal("output_attentions")
     seen = _Seen(module)
     if not hasattr(_RUNNING, "stack"):
         _RUNNING.stack = []
     _RUNNING.stack.append(seen)
     seen.__enter__()
+    return tuple(_given(arg) for arg in args), {key: _given(arg) for key, arg in kwargs.items()}
+
+
+def _given(value: Any) -> Any:
+    """None for a mask that hides nothing, whose size such a module may look at."""
+    return None if isinstance(value, Mask) and value.is_none else value
 
 
 def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
@@ -543,10 +697,11 @@ def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
         return output
     seen = stack.pop()
     seen.__exit__(None, None, None)
-    if seen.needed_by and not seen.calls:
+    if seen.needed_by and (seen.is_dense or not seen.calls):
         what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
         if hasattr(module, SIMILARITY):
             raise NotImplementedError(f"{what}, and keeps the dot product")
-        warnings.warn(f"{what}: its attention stays dense", stacklevel=2)
+        which = "some of its attention" if seen.calls else "its attention"
+        warnings.warn(f"{what}: {which} stays dense", stacklevel=2)
     # The weights that it returns beside its output are nowhere.
     return tree_map_only(_Standing, lambda _: None, output)

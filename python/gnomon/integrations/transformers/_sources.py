@@ -10,6 +10,7 @@ import re
 
 import torch
 
+_FUNCTION = re.compile(r"scaled_dot_product_attention\(|multi_head_attention_forward\(")
 _PRODUCT = re.compile(r"matmul\(|bmm\(|einsum\(| @ ")
 
 
@@ -44,8 +45,12 @@ def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
 
 
 def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module attends by a softmax and products that it writes itself."""
+    """Whether a module attends by a softmax and products, or a function of PyTorch's, of its own."""
     if not is_named_attention(module_class):
         return False
+    if issubclass(module_class, torch.nn.MultiheadAttention):
+        return True
     source = source_of(module_class)
+    if _FUNCTION.search(source) is not None:
+        return True
     return re.search("[sS]oftmax\\(", source) is not None and _PRODUCT.search(source) is not None

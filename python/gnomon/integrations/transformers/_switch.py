@@ -13,7 +13,7 @@ from gnomon.integrations.transformers import _cones
 from gnomon.integrations.transformers._adapters import ADAPTED, NAME, replace_forwards
 from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY, attention_forward
 from gnomon.integrations.transformers._masks import to_mask
-from gnomon.integrations.transformers._products import see_products
+from gnomon.integrations.transformers._products import refuse_weights, see_products
 from gnomon.integrations.transformers._sources import (
     has_interface,
     has_own_softmax,
@@ -74,13 +74,14 @@ def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
             "transformers' AttentionInterface, and none that is a softmax of a product of its own; "
             "leave it as it is"
         )
-    _switch_parts(model)
     if dense := _unknown(model):
+        # Before anything is switched, lest a warning that is an error leave half of it.
         warnings.warn(
             f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
             "known, and stay as they are",
             stacklevel=2,
         )
+    _switch_parts(model)
     return model
 
 
@@ -110,6 +111,7 @@ def _switch_parts(model: PreTrainedModel) -> None:
         # Not by set_attn_implementation(), which leaves those without the interface as they are.
         part.config._attn_implementation = NAME
     for owner in reversed(owners):
+        refuse_weights(owner, owner.config, NAME)
         for layer in owner.modules():
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):

@@ -1,0 +1,37 @@
+// The squared Lorentzian distance of points of a hyperboloid <x, x> = -c, in which
+// <x, y> = x.y - t t' of their places and times: -2 c - 2 <x, y> = |x - y|^2 - (t - t')^2. At
+// distance |x| = sqrt(c) sinh rho from the axis, in direction u, that is
+//   f = c (e^rho - e^rho')^2 / (e^rho e^rho') + |x| |y| |u - u'|^2,
+// a sum of terms that are not negative: far out, where the two squares above almost cancel, it
+// keeps the digits of points at different distances from the axis. c = -scale.
+// Scalars: (sqrt(c) (e^rho - 1), e^-rho, |x|) of the query, the same of the key; x and y are the
+// directions.
+struct Lorentz {
+  static constexpr int kRowScalars = 3;
+  static constexpr int kColumnScalars = 3;
+  static constexpr int kHeadScalars = 0;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* /*t*/) {
+    const V difference = a[0] - b[0];
+    // Each product by itself: the square of the difference may overflow.
+    return (difference * a[1]) * (difference * b[1]) + g * (a[2] * b[2]);
+  }
+
+  template <class V, class D>
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const V zero = Splat(g, 0.0f);
+    const V difference = a[0] - b[0];
+    const V query = difference * a[1];
+    const V key = difference * b[1];
+    const V by_radius = Splat(g, 2.0f) * query * b[1];
+    d.g = a[2] * b[2];
+    d.a[0] = by_radius;
+    d.a[1] = difference * key;
+    d.a[2] = g * b[2];
+    d.b[0] = zero - by_radius;
+    d.b[1] = difference * query;
+    d.b[2] = g * a[2];
+  }
+};

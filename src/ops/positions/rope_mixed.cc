@@ -1,0 +1,123 @@
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_grid.h"
+#include "ops/positions/content_tables.h"
+#include "ops/positions/rotation.h"
+
+namespace gnomon {
+namespace {
+
+// Heo et al. 2024, eq. 14.
+at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& tensors,
+                  const RotationCall& call) {
+  const at::Tensor& frequencies = tensors[0];
+  const std::vector<at::Tensor> coordinates =
+      CoordinatesOf(component, call, TokenGrid::Find(component));
+  const auto axes = static_cast<int64_t>(coordinates.size());
+  const int64_t heads = frequencies.dim() == 3 ? SizeOf(frequencies, 0) : 0;
+  TORCH_CHECK_VALUE((heads == 1 || heads == call.heads || heads == call.key_heads) &&
+                        SizeOf(frequencies, 1) == axes,
+                    "gnomon.attention: frequencies of ", component.name(), " has shape ",
+                    frequencies.sym_sizes(), "; expected (H, axes, dims / 2) with H = ", call.heads,
+                    call.heads == call.key_heads
+                        ? std::string()
+                        : " or that of k, " + std::to_string(call.key_heads) + ",",
+                    " or 1 for all, and axes = ", axes);
+  const at::Tensor exact = frequencies.to(at::kDouble);
+  at::Tensor angles;
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    // (L, 1) or (1 or B, 1, L, 1), by (heads, 1, pairs).
+    const at::Tensor of_axis =
+        coordinates[static_cast<size_t>(axis)].unsqueeze(-1) * exact.select(1, axis).unsqueeze(1);
+    angles = angles.defined() ? angles + of_axis : of_axis;
+  }
+  if (angles.dim() == 3) angles = angles.unsqueeze(0);
+  return RotateFirst(component, call, angles, component.Choice("layout") == "half");
+}
+
+int64_t AxesOf(const Component& component) {
+  const std::optional<TokenGrid> grid = TokenGrid::Find(component);
+  const std::optional<int64_t> axes = component.FindInteger("axes");
+  TORCH_CHECK_VALUE(!grid || !axes || *axes == grid->axes(), "gnomon: ", component.name(),
+                    ":axes=", axes.value_or(0), " and its shape has ", grid ? grid->axes() : 0,
+                    "; expected the same");
+  return grid ? grid->axes() : axes.value_or(1);
+}
+
+// As many groups of pairs as there are axes. Within a group frequencies fall from 1 to almost
+// 1 / base, and each head turns the groups' directions, which are at right angles, at random.
+at::Tensor Start(const Component& component, const ModuleShape& n) {
+  const int64_t axes = AxesOf(component);
+  const int64_t step = 2 * axes;
+  const int64_t free = n.head_dim - (n.has_height ? 1 : 0);
+  const int64_t dims = component.FindInteger("dims").value_or(free - free % step);
+  TORCH_CHECK_VALUE(dims >= step && dims % step == 0 && dims <= free, "gnomon: ", component.name(),
+                    " has dims = ", dims, " of ", free,
+                    " columns; expected a positive multiple of 2 * axes = ", step);
+  const at::Tensor drawn = RandomRows(Stream::kTable, {n.heads, axes}, axes);
+  auto [directions, triangle] = at::linalg_qr(drawn);
+  directions = directions * triangle.diagonal(0, -2, -1).sign().unsqueeze(-2);
+  // Turned, not mirrored: the last one goes the other way otherwise.
+  const at::Tensor turn = at::linalg_det(directions).sign().unsqueeze(-1);
+  directions = at::cat(
+      {directions.narrow(1, 0, axes - 1), directions.narrow(1, axes - 1, 1) * turn.unsqueeze(-1)},
+      1);
+  const int64_t pairs = dims / step;
+  const at::Tensor falling =
+      at::pow(component.Number("base"), at::arange(pairs, drawn.options()) * (-1.0 / pairs));
+  // (heads, groups, axes, pairs) to (heads, axes, groups * pairs).
+  return (directions.unsqueeze(3) * falling).transpose(1, 2).flatten(2);
+}
+
+std::vector<Parameter> Parameters() {
+  return OnGrid(
+      {Table("frequencies", Index::kNone, {.start = Start})
+           .Means("(H, axes, dims / 2), radians per step along each axis; one head may stand for "
+                  "all, and those of k for groups of q's"),
+       Choice("layout", {"interleaved", "half"})
+           .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
+       PositiveNumber("base", "10")
+           .Means("of the frequencies that a module starts with")
+           .NoArgument(),
+       Integer("dims", "")
+           .Means("how many coordinates a module turns")
+           .Otherwise("the largest multiple of 2 * axes, but for a height")
+           .NoArgument(),
+       Integer("axes", "")
+           .Means("how many coordinates the positions have that calls of a module give")
+           .Otherwise("1, or those of the shape")
+           .AtLeast(1)
+           .NoArgument()});
+}
+
+const RegisterPosition rope_mixed({
+    .catalogue =
+        {.name = "rope_mixed",
+         .title = "mixed RoPE",
+         .formula = "q and k rotated by t_h x + u_h y, frequencies of each head for each axis",
+         .latex = R"(\theta_{h n} = \sum_a t_{h a n}\, p_a)",
+         .note = "is the angle by which pair n of the coordinates of q and k is rotated, p_a a "
+                 "token's coordinate along axis a of a grid",
+         .details =
+             "Pair n of the first coordinates is rotated, before the map of the similarity, by "
+             "its position along all axes at once: diagonals are directions as the axes are. With "
+             "a shape, tokens lie on a grid, after `prefix` tokens that are not rotated; without "
+             "one the axes are those of the positions that the caller gives, or the sequence. In "
+             "a module the frequencies are learned: they start as two directions at right angles "
+             "(as many as there are axes), turned at random in each head, with frequencies "
+             "base^(-n / n_max) along both.",
+         .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",
+         .role = CatalogueEntry::Role::kRotation,
+         .cost = "0 + 0",
+         .class_name = "RoPEMixed"},
+    .parameters = Parameters(),
+    .rotate = Rotate,
+});
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,140 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/geometry/geometry.h"
+#include "ops/geometry/half_space.h"
+
+namespace gnomon {
+namespace {
+
+// A token as src/definitions/lorentz-inl.h reads it.
+struct LorentzToken {
+  at::Tensor x;
+  at::Tensor scalars;  // (3, B, H, L)
+};
+
+// The point above the place x (B, H, L, D); root is that of the curvature, (H, 1).
+LorentzToken Above(const at::Tensor& x, const at::Tensor& root) {
+  const Radius radius = RadiusOf(x);
+  const at::Tensor most = root * std::sinh(kFarthest);
+  const at::Tensor length = at::minimum(radius.length, most);
+  const at::Tensor square = length * length;
+  const at::Tensor time = (root * root + square).sqrt();
+  return {radius.unit, at::stack({length + square / (time + root), root / (length + time),
+                                  at::minimum(radius.divisor, most)})};
+}
+
+// The exponential map at (0, sqrt(c)).
+LorentzToken FromTangent(const at::Tensor& x, const at::Tensor& root) {
+  const Radius radius = RadiusOf(x);
+  const at::Tensor distance = (radius.length / root).clamp_max(kFarthest);
+  const at::Tensor sinh = (radius.divisor / root).clamp_max(kFarthest).sinh();
+  return {radius.unit, at::stack({root * distance.expm1(), (-distance).exp(), root * sinh})};
+}
+
+bool HasTime(const Component& component) { return component.Choice("map") == "none"; }
+
+LorentzToken MapToHyperboloid(const Component& component, const at::Tensor& token,
+                              const at::Tensor& root) {
+  if (component.Choice("map") == "exp") return FromTangent(token, root);
+  return Above(HasTime(component) ? SplitLast(token).first : token, root);
+}
+
+// Law et al. 2019, section 3.
+MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k_in,
+                 const HeadParameters& heads) {
+  const at::Tensor& curvature = heads.others[0];
+  const at::Tensor root = curvature.sqrt();
+  const bool differs = component.IsTensor("c") || component.Find("c") == "learned";
+  const int64_t group = SizeOf(q, 1) / SizeOf(k_in, 1);
+  at::Tensor k = k_in;
+  at::Tensor key_root = root;
+  if (group > 1) {
+    // Points of different spaces, or of one.
+    if (differs) {
+      k = k.repeat_interleave(group, 1);
+    } else {
+      key_root = root.slice(0, 0, SizeOf(k, 1));
+    }
+  }
+  const LorentzToken query = MapToHyperboloid(component, q, OverRows(root));
+  const LorentzToken key = MapToHyperboloid(component, k, OverRows(key_root));
+  MappedTokens tokens{.function = "lorentz",
+                      .x = query.x,
+                      .y = key.x,
+                      .factor = -heads.factor,
+                      .row_scalars = query.scalars,
+                      .column_scalars = key.scalars};
+  if (component.Find("bias")) {
+    tokens.row_constant = [bias = heads.others[1]] { return OverRows(bias); };
+  }
+  return tokens;
+}
+
+at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
+  return at::ones({n.heads}, at::kDouble);
+}
+
+at::Tensor NoBias(const Component& component, const ModuleShape& n) {
+  TORCH_CHECK_VALUE(component.Find("bias") != "learned", "gnomon: ", component.name(),
+                    ":bias=learned; expected a number, or a tensor in attention(): all scores of a "
+                    "row have it, and only a sink sees it");
+  return at::zeros({n.heads}, at::kDouble);
+}
+
+// One value a head that callers need not give.
+Parameter OptionalHeads(const char* name, const char* default_value,
+                        at::Tensor (*start)(const Component&, const ModuleShape&)) {
+  Parameter parameter = PerHead(name, default_value, {.start = start});
+  parameter.argument = CatalogueParameter::Argument::kOptional;
+  return parameter;
+}
+
+std::vector<Parameter> Parameters() {
+  Parameter curvature = OptionalHeads("c", "1", UnitCurvature)
+                            .Means("the curvature of the space is -1 / c, of each head; positive");
+  curvature.lowest = 0;
+  curvature.above = true;
+  return {PerHead("scale", "learned").Means("factor of each head"), curvature,
+          OptionalHeads("bias", "0", NoBias)
+              .Means("added to all scores of a head, which only lse and sinks see"),
+          Choice("map", {"space", "exp", "none"})
+              .Means("\"space\": the point (sqrt(c + |x|^2), x) above a token x; \"exp\": the "
+                     "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c); "
+                     "\"none\": tokens are points (t, x), the time first, which is taken to be "
+                     "sqrt(c + |x|^2)")};
+}
+
+const RegisterSimilarity lorentz({
+    .catalogue =
+        {.name = "lorentz",
+         .title = "Lorentzian distance",
+         .formula =
+             "scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of points of "
+             "the hyperboloid (x.x)_L = -c",
+         .latex = R"(s_h \left(2 c_h + 2 \langle q, k \rangle_L\right) + b_h)",
+         .note =
+             "where the product is -q_0 k_0 + q_1 k_1 + ..., and that of a point with itself is -c",
+         .details = "Minus the squared Lorentzian distance: the scores of hyperbolic language "
+                    "models (HELM, Hypformer). RoPE turns the "
+                    "coordinates of space alone. Points lie no farther than sqrt(c) sinh(30) from "
+                    "the axis. Values on the hyperboloid are summed up by aggregation = "
+                    "\"lorentz_centroid\", which takes c from here. Where c is a tensor and heads "
+                    "of q share keys, these are repeated.",
+         .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
+                   "Chen et al. 2022, Fully Hyperbolic Neural Networks",
+         .class_name = "Lorentz"},
+    .parameters = Parameters(),
+    .map = Map,
+    .has_height = HasTime,
+    .height_is_first = HasTime,
+    .curvature = [](const std::vector<at::Tensor>& others) { return others[0]; },
+});
+
+}  // namespace
+}  // namespace gnomon
