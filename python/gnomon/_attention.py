@@ -346,10 +346,10 @@ def attention(
             (Nakanishi 2025) is s log(n) for a row that sees n keys.
         tolerance: at least 0, below 1: what may be left out of a row's sum of weights. Blocks of
             keys whose weights are proved to add less, all of them together, are not computed,
-            neither forward nor backward nor with a cache: biases that fall with the distance
-            (ALiBi, HyPE, KERPLE, learned tables, Forget) let that be proved by the norms of q and
-            k, for every similarity but those of other projects that give no bounds. The default is
-            float32's own rounding of the sum; 0 computes all, as float64 does. NaN and infinity
+            neither forward nor backward: biases that fall with the distance (ALiBi, HyPE, KERPLE,
+            learned tables, Forget) let that be proved by the norms of q and k, for every similarity
+            but those of other projects that give no bounds. The default is float32's own rounding
+            of the sum; 0 computes all, as do float64 and few queries on a cache. NaN and infinity
             reach what they reach without.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.

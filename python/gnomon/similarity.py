@@ -181,8 +181,8 @@ class Lorentz(Similarity):
         c: the curvature of the space is -1 / c, of each head; positive.
         bias: added to all scores of a head, which only lse and sinks see.
         map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
-            (sqrt(c), 0), tangents no longer than 30 sqrt(c); "none": tokens are points (t, x), the
-            time first, which is taken to be sqrt(c + |x|^2).
+            (sqrt(c), 0), tangents no longer than 30 sqrt(c), whose scores grow as e^(|q| + |k|);
+            "none": tokens are points (t, x), the time first, which is taken to be sqrt(c + |x|^2).
     """
 
     scale: float | Tensor

@@ -472,10 +472,13 @@ class ForwardPass {
     if (parts_ > 1) Merge();
   }
 
-  // Whether parts of so many tiles are worth the look at what may be left out.
+  // Whether parts of so many tiles are worth the look at what may be left out: for few rows it
+  // takes as long to look at a tile as to compute it.
   bool LeavesOutParts(int64_t tiles) const {
     constexpr int64_t kLeastTiles = 8;
-    if (tiles < kLeastTiles || !skipping_.active()) return false;
+    constexpr int64_t kLeastRows = 16;
+    if (tiles < kLeastTiles || group_ * n_.queries < kLeastRows) return false;
+    if (!skipping_.active()) return false;
     for (int64_t head = 0; head < n_.batch * n_.heads; ++head) {
       if (skipping_.Active(head / n_.heads, head % n_.heads)) return true;
     }

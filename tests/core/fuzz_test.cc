@@ -83,8 +83,8 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
 void MakeSteep(Problem<float>& p, float slope) {
   const int64_t size = p.bias_size();
   for (size_t e = 0; e < p.bias.size(); ++e) {
-    const int64_t offset = static_cast<int64_t>(e) % size - (p.options.shape.queries - 1) -
-                           p.options.query_offset;
+    const int64_t offset =
+        static_cast<int64_t>(e) % size - (p.options.shape.queries - 1) - p.options.query_offset;
     p.bias[e] -= slope * std::fabs(static_cast<float>(offset));
   }
   for (size_t e = 0; e < p.key_bias.size(); ++e) {

@@ -215,15 +215,13 @@ TEST(Positions, InOrderAreTheOffset) {
   const int64_t queries = 150;
   const int64_t keys = 300;
   const OffsetLayout offsets(queries + 99, keys - 101, Far::kClip);
-  const OffsetLayout shaw(16, 16, Far::kClip);
   for (const PairFunction* function : PairFunctions()) {
     SCOPED_TRACE(function->name);
     ProblemOptions options = {.shape = {2, 4, 2, queries, keys, 17, 19},
                               .left = 120,
                               .right = 0,
                               .query_offset = 100,
-                              .bias = ProblemOptions::kSharedBias,
-                              .relative = &shaw};
+                              .bias = ProblemOptions::kSharedBias};
     Problem<float> p = RandomProblem(*function, options);
     for (int64_t b = 0; b < 2; ++b) {
       for (int64_t i = 0; i < queries; ++i) p.options.query_positions.push_back(100 + i);

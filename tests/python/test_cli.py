@@ -673,6 +673,17 @@ def test_bench_prints_peak_memory(folder):
         assert 0 <= mebibytes["dot"] < 8
 
 
+def test_bench_tells_the_share_of_the_pairs_that_is_computed(folder):
+    arguments = ["--length", 1024, "--dim", 8, "--heads", 2, "--repeats", 1, "--cases", "alibi"]
+    assert "| pairs |" in succeed("bench", *arguments, cwd=folder)
+    result = json.loads(succeed("bench", *arguments, "--json", cwd=folder))
+    for mode in result["modes"]:
+        computed = {row["case"]: row["computed"] for row in mode["cases"]}
+        assert computed["sdpa"] is None
+        assert computed["dot"] == 1
+        assert 0 < computed["alibi"] < 1
+
+
 def test_bench_of_models_prints_ratios_to_the_first(folder):
     models = ["dot/none", "penumbral/hype:tau=learned"]
     arguments = ["--model", ",".join(models), "--length", 16, "--repeats", 2, *TINY]

@@ -81,11 +81,40 @@ def test_shapes_types_and_devices(switched_on, similarity, dtype):
         )
         assert (o.shape, o.dtype, o.device.type) == ((2, 4, 5, 6), dtype, "cuda")
         assert (lse.shape, lse.dtype, lse.device.type) == ((2, 4, 5), torch.float32, "cuda")
-        (o.sum() + lse.sum()).backward()
-        for tensor in (q, k, v, slopes):
-            assert tensor.grad.shape == tensor.shape
-            assert tensor.grad.dtype == tensor.dtype
-            assert tensor.grad.device.type == "cuda"
+        assert o.requires_grad
+        assert lse.requires_grad
+
+
+def test_calls_of_other_forms(switched_on):
+    """What reads the numbers of a tensor on a CPU must not do so on a GPU."""
+    with FakeTensorMode(), torch.device("cuda"):
+        q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
+        numbers = torch.ones(2, 5, dtype=torch.int64)
+        lengths = torch.tensor([5, 3])
+        for options in (
+            {"dropout": 0.1},
+            {"dropout": 0.1, "seed": 3},
+            {"key_lengths": lengths, "key_starts": lengths},
+            {"query_segments": numbers, "key_segments": numbers},
+            {"query_offset": lengths, "causal": True},
+            {"mask": torch.ones(5, 5, dtype=torch.bool)},
+            {"temperature": torch.ones(4, 5), "sink": torch.ones(4)},
+            {"position": gnomon.position.Relative(torch.ones(5, 8), max_offset=2)},
+            {"position": gnomon.position.HyPE(torch.ones(4), torch.ones(4))},
+        ):
+            o = gnomon.attention(q, q, q, **options)
+            assert (o.shape, o.dtype, o.device.type) == (q.shape, q.dtype, "cuda")
+
+
+def test_modules(switched_on):
+    with FakeTensorMode(), torch.device("cuda"):
+        for similarity, position in [("dot", "rope"), ("dot", None)]:
+            attention = gnomon.nn.MultiheadAttention(
+                16, 4, similarity=similarity, position=position
+            )
+            o = attention(torch.empty(2, 5, 16), causal=True)
+            assert (o.shape, o.device.type) == ((2, 5, 16), "cuda")
+            assert o.requires_grad
 
 
 class _Types(torch.utils._python_dispatch.TorchDispatchMode):
@@ -110,16 +139,34 @@ def test_tokens_stay_in_their_type(switched_on):
     with FakeTensorMode(), _Types() as types:
         q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
         slopes = fake_tokens(torch.float32, 4, grad=True)
-        gnomon.attention(
-            q, q, q, similarity=Penumbral(0.5), position=gnomon.position.ALiBi(slopes)
-        ).sum().backward()
-    for operator in ("attention_forward", "attention_backward"):
-        seen = types.seen[operator]
-        low = {name for name, dtype in seen.items() if dtype == torch.bfloat16}
-        assert low == {"x", "y", "v"}
-        wide = {name for name, dtype in seen.items() if dtype == torch.float32}
-        assert wide >= {"row_scalars", "column_scalars", "factor", "bias"}
-    assert types.seen["attention_backward"]["d_o"] == torch.float32
+        gnomon.attention(q, q, q, similarity=Penumbral(0.5), position=gnomon.position.ALiBi(slopes))
+    seen = types.seen["attention_forward"]
+    assert {name for name, dtype in seen.items() if dtype == torch.bfloat16} == {"x", "y", "v"}
+    wide = {name for name, dtype in seen.items() if dtype == torch.float32}
+    assert wide >= {"row_scalars", "column_scalars", "factor", "bias"}
+
+
+def test_types_of_gradients(switched_on):
+    """Autograd itself asks for a GPU; its operator does not."""
+    with FakeTensorMode(), torch.device("cuda"):
+        x = fake_tokens(torch.bfloat16, 2, 4, 5, 8)
+        y = fake_tokens(torch.bfloat16, 2, 2, 7, 8)
+        factor, bias = torch.ones(4), torch.ones(1, 4, 11)
+        o, lse, statistics = ops.attention_forward(
+            *(x, y, y, None, None, None, factor, bias, *[None] * 15),
+            *("dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
+        )
+        assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
+        gradients = ops.attention_backward(
+            *(o, lse, o, lse, statistics),
+            *(x, y, y, None, None, None, factor, bias, *[None] * 15),
+            *("dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
+            [n in (0, 1, 2, 6, 7) for n in range(14)],
+        )
+        for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
+            if of is not None:
+                assert (gradient.shape, gradient.dtype) == (of.shape, of.dtype)
+                assert gradient.device.type == "cuda"
 
 
 def test_on_the_cpu_they_do_not():
@@ -235,7 +282,7 @@ torch.set_num_threads(1)
 ops = torch.ops.gnomon
 keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 def forward(x, function="dot", right=None, dropout=0.0, seed=None):
-    heads = torch.ones(x.shape[1])
+    heads = torch.ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     return ops.attention_forward.default.redispatch(
         keys, x, x, x, None, None, None, heads, *[None] * 10,
         None, None, None, None, None, seed, function, 0, None, right, None, None, "clip", 1.0,

@@ -181,7 +181,6 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "similarity": Lorentz(draw.heads(), draw.heads()),
         "position": RoPE(),
         "aggregation": "lorentz_centroid",
-        "sink": draw(H),
     },
     "mixed frequencies": lambda draw: {"position": RoPEMixed(draw(H, 1, D // 2)), "causal": True},
     "one gamma, one length, one number for a window": lambda draw: {

@@ -27,7 +27,7 @@ SIMILARITIES = [
     "hyperbolic:model=ball:beta=fixed",
     "hyperbolic:model=klein:map=none",
     "lorentz",
-    "lorentz:c=learned:map=exp",
+    "lorentz:c=learned",
     "lorentz:map=none:c=2:scale=fixed",
     "entailment",
     "additive",

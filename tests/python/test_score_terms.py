@@ -176,11 +176,11 @@ def test_midpoints_at_a_temperature(similarity, dtype):
     def theirs(p):
         values = p["v"].repeat_interleave(2, 1)
         factor = 1 / (1 - values.square().sum(-1)).sqrt()
-        weights = (case.scores(p) * p["temperature"].unsqueeze(3)).nan_to_num(nan=-math.inf)
         hidden = ~case.mask.visible(
             torch.arange(13.0)[:, None], torch.arange(13.0)[None], case.batch
         )
-        weights = weights.masked_fill(hidden, -math.inf).exp() * factor[:, :, None]
+        scores = case.scores(p).masked_fill(hidden, 0.0) * p["temperature"].unsqueeze(3)
+        weights = scores.masked_fill(hidden, -math.inf).exp() * factor[:, :, None]
         sink = p["sink"][:, None, None].exp()
         total = weights.sum(-1, keepdim=True) + sink
         return weights @ values / total, total.log().squeeze(3)

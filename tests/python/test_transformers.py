@@ -6,6 +6,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+import types
+import warnings
 
 import pytest
 import torch
@@ -18,7 +20,12 @@ from transformers import masking_utils as masks  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
-from gnomon.integrations.transformers import _cones, _switch  # noqa: E402
+from gnomon.integrations.transformers import (  # noqa: E402
+    _cones,
+    _interface,
+    _products,
+    _switch,
+)
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
@@ -413,7 +420,7 @@ def test_masks(function, places, padding):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_without_a_mask_the_flag_of_the_module_counts():
+def test_without_a_mask_the_flag_of_the_call_counts():
     integration.register()
     attend = transformers.AttentionInterface()[integration.NAME]
     torch.manual_seed(0)
@@ -421,10 +428,11 @@ def test_without_a_mask_the_flag_of_the_module_counts():
     module = torch.nn.Module()
     for causal in (True, False):
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        module.is_causal = causal
-        found = [attend(module, q, k, v, None)[0]]
+        # Eager attention does not look at the module's.
         module.is_causal = not causal
-        found.append(attend(module, q, k, v, None, is_causal=causal)[0])
+        found = [attend(module, q, k, v, None, is_causal=causal)[0]]
+        if not causal:
+            found.append(attend(module, q, k, v, None)[0])
         for o in found:
             torch.testing.assert_close(o.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
     # A single query is the last one.
@@ -645,6 +653,160 @@ def test_masks_that_are_no_bands():
         o, _ = attend(torch.nn.Module(), q[:1], q[:1], q[:1], mask)
         expected = torch.nn.functional.scaled_dot_product_attention(q[:1], q[:1], q[:1], seen)
         torch.testing.assert_close(o.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "bert", "t5", "vit"])
+def test_a_graph_is_not_broken(family):
+    _, ours = both(family)
+    inputs, rows = inputs_of(family, "left")
+    if family in ("llama", "mistral"):
+        inputs["use_cache"] = False
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected, found = (output_of(model, inputs, rows) for model in (ours, compiled))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def attend_with(module=None, length=5, **arguments):
+    """The function of the interface on random tokens; these and its output, (B, H, L, D)."""
+    integration.register()
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, length, 8) for _ in range(3))
+    attend = transformers.AttentionInterface()[integration.NAME]
+    mask = arguments.pop("attention_mask", None)
+    o, _ = attend(module or torch.nn.Module(), q, k, v, mask, is_causal=False, **arguments)
+    return q, k, v, o.transpose(1, 2)
+
+
+def test_sinks_of_each_row():
+    """Inkling 2 computes them of the tokens."""
+    sinks = torch.randn(2, 4, 5, 1)
+    q, k, v, o = attend_with(sinks=sinks)
+    scores = torch.cat([q @ k.mT / 8**0.5, sinks], -1)
+    torch.testing.assert_close(o, scores.softmax(-1)[..., :-1] @ v)
+
+
+def test_arguments_that_are_not_known_are_refused(monkeypatch):
+    class Layer(torch.nn.Module):
+        pass
+
+    def eager_attention_forward(module, query, key, value, attention_mask, temperature=None):
+        pass
+
+    monkeypatch.setattr(
+        sys.modules[__name__], "eager_attention_forward", eager_attention_forward, raising=False
+    )
+    _interface._extra_arguments.cache_clear()
+    attend_with(Layer(), temperature=None, another=3)
+    with pytest.raises(NotImplementedError, match="Layer gives its attention temperature"):
+        attend_with(Layer(), temperature=torch.ones(5))
+    _interface._extra_arguments.cache_clear()
+
+
+def test_keys_that_are_chosen():
+    """As DeepSeek V3.2 numbers keys, and MiniMax M3 blocks of them for groups of heads."""
+    causal = torch.ones(7, 7, dtype=torch.bool).tril()
+    indices = torch.rand(2, 7, 7).argsort(-1)[..., :3].int()
+    indices[..., 0] = 0
+    seen = torch.zeros(2, 1, 7, 7, dtype=torch.bool).scatter(-1, indices[:, None].long(), True)
+    for mask in (causal.expand(2, 1, 7, 7), as_added(causal.expand(2, 1, 7, 7))):
+        q, k, v, o = attend_with(length=7, attention_mask=mask, indices=indices)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen & causal)
+        torch.testing.assert_close(o, expected)
+    q, k, v, o = attend_with(length=7, indices=indices)
+    torch.testing.assert_close(o, torch.nn.functional.scaled_dot_product_attention(q, k, v, seen))
+    blocks = torch.tensor([[0, 2], [1, -1]]).view(1, 2, 1, 2).repeat(2, 1, 7, 1)
+    layer = torch.nn.Module()
+    with pytest.raises(NotImplementedError, match="block_indices"):
+        attend_with(layer, length=7, block_indices=blocks)
+    layer.indexer = types.SimpleNamespace(block_size=3)
+    seen = torch.tensor([[1, 1, 1, 0, 0, 0, 1], [0, 0, 0, 1, 1, 1, 0]]).bool()
+    seen = seen.repeat_interleave(2, 0)[None, :, None].expand(2, 4, 7, 7)
+    q, k, v, o = attend_with(layer, length=7, block_indices=blocks)
+    torch.testing.assert_close(o, torch.nn.functional.scaled_dot_product_attention(q, k, v, seen))
+
+
+def test_rows_of_an_array_that_hide_all_keys():
+    """Eagerly they see all of them alike, and models read such rows (TimesFM)."""
+    array = torch.zeros(2, 1, 5, 5)
+    array[0, :, 1] = torch.finfo(torch.float32).min
+    array[1, :, :, 3] = torch.finfo(torch.float32).min
+    q, k, v, o = attend_with(attention_mask=array)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, array)
+    torch.testing.assert_close(o, expected)
+    torch.testing.assert_close(o[0, :, 1], v[0].mean(1))
+
+
+class HandwrittenAttention(torch.nn.Module):
+    """What models do with products and weights beside attention."""
+
+    def forward(self, q, k, v, way):
+        if way == "function":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if way == "function with a mask":
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=torch.ones(5, 5, dtype=torch.bool).tril(), scale=0.5
+            )
+        weights = torch.softmax(q @ k.transpose(-1, -2), -1)
+        o = torch.matmul(weights, v)
+        if way == "added in place":
+            o += torch.matmul(weights.flip(-1), v)
+        if way == "two":
+            scores = torch.cat([q @ k.transpose(-1, -2), q @ v.transpose(-1, -2)], -1)
+            o = o + torch.softmax(scores, -1) @ torch.cat([k, v], -2)
+        return o
+
+
+@pytest.mark.parametrize("way", ["function", "function with a mask", "added in place", "two"])
+def test_what_else_modules_do_by_hand(way):
+    torch.manual_seed(0)
+    layer = HandwrittenAttention()
+    tokens = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
+    expected = layer(*tokens, way)
+    direction = torch.randn_like(expected)
+    gradients = torch.autograd.grad((expected * direction).sum(), tokens)
+    config = types.SimpleNamespace(_attn_implementation=integration.NAME)
+    _products.see_products(layer, config, integration.NAME)
+    with warnings.catch_warnings(record=True) as said, torch.profiler.profile() as profile:
+        warnings.simplefilter("always")
+        found = layer(*tokens, way)
+    assert "gnomon::attention_forward" in [event.key for event in profile.key_averages()]
+    said = [str(w.message) for w in said if "gnomon" in str(w.message)]
+    assert (way == "two") == any("some of its attention stays dense" in text for text in said)
+    torch.testing.assert_close(found, expected)
+    for mine, other in zip(
+        torch.autograd.grad((found * direction).sum(), tokens), gradients, strict=True
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "causal", "added"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_multi_head_attention_of_pytorch(mask, batch_first):
+    """As WavLM, SigLIP and others call it."""
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=batch_first)
+    assert _switch.attends(layer)
+    x, y = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+    options = {
+        "none": {},
+        "padding": {"key_padding_mask": padded("left", length=5) == 0},
+        "causal": {"attn_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)},
+        "added": {"attn_mask": torch.randn(12, 5, 5)},
+    }[mask]
+    if mask == "padding":
+        options["key_padding_mask"][0, 4] = False
+    if not batch_first:
+        x, y = x.transpose(0, 1), y.transpose(0, 1)
+    expected, _ = layer(x, y, y, **options)
+    config = types.SimpleNamespace(_attn_implementation=integration.NAME)
+    _products.see_products(layer, config, integration.NAME)
+    with torch.profiler.profile() as profile:
+        found, weights = layer(x, y, y, **options)
+    assert "gnomon::attention_forward" in [event.key for event in profile.key_averages()]
+    assert weights is None
+    torch.testing.assert_close(found, expected)
 
 
 def test_padding_that_is_refused():

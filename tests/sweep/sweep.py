@@ -23,18 +23,21 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-CLASSES = (
-    "equal",
-    "dense in part",
-    "refused",
-    "dense",
-    "no attention",
-    "not buildable",
-    "in part",
-    "ignored",
-    "differs",
-    "crashed",
-)
+#: The classes, and what they mean to a reader.
+MEANINGS = {
+    "equal": "all attention is gnomon's, and nothing differs",
+    "dense in part": "nothing differs; some layers do what is no softmax of products times values, "
+    "stay as they are, and a warning says so",
+    "refused": "an error says what to do instead; the model is as it was",
+    "dense": "all layers stay as they are, and a warning says so",
+    "no attention": "no softmax over keys",
+    "not buildable": "the sweep makes no tiny model of it that runs",
+    "in part": "some layers stay as they are without a word",
+    "ignored": "taken, and never called",
+    "differs": "an output, a gradient or a generated token differs",
+    "crashed": "another error, or no end within the limit of time",
+}
+CLASSES = tuple(MEANINGS)
 #: Of address space, in bytes: a type that asks for more ends alone.
 MEMORY = 24 << 30
 
@@ -148,22 +151,34 @@ def _reason(why: str) -> str:
     return re.sub(r"\[[^\]]*\]|\b\d[\d.e+-]*", "n", why).replace("|", "\\|")
 
 
-def to_markdown(outcomes: dict[str, dict[str, Any]], command: str) -> str:
-    """The page of the documentation."""
+def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -> str:
+    """The page of the documentation; count: of all model types."""
     by_class = defaultdict(list)
     for outcome in outcomes.values():
         by_class[outcome["class"]].append(outcome)
     lines = [
+        "# Model types of transformers",
+        "",
+        "A tiny model with random weights of each type: its eager attention against gnomon, in "
+        "outputs, gradients, padding on either side, generation and autocast, as far as the eager "
+        "model does them. Errors of float32 count up to 1e-4 of the largest output and 1e-3 of a "
+        "parameter's largest gradient; beyond, both must agree in float64. With the attention "
+        "interface: a module of the model attends through transformers' `AttentionInterface`.",
+        "",
         f"Written by `{command}`; {_versions()}.",
         "",
-        "| | model types | with the attention interface |",
-        "|:--|--:|--:|",
+        "| | model types | with the attention interface | |",
+        "|:--|--:|--:|:--|",
     ]
     for name in CLASSES:
         found = by_class[name]
         with_interface = sum(bool(outcome.get("interface")) for outcome in found)
-        lines.append(f"| {name} | {len(found)} | {with_interface} |")
-    lines.append(f"| all | {len(outcomes)} | |")
+        if found:
+            lines.append(f"| {name} | {len(found)} | {with_interface} | {MEANINGS[name]} |")
+    missing = count - len(outcomes)
+    if missing > 0:
+        lines.append(f"| not compared | {missing} | | the sweep goes on with them |")
+    lines.append(f"| all | {max(count, len(outcomes))} | | |")
     for name in CLASSES:
         if not by_class[name]:
             continue
@@ -208,7 +223,8 @@ def main() -> int:
     print(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     if options.table is not None:
         command = " ".join([".venv/bin/python", *sys.argv])
-        options.table.write_text(to_markdown(outcomes, command))
+        count = len(tiny_models.model_types())
+        options.table.write_text(to_markdown(outcomes, command, count))
     return int(any(counts[name] for name in ("in part", "ignored", "differs", "crashed")))
 
 

@@ -82,7 +82,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
         if not classes:
             raise NotBuildableError("no model class")
         for model_class in classes:
-            attempt = _Attempt(model_class, shrink, _Changes())
+            attempt = _Attempt(model_type, model_class, shrink, _Changes())
             for inputs in attempt.likely_inputs():
                 attempt.run(inputs)
                 if attempt.error is None:
@@ -133,8 +133,8 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:160] if lines else ''}"
 
 
-# Attempts. What the names of fields and arguments do not say, errors do: of several changes, the one
-# is kept with which most modules are made, or run, before the next error.
+# Attempts. What the names of fields and arguments do not say, errors do: of several changes, the
+# one is kept with which most modules are made, or run, before the next error.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +152,14 @@ class _Attempt:
     """A model class of a configuration: how far it came, on what, and what ended it."""
 
     def __init__(
-        self, model_class: type[PreTrainedModel], shrink: Callable[..., Any], changes: _Changes
+        self,
+        model_type: str,
+        model_class: type[PreTrainedModel],
+        shrink: Callable[..., Any],
+        changes: _Changes,
     ) -> None:
-        self.model_class, self.shrink, self.changes = model_class, shrink, changes
+        self.model_type, self.model_class = model_type, model_class
+        self.shrink, self.changes = shrink, changes
         self.model: PreTrainedModel | None = None
         self.inputs: dict[str, Any] = {}
         self.error: Exception | None = None
@@ -168,7 +173,7 @@ class _Attempt:
 
         handle = register_module_module_registration_hook(count)
         try:
-            self.config = shrink(CONFIG_MAPPING[model_class.config_class.model_type], changes)
+            self.config = shrink(CONFIG_MAPPING[model_type], changes)
             self.model = _model_of(model_class, self.config)
         except Exception as error:
             self.error = error
@@ -236,7 +241,7 @@ def _mended(attempt: _Attempt, end: float) -> _Attempt:
             if repr(changes) in tried or time.monotonic() > end:
                 continue
             tried.add(repr(changes))
-            other = _Attempt(attempt.model_class, attempt.shrink, changes)
+            other = _Attempt(attempt.model_type, attempt.model_class, attempt.shrink, changes)
             candidates = [attempt.inputs] if attempt.inputs else []
             if other.model is not None:
                 for inputs in itertools.islice(
@@ -260,7 +265,7 @@ def _is_of_timm(error: BaseException) -> bool:
 
 
 def _lines_of(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of transformers that an error came through, the last one first, and their locals."""
+    """The lines of transformers that an error came through, the last first, and their locals."""
     lines = []
     trace = error.__traceback__
     while trace is not None:
@@ -288,7 +293,8 @@ def _mend_inputs(attempt: _Attempt, end: float) -> None:
 
 def _inputs_to_try(attempt: _Attempt) -> Iterator[dict[str, Any]]:
     model, error, inputs = attempt.model, attempt.error, attempt.inputs
-    assert model is not None and error is not None
+    assert model is not None
+    assert error is not None
     parameters = inspect.signature(model.forward).parameters
     said = str(error) + " ".join(text for text, _ in _lines_of(error))
     words = set(re.findall(r"\w+", said))
@@ -391,16 +397,14 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
         names = ["stage2", "stage3", "stage4"]
         sizes = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4}
         for features in (names, names[-1:]):
-            backbone = transformers.ResNetConfig(
-                layer_type="basic", out_features=features, **sizes
-            )
+            backbone = transformers.ResNetConfig(layer_type="basic", out_features=features, **sizes)
             for more in ({}, {"use_timm_backbone": False, "backbone": None}):
                 pairs = given | {"backbone_config": backbone} | more
                 yield dataclasses.replace(changes, given=tuple(sorted(pairs.items())))
     if (missed := re.search(r"has no attribute '(\w+)'", str(error))) is not None:
         for value in (_USUAL.get(missed[1], 2), None):
             yield give(missed[1], value)
-    defaults = CONFIG_MAPPING[attempt.model_class.config_class.model_type]()
+    defaults = CONFIG_MAPPING[attempt.model_type]()
     changed = _changed_names(defaults, getattr(attempt, "config", defaults))
     # Those that the error or its lines name first.
     for name in sorted(changed, key=lambda name: (name not in words, name)):
@@ -411,9 +415,10 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
         yield give("rope_parameters", plain)
         if isinstance(kinds, list):
             yield give("rope_parameters", {kind: plain for kind in dict.fromkeys(kinds)})
+    guesses: tuple[Any, ...] = (4, 0, [0, 1], {}, True, "none")
     for name in sorted(_names_of_none(defaults) & words):
-        for value in (4, 0, [0, 1], {}, True, "none"):
-            yield give(name, value)
+        for guess in guesses:
+            yield give(name, guess)
     for name in sorted(name for name in changed if _KV_HEADS.fullmatch(name)):
         yield give(name, 4)
     for name in sorted(_names_of_none(defaults)):
@@ -422,9 +427,9 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         yield give(name, 1)
     for kind in (_WIDTHS, _INNER, _HEAD_WIDTHS, _HEADS, _KV_HEADS, _LAYERS, _EXPERTS):
-        names = frozenset(name for name in changed if kind.fullmatch(name))
-        if len(names) > 1:
-            yield dataclasses.replace(changes, kept=changes.kept | names)
+        alike = frozenset(name for name in changed if kind.fullmatch(name))
+        if len(alike) > 1:
+            yield dataclasses.replace(changes, kept=changes.kept | alike)
 
 
 #: Of fields that models read and configurations lack.

@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "gnomon/attention.h"
 #include "base/sha256.h"
+#include "gnomon/attention.h"
 
 namespace gnomon::models {
 namespace {

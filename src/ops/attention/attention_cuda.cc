@@ -9,7 +9,6 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -169,13 +168,9 @@ std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const OperatorAr
                   [&](cuda::Backend& backend) { return BackwardOn(saved, a, needed, backend); });
 }
 
-std::atomic<bool> cpu_stands_in{false};
-
 }  // namespace
 
-bool TakesLowTokens(const at::Tensor& tokens) { return tokens.is_cuda() || cpu_stands_in; }
-
-void StandInForCuda(bool stands_in) { cpu_stands_in = stands_in; }
+bool TakesLowTokens(const at::Tensor& tokens) { return tokens.is_cuda(); }
 
 void CheckCudaIsOn(const char* operation, const char* name, const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return;

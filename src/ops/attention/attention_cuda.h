@@ -15,11 +15,8 @@ namespace gnomon {
 // CUDA device unless that is 1.
 void CheckCudaIsOn(const char* operation, const char* name, const at::Tensor& tensor);
 
-// Whether the kernels of the tokens' device take tokens of a lower type than float32: those of a
-// GPU do, and those of the CPU while it stands in for one.
+// Whether the kernels of the tokens' device take tokens of a lower type than float32.
 bool TakesLowTokens(const at::Tensor& tokens);
-// For tests, in which the kernels of GPUs run on the CPU.
-void StandInForCuda(bool stands_in);
 
 // The passes of the operator by the CUDA plan, on any place where kernels run. The tensors lie
 // there.

@@ -7,10 +7,18 @@
 #include "ops/attention/operators.h"
 
 namespace gnomon {
+namespace {
+
+// As callers know it, "RoPE".
+const std::string& NameOf(const Component& component) {
+  return FindPosition(component).catalogue.class_name;
+}
+
+}  // namespace
 
 std::vector<at::Tensor> CoordinatesOf(const Component& component, const RotationCall& call,
                                       const std::optional<TokenGrid>& grid) {
-  const std::string what = "gnomon.attention: " + component.name();
+  const std::string what = "gnomon.attention: " + NameOf(component);
   TORCH_CHECK_VALUE(!grid || !call.firsts, what, " lies on the grid ", grid ? grid->Text() : "",
                     " and query_offset is a tensor; expected an integer, or None");
   const at::TensorOptions options = call.x.options().dtype(at::kDouble);
@@ -47,7 +55,7 @@ void CheckColumns(const Component& component, int64_t dims, int64_t axes,
   const int64_t step = 2 * axes;
   const int64_t free = FreeColumns(call);
   TORCH_CHECK_VALUE(
-      dims >= 0 && dims % step == 0 && dims <= free, "gnomon.attention: ", component.name(),
+      dims >= 0 && dims % step == 0 && dims <= free, "gnomon.attention: ", NameOf(component),
       " has dims = ", dims, "; expected ",
       axes > 1 ? "a multiple of 2 * axes = " + std::to_string(step) : std::string("an even number"),
       ", at most ", free, call.last_is_height ? " (the last coordinate is a height)" : "");

@@ -105,7 +105,8 @@ std::vector<Parameter> Parameters() {
               .Means("added to all scores of a head, which only lse and sinks see"),
           Choice("map", {"space", "exp", "none"})
               .Means("\"space\": the point (sqrt(c + |x|^2), x) above a token x; \"exp\": the "
-                     "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c); "
+                     "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c), "
+                     "whose scores grow as e^(|q| + |k|); "
                      "\"none\": tokens are points (t, x), the time first, which is taken to be "
                      "sqrt(c + |x|^2)")};
 }

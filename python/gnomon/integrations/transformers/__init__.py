@@ -11,16 +11,19 @@ AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and others), wi
 attention sinks (GPT-OSS) and soft caps (Gemma 2) as these models have them. In T5 and MT5 (learned
 buckets), BLOOM and MPT (ALiBi) and Swin (tables over shifted windows) the attention itself is
 replaced, and no L x L array of biases is made. Modules that write softmax(q k^T ...) v by hand
-(GPT-J, GPT-Neo, CodeGen, Falcon and others) are watched while they run. Dropout of weights is
+(GPT-J, GPT-Neo, CodeGen, Falcon, DeBERTa and others) or call PyTorch's scaled_dot_product_attention
+or multi_head_attention_forward (WavLM, torch.nn.MultiheadAttention) are watched while they run.
+Keys that a layer chooses for each query (DeepSeek V3.2) become a mask. Dropout of weights is
 honoured in training. A mask that is an array of all pairs is read: a band of keys beside the
 queries, causal or a window, less those that no query sees, becomes that; any other is taken as the
 array that it is, and so are biases that are arrays (BEiT, Swin v2, UMT5), with their gradients.
 
-Refused, with NotImplementedError: output_attentions, keys chosen for each query (DeepSeek V3.2),
-paged caches. Modules that are called attention and attend in no way that is known stay as they are,
-and a warning says so. Masks are read from the values of padding, so that torch.compile breaks its
-graph there. A query that sees no key, padding on the left, gives 0, where the eager implementation
-gives the mean of all values.
+Refused, with NotImplementedError: output_attentions, paged caches, an argument of a layer's own
+eager implementation that is not known here. Modules that are called attention and attend in no way
+that is known stay as they are, and a warning says so. torch.compile traces models of the interface
+as one graph (fullgraph=True): padding hides keys by segments there, and arrays stay arrays, since
+neither is read. Its graph breaks at modules that are watched. A query that sees no key, padding on
+the left, gives 0, where the eager implementation gives the mean of all values.
 """
 
 try:

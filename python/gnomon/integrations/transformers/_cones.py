@@ -33,12 +33,10 @@ class LearnedSimilarity(torch.nn.Module):
         )
         (component,) = components_of(spec)
         tensors = [p["name"] for p in component.entry["parameters"] if p["takes_tensor"]]
-        #: The factor of the scores that is held here, learned or not.
-        self._factor = next((name for name in tensors if f"{name}_start" in names), "")
+        #: What is held here, learned or not: the factor of the scores and other numbers of heads.
+        self._held = [n for n in tensors if f"{n}_start" in names or f"{n}_theta" in names]
         # To the operator, what is held is a tensor.
-        options = dict(component.options)
-        if self._factor:
-            options[self._factor] = "tensor"
+        options = dict(component.options) | dict.fromkeys(self._held, "tensor")
         self.spec = to_spec(component.name, **options)
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             value = start.to(torch.get_default_dtype())
@@ -46,6 +44,12 @@ class LearnedSimilarity(torch.nn.Module):
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
+        # Of others than the factor a module knows the start without a tensor.
+        known = ops.module_learned(spec, "none", num_heads, head_dim, head_dim, starts)
+        for name, _, start in zip(*known, strict=True):
+            if f"{name}_start" not in names:
+                value = start.to(torch.get_default_dtype())
+                self.register_buffer(f"{name}_start", value, persistent=False)
         #: Whether the last coordinate is a height, which a rotation would mix with another.
         self.has_height: bool = ops.has_height(spec)
         #: Whether the model's scale applies.
@@ -53,12 +57,13 @@ class LearnedSimilarity(torch.nn.Module):
 
     def forward(self) -> Similarity:
         """The similarity of the present parameters."""
-        if not self._factor:
-            return Specified(self.spec)
-        factor = getattr(self, f"{self._factor}_start").expand(self._heads)
-        if (theta := getattr(self, f"{self._factor}_theta", None)) is not None:
-            factor = factor * (5 * theta).exp()
-        return Specified(self.spec, (factor,))
+        values = []
+        for name in self._held:
+            value = getattr(self, f"{name}_start").expand(self._heads)
+            if (theta := getattr(self, f"{name}_theta", None)) is not None:
+                value = value * (5 * theta).exp()
+            values.append(value)
+        return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:
         """The specification, for print()."""

@@ -69,14 +69,15 @@ def attention_forward(
     if weights_are_collected():
         raise refusal("output_attentions")
     _check_known(module, kwargs)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # Eagerly, a layer without a mask sees all keys whatever its flag says (images of BridgeTower);
+    # causal layers are given a mask.
     bias = kwargs.get("position_bias")
     o = attend(
         module,
         query,
         key,
         value,
-        given_or_plain(attention_mask, query, key, bool(causal)),
+        given_or_plain(attention_mask, query, key, causal=bool(is_causal)),
         scale=scaling,
         dropout=dropout,
         biases=() if bias is None else (bias,),

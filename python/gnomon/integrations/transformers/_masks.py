@@ -269,7 +269,8 @@ def to_mask(
     )
     if attention_mask is None:
         return replace(mask, is_none=is_plain)
-    visible = attention_mask[:, first_key : first_key + kv_length].bool()
+    # Of several codebooks (MusicGen) there are more rows, of which the first ones count.
+    visible = attention_mask[:batch_size, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
     narrowed = without_padding(mask, visible)
     return replace(mask, is_none=is_plain) if narrowed is mask else narrowed

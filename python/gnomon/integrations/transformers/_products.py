@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -283,8 +284,16 @@ def _baddbmm(
 def _einsum(seen: _Seen, _function: Any, equation: Any, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
-    if not isinstance(equation, str) or len(operands) != 2 or "." in equation:
+    if not isinstance(equation, str) or len(operands) != 2:
         return NotImplemented
+    if "..." in equation:
+        more = [
+            operand.dim() - len(part.replace(" ", "").replace("...", ""))
+            for operand, part in zip(operands, equation.split("->")[0].split(","), strict=True)
+        ]
+        if more[0] != more[1] or re.search("[A-H]", equation) or equation.count("...") != 3:
+            return NotImplemented
+        equation = equation.replace("...", "ABCDEFGH"[: more[0]])
     left, _, out = equation.replace(" ", "").partition("->")
     a, _, b = left.partition(",")
     if len(out) < 3 or any(len(set(part)) != len(part) for part in (a, b, out)):
@@ -697,6 +706,8 @@ def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
         return output
     seen = stack.pop()
     seen.__exit__(None, None, None)
+    if seen.is_dense and not seen.calls:
+        seen.needed_by = seen.needed_by or "softmax"
     if seen.needed_by and (seen.is_dense or not seen.calls):
         what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
         if hasattr(module, SIMILARITY):

@@ -45,7 +45,7 @@ def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
 
 
 def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module attends by a softmax and products, or a function of PyTorch's, of its own."""
+    """Whether a module attends by a softmax and products, or PyTorch's functions, of its own."""
     if not is_named_attention(module_class):
         return False
     if issubclass(module_class, torch.nn.MultiheadAttention):
