@@ -194,7 +194,7 @@ class Cases {
   // The operator alone, on tokens mapped beforehand.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
     const Component component = Component::Parse(spec);
-    const MappedTokens tokens = FindSimilarity(component).map(component, q_, k_, gamma);
+    const MappedTokens tokens = FindSimilarity(component).map(component, q_, k_, {gamma, {}});
     std::vector<Tensor> inputs = {Leaf(tokens.x), Leaf(tokens.y), Leaf(v_)};
     OptionalTensor rows;
     OptionalTensor columns;

@@ -114,7 +114,7 @@ void CheckData(const Comparison& work) {
 }
 
 std::string Sha256Of(const std::string& bytes) {
-  models::Sha256 hash;
+  Sha256 hash;
   hash.Update(bytes);
   return hash.Hex();
 }

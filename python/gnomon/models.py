@@ -452,11 +452,17 @@ class LanguageModel(torch.nn.Module):
         return logits
 
     def losses(
-        self, tokens: Tensor, targets: Tensor, memory: LanguageModelMemory | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: LanguageModelMemory | None = None,
+        positions: Integers | None = None,
+        segments: Integers | None = None,
     ) -> Tensor:
         """Losses (B, L) in nats of the targets (B, L), integers, that come after the tokens.
 
-        What forward tells of them, but with adaptive embeddings without the logits of all others.
+        What forward tells of them, but with adaptive embeddings without the logits of all others;
+        the other arguments are forward's.
 
         Raises:
             ValueError: as forward; targets of another shape than tokens, or beyond the vocabulary.
@@ -475,7 +481,7 @@ class LanguageModel(torch.nn.Module):
                 f"gnomon.{operator}: targets reach beyond the vocabulary; expected 0 to "
                 f"{vocabulary - 1}"
             )
-        states, keep = self._states(tokens, None, memory)
+        states, keep = self._states(tokens, None, memory, positions, segments)
         x = self.norm(states[-1])
         targets = targets.long()
         if isinstance(self.embedding, AdaptiveEmbedding):

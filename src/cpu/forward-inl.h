@@ -958,7 +958,7 @@ class ForwardPass {
   Terms terms_;
   Segments segments_;
   Skipping<Definition> skipping_;
-  std::vector<Plan> plans_;       // of each block, where parts of the keys are tasks
+  std::vector<Plan> plans_;  // of each block, where parts of the keys are tasks
   Positions positions_;
   std::vector<char> non_finite_;  // for each panel of values
   Buffer partial_;

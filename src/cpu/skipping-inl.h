@@ -462,8 +462,8 @@ class Skipping {
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
     // Something that falls with the distance, of tokens that stand one after the other.
-    const bool falls = (in.bias.table != nullptr || in.key_bias != nullptr) &&
-                       in.query_positions == nullptr;
+    const bool falls =
+        (in.bias.table != nullptr || in.key_bias != nullptr) && in.query_positions == nullptr;
     return bounded && falls && in.tolerance > 0 && in.shape.keys > kForwardColumns;
   }
 

@@ -34,4 +34,16 @@ struct Lorentz {
     d.b[1] = difference * query;
     d.b[2] = g * a[2];
   }
+
+  // Neither e^-rho nor |x| is negative.
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
+    const V zero = Splat(a[0], 0.0f);
+    const V low = a[0] - b[0].most;
+    const V high = a[0] - b[0].least;
+    const V farthest = Max(Abs(low), Abs(high));
+    const V nearest = Max(zero, Max(low, zero - high));
+    return {(nearest * a[1]) * (nearest * b[1].least) + g.least * (a[2] * b[2].least),
+            (farthest * a[1]) * (farthest * b[1].most) + g.most * (a[2] * b[2].most)};
+  }
 };

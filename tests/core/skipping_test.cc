@@ -59,6 +59,9 @@ Scalars RandomScalars(std::string_view name, bool of_query, double height, doubl
   if (name == "entailment" && of_query) return {{height * height, 1.5 * height}};
   if (name == "entailment") return {{height * height}};
   if (name == "additive") return {{any}};
+  if (name == "lorentz") {
+    return {{std::exp(4 * height) - 1, std::exp(-4 * height), std::sinh(4 * height)}};
+  }
   return {{height}};
 }
 

@@ -153,15 +153,15 @@ def test_types_of_gradients(switched_on):
         y = fake_tokens(torch.bfloat16, 2, 2, 7, 8)
         factor, bias = torch.ones(4), torch.ones(1, 4, 11)
         o, lse, statistics = ops.attention_forward(
-            *(x, y, y, None, None, None, factor, bias, *[None] * 15),
-            *("dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
+            *(x, y, y, None, None, None, factor, bias, *[None] * 18),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False),
         )
         assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
         gradients = ops.attention_backward(
             *(o, lse, o, lse, statistics),
-            *(x, y, y, None, None, None, factor, bias, *[None] * 15),
-            *("dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
-            [n in (0, 1, 2, 6, 7) for n in range(14)],
+            *(x, y, y, None, None, None, factor, bias, *[None] * 18),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False),
+            [n in (0, 1, 2, 6, 7) for n in range(15)],
         )
         for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
             if of is not None:
@@ -175,10 +175,10 @@ def test_on_the_cpu_they_do_not():
         gnomon.attention(q, q, q)
     assert types.seen["attention_forward"]["x"] == torch.float32
     tokens = [q, q, q]
-    rest = [None] * 3 + [torch.ones(4)] + [None] * 16
+    rest = [None] * 3 + [torch.ones(4)] + [None] * 19
     with pytest.raises(TypeError, match="x has dtype BFloat16; expected float32 or float64"):
         ops.attention_forward(
-            *tokens, *rest, "dot", 0, None, None, None, None, "clip", 1.0, 0.0, True
+            *tokens, *rest, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, True
         )
 
 
@@ -284,9 +284,9 @@ keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     heads = torch.ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     return ops.attention_forward.default.redispatch(
-        keys, x, x, x, None, None, None, heads, *[None] * 10,
-        None, None, None, None, None, seed, function, 0, None, right, None, None, "clip", 1.0,
-        dropout, False)
+        keys, x, x, x, None, None, None, heads, *[None] * 18,
+        seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
+        dropout, 0.0, False)
 def error_of(call):
     try:
         call()
@@ -366,9 +366,27 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
 
 def test_tensors_of_another_device_are_named():
     q = torch.randn(1, 2, 3, 4)
-    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 16
+    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 19
     with pytest.raises(TypeError, match="factor is on meta; expected cpu"):
         ops.attention_forward.default.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-            *(q, q, q, *rest, "dot", 0, None, None, None, None, "clip", 1.0, 0.0, False),
+            *(
+                q,
+                q,
+                q,
+                *rest,
+                "dot",
+                0,
+                None,
+                None,
+                None,
+                None,
+                "",
+                None,
+                "clip",
+                1.0,
+                0.0,
+                0.0,
+                False,
+            ),
         )

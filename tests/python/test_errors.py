@@ -320,7 +320,7 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; nearest: rope.*; known: none, rope, rope_mixed, alibi, hype, kerple',
+        'unknown position "rop"; nearest: rope.*; known: none, rope, rope_mixed, alibi',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),

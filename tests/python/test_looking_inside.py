@@ -329,7 +329,7 @@ def test_checkpoints_print_in_a_line(tmp_path):
     assert repr(checkpoint) == (
         "Checkpoint(model=LanguageModel(similarity='dot', position='rope', vocabulary=100, dim=16, "
         "depth=2, heads=2, mlp=32, dropout=0.0, norm='layer', activation='gelu', no_bias=False, "
-        "max_length=512), "
+        "adaptive=[], max_length=512), "
         f"tokenizer={checkpoint.tokenizer!r}, training=None)"
     )
     training = gnomon.models.TrainingState(

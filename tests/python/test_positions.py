@@ -62,8 +62,11 @@ class Placed(Case):
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         rotation = self.rotation()
         if rotation is not None:
+            first = int(similarity.height_is_first)
+            q, k = (x.roll(-first, -1) for x in (q, k))
             q = rotate(q, i[:, None], similarity.has_height, **rotation)
             k = rotate(k, j[:, None], similarity.has_height, **rotation)
+            q, k = (x.roll(first, -1) for x in (q, k))
         shape = self.heads, self.queries, self.keys
         bias = torch.stack(
             [

@@ -453,7 +453,10 @@ def test_what_does_not_take_coordinates():
     x = tokens()
     positions = torch.randint(50, (B, L, 3))
     for position, name in (
-        ([RoPE(sections=(1, 2, 1)), ALiBi(torch.ones(H))], "alibi does not take"),
+        (
+            [RoPE(sections=(1, 2, 1)), ALiBi(torch.ones(H, dtype=torch.float64))],
+            "alibi does not take",
+        ),
         (Relative(torch.zeros(3, D, dtype=torch.float64), max_offset=1), "relative does not take"),
     ):
         with pytest.raises(ValueError, match=name):

@@ -90,7 +90,7 @@ def scores_of(similarity: str, weights: dict[str, np.ndarray]) -> torch.Tensor:
 def test_metrics_by_definition(folder, tmp_path, similarity):
     """With the distance of geoopt, and cones in which a descendant lies in the ancestor's."""
     arguments = ["train", "--task", "hierarchy", "--data", "parts.safetensors", *FEW]
-    succeed(*arguments, "--steps", 60, "--dim", 3, "--similarity", similarity, "--out",
+    succeed(*arguments, "--steps", 61, "--dim", 3, "--similarity", similarity, "--out",
             tmp_path / "run", cwd=folder)  # fmt: skip
     result = json.loads(succeed("eval", "--model", tmp_path / "run", "--json", cwd=folder))
     scores = scores_of(similarity, load_file(tmp_path / "run" / FILE))

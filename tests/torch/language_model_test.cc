@@ -145,7 +145,7 @@ TEST(LanguageModelTest, EncodingsAreReadAtPositions) {
     cache.tokens.tokens = 30;
     EXPECT_LT((model->forward(tokens, &cache)[1] - at[1]).abs().max().item<double>(), 1e-5);
   }
-  LanguageModel model = NewModel(Small("dot", "learned+rope"), 1);
+  LanguageModel model = NewModel(Small("dot", "conv+rope"), 1);
   EXPECT_THROW(model->forward_at(tokens, in_order), Error);
 }
 

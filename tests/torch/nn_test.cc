@@ -174,9 +174,11 @@ TEST(MultiheadAttentionTest, WeightsAreThoseOfTheForwardPass) {
   const torch::NoGradGuard no_grad;
   for (const char* position : {"rope+hype:tau=learned", "forget", "relative+sink"}) {
     SCOPED_TRACE(position);
-    MultiheadAttention module(
-        MultiheadAttentionOptions(16, 4).kv_heads(2).similarity("umbral").position(position).qk_norm(
-            true));
+    MultiheadAttention module(MultiheadAttentionOptions(16, 4)
+                                  .kv_heads(2)
+                                  .similarity("umbral")
+                                  .position(position)
+                                  .qk_norm(true));
     module->to(torch::kDouble);
     const torch::Tensor x = torch::randn({2, 9, 16}, torch::kDouble);
     const AttentionCall call{.causal = true, .key_starts = torch::tensor({0, 2})};
@@ -187,8 +189,7 @@ TEST(MultiheadAttentionTest, WeightsAreThoseOfTheForwardPass) {
         module->v_proj(x).unflatten(2, {2, -1}).transpose(1, 2).repeat_interleave(2, 1);
     const torch::Tensor o = torch::matmul(weights, v).transpose(1, 2).flatten(2);
     EXPECT_TRUE(torch::allclose(module->out_proj(o), module->forward(x, {}, {}, call), 1e-9, 1e-9));
-    EXPECT_TRUE(torch::equal(module->attention_weights(x, x, {3}, call),
-                             weights.narrow(2, 3, 1)));
+    EXPECT_TRUE(torch::equal(module->attention_weights(x, x, {3}, call), weights.narrow(2, 3, 1)));
     KVCache cache;
     EXPECT_THROW(module->attention_weights(x, {}, {0}, AttentionCall{.cache = &cache}),
                  c10::ValueError);

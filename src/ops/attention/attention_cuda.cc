@@ -124,9 +124,9 @@ cuda::Tensor MutableTokens(at::Tensor& tensor) {
 }
 
 cuda::Input InputOf(const CallTensors& call) {
-  const AttentionInput<float> terms = call.Terms<float>();
   cuda::Input input;
   input.element = ElementOf(call.x().scalar_type());
+  const AttentionInput<float> terms = call.Terms<float>();
   input.shape = terms.shape;
   input.x = Rows(call.x());
   input.y = Rows(call.y());

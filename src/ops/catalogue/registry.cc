@@ -549,8 +549,9 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
   };
   const auto has_no_table = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&
-           std::none_of(entry.parameters.begin(), entry.parameters.end(),
-                        [](const Parameter& p) { return p.kind == Kind::kTable; });
+           std::none_of(entry.parameters.begin(), entry.parameters.end(), [](const Parameter& p) {
+             return p.kind == Kind::kTable && p.argument == CatalogueParameter::Argument::kRequired;
+           });
   };
   const PositionEntry& entry =
       holds_tables ? FindIn<PositionEntry>("position", Positions(), component, has_starts)

@@ -11,7 +11,8 @@ namespace {
 
 // As callers know it, "RoPE".
 const std::string& NameOf(const Component& component) {
-  return FindPosition(component).catalogue.class_name;
+  // Not FindPosition(): a module may have set what all of its positions are told.
+  return FindPositionEntry(component.name())->catalogue.class_name;
 }
 
 }  // namespace
