@@ -1,15 +1,8 @@
 """What a similarity costs in the training of a whole model."""
 
-from study import Comparison, Study
+from study import CORA, FSDD, MNIST, Comparison, Study
 
 SIMILARITIES = "dot,laplacian,gaussian,umbral,penumbral,hyperbolic,hyperbolic:model=ball,entailment"
-MNIST = (
-    *("gnomon", "data", "OUT"),
-    "train.images=mnist/train-images-idx3-ubyte.gz",
-    "train.labels=mnist/train-labels-idx1-ubyte.gz",
-    "valid.images=mnist/t10k-images-idx3-ubyte.gz",
-    "valid.labels=mnist/t10k-labels-idx1-ubyte.gz",
-)
 
 
 def comparison(
@@ -76,13 +69,7 @@ STUDY = Study(
             "Speech",
             "fsdd.safetensors",
             ("--task", "speech", "--utterances", "3", "--evaluation-utterances", "12"),
-            (
-                *("gnomon", "data", "OUT"),
-                r"train.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_"
-                r"(\d\d|[5-9])\.wav",
-                r"valid.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_"
-                r"[0-4]\.wav",
-            ),
+            FSDD,
         ),
         comparison(
             "translation",
@@ -102,15 +89,7 @@ STUDY = Study(
             "Graphs",
             "cora.safetensors",
             ("--task", "graphs"),
-            (
-                *("gnomon", "data", "OUT"),
-                "graph.edges=cora/edges.txt",
-                "graph.words=cora/features.txt",
-                "graph.labels=cora/labels.txt",
-                "train.nodes=cora/train.index",
-                "valid.nodes=cora/val.index",
-                "test.nodes=cora/test.index",
-            ),
+            CORA,
             "none",
         ),
     ),

@@ -1,6 +1,6 @@
 """Positions and similarities of a diffusion transformer."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import MNIST, Claim, Comparison, Contrast, Study
 
 SINUSOIDS = "sinusoidal:shape=grid"
 ROPE = "rope:shape=grid"
@@ -39,13 +39,7 @@ STUDY = Study(
                 *("--steps", "600"),
                 *("--seeds", "3"),
             ),
-            (
-                *("gnomon", "data", "OUT"),
-                "train.images=mnist/train-images-idx3-ubyte.gz",
-                "train.labels=mnist/train-labels-idx1-ubyte.gz",
-                "valid.images=mnist/t10k-images-idx3-ubyte.gz",
-                "valid.labels=mnist/t10k-labels-idx1-ubyte.gz",
-            ),
+            MNIST,
         ),
     ),
     claims=(

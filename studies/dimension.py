@@ -1,6 +1,6 @@
 """Whether few dimensions suffice to cones."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import MNIST, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = ("dot", "penumbral", "umbral", "hyperbolic:model=ball", "entailment")
 DIMENSIONS = (2, 4, 8, 16)
@@ -37,13 +37,7 @@ def images(heads: int) -> Comparison:
             *("--steps", "600"),
             *("--seeds", "5"),
         ),
-        (
-            *("gnomon", "data", "OUT"),
-            "train.images=mnist/train-images-idx3-ubyte.gz",
-            "train.labels=mnist/train-labels-idx1-ubyte.gz",
-            "valid.images=mnist/t10k-images-idx3-ubyte.gz",
-            "valid.labels=mnist/t10k-labels-idx1-ubyte.gz",
-        ),
+        MNIST,
     )
 
 

@@ -1,6 +1,6 @@
 """Whether another similarity than GAT's own tells the classes of a graph's nodes better."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import CORA, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = (
     "additive",
@@ -35,12 +35,7 @@ STUDY = Study(
                 *("--position", "none"),
                 *("--seeds", "20"),
             ),
-            (
-                *("gnomon", "data", "OUT"),
-                *("graph.edges=cora/edges.txt", "graph.words=cora/features.txt"),
-                *("graph.labels=cora/labels.txt", "train.nodes=cora/train.index"),
-                *("valid.nodes=cora/val.index", "test.nodes=cora/test.index"),
-            ),
+            CORA,
         ),
     ),
     claims=(

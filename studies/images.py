@@ -1,17 +1,10 @@
 """Which positions of a grid serve vision transformers, on images and on volumes."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import MNIST, Claim, Comparison, Contrast, Study
 
 HYPE = "hype:shape=grid:tau=learned:mode=abs"
 ROPE = "rope:shape=grid"
 BOTH = f"{ROPE}+{HYPE}"
-MNIST = (
-    *("gnomon", "data", "OUT"),
-    "train.images=mnist/train-images-idx3-ubyte.gz",
-    "train.labels=mnist/train-labels-idx1-ubyte.gz",
-    "valid.images=mnist/t10k-images-idx3-ubyte.gz",
-    "valid.labels=mnist/t10k-labels-idx1-ubyte.gz",
-)
 ADRENAL = (
     *("gnomon", "data", "OUT"),
     "train.volumes=adrenalmnist3d/adrenalmnist3d.npz:train_images",

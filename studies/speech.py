@@ -1,6 +1,6 @@
 """Which position keeps its error rate on speech longer than that of the training."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import FSDD, Claim, Comparison, Contrast, Study
 
 POSITIONS = (
     "none",
@@ -35,13 +35,7 @@ STUDY = Study(
                 *("--steps", "600"),
                 *("--seeds", "3"),
             ),
-            (
-                *("gnomon", "data", "OUT"),
-                r"train.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_"
-                r"(\d\d|[5-9])\.wav",
-                r"valid.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_"
-                r"[0-4]\.wav",
-            ),
+            FSDD,
         ),
     ),
     claims=(

@@ -85,6 +85,28 @@ def names() -> list[str]:
     return sorted(path.stem for path in RECORDS.glob("*.py") if path.stem != "study")
 
 
+# ---- What makes the files of data sets that several studies read, in the folder of the data.
+
+MNIST = (
+    *("gnomon", "data", "OUT"),
+    "train.images=mnist/train-images-idx3-ubyte.gz",
+    "train.labels=mnist/train-labels-idx1-ubyte.gz",
+    "valid.images=mnist/t10k-images-idx3-ubyte.gz",
+    "valid.labels=mnist/t10k-labels-idx1-ubyte.gz",
+)
+FSDD = (
+    *("gnomon", "data", "OUT"),
+    r"train.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_(\d\d|[5-9])\.wav",
+    r"valid.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_[0-4]\.wav",
+)
+CORA = (
+    *("gnomon", "data", "OUT"),
+    *("graph.edges=cora/edges.txt", "graph.words=cora/features.txt"),
+    *("graph.labels=cora/labels.txt", "train.nodes=cora/train.index"),
+    *("valid.nodes=cora/val.index", "test.nodes=cora/test.index"),
+)
+
+
 # ---- Records
 
 
