@@ -1,5 +1,7 @@
 #include "models/language_model_size.h"
 
+#include <iterator>
+
 #include "training/strings.h"
 
 namespace gnomon::models {
@@ -43,12 +45,14 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
 }
 
 void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file) {
-  if (model.adaptive.empty()) file.Expect("embedding.weight", {model.vocabulary, model.dim});
-  for (size_t n = 0; !model.adaptive.empty() && n <= model.adaptive.size(); ++n) {
-    const auto band = static_cast<int64_t>(n);
-    file.Expect(
-        StrCat("embedding.table_", n),
-        AdaptiveEmbeddingImpl::TableSizes(model.vocabulary, model.dim, model.adaptive, band));
+  if (model.adaptive.empty()) {
+    file.Expect("embedding.weight", {model.vocabulary, model.dim});
+  } else {
+    for (int64_t band = 0; band <= std::ssize(model.adaptive); ++band) {
+      file.Expect(
+          StrCat("embedding.table_", band),
+          AdaptiveEmbeddingImpl::TableSizes(model.vocabulary, model.dim, model.adaptive, band));
+    }
   }
   file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
   file.ExpectLayers(model.depth);

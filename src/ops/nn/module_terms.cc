@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <gnomon/attention.h>
 
 #include <cmath>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "ops/coordinates/token_grid.h"
+#include "ops/coordinates/token_positions.h"
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
@@ -161,12 +161,7 @@ at::Tensor PositionStart(const Parameter& parameter, const Component& component,
     return parameter.tensor.start(component, shape).to(q.options().dtype(ComputingType(q)));
   };
   // Where a call is traced or transformed, its tensors are its own.
-  constexpr c10::DispatchKeySet kOwn =
-      c10::python_ks |
-      c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
-                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
-                           c10::DispatchKey::Meta});
-  if (q.key_set().has_any(kOwn) || c10::impl::TorchDispatchModeTLS::any_modes_set()) return make();
+  if (!HasNumbers(q)) return make();
   // Every forward pass of a module asks for it.
   static std::mutex mutex;
   static std::map<std::string, at::Tensor> known;
@@ -175,7 +170,7 @@ at::Tensor PositionStart(const Parameter& parameter, const Component& component,
                                static_cast<int64_t>(ComputingType(q))}) {
     key.append("|").append(std::to_string(number));
   }
-  key.append("|").append(parameter.name);
+  key.append("|").append(parameter.name).append("|").append(q.device().str());
   {
     const std::lock_guard<std::mutex> lock(mutex);
     if (const auto found = known.find(key); found != known.end()) return found->second;
