@@ -16,15 +16,12 @@ import gnomon
 
 pytestmark = pytest.mark.usefixtures("device")
 
-# Errors may be so many times those of the plain formula, or this part of the largest number. Four
-# times is what medians stay below; the rest is for draws and instruction sets that differ.
-TIMES = 6
+# Errors may be so many times those of the plain formula, or this part of the largest number.
+TIMES = 4
 LEAST = 1e-5
-# Where rows have a few heavy keys, dP_ij - delta_i keeps the rounding of each dP, which the plain
-# formula's sum of p dP cancels; heights of e^25 magnify it.
-MORE_TIMES = {"gaussian": 10, "umbral": 10}
-# Of one number for each head the plain formula's error may be small by chance.
-TIMES_OF_NUMBERS = 10
+# The largest error of one draw may be twice that of the next. A median of few draws passes what is
+# clearly right; what it does not pass is judged by many.
+FEW, MANY = 5, 41
 
 
 def gradients(attend, inputs, dtype, with_lse):
@@ -60,18 +57,29 @@ def errors(ours, theirs, inputs, with_lse):
     return found
 
 
-def assert_as_good_as_plain(case, scale, ours=None, with_lse=False):
-    """The median of several draws: the largest error of one draw may be twice that of the next."""
-    draws = [
-        errors(ours or case.ours, plain_formula(case), tokens_of(case, scale, seed), with_lse)
-        for seed in range(5)
-    ]
+def too_large(draws):
+    """By name: our error and what is allowed, where it is more."""
+    found = {}
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]
         error, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
-        times = MORE_TIMES.get(case.similarity, TIMES) if name in "qkv" else TIMES_OF_NUMBERS
-        allowed = max(LEAST, times * plain)
-        assert error <= allowed, f"d {name} off by {error:.1e}, allowed {allowed:.1e}: {case}"
+        allowed = max(LEAST, TIMES * plain)
+        if error > allowed:
+            found[name] = error, allowed
+    return found
+
+
+def assert_as_good_as_plain(case, scale, ours=None, with_lse=False):
+    def draw(seed):
+        return errors(
+            ours or case.ours, plain_formula(case), tokens_of(case, scale, seed), with_lse
+        )
+
+    draws = [draw(seed) for seed in range(FEW)]
+    if too_large(draws):
+        draws += [draw(seed) for seed in range(FEW, MANY)]
+    for name, (error, allowed) in too_large(draws).items():
+        pytest.fail(f"d {name} off by {error:.1e}, allowed {allowed:.1e}: {case}")
 
 
 def plain_formula(case):

@@ -352,10 +352,10 @@ bool HasProjections(const std::string& position) {
   return false;
 }
 
-CallTensors ProjectTokens(const std::string& similarity, const std::string& position, int64_t heads,
-                          at::TensorList tensors, const at::Tensor& query_tokens,
-                          const at::Tensor& key_tokens) {
-  CallTensors call;
+ProjectedTensors ProjectTokens(const std::string& similarity, const std::string& position,
+                               int64_t heads, at::TensorList tensors,
+                               const at::Tensor& query_tokens, const at::Tensor& key_tokens) {
+  ProjectedTensors call;
   size_t next = 0;
   const auto take = [&]() -> const at::Tensor& {
     TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,

@@ -52,14 +52,14 @@ bool HasProjections(const std::string& position);
 
 // The tensors of a module as the functions below take them: what it makes of the tokens of the
 // queries (B, Lq, ...) and of the keys (B, Lk, ...) is in the place of what it makes them with.
-struct CallTensors {
+struct ProjectedTensors {
   std::vector<at::Tensor> tensors;
   // Those (B, H, Lk, ...) that are of keys, which go with these into a cache.
   std::vector<int64_t> of_keys;
 };
-CallTensors ProjectTokens(const std::string& similarity, const std::string& position, int64_t heads,
-                          at::TensorList tensors, const at::Tensor& query_tokens,
-                          const at::Tensor& key_tokens);
+ProjectedTensors ProjectTokens(const std::string& similarity, const std::string& position,
+                               int64_t heads, at::TensorList tensors,
+                               const at::Tensor& query_tokens, const at::Tensor& key_tokens);
 
 // The terms of a module, of the tensors of one call.
 struct ResolvedTerms {

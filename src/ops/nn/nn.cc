@@ -263,7 +263,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   CheckEmbeddings("MultiheadAttention", values, ValueDim(options));
   auto [q, k] = QueriesAndKeys(query, keys);
   torch::Tensor v = Heads(v_proj(values), KeyHeads(options));
-  CallTensors terms{TermTensors(), {}};
+  ProjectedTensors terms{TermTensors(), {}};
   if (has_projections_) {
     terms = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
                           terms.tensors, query, keys);
