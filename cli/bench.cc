@@ -281,7 +281,7 @@ double CountFlops(const Shape& shape, const Mode& mode) {
   return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
 }
 
-void PrintTable(const nlohmann::json& mode) {
+void PrintMode(const nlohmann::json& mode) {
   std::cout << "\n### " << mode["mode"].get<std::string>() << "; GEMM peak "
             << FormatNumber(mode["peak_gflops"], "%.0f") << " GFLOP/s\n\n"
             << "| case | | ms | / sdpa | / dot | GFLOP/s | of peak | MiB | pairs |\n"
@@ -377,7 +377,7 @@ int BenchOperator(const Shape& shape, const BenchFlags& flags) {
   }
   progress.Clear();
   if (!flags.as_json) {
-    for (const nlohmann::json& mode : record["modes"]) PrintTable(mode);
+    for (const nlohmann::json& mode : record["modes"]) PrintMode(mode);
   } else if (!Interrupted()) {
     std::cout << record.dump(2) << std::endl;
   }

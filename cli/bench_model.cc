@@ -43,7 +43,7 @@ double TimeStep(models::Trainer* trainer) {
   return taken;
 }
 
-void PrintTable(const json& record) {
+void PrintRecord(const json& record) {
   const json& model = record["model"];
   const json& training = record["training"];
   const std::string first = record["models"][0]["label"];
@@ -118,7 +118,7 @@ int BenchModels(const ModelBench& bench) {
   if (bench.as_json) {
     std::cout << record.dump(2) << std::endl;
   } else {
-    PrintTable(record);
+    PrintRecord(record);
   }
   return 0;
 }

@@ -70,7 +70,7 @@ bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_
 }
 
 // The memory of rows one after the other.
-LanguageModelMemory Join(std::vector<LanguageModelMemory> parts) {
+LanguageModelMemory Joined(std::vector<LanguageModelMemory> parts) {
   LanguageModelMemory whole = parts[0];
   if (parts.size() == 1) return whole;
   const auto join = [&](const auto& of) {
@@ -115,7 +115,7 @@ std::optional<LanguageModelMemory> FillMemory(LanguageModel& model, const TokenT
       window += at_once;
     }
   }
-  return Join(std::move(parts));
+  return Joined(std::move(parts));
 }
 
 // Windows one after the other in each stretch, with a memory of those before. False: `proceed` said

@@ -24,6 +24,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace gnomon {
@@ -81,6 +82,30 @@ struct View {
     return data + b * stride[0] + h * stride[1] + i * stride[2];
   }
 };
+
+enum class TokenType { kFloat32, kBFloat16, kFloat16 };
+
+// Tokens of the fused kernels, laid out as in a View: numbers of float32, or of 16 bits, which are
+// widened where the kernels read them. The last column of a row may be followed by anything.
+struct Tokens {
+  const void* data = nullptr;
+  std::array<int64_t, 3> stride = {0, 0, 0};  // in numbers
+  TokenType type = TokenType::kFloat32;
+
+  Tokens() = default;
+  Tokens(View<const float> view) : data(view.data), stride(view.stride) {}  // NOLINT: implicit
+  Tokens(const void* numbers, std::array<int64_t, 3> strides,
+         TokenType number_type = TokenType::kFloat32)
+      : data(numbers), stride(strides), type(number_type) {}
+
+  // The numbers of a row, of that type.
+  const void* row(int64_t b, int64_t h, int64_t i) const {
+    const int64_t offset = b * stride[0] + h * stride[1] + i * stride[2];
+    return static_cast<const char*>(data) + offset * (type == TokenType::kFloat32 ? 4 : 2);
+  }
+};
+template <class T>
+using TokensOf = std::conditional_t<std::is_same_v<T, float>, Tokens, View<const T>>;
 
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
@@ -196,9 +221,11 @@ inline constexpr double kDefaultTolerance = 0x1p-24;
 template <class T>
 struct AttentionInput {
   AttentionShape shape;
-  View<const T> x;                    // (B, H, Lq, D)
-  View<const T> y;                    // (B, Hkv, Lk, D)
-  View<const T> v;                    // (B, Hkv, Lk, Dv)
+  // x and y are of one type, v may be of another. Where all three are of bfloat16 and the processor
+  // multiplies that itself, the kernels let it, with weights rounded to it. Sums are fp32.
+  TokensOf<T> x;                      // (B, H, Lq, D)
+  TokensOf<T> y;                      // (B, Hkv, Lk, D)
+  TokensOf<T> v;                      // (B, Hkv, Lk, Dv)
   const T* row_scalars = nullptr;     // a: (R, B, H, Lq), contiguous
   const T* column_scalars = nullptr;  // b: (C, B, Hkv, Lk), contiguous
   const T* head_scalars = nullptr;    // t: (S, H), contiguous
@@ -230,9 +257,6 @@ struct AttentionInput {
   // outside key_starts and key_lengths.
   const int64_t* query_positions = nullptr;
   const int64_t* key_positions = nullptr;
-  // x, y and v hold numbers of bfloat16: where the processor multiplies those itself, the forward
-  // pass may let it, with the weights rounded to bfloat16. Sums are fp32 in any case.
-  bool bfloat16 = false;
 };
 
 template <class T>

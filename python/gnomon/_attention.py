@@ -287,8 +287,9 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
-            and float16 are computed in float32 and rounded at the end; where the processor
-            multiplies bfloat16 itself, the forward pass lets it, with the weights rounded to it.
+            and float16 are widened as the kernels read them, computed in float32 and rounded at
+            the end; where the processor multiplies bfloat16 itself, the kernels let it, with the
+            weights rounded to it.
             Under torch.autocast q, k and v of other types than float64 go to its type first.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "base/pair_count.h"
@@ -21,8 +22,8 @@ void Require(bool condition, const char* name, const char* problem) {
   if (!condition) Fail(name, problem);
 }
 
-template <class T>
-void RequireView(const View<T>& view, const char* name, int64_t size) {
+template <class View>
+void RequireView(const View& view, const char* name, int64_t size) {
   Require(view.data != nullptr || size == 0, name, "is null");
 }
 
@@ -76,6 +77,9 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     Require(n.dim > 0 || rows * columns == 0, "dim", "is 0, expected at least 1");
     RequireView(in.x, "x", rows * n.dim);
     RequireView(in.y, "y", columns * n.dim);
+    if constexpr (std::is_same_v<T, float>) {
+      Require(in.x.type == in.y.type || rows * columns == 0, "y", "is not of the type of x");
+    }
   }
   RequireView(in.v, "v", columns * n.value_dim);
   const Chunks& chunks = in.mask.chunks;

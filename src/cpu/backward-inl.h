@@ -47,7 +47,7 @@ class BackwardPass {
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
-        pairs_(MultipliesPairs(in.bfloat16, dim_)),
+        pairs_(MultipliesPairs(in, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         padded_dim_(PaddedColumns(dim_)),
         padded_value_dim_(PaddedColumns(n_.value_dim)),
@@ -194,11 +194,12 @@ class BackwardPass {
     if (dim_ > 0) queries_.Fill(b, h, begin, end);
     if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
     std::vector<TableRun> runs;
+    RowReader values(in_.v, n_.value_dim);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i - begin;
-      if (norms_) norms_.data()[row] = SquaredNorm(in_.x.row(b, h, i), dim_);
+      if (norms_) norms_.data()[row] = SquaredNorm(queries_.Head(b, h).row(i), dim_);
       if (pairs_) {
-        PairColumns(in_.x.row(b, h, i), dim_, paired_queries_.data() + row * panel_rows_);
+        PairColumns(in_.x.row(b, h, i), 0, dim_, paired_queries_.data() + row * panel_rows_);
       }
       const float sum = saved_.statistics[head_rows_ + row];
       if (sum == 0.0f) {
@@ -210,8 +211,9 @@ class BackwardPass {
       }
       largest_.data()[row] = saved_.statistics[row];
       inverse_sum_.data()[row] = 1.0f / sum;
-      delta_.data()[row] = Delta(b, h, i, sum, saved_.statistics[2 * head_rows_ + row], &runs) -
-                           (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+      delta_.data()[row] =
+          Delta(b, h, i, sum, saved_.statistics[2 * head_rows_ + row], values, &runs) -
+          (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
     }
   }
 
@@ -219,14 +221,14 @@ class BackwardPass {
   // key weighs more than all others, dP_ij - delta_i cancels for it, and rounding must cancel as
   // well: delta is then that key's dP, made as the tiles make it, and what o_i differs from its
   // value by.
-  float Delta(int64_t b, int64_t h, int64_t i, float sum, float top,
+  float Delta(int64_t b, int64_t h, int64_t i, float sum, float top, RowReader& values,
               std::vector<TableRun>* runs) const {
     const float* HWY_RESTRICT o = saved_.o.row(b, h, i);
     const float* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
     const float kept = top < 0 ? 0.0f : terms_.Kept(b, h, i, static_cast<int64_t>(top));
     if (kept == 0.0f) return Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
     const auto key = static_cast<int64_t>(top);
-    const float* HWY_RESTRICT v = in_.v.row(b, h / group_, key);
+    const float* HWY_RESTRICT v = values.Row(b, h / group_, key);
     float product = InnerProduct(d_o, v, n_.value_dim);
     float others =
         Sum(n_.value_dim, [o, d_o, v, kept](int64_t e) { return d_o[e] * (o[e] - kept * v[e]); });
@@ -477,7 +479,7 @@ class BackwardPass {
         if constexpr (kIsDistance<Definition>) {
           // 0 too for a key that nothing sees: what it holds then does not matter.
           const float d_norm = d_columns[Definition::kColumnScalars * kBackwardColumns + j];
-          if (d_norm != 0) AddNormGradient(d_norm, in_.y.row(b, key_head, first + j), d_y);
+          if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
       }
       if (grad_.v.data != nullptr) {
@@ -523,6 +525,7 @@ class BackwardPass {
     mask.SetPairs(terms_.pair_mask(), b, h, 1, first_row, rows, first);
     if (mask.end <= mask.begin) return false;
     const Rows d_o = d_o_.Head(b, h);
+    const Rows queries = dim_ > 0 ? queries_.Head(b, h) : Rows{};
     for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
       if (pairs_) {
         const int64_t row = (b * n_.heads + h) * n_.queries + first_row;
@@ -532,7 +535,7 @@ class BackwardPass {
                       kBackwardColumns);
       } else if (dim_ > 0) {
         Multiply(Size(rows), Vectors(mask.end - c), Size(dim_),
-                 {in_.x.row(b, h, first_row), Size(in_.x.stride[2]), 1},
+                 {queries.row(first_row), Size(queries.stride), 1},
                  key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
                  kBackwardColumns);
       }
@@ -561,7 +564,6 @@ class BackwardPass {
                   Size(padded_value_dim_));
     }
     if (dim_ > 0 && grad_.y.data != nullptr) {
-      const Rows queries = queries_.Head(b, h);
       MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
                   {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
                   Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
@@ -862,7 +864,7 @@ class BackwardPass {
       if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       if (!kIsDistance<Definition>) continue;
       const float d_norm = RowSum(Definition::kRowScalars)[row];
-      if (d_norm != 0) AddNormGradient(d_norm, in_.x.row(b, h, i), to);
+      if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
     }
   }
 

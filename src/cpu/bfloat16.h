@@ -13,10 +13,9 @@ namespace gnomon {
 // Whether this build and this processor have them.
 bool HasBfloat16Products();
 
-// A float that holds two numbers of bfloat16, given as floats; what they have beyond is cut off.
-inline float PairOf(float first, float second) {
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(first) >> 16) |
-                              (std::bit_cast<uint32_t>(second) & 0xffff0000u));
+// A float that holds two numbers of bfloat16.
+inline float PairOf(uint16_t first, uint16_t second) {
+  return std::bit_cast<float>(uint32_t{first} | uint32_t{second} << 16);
 }
 
 // The pair with 0 for one of its numbers.

@@ -39,12 +39,13 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 
 // Whether some number of rows [begin, end) of one head is not finite.
-inline bool HasNonFinite(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t columns) {
+  RowReader rows(tokens, columns);
   float sum = 0;
   for (int64_t i = begin; i < end; ++i) {
     // 0 for finite numbers, else NaN.
-    sum += Sum(columns, [row = view.row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
+    sum += Sum(columns, [row = rows.Row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
   }
   return sum != 0.0f;
 }
@@ -61,7 +62,7 @@ class ForwardPass {
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
         value_columns_(PaddedColumns(n_.value_dim)),
-        pairs_(MultipliesPairs(in.bfloat16, dim_)),
+        pairs_(MultipliesPairs(in, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         packs_all_(group_ * n_.queries > kFewRows),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
@@ -155,11 +156,14 @@ class ForwardPass {
     return scratch;
   }
 
-  // Floats of a block: its sums and, of several heads or as pairs, its tokens side by side.
+  // Floats of a block: its sums and, of several heads, as pairs or widened, its tokens side by
+  // side.
   int64_t block_size() const {
     return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
-  bool copies_queries() const { return pairs_ || heads_in_block_ > 1; }
+  bool copies_queries() const {
+    return pairs_ || heads_in_block_ > 1 || in_.x.type != TokenType::kFloat32;
+  }
   // How many blocks the queries of a key head make.
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
@@ -178,13 +182,16 @@ class ForwardPass {
     std::fill_n(block.largest, block.rows(), -kInfinity);
     std::fill_n(block.sum, block.rows() * value_columns_, 0.0f);
     if (dim_ == 0) return block;
-    block.x = {in_.x.row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
+    RowReader queries(in_.x, dim_);
+    if (!copies_queries()) {
+      block.x = {queries.Row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
+    }
     float* const copy = memory + kRowBlock * value_columns_;
     block.ForRows([&](int64_t r, int64_t h, int64_t i) HWY_ATTR {
-      const float* x = in_.x.row(b, h, i);
-      if (pairs_) {
-        PairColumns(x, dim_, copy + r * panel_rows_);
-      } else if (copies_queries()) {
+      if (pairs_) PairColumns(in_.x.row(b, h, i), 0, dim_, copy + r * panel_rows_);
+      if (pairs_ && !kIsDistance<Definition>) return;
+      const float* x = queries.Row(b, h, i);
+      if (copies_queries() && !pairs_) {
         std::copy_n(x, dim_, copy + r * dim_);
       }
       if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
@@ -621,8 +628,8 @@ class ForwardPass {
       PairRows(in_.v, b, key_head, first, first + RoundUp(end - first, kLaneCount), batch,
                n_.value_dim, values);
       keys.values = {values, value_columns_};
-    } else if (value_columns_ == n_.value_dim) {
-      keys.values = {in_.v.row(b, key_head, first), in_.v.stride[2]};
+    } else if (value_columns_ == n_.value_dim && in_.v.type == TokenType::kFloat32) {
+      keys.values = {static_cast<const float*>(in_.v.row(b, key_head, first)), in_.v.stride[2]};
     } else {
       CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
                  values + (seen.begin - first) * value_columns_);

@@ -7,8 +7,12 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <type_traits>
+#include <vector>
 
 #include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
@@ -34,11 +38,62 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
 // both directions: scores are the same numbers in both.
-inline bool MultipliesPairs(bool bfloat16, int64_t dim) {
-  return HWY_ARCH_X86 && kLanes == 16 && bfloat16 && dim > 0 && HasBfloat16Products();
+inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
+  return HWY_ARCH_X86 && kLanes == 16 && dim > 0 && in.x.type == TokenType::kBFloat16 &&
+         in.v.type == TokenType::kBFloat16 && HasBfloat16Products();
 }
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
+
+// Numbers [first, first + count) of a row of tokens, as floats.
+inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
+                  float* HWY_RESTRICT to) {
+  if (type == TokenType::kFloat32) {
+    std::copy_n(static_cast<const float*>(row) + first, count, to);
+    return;
+  }
+  const DF d;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto* const from = static_cast<const uint16_t*>(row) + first;
+  const auto widen = [=](auto bits) HWY_ATTR {
+    if (type == TokenType::kBFloat16) {
+      const hn::RebindToUnsigned<DF> du;
+      return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+    }
+    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+  };
+  int64_t n = 0;
+  for (; n + kLaneCount <= count; n += kLaneCount) {
+    hn::StoreU(widen(hn::LoadU(d16, from + n)), d, to + n);
+  }
+  if (n == count) return;
+  uint16_t last[kLanes] = {};
+  float wide[kLanes];
+  std::copy_n(from + n, count - n, last);
+  hn::StoreU(widen(hn::LoadU(d16, last)), d, wide);
+  std::copy_n(wide, count - n, to + n);
+}
+
+// Reads rows as floats: where they lie, or widened into memory of its own, which the next row takes
+// over.
+class RowReader {
+ public:
+  RowReader(const Tokens& tokens, int64_t columns) : tokens_(tokens), columns_(columns) {
+    if (tokens.type != TokenType::kFloat32) wide_.resize(Size(columns));
+  }
+
+  const float* Row(int64_t b, int64_t h, int64_t i) {
+    const void* const row = tokens_.row(b, h, i);
+    if (wide_.empty()) return static_cast<const float*>(row);
+    Widen(row, tokens_.type, 0, columns_, wide_.data());
+    return wide_.data();
+  }
+
+ private:
+  Tokens tokens_;
+  int64_t columns_;
+  std::vector<float> wide_;
+};
 
 // Vectors of a panel that hold its first `columns` columns.
 HWY_INLINE size_t Vectors(int64_t columns) {
@@ -94,44 +149,46 @@ struct Rows {
 HWY_INLINE int64_t PaddedColumns(int64_t columns) { return RoundUp(columns, kLaneCount); }
 
 // Rows [begin, end) of one head with zeros behind them up to whole vectors.
-inline void CopyPadded(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                        int64_t columns, float* to) {
   const int64_t padded = PaddedColumns(columns);
   for (int64_t i = begin; i < end; ++i, to += padded) {
-    std::copy_n(view.row(b, h, i), columns, to);
+    Widen(tokens.row(b, h, i), tokens.type, 0, columns, to);
     std::fill(to + columns, to + padded, 0.0f);
   }
 }
 
-// A (batch, head) pair's rows of a view, or a copy padded to whole vectors where the columns are
-// not.
+// A (batch, head) pair's rows of tokens, or a copy, padded to whole vectors, where the columns are
+// not or the numbers are no floats.
 class PaddedRows {
  public:
   // Copies nothing yet; Fill copies rows [begin, end) of one head.
-  PaddedRows(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
-      : view_(view),
+  PaddedRows(const Tokens& tokens, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+      : tokens_(tokens),
         heads_(heads),
         rows_(rows),
         columns_(columns),
         padded_(PaddedColumns(columns)) {
-    if (padded_ != columns) copy_.Reset(batch * heads * rows * padded_);
+    if (padded_ != columns || tokens.type != TokenType::kFloat32) {
+      copy_.Reset(batch * heads * rows * padded_);
+    }
   }
 
   bool copies() const { return static_cast<bool>(copy_); }
 
   void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     if (!copies()) return;
-    CopyPadded(view_, b, h, begin, end, columns_,
+    CopyPadded(tokens_, b, h, begin, end, columns_,
                copy_.data() + ((b * heads_ + h) * rows_ + begin) * padded_);
   }
 
   Rows Head(int64_t b, int64_t h) const {
     if (copies()) return {copy_.data() + (b * heads_ + h) * rows_ * padded_, padded_};
-    return {view_.row(b, h, 0), view_.stride[2]};
+    return {static_cast<const float*>(tokens_.row(b, h, 0)), tokens_.stride[2]};
   }
 
  private:
-  View<const float> view_;
+  Tokens tokens_;
   int64_t heads_;
   int64_t rows_;
   int64_t columns_;
@@ -166,13 +223,77 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
   }
 }
 
-// Calls transpose(rows, n) for four rows of `keys` at a time, and one(row, n) for those that
-// remain, n their place in the panel of rows [first, first + kWidth) of one head; clears the
-// panel's places outside, up to the last vector that holds one inside.
-template <class Four, class One>
-HWY_INLINE void FillPanel(View<const float> view, int64_t b, int64_t h, int64_t first,
-                          KeyRange keys, int64_t panel_rows, float* HWY_RESTRICT to,
-                          const Four& four, const One& one) {
+#if HWY_TARGET != HWY_SCALAR
+// The same for kLanes rows, by whole vectors of two or four blocks of 128 bits.
+template <int64_t kBlocks, int64_t kStride>
+HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+  const DF d;
+  const hn::RepartitionToWide<hn::RebindToUnsigned<DF>> d64;
+  int64_t first = 0;
+  for (; first + kLaneCount <= columns; first += kLaneCount) {
+    // Each block of four rows by four columns within itself, then the blocks.
+    VF block[4][kBlocks];
+    for (int64_t g = 0; g < kBlocks; ++g) {
+      const auto row0 = hn::LoadU(d, from[4 * g] + first);
+      const auto row1 = hn::LoadU(d, from[4 * g + 1] + first);
+      const auto row2 = hn::LoadU(d, from[4 * g + 2] + first);
+      const auto row3 = hn::LoadU(d, from[4 * g + 3] + first);
+      const auto lower01 = hn::BitCast(d64, hn::InterleaveLower(d, row0, row1));
+      const auto lower23 = hn::BitCast(d64, hn::InterleaveLower(d, row2, row3));
+      const auto upper01 = hn::BitCast(d64, hn::InterleaveUpper(d, row0, row1));
+      const auto upper23 = hn::BitCast(d64, hn::InterleaveUpper(d, row2, row3));
+      block[0][g] = hn::BitCast(d, hn::InterleaveLower(d64, lower01, lower23));
+      block[1][g] = hn::BitCast(d, hn::InterleaveUpper(d64, lower01, lower23));
+      block[2][g] = hn::BitCast(d, hn::InterleaveLower(d64, upper01, upper23));
+      block[3][g] = hn::BitCast(d, hn::InterleaveUpper(d64, upper01, upper23));
+    }
+    for (int64_t c = 0; c < 4; ++c) {
+      float* const at = to + (first + c) * kStride;
+      const VF* const of = block[c];
+      if constexpr (kBlocks == 2) {
+        hn::StoreU(hn::ConcatLowerLower(d, of[1], of[0]), d, at);
+        hn::StoreU(hn::ConcatUpperUpper(d, of[1], of[0]), d, at + 4 * kStride);
+      } else {
+        const VF even01 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(of[1]), of[0]);
+        const VF even23 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(of[3]), of[2]);
+        const VF odd01 = hn::OddEvenBlocks(of[1], hn::SwapAdjacentBlocks(of[0]));
+        const VF odd23 = hn::OddEvenBlocks(of[3], hn::SwapAdjacentBlocks(of[2]));
+        hn::StoreU(hn::ConcatLowerLower(d, even23, even01), d, at);
+        hn::StoreU(hn::ConcatLowerLower(d, odd23, odd01), d, at + 4 * kStride);
+        hn::StoreU(hn::ConcatUpperUpper(d, even23, even01), d, at + 8 * kStride);
+        hn::StoreU(hn::ConcatUpperUpper(d, odd23, odd01), d, at + 12 * kStride);
+      }
+    }
+  }
+  for (int64_t g = 0; g < kBlocks && first < columns; ++g) {
+    const float* const rest[4] = {from[4 * g] + first, from[4 * g + 1] + first,
+                                  from[4 * g + 2] + first, from[4 * g + 3] + first};
+    TransposeFour<kStride>(rest, columns - first, to + first * kStride + 4 * g);
+  }
+}
+#endif
+
+// to[d * kStride + n] = from[n][d] for kRows rows: 1, 4, or kLanes of them.
+template <int64_t kRows, int64_t kStride>
+HWY_INLINE void Transpose(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+  if constexpr (kRows == 1) {
+    for (int64_t e = 0; e < columns; ++e) to[e * kStride] = from[0][e];
+  } else if constexpr (kRows == 4) {
+    TransposeFour<kStride>(from, columns, to);
+#if HWY_TARGET != HWY_SCALAR
+  } else {
+    TransposeLanes<kRows / 4, kStride>(from, columns, to);
+#endif
+  }
+}
+
+// Calls pack(rows, to) for kLanes, four and one rows of `keys` at a time, as many as there are,
+// which are an array of so many, and the place of the first in the panel of rows [first, first +
+// kWidth) of one head; clears the panel's places outside, up to the last vector that holds one
+// inside.
+template <class Pack>
+HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
+                          int64_t panel_rows, float* HWY_RESTRICT to, const Pack& pack) {
   const int64_t begin = std::clamp<int64_t>(keys.begin - first, 0, kWidth);
   const int64_t end = std::clamp<int64_t>(keys.end - first, begin, kWidth);
   for (int64_t j = 0; j < panel_rows; ++j) {
@@ -180,70 +301,88 @@ HWY_INLINE void FillPanel(View<const float> view, int64_t b, int64_t h, int64_t 
     std::fill(to + j * kWidth + end, to + j * kWidth + RoundUp(end, kLaneCount), 0.0f);
   }
   int64_t n = begin;
-  for (; n + 4 <= end; n += 4) {
-    const float* const rows[4] = {view.row(b, h, first + n), view.row(b, h, first + n + 1),
-                                  view.row(b, h, first + n + 2), view.row(b, h, first + n + 3)};
-    four(rows, n);
-  }
-  for (; n < end; ++n) one(view.row(b, h, first + n), n);
+  const auto fill = [&]<int64_t kRows>(std::integral_constant<int64_t, kRows>) HWY_ATTR {
+    for (; n + kRows <= end; n += kRows) {
+      std::array<const void*, static_cast<size_t>(kRows)> rows;
+      for (int64_t r = 0; r < kRows; ++r) rows[Size(r)] = tokens.row(b, h, first + n + r);
+      pack(rows, to + n);
+    }
+  };
+  if constexpr (kLaneCount > 4) fill(std::integral_constant<int64_t, kLaneCount>());
+  fill(std::integral_constant<int64_t, 4>());
+  fill(std::integral_constant<int64_t, 1>());
 }
+
+// Columns at a time that rows are widened or paired by.
+constexpr int64_t kPackedColumns = 64;
 
 // Rows of one head as a transposed panel: column j of row first + n at to[j * kWidth + n].
-inline void PackPanel(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
+inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, float* HWY_RESTRICT to) {
-  FillPanel(
-      view, b, h, first, keys, columns, to,
-      [=](const float* const* rows, int64_t n)
-          HWY_ATTR { TransposeFour<kWidth>(rows, columns, to + n); },
-      [=](const float* row, int64_t n) HWY_ATTR {
-        for (int64_t j = 0; j < columns; ++j) to[j * kWidth + n] = row[j];
-      });
+  FillPanel(tokens, b, h, first, keys, columns, to,
+            [=, type = tokens.type]<size_t kCount>(const std::array<const void*, kCount>& rows,
+                                                   float* HWY_RESTRICT at) HWY_ATTR {
+              constexpr auto kRows = static_cast<int64_t>(kCount);
+              const float* from[kCount];
+              if (type == TokenType::kFloat32) {
+                for (size_t r = 0; r < kCount; ++r) from[r] = static_cast<const float*>(rows[r]);
+                Transpose<kRows, kWidth>(from, columns, at);
+                return;
+              }
+              float wide[kCount][kPackedColumns];
+              for (size_t r = 0; r < kCount; ++r) from[r] = wide[r];
+              for (int64_t j = 0; j < columns; j += kPackedColumns) {
+                const int64_t count = std::min(kPackedColumns, columns - j);
+                for (size_t r = 0; r < kCount; ++r) Widen(rows[r], type, j, count, wide[r]);
+                Transpose<kRows, kWidth>(from, count, at + j * kWidth);
+              }
+            });
 }
 
-// A row's columns two by two as pairs of bfloat16 (cpu/bfloat16.h), with a 0 behind an odd one.
-HWY_INLINE void PairColumns(const float* row, int64_t columns, float* to) {
-  for (int64_t j = 0; j + 1 < columns; j += 2) to[j / 2] = PairOf(row[j], row[j + 1]);
-  if (columns % 2 != 0) to[columns / 2] = PairOf(row[columns - 1], 0.0f);
+// Columns [first, first + count) of a row of bfloat16, first even, as they lie there: two by two as
+// pairs (cpu/bfloat16.h), with a 0 behind an odd one.
+HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, float* to) {
+  const auto* const numbers = static_cast<const uint16_t*>(row) + first;
+  std::memcpy(to, numbers, Size(count / 2) * sizeof(float));
+  if (count % 2 != 0) to[count / 2] = PairOf(numbers[count - 1], 0);
 }
 
 // The panel of the columns' pairs.
-inline void PackPairs(View<const float> view, int64_t b, int64_t h, int64_t first, KeyRange keys,
+inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, float* HWY_RESTRICT to) {
-  constexpr int64_t kStep = 64;  // columns
-  const int64_t pairs = DivideUp(columns, 2);
-  FillPanel(
-      view, b, h, first, keys, pairs, to,
-      [=](const float* const* rows, int64_t n) HWY_ATTR {
-        float paired[4][kStep / 2];
-        const float* const from[4] = {paired[0], paired[1], paired[2], paired[3]};
-        for (int64_t j = 0; j < columns; j += kStep) {
-          const int64_t count = std::min(kStep, columns - j);
-          for (int64_t r = 0; r < 4; ++r) PairColumns(rows[r] + j, count, paired[r]);
-          TransposeFour<kWidth>(from, DivideUp(count, 2), to + j / 2 * kWidth + n);
-        }
-      },
-      [=](const float* row, int64_t n) HWY_ATTR {
-        for (int64_t j = 0; j < pairs; ++j) {
-          to[j * kWidth + n] = PairOf(row[2 * j], 2 * j + 1 < columns ? row[2 * j + 1] : 0.0f);
-        }
-      });
+  FillPanel(tokens, b, h, first, keys, DivideUp(columns, 2), to,
+            [=]<size_t kCount>(const std::array<const void*, kCount>& rows, float* HWY_RESTRICT at)
+                HWY_ATTR {
+                  float paired[kCount][kPackedColumns / 2];
+                  const float* from[kCount];
+                  for (size_t r = 0; r < kCount; ++r) from[r] = paired[r];
+                  for (int64_t j = 0; j < columns; j += kPackedColumns) {
+                    const int64_t count = std::min(kPackedColumns, columns - j);
+                    for (size_t r = 0; r < kCount; ++r) PairColumns(rows[r], j, count, paired[r]);
+                    Transpose<static_cast<int64_t>(kCount), kWidth>(from, DivideUp(count, 2),
+                                                                    at + j / 2 * kWidth);
+                  }
+                });
 }
 
 // Rows [begin, end) of one head, begin even, two by two as pairs: column j of rows begin + 2 n and
 // begin + 2 n + 1 at to[n * padded + j], with zeros up to whole vectors. Rows outside `keys` are 0.
-inline void PairRows(View<const float> view, int64_t b, int64_t h, int64_t begin, int64_t end,
+inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                      KeyRange keys, int64_t columns, float* HWY_RESTRICT to) {
   const int64_t padded = PaddedColumns(columns);
   for (int64_t i = begin; i < end; i += 2, to += padded) {
     const bool first = i >= keys.begin && i < keys.end;
     const bool second = i + 1 >= keys.begin && i + 1 < keys.end;
-    const float* HWY_RESTRICT low = first ? view.row(b, h, i) : nullptr;
-    const float* HWY_RESTRICT high = second ? view.row(b, h, i + 1) : nullptr;
+    const auto row = [&](bool seen, int64_t key) {
+      return static_cast<const uint16_t*>(seen ? tokens.row(b, h, key) : nullptr);
+    };
+    const uint16_t* HWY_RESTRICT low = row(first, i);
+    const uint16_t* HWY_RESTRICT high = row(second, i + 1);
     if (first && second) {
       for (int64_t j = 0; j < columns; ++j) to[j] = PairOf(low[j], high[j]);
     } else {
       for (int64_t j = 0; j < columns; ++j) {
-        to[j] = PairOf(first ? low[j] : 0.0f, second ? high[j] : 0.0f);
+        to[j] = PairOf(first ? low[j] : uint16_t{0}, second ? high[j] : uint16_t{0});
       }
     }
     std::fill(to + columns, to + padded, 0.0f);
@@ -253,9 +392,9 @@ inline void PairRows(View<const float> view, int64_t b, int64_t h, int64_t begin
 // Rows of each key head packed as transposed panels, or as those of pairs, one behind the other.
 class Panels {
  public:
-  Panels(View<const float> view, int64_t batch, int64_t heads, int64_t rows, int64_t columns,
+  Panels(const Tokens& tokens, int64_t batch, int64_t heads, int64_t rows, int64_t columns,
          bool pairs = false)
-      : view_(view),
+      : tokens_(tokens),
         heads_(heads),
         columns_(columns),
         pairs_(pairs),
@@ -269,7 +408,7 @@ class Panels {
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     const auto pack = pairs_ ? PackPairs : PackPanel;
-    pack(view_, b, h, p * kWidth, keys, columns_, At(b, h, p));
+    pack(tokens_, b, h, p * kWidth, keys, columns_, At(b, h, p));
   }
 
  private:
@@ -277,7 +416,7 @@ class Panels {
     return data_.data() + ((b * heads_ + h) * panels_ + p) * panel_rows_ * kWidth;
   }
 
-  View<const float> view_;
+  Tokens tokens_;
   int64_t heads_;
   int64_t columns_;
   bool pairs_;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -46,6 +47,7 @@ struct ColumnScalars {
                    int64_t begin, int64_t end, float* to, int64_t stride) {
     const int64_t head = b * in.shape.key_heads + h;
     const int64_t heads = in.shape.batch * in.shape.key_heads;
+    RowReader keys_of_head(in.y, kIsDistance<Definition> ? in.shape.dim : 0);
     for (int s = 0; s < kCount; ++s, to += stride) {
       for (int64_t j = begin; j < end; ++j) {
         if (j < keys.begin || j >= keys.end) {
@@ -53,7 +55,7 @@ struct ColumnScalars {
         } else if (s < Definition::kColumnScalars) {
           to[j - begin] = in.column_scalars[(s * heads + head) * in.shape.keys + j];
         } else {
-          to[j - begin] = SquaredNorm(in.y.row(b, h, j), in.shape.dim);
+          to[j - begin] = SquaredNorm(keys_of_head.Row(b, h, j), in.shape.dim);
         }
       }
     }
@@ -108,9 +110,10 @@ struct RowVectors {
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
   VF norm;
-  const float* x = nullptr;
-  const float* y = nullptr;  // of the first column
-  int64_t y_stride = 0;
+  const void* x = nullptr;
+  const void* y = nullptr;  // of the first column
+  int64_t y_stride = 0;     // in bytes
+  TokenType type = TokenType::kFloat32;
   int64_t dim = 0;
 };
 
@@ -131,7 +134,8 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
   if constexpr (kIsDistance<Definition>) {
     row.x = in.x.row(b, h, i);
     row.y = in.y.row(b, key_head, first_column);
-    row.y_stride = in.y.stride[2];
+    row.y_stride = in.y.stride[2] * (in.y.type == TokenType::kFloat32 ? 4 : 2);
+    row.type = in.y.type;
     row.dim = n.dim;
     row.norm = hn::Set(d, norm);
   }
@@ -144,12 +148,23 @@ constexpr float kNear = 1e-3f;
 
 // Replaces squared distances in s that are below `limit`; y is the token of lane 0.
 template <class Definition>
-HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const float* y,
+HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const void* y,
                                 const float* limit, float* s) {
+  std::vector<float> wide;
+  if (row.type != TokenType::kFloat32) wide.resize(2 * Size(row.dim));
+  // The n-th of two rows.
+  const auto floats = [&](const void* numbers, int64_t n) {
+    if (wide.empty()) return static_cast<const float*>(numbers);
+    float* const to = wide.data() + n * row.dim;
+    Widen(numbers, row.type, 0, row.dim, to);
+    return static_cast<const float*>(to);
+  };
+  const float* const x = floats(row.x, 0);
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if (!(s[lane] < limit[lane])) continue;
-    const float* key = y + static_cast<int64_t>(lane) * row.y_stride;
-    s[lane] = Sum(row.dim, [x = row.x, key](int64_t e) {
+    const float* const key =
+        floats(static_cast<const char*>(y) + static_cast<int64_t>(lane) * row.y_stride, 1);
+    s[lane] = Sum(row.dim, [x, key](int64_t e) {
       const float difference = x[e] - key[e];
       return difference * difference;
     });
@@ -173,7 +188,7 @@ HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
       HWY_ALIGN float limits[kLanes];
       hn::Store(s, d, near);
       hn::Store(limit, d, limits);
-      NearDistances(row, row.y + j * row.y_stride, limits, near);
+      NearDistances(row, static_cast<const char*>(row.y) + j * row.y_stride, limits, near);
       s = hn::Load(d, near);
     }
     return s;

@@ -283,9 +283,11 @@ class Skipping {
   Keys BoundKeys(int64_t b, int64_t key_head, KeyRange range, bool values) const {
     Keys keys;
     const int64_t head = b * n_.key_heads + key_head;
+    RowReader keys_of_head(in_.y, dim_);
+    RowReader values_of_head(in_.v, values ? n_.value_dim : 0);
     for (int64_t j = range.begin; j < range.end; ++j) {
-      keys.AddNorm(dim_ > 0 ? Norm(in_.y.row(b, key_head, j), dim_) : 0.0f);
-      if (values && !(Norm(in_.v.row(b, key_head, j), n_.value_dim) < kInfinity)) {
+      keys.AddNorm(dim_ > 0 ? Norm(keys_of_head.Row(b, key_head, j), dim_) : 0.0f);
+      if (values && !(Norm(values_of_head.Row(b, key_head, j), n_.value_dim) < kInfinity)) {
         keys.most_norm = kInfinity;
       }
     }
@@ -299,7 +301,8 @@ class Skipping {
   // What is read of the rows. They leave nothing out yet.
   void SetRows(const RowPlace& place, Rows* rows) const {
     rows->place = place;
-    for (int64_t r = 0; r < place.rows(); ++r) SetRow(place, r, rows);
+    RowReader queries(in_.x, dim_);
+    for (int64_t r = 0; r < place.rows(); ++r) SetRow(place, r, queries, rows);
     for (int64_t r = place.rows(); r < RoundUp(place.rows(), kLaneCount); ++r) {
       rows->norm[r] = rows->factor[r] = rows->temperature[r] = rows->own[r] = 0;
       for (int s = 0; s < Definition::kRowScalars; ++s) rows->a[s][r] = 0;
@@ -544,7 +547,7 @@ class Skipping {
     return {zero - product, product};
   }
 
-  void SetRow(const RowPlace& place, int64_t r, Rows* rows) const {
+  void SetRow(const RowPlace& place, int64_t r, RowReader& queries, Rows* rows) const {
     const int64_t b = place.b;
     const int64_t h = place.h + r / place.queries;
     const int64_t i = place.i + r % place.queries;
@@ -554,7 +557,7 @@ class Skipping {
       sum += number * 0.0f;
       return number;
     };
-    rows->norm[r] = take(dim_ > 0 ? Norm(in_.x.row(b, h, i), dim_) : 0.0f);
+    rows->norm[r] = take(dim_ > 0 ? Norm(queries.Row(b, h, i), dim_) : 0.0f);
     for (int s = 0; s < Definition::kRowScalars; ++s) {
       rows->a[s][r] = take(in_.row_scalars[s * n_.batch * n_.heads * n_.queries + row]);
     }

@@ -89,7 +89,7 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
 std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads,
     at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
-  CallTensors call = ProjectTokens(similarity, position, num_heads, tensors, query, key);
+  ProjectedTensors call = ProjectTokens(similarity, position, num_heads, tensors, query, key);
   return {std::move(call.tensors), std::move(call.of_keys)};
 }
 

@@ -161,21 +161,31 @@ INSTANTIATE_TEST_SUITE_P(All, AccuracyTest,
 // Where the processor multiplies bfloat16 itself, weights are rounded to it and nothing else is.
 TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
   const ProblemOptions problems[] = {
-      {.shape = {1, 2, 1, 130, 300, 17, 19}, .bfloat16 = true},
-      {.shape = {1, 2, 1, 300, 300, 64, 64}, .right = 0, .bfloat16 = true},
-      {.shape = {2, 8, 2, 1, 700, 33, 16}, .key_starts = {0, 33}, .bfloat16 = true},
+      {.shape = {1, 2, 1, 130, 300, 17, 19},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
+      {.shape = {1, 2, 1, 300, 300, 64, 64},
+       .right = 0,
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
+      {.shape = {2, 8, 2, 1, 700, 33, 16},
+       .key_starts = {0, 33},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
       {.shape = {2, 4, 2, 300, 270, 16, 48},
        .left = 37,
        .key_starts = {3, 0},
        .key_lengths = {270, 101},
        .bias = ProblemOptions::kSharedBias,
-       .bfloat16 = true,
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16,
        .padded = true},
       {.shape = {2, 2, 2, 130, 130, 8, 8},
        .query_segments = Documents(2, 130, 50),
        .key_segments = Documents(2, 130, 50),
        .dropout = 0.3,
-       .bfloat16 = true},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
   };
   for (const ProblemOptions& options : problems) {
     SCOPED_TRACE(::testing::PrintToString(options));
@@ -189,6 +199,79 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
       // Each weight is off by 2^-9 of itself at most.
       EXPECT_LE(Difference(actual.at("o"), expected.at("o"), largest),
                 1.0 / 512 / (1 - options.dropout) + 5e-5);
+    });
+  }
+}
+
+// Numbers of 16 bits are what they are in float32, to the last bit of all results; but for
+// bfloat16 throughout, which the processor may multiply itself.
+TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
+  constexpr TokenType kBFloat16 = TokenType::kBFloat16;
+  constexpr TokenType kFloat16 = TokenType::kFloat16;
+  constexpr TokenType kFloat32 = TokenType::kFloat32;
+  const std::pair<TokenType, TokenType> types[] = {
+      {kFloat16, kFloat16},  {kFloat16, kFloat32},  {kFloat32, kFloat16}, {kBFloat16, kFloat32},
+      {kBFloat16, kFloat16}, {kFloat32, kBFloat16}, {kFloat16, kBFloat16}};
+  const ProblemOptions problems[] = {
+      {.shape = {1, 2, 1, 130, 300, 17, 19}},
+      {.shape = {1, 2, 2, 300, 300, 64, 64},
+       .right = 0,
+       .bias = ProblemOptions::kSharedBias,
+       .on_grid = false},
+      {.shape = {2, 8, 2, 1, 700, 33, 16}, .key_starts = {0, 33}, .padded = true},
+      {.shape = {1, 4, 1, 5, 300, 130, 65}, .right = 0, .query_offset = 290},
+      {.shape = {2, 2, 2, 9, 3, 2, 1}, .key_lengths = {3, 1}, .padded = true},
+  };
+  for (ProblemOptions options : problems) {
+    for (const auto& [type, value_type] : types) {
+      options.type = type;
+      options.value_type = value_type;
+      SCOPED_TRACE(::testing::PrintToString(options));
+      Problem<float> p = RandomProblem(function(), options);
+      if (options.padded && type != kFloat32) {
+        // Some keys all but coincide with queries.
+        for (Array<float>* tokens : {&p.x, &p.y}) {
+          tokens->ForEach([type = type](float& number) {
+            number = FromBits(ToBits(3 + number / 128, type), type);
+          });
+        }
+      }
+      Problem<float> wide = p;
+      wide.options.type = wide.options.value_type = kFloat32;
+      OnEveryTarget([&] {
+        ExpectSame(p.Forward(), wide.Forward());
+        ExpectSame(p.Run(), wide.Run());
+      });
+    }
+  }
+}
+
+// Beyond what a token of float32 holds: the largest and least numbers, and those that are none.
+TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
+  constexpr int64_t kColumns = 16;
+  for (const TokenType type : {TokenType::kBFloat16, TokenType::kFloat16}) {
+    ProblemOptions options{.shape = {1, 1, 1, 1, 1, 1, kColumns}};
+    Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
+    std::vector<uint16_t> values(kColumns);
+    OnEveryTarget([&] {
+      for (int64_t first = 0; first < 1 << 16; first += kColumns) {
+        for (int64_t n = 0; n < kColumns; ++n) {
+          values[static_cast<size_t>(n)] = static_cast<uint16_t>(first + n);
+        }
+        AttentionInput<float> in = p.Input();
+        in.v = {values.data(), {0, 0, kColumns}, type};
+        std::vector<float> o(kColumns);
+        float lse = 0;
+        const AttentionOutput<float> out{{o.data(), {0, 0, kColumns}}, &lse};
+        AttentionForward(p.function, in, out);
+        for (int64_t n = 0; n < kColumns; ++n) {
+          const float expected = FromBits(values[static_cast<size_t>(n)], type);
+          const float actual = o[static_cast<size_t>(n)];
+          // A key alone has a weight of 1; 0 may have lost its sign in the sum.
+          EXPECT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected)))
+              << values[static_cast<size_t>(n)] << ": " << actual << ", expected " << expected;
+        }
+      }
     });
   }
 }
@@ -372,7 +455,10 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape, .left = 20, .right = 10},
         {.shape = shape, .left = 20, .padded = true},
         {.shape = shape, .chunks = {40, 1, 0}},
-        {.shape = shape, .right = 0, .bfloat16 = true},
+        {.shape = shape,
+         .right = 0,
+         .type = TokenType::kBFloat16,
+         .value_type = TokenType::kBFloat16},
         {.shape = shape, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .right = 0, .bias = ProblemOptions::kSharedBias},
         {.shape = shape, .bias = ProblemOptions::kBiasForEachBatch},

@@ -89,8 +89,14 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
       {.shape = {1, 1, 1, 8, 700, 9, 700}},
       {.shape = {1, 6, 2, 3, 700, 16, 700}, .query_offset = 699},
       {.shape = {1, 2, 1, 300, 700, 24, 700}, .right = 0, .query_offset = 400},
-      {.shape = {1, 2, 1, 300, 700, 24, 700}, .right = 0, .query_offset = 400, .bfloat16 = true},
-      {.shape = {1, 2, 1, 5, 700, 33, 700}, .bfloat16 = true},
+      {.shape = {1, 2, 1, 300, 700, 24, 700},
+       .right = 0,
+       .query_offset = 400,
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
+      {.shape = {1, 2, 1, 5, 700, 33, 700},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
   };
   for (const ProblemOptions& options : all) {
     for (const float scale : {1.0f, 1e3f, 1e6f}) {
@@ -138,7 +144,11 @@ TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
        .relative_heads = true,
        .dropout = 0.5},
       {.shape = {1, 2, 2, 53, 53, 17, 19}, .left = 0, .right = 0, .dropout = 0.3},
-      {.shape = {1, 2, 2, 53, 53, 33, 19}, .left = 0, .right = 0, .bfloat16 = true},
+      {.shape = {1, 2, 2, 53, 53, 33, 19},
+       .left = 0,
+       .right = 0,
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
       {.shape = {3, 2, 2, 53, 53, 17, 19}, .key_starts = {0, 7, 52}, .key_lengths = {1, 8, 53}},
       {.shape = {1, 2, 2, 53, 53, 17, 19}, .left = 0, .right = 0, .keeps_statistics = false},
   };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -143,8 +144,8 @@ struct ProblemOptions {
   bool relative_heads = false;  // whether each head has tables of its own
   double dropout = 0;
   double tolerance = kDefaultTolerance;
-  bool bfloat16 =
-      false;  // tokens and values are numbers of bfloat16, and may be multiplied as such
+  TokenType type = TokenType::kFloat32;  // of tokens in float32, and of their values
+  TokenType value_type = TokenType::kFloat32;
   bool padded = false;
   bool keeps_statistics = true;  // of the rows, for the backward pass
   // Tokens on the grid that RandomProblem explains.
@@ -238,6 +239,39 @@ inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t leng
 template <class T>
 using Results = std::map<std::string, std::vector<T>>;
 
+// The nearest number of 16 bits, and the float that it is.
+inline uint16_t ToBits(float number, TokenType type) {
+  if (type == TokenType::kBFloat16) {
+    return static_cast<uint16_t>(std::bit_cast<uint32_t>(RoundToBfloat16(number)) >> 16);
+  }
+  return std::bit_cast<uint16_t>(static_cast<_Float16>(number));
+}
+inline float FromBits(uint16_t bits, TokenType type) {
+  if (type == TokenType::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
+  return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+
+// An array of floats as tokens of a type that holds them; those of 16 bits are kept here.
+class TokenArray {
+ public:
+  template <class T>
+  TokensOf<T> Of(const Array<T>& array, TokenType type) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (type == TokenType::kFloat32) return array.view();
+      const std::vector<float> numbers = array.Elements();
+      if (bits_.size() != array.size()) bits_ = Array<uint16_t>(array.size(), array.padded(), 0);
+      auto number = numbers.begin();
+      bits_.ForEach([&](uint16_t& bits) { bits = ToBits(*number++, type); });
+      return {bits_.view().data, bits_.view().stride, type};
+    } else {
+      return array.view();
+    }
+  }
+
+ private:
+  Array<uint16_t> bits_;
+};
+
 template <class T>
 struct Problem {
   const PairFunction& function;
@@ -248,6 +282,7 @@ struct Problem {
   std::vector<T> relative_keys = {}, relative_values = {};
   Array<T> relative_query = {}, pair_bias = {};
   Array<uint8_t> pair_mask = {};
+  mutable TokenArray x_tokens = {}, y_tokens = {}, v_tokens = {};
   T relative_factor = T(0.75);
   bool pass_d_lse = true;
 
@@ -312,9 +347,9 @@ struct Problem {
   AttentionInput<T> Input() const {
     AttentionInput<T> in;
     in.shape = options.shape;
-    in.x = x.view();
-    in.y = y.view();
-    in.v = v.view();
+    in.x = x_tokens.Of(x, options.type);
+    in.y = y_tokens.Of(y, options.type);
+    in.v = v_tokens.Of(v, options.value_type);
     in.row_scalars = row.data();
     in.column_scalars = column.data();
     in.head_scalars = head.data();
@@ -348,7 +383,6 @@ struct Problem {
                options.key_segments.empty() ? nullptr : options.key_segments.data()};
     if (options.pair_mask.exists) in.mask.pairs = PairView(pair_mask.view(), options.pair_mask);
     in.tolerance = options.tolerance;
-    in.bfloat16 = options.bfloat16;
     in.query_offset = options.query_offset;
     if (!options.query_offsets.empty()) in.query_offsets = options.query_offsets.data();
     if (!options.query_positions.empty()) {
@@ -477,11 +511,13 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
   p.x = array(n.heads, n.queries, n.dim, token);
   p.y = array(n.key_heads, n.keys, n.dim, token);
   p.v = array(n.key_heads, n.keys, n.value_dim, unit);
-  if (options.bfloat16) {
-    for (Array<float>* tokens : {&p.x, &p.y, &p.v}) {
-      tokens->ForEach([](float& element) { element = RoundToBfloat16(element); });
-    }
-  }
+  const auto round = [](Array<float>& tokens, TokenType type) {
+    if (type == TokenType::kFloat32) return;
+    tokens.ForEach([type](float& element) { element = FromBits(ToBits(element, type), type); });
+  };
+  round(p.x, options.type);
+  round(p.y, options.type);
+  round(p.v, options.value_type);
   p.d_o = array(n.heads, n.queries, n.value_dim, unit);
   p.d_lse = vector(n.batch * n.heads * n.queries, unit);
   p.row = vector(f.row_scalars * n.batch * n.heads * n.queries, [&] { return between(0.25f); });

@@ -154,13 +154,13 @@ def test_types_of_gradients(switched_on):
         factor, bias = torch.ones(4), torch.ones(1, 4, 11)
         o, lse, statistics = ops.attention_forward(
             *(x, y, y, None, None, None, factor, bias, *[None] * 18),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
         )
         assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
         gradients = ops.attention_backward(
             *(o, lse, o, lse, statistics),
             *(x, y, y, None, None, None, factor, bias, *[None] * 18),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
             [n in (0, 1, 2, 6, 7) for n in range(15)],
         )
         for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
@@ -169,16 +169,40 @@ def test_types_of_gradients(switched_on):
                 assert gradient.device.type == "cuda"
 
 
-def test_on_the_cpu_they_do_not():
-    q = torch.randn(2, 4, 5, 8, dtype=torch.bfloat16)
-    with _Types() as types:
-        gnomon.attention(q, q, q)
-    assert types.seen["attention_forward"]["x"] == torch.float32
-    tokens = [q, q, q]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_on_the_cpu_what_is_made_of_them_is_wide(dtype):
+    q = torch.randn(2, 4, 5, 8, dtype=dtype)
+    slopes = torch.rand(4)
+    cases = [
+        ({"position": gnomon.position.ALiBi(slopes), "causal": True}, {"x", "y", "v"}),
+        ({"similarity": gnomon.similarity.Laplacian(0.5)}, {"x", "y", "v"}),
+        ({"similarity": Penumbral(0.5)}, {"v"}),
+        ({"position": gnomon.position.RoPE()}, {"v"}),
+        ({"position": gnomon.position.Relative(torch.randn(1, 5, 8))}, {"x", "y", "v"}),
+        ({"aggregation": "einstein_midpoint"}, {"x", "y"}),
+    ]
+    for options, low in cases:
+        with _Types() as types:
+            gnomon.attention(q, q, q, **options)
+        seen = types.seen["attention_forward"]
+        assert {name for name, of in seen.items() if of == dtype} == low, options
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "v", "message"),
+    [
+        ("bfloat16", "float32", "float32", "y has dtype Float; expected that of x, BFloat16"),
+        ("float32", "bfloat16", "float32", "y has dtype BFloat16; expected that of x, Float"),
+        ("float32", "float32", "float64", "v has dtype Double; expected Float"),
+        ("int64", "int64", "int64", "x has dtype Long; expected bfloat16, float16, float32 or"),
+    ],
+)
+def test_types_beside_each_other_on_the_cpu(x, y, v, message):
+    tokens = [torch.ones(2, 4, 5, 8, dtype=getattr(torch, name)) for name in (x, y, v)]
     rest = [None] * 3 + [torch.ones(4)] + [None] * 19
-    with pytest.raises(TypeError, match="x has dtype BFloat16; expected float32 or float64"):
+    with pytest.raises(TypeError, match=message):
         ops.attention_forward(
-            *tokens, *rest, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, True
+            *tokens, *rest, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0
         )
 
 
@@ -286,7 +310,7 @@ def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     return ops.attention_forward.default.redispatch(
         keys, x, x, x, None, None, None, heads, *[None] * 18,
         seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
-        dropout, 0.0, False)
+        dropout, 0.0)
 def error_of(call):
     try:
         call()

@@ -27,6 +27,7 @@ def low_level_arguments(dtype, places=False):
     b, h, hkv, lq, lk, d = 2, 4, 2, 5, 7, 3
     shapes = (b, h, lq, d), (b, hkv, lk, d), (b, hkv, lk, 4)
     x, y, v = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    dtype = torch.promote_types(dtype, torch.float32)
     rows = torch.rand(1, b, h, lq, dtype=dtype)
     columns = torch.rand(1, b, hkv, lk, dtype=dtype)
     factor = torch.rand(h, dtype=dtype)
@@ -47,12 +48,12 @@ def low_level_arguments(dtype, places=False):
         offsets = [None, torch.randint(9, (b, lq)), torch.randint(9, (b, lk))]
     terms = ("alibi:slopes=tensor", [1, h]) if places else ("", None)
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 2.0**-24, False)
+    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 2.0**-24)
     return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
 
 
 @pytest.mark.parametrize("places", [False, True], ids=["offsets", "positions"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype, places):
     tensors, rest = low_level_arguments(dtype, places)
     leaves = [None if t is None else t.requires_grad_() for t in tensors]

@@ -66,6 +66,12 @@ inline at::ScalarType WideType(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
 }
 
+// What a token's type must be where it is one type and x's another: tokens of 16 bits and of
+// float32 may stand beside each other, and kernels say which of them they take.
+inline at::ScalarType TokenTypeBeside(at::ScalarType of_x, at::ScalarType type) {
+  return WideType(type) == WideType(of_x) ? type : of_x;
+}
+
 // The axes of a tensor: their letters, or digits for a length, and which of them may have one entry
 // for all.
 struct AxisLetters {
@@ -331,8 +337,9 @@ void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
     const at::ScalarType of_tokens = arguments.x.scalar_type();
     const at::ScalarType dtype = kind == ArgumentKind::kInteger   ? at::kLong
                                  : kind == ArgumentKind::kBoolean ? at::kBool
-                                 : kind == ArgumentKind::kToken   ? of_tokens
-                                                                  : WideType(of_tokens);
+                                 : kind == ArgumentKind::kToken
+                                     ? TokenTypeBeside(of_tokens, tensor->scalar_type())
+                                     : WideType(of_tokens);
     ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype, lengths);
     ExpectDevice(Arguments::kOperation, kFields[n].name, *tensor, arguments.x.device());
   });

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ops/attention/call_tensors.h"
@@ -14,9 +15,25 @@
 namespace gnomon {
 namespace {
 
-void CheckType(at::ScalarType type) {
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble, OperatorArguments::kOperation,
-                   ": x has dtype ", type, "; expected float32 or float64");
+void CheckTypes(const OperatorArguments& a) {
+  const at::ScalarType type = a.x.scalar_type();
+  const at::ScalarType wide = WideType(type);
+  TORCH_CHECK_TYPE(wide == at::kFloat || wide == at::kDouble, OperatorArguments::kOperation,
+                   ": x has dtype ", type, "; expected bfloat16, float16, float32 or float64");
+  TORCH_CHECK_TYPE(a.y.scalar_type() == type, OperatorArguments::kOperation, ": y has dtype ",
+                   a.y.scalar_type(), "; expected that of x, ", type);
+  TORCH_CHECK_TYPE(!a.relative_query || a.relative_query->scalar_type() == wide,
+                   OperatorArguments::kOperation, ": relative_query has dtype ",
+                   a.relative_query->scalar_type(), "; expected ", wide);
+}
+
+// Where the kernels write a gradient of numbers of T: it itself, or what is to be rounded to it.
+template <class T>
+at::Tensor WideGradient(const at::Tensor& gradient) {
+  constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
+  return gradient.scalar_type() == kType
+             ? gradient
+             : at::empty(gradient.sizes(), gradient.options().dtype(kType));
 }
 
 template <class T>
@@ -30,8 +47,8 @@ void RunForward(const CallTensors& arguments, at::Tensor& o, at::Tensor& lse,
 }
 
 Outputs ForwardCpu(const OperatorArguments& a) {
+  CheckTypes(a);
   const CallTensors arguments(a);
-  CheckType(a.x.scalar_type());
   Outputs outputs = EmptyOutputs(a);
   auto& [o, lse, statistics] = outputs;
   if (arguments.empty()) {
@@ -58,10 +75,13 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   const auto of = [&](std::string_view name) -> at::Tensor& {
     return gradients[IndexOf<OperatorArguments>(name)];
   };
+  at::Tensor d_x = WideGradient<T>(of("x"));
+  at::Tensor d_y = WideGradient<T>(of("y"));
+  at::Tensor d_v = WideGradient<T>(of("v"));
   AttentionGradient<T> gradient;
-  gradient.x = MutableRows<T>(of("x"));
-  gradient.y = MutableRows<T>(of("y"));
-  gradient.v = MutableRows<T>(of("v"));
+  gradient.x = MutableRows<T>(d_x);
+  gradient.y = MutableRows<T>(d_y);
+  gradient.v = MutableRows<T>(d_v);
   gradient.row_scalars = MutableData<T>(of("row_scalars"));
   gradient.column_scalars = MutableData<T>(of("column_scalars"));
   gradient.head_scalars = MutableData<T>(of("head_scalars"));
@@ -78,13 +98,16 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   Translate([&] {
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });
+  for (const auto& [name, wide] : {std::pair("x", d_x), std::pair("y", d_y), std::pair("v", d_v)}) {
+    of(name) = wide.to(of(name).scalar_type());
+  }
   if (d_parameters.numel() > 0) d_parameters = arguments.ParameterGradient(d_bias);
 }
 
 std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const OperatorArguments& a,
                                     const AttentionOperator::Needed& needed) {
+  CheckTypes(a);
   CallTensors arguments(a);
-  CheckType(a.x.scalar_type());
   CheckSaved(saved, a, arguments.lengths());
   std::vector<at::Tensor> gradients = EmptyGradients(saved, a, needed);
   if (arguments.empty()) {

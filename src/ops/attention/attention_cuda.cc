@@ -125,7 +125,13 @@ cuda::Tensor MutableTokens(at::Tensor& tensor) {
 
 cuda::Input InputOf(const CallTensors& call) {
   cuda::Input input;
-  input.element = ElementOf(call.x().scalar_type());
+  const at::ScalarType type = call.x().scalar_type();
+  for (const at::Tensor& tokens : {call.y(), call.v(), call.relative_query()}) {
+    TORCH_CHECK_TYPE(!tokens.defined() || tokens.scalar_type() == type, kOperation,
+                     ": tokens of dtypes ", type, " and ", tokens.scalar_type(),
+                     " on a GPU; expected one");
+  }
+  input.element = ElementOf(type);
   const AttentionInput<float> terms = call.Terms<float>();
   input.shape = terms.shape;
   input.x = Rows(call.x());
@@ -170,7 +176,7 @@ std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const OperatorAr
 
 }  // namespace
 
-bool TakesLowTokens(const at::Tensor& tokens) { return tokens.is_cuda(); }
+bool WantsOneType(const at::Tensor& tokens) { return tokens.is_cuda(); }
 
 void CheckCudaIsOn(const char* operation, const char* name, const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return;

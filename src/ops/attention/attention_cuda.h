@@ -15,8 +15,9 @@ namespace gnomon {
 // CUDA device unless that is 1.
 void CheckCudaIsOn(const char* operation, const char* name, const at::Tensor& tensor);
 
-// Whether the kernels of the tokens' device take tokens of a lower type than float32.
-bool TakesLowTokens(const at::Tensor& tokens);
+// Whether the kernels of the tokens' device want all of them of one type, a lower one than float32
+// too.
+bool WantsOneType(const at::Tensor& tokens);
 
 // The passes of the operator by the CUDA plan, on any place where kernels run. The tensors lie
 // there.

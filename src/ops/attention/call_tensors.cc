@@ -66,7 +66,7 @@ void FillEmpty(Outputs& outputs) {
 }
 
 CallTensors::CallTensors(const OperatorArguments& a)
-    : tolerance_(a.tolerance), bfloat16_(a.bfloat16), query_offset_(Concrete(a.query_offset)) {
+    : tolerance_(a.tolerance), query_offset_(Concrete(a.query_offset)) {
   function_ = &CheckedFunction(a, lengths_);
   shape_ = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
             *lengths_['K'], *lengths_['D'], *lengths_['V']};

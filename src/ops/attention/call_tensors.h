@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ops/attention/kernel_arguments.h"
@@ -52,6 +53,21 @@ class CallTensors {
     return {tensor.const_data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
   }
 
+  // The same of tokens, which may be of 16 bits beside T = float.
+  template <class T>
+  static TokensOf<T> TokenRows(const at::Tensor& tensor) {
+    if constexpr (std::is_same_v<T, double>) {
+      return Rows<T>(tensor);
+    } else {
+      const at::ScalarType type = tensor.scalar_type();
+      return {tensor.const_data_ptr(),
+              {tensor.stride(0), tensor.stride(1), tensor.stride(2)},
+              type == at::kBFloat16 ? TokenType::kBFloat16
+              : type == at::kHalf   ? TokenType::kFloat16
+                                    : TokenType::kFloat32};
+    }
+  }
+
   // All but what is of the tokens' type: x, y, v and relative.query.
   template <class T>
   AttentionInput<T> Terms() const {
@@ -80,7 +96,6 @@ class CallTensors {
     }
     input.dropout = dropout_;
     input.tolerance = tolerance_;
-    input.bfloat16 = bfloat16_;
     input.mask = mask_;
     input.query_offset = query_offset_;
     input.query_offsets = Data<int64_t>(query_offsets_);
@@ -93,9 +108,9 @@ class CallTensors {
   template <class T>
   AttentionInput<T> Input() const {
     AttentionInput<T> input = Terms<T>();
-    input.x = Rows<T>(x_);
-    input.y = Rows<T>(y_);
-    input.v = Rows<T>(v_);
+    input.x = TokenRows<T>(x_);
+    input.y = TokenRows<T>(y_);
+    input.v = TokenRows<T>(v_);
     if (relative_query_.defined()) input.relative.query = Rows<T>(relative_query_);
     return input;
   }
@@ -158,7 +173,6 @@ class CallTensors {
   double relative_factor_ = 1;
   Dropout dropout_;
   double tolerance_;
-  bool bfloat16_;
   Mask mask_;
   int64_t query_offset_;
 };

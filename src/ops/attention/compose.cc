@@ -546,7 +546,8 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   at::Tensor normed = x;
   for (const ResolvedPosition& position : positions) {
     if (position.entry->norm == nullptr) continue;
-    normed = position.entry->norm(position.component, position.tensors, normed, of_keys);
+    normed = position.entry->norm(position.component, position.tensors,
+                                  normed.to(ComputingType(normed)), of_keys);
   }
   return normed;
 }
@@ -555,19 +556,16 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
-  // Low precision is rounded at both ends, and between them only where call.bfloat16 lets it, or
-  // where kernels take tokens of that type: then they are rounded as they are given to them.
+  // Tokens of low precision go to the kernels as they are, which round where they multiply such
+  // numbers themselves (gnomon/attention.h). What is made of them is made in float32, and rounded
+  // only for kernels that want all tokens of one type.
   const at::ScalarType computing = ComputingType(q_in);
-  const auto as_token = [&](const at::Tensor& token, const at::Tensor& wide,
-                            const at::Tensor& given) {
-    if (!TakesLowTokens(q_in)) return token;
-    return token.is_same(wide) ? given : token.to(q_in.scalar_type());
+  const auto as_token = [&](const at::Tensor& token) {
+    return WantsOneType(q_in) ? token.to(q_in.scalar_type()) : token;
   };
-  const at::Tensor q_wide = q_in.to(computing);
-  const at::Tensor k_wide = k_in.to(computing);
-  const at::Tensor q = Normed(q_wide, positions, /*of_keys=*/false);
-  const at::Tensor k = Normed(k_wide, positions, /*of_keys=*/true);
-  const at::Tensor v = v_in.to(computing);
+  const at::Tensor q = Normed(q_in, positions, /*of_keys=*/false);
+  const at::Tensor k = Normed(k_in, positions, /*of_keys=*/true);
+  const at::Tensor& v = v_in;
   const SimilarityEntry& entry = *similarity.entry;
   const bool has_height = entry.HasHeight(similarity.component);
   const int64_t head_dim = Concrete(q.sym_size(3));
@@ -644,7 +642,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   if (bias && grid) bias = FlatGridTable(*bias, *grid);
   if (bias && bias->dim() == 2) bias = bias->unsqueeze(0);
   if (rotation) {
-    RotationCall rotated{.x = query,
+    RotationCall rotated{.x = query.to(computing),
                          .position = query_offset,
                          .firsts = query_offsets,
                          .length = LengthOf(q, k, query_offset, query_offsets),
@@ -656,7 +654,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
     if (places) rotated.positions = places->Of(/*keys=*/false);
     if (coordinates) rotated.positions = coordinates->Of(/*keys=*/false);
     query = rotation->entry->rotate(rotation->component, rotation->tensors, rotated);
-    rotated.x = key;
+    rotated.x = key.to(computing);
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
@@ -669,12 +667,13 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   ContentTerm term;
   if (content != nullptr) {
     const bool causal = arguments.causal || (arguments.right && *arguments.right == 0);
-    term = content->entry->content(
-        content->component, content->tensors,
-        {q, range.heads, head_dim, Concrete(v.sym_size(3)), causal, entry.catalogue.takes_scale});
+    term = content->entry->content(content->component, content->tensors,
+                                   {q.to(computing), range.heads, head_dim, Concrete(v.sym_size(3)),
+                                    causal, entry.catalogue.takes_scale});
     if (term.key_weights.defined()) {
       call.key_bias =
-          KeyProducts(term.key_weights, WithoutHidden(k, key_starts, key_lengths)) * scale;
+          KeyProducts(term.key_weights, WithoutHidden(k.to(computing), key_starts, key_lengths)) *
+          scale;
     }
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments.scale || entry.catalogue.takes_scale, kOperation,
@@ -747,7 +746,7 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   const bool weighs_values =
       call.temperature.has_value() && arguments.aggregation == "einstein_midpoint";
   if (arguments.aggregation == "einstein_midpoint") {
-    value = InUnitBall(WithoutHidden(v, key_starts, key_lengths));
+    value = InUnitBall(WithoutHidden(v.to(computing), key_starts, key_lengths));
     if (weighs_values) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments.dropout == 0, kOperation,
                                   ": dropout with temperature and aggregation = einstein_midpoint");
@@ -767,18 +766,20 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   }
   // The dot product, whose tokens are not mapped, takes the keys as they are.
   if (!entry.catalogue.takes_scale) key = WithoutHidden(key, key_starts, key_lengths);
+  if (!entry.keeps_tokens || query.scalar_type() != key.scalar_type()) {
+    query = query.to(computing);
+    key = key.to(computing);
+  }
   const MappedTokens tokens =
       entry.map(similarity.component, query, key, {factor, similarity.others});
   // Query heads that see the same keys differently have keys of their own.
   if (SizeOf(tokens.y, 1) != SizeOf(value, 1)) {
     value = value.repeat_interleave(SizeOf(tokens.y, 1) / SizeOf(value, 1), 1);
   }
-  call.x = as_token(tokens.x, q_wide, q_in);
-  call.y = as_token(tokens.y, k_wide, k_in);
-  call.v = as_token(value, v, v_in);
-  if (call.relative_query) {
-    call.relative_query = as_token(*call.relative_query, q_wide, q_in);
-  }
+  call.x = as_token(tokens.x);
+  call.y = as_token(tokens.y);
+  call.v = as_token(value);
+  if (call.relative_query) call.relative_query = as_token(*call.relative_query);
   call.row_scalars = AsOptional(tokens.row_scalars);
   call.column_scalars = AsOptional(tokens.column_scalars);
   call.head_scalars = AsOptional(tokens.head_scalars);
@@ -800,9 +801,6 @@ Outputs Compose(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor
   call.key_segments = key_segments;
   call.function = tokens.function;
   call.query_offset = query_offset;
-  // Maps, rotations and cleared keys give other numbers than those of the tokens' type.
-  call.bfloat16 = q_in.scalar_type() == at::kBFloat16 && tokens.x.is_same(q) &&
-                  tokens.y.is_same(k) && value.is_same(v);
   call.tolerance = arguments.tolerance;
   call.left = arguments.left;
   call.right = arguments.causal ? c10::SymInt(0) : arguments.right;

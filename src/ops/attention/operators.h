@@ -37,16 +37,16 @@ class WithoutAutocast {
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
 // the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
-// (gnomon/attention.h). Tokens of a lower type than float32 are the GPU's alone, and outputs are
-// float32 then. query_positions and key_positions, both or neither, are where tokens stand
-// instead of query_offset + i and j; a bias by offset is then the sum bias_terms of positions'
-// biases, whose tensors are bias_parameters one after the other, bias_shapes the number of axes and
-// their lengths of each. query_offset counts where query_offsets is absent. left and right are
-// those of the window, chunks the size of chunks and how many a query sees before and after its
-// own, grid the prefix and the lengths of the axes of the grid that the tokens lie on. bfloat16
-// says whether x, y and v hold numbers of bfloat16; tolerance is what tiles that are left out may
-// add to a row's sum of weights. relative_layout says how the m rows of relative keys and values
-// are read:
+// (gnomon/attention.h). Tokens may be of a lower type than float32, outputs and all else are
+// float32 then: on a GPU all of one type, on the CPU x and y of one, v of another or the same, and
+// relative_query float32. query_positions and key_positions, both or neither, are where tokens
+// stand instead of query_offset + i and j; a bias by offset is then the sum bias_terms of
+// positions' biases, whose tensors are bias_parameters one after the other, bias_shapes the number
+// of axes and their lengths of each. query_offset counts where query_offsets is absent. left and
+// right are those of the window, chunks the size of chunks and how many a query sees before and
+// after its own, grid the prefix and the lengths of the axes of the grid that the tokens lie on.
+// tolerance is what tiles that are left out may add to a row's sum of weights. relative_layout says
+// how the m rows of relative keys and values are read:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
 //   "past": the same, and it is an error if the queries reach farther;
@@ -90,8 +90,7 @@ class WithoutAutocast {
   ARGUMENT(std::string_view, relative_layout, {}, kOption, "")              \
   ARGUMENT(double, relative_factor, 1, kOption, "")                         \
   ARGUMENT(double, dropout, 0, kOption, "")                                 \
-  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")               \
-  ARGUMENT(bool, bfloat16, false, kOption, "")
+  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
 
 struct OperatorArguments {
   GNOMON_ARGUMENTS(GNOMON_ATTENTION_ARGUMENTS)

@@ -129,6 +129,8 @@ struct SimilarityEntry {
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
   TokenMap map;
+  // Whether map gives q and k as they are, of whatever type.
+  bool keeps_tokens = false;
   // Its pair functions, where they are not the one of its name: what chooses them, and their names.
   std::vector<std::pair<std::string, std::string>> functions = {};
   // Whether the last coordinate of a token is told apart, a height; null: it is not.

@@ -56,14 +56,14 @@ HeightTerms<T> Umbral(Height<T> h, T m, T dm) {
 
 // a = sqrt(1 - u^2) of rest = 1 - u, which is exact where u is near 1.
 template <class T>
-Height<T> Radius(Height<T> u, T rest) {
+Height<T> RadiusAt(Height<T> u, T rest) {
   const T a = std::sqrt(rest * (1 + u.value));
   return {a, a > 0 ? -u.value * u.slope / a : T(0)};
 }
 
 template <class T>
 HeightTerms<T> Penumbral(Height<T> u, T rest, T m, T dm) {
-  const Height<T> a = Radius(u, rest);
+  const Height<T> a = RadiusAt(u, rest);
   const T square = u.value * u.value;
   const T d_square = 2 * u.value * u.slope;
   const T below = 1 / (1 + a.value);
@@ -73,7 +73,7 @@ HeightTerms<T> Penumbral(Height<T> u, T rest, T m, T dm) {
 
 template <class T>
 HeightTerms<T> PenumbralSquare(Height<T> u, T rest, T m, T dm) {
-  const Height<T> a = Radius(u, rest);
+  const Height<T> a = RadiusAt(u, rest);
   return {m, dm, {a.value}, {a.slope}};
 }
 

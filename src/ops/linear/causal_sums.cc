@@ -25,8 +25,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kOperation = "gnomon.linear_attention";
-
 // Key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...), and sums back.
 at::Tensor Repeat(const at::Tensor& x, const c10::SymInt& heads) {
   return x.sym_size(1) == heads ? x : x.repeat_interleave_symint(heads / x.sym_size(1), 1);
@@ -43,15 +41,15 @@ View<const float> Rows(const at::Tensor& x) {
 void Check(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
   TORCH_CHECK_VALUE(x.dim() == 4 && y.dim() == 4 && z.dim() == 4 &&
                         (y.size(1) > 0 ? x.size(1) % y.size(1) == 0 : x.size(1) == 0),
-                    kOperation, ": x has shape ", x.sizes(), ", y ", y.sizes(), " and z ",
+                    kLinearAttention, ": x has shape ", x.sizes(), ", y ", y.sizes(), " and z ",
                     z.sizes(), "; expected four axes each, and a multiple of y's heads in x");
   const at::ScalarType dtype = x.scalar_type();
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kOperation, ": x has dtype ", dtype,
-                   "; expected float32 or float64");
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kLinearAttention, ": x has dtype ",
+                   dtype, "; expected float32 or float64");
   AxisLengths<int64_t> lengths;
-  ExpectTensor(kOperation, "x", x, "B H L D", dtype, lengths);
-  ExpectTensor(kOperation, "y", y, "B G L D", dtype, lengths);
-  ExpectTensor(kOperation, "z", z, "B G L V", dtype, lengths);
+  ExpectTensor(kLinearAttention, "x", x, "B H L D", dtype, lengths);
+  ExpectTensor(kLinearAttention, "y", y, "B G L D", dtype, lengths);
+  ExpectTensor(kLinearAttention, "z", z, "B G L V", dtype, lengths);
 }
 
 void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in, Feature feature,
@@ -243,7 +241,7 @@ std::array<bool, 3> Needed(const at::Tensor& x, const at::Tensor& y, const at::T
 
 at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
-  CheckNoTangents(kOperation, x, y, z);
+  CheckNoTangents(kLinearAttention, x, y, z);
   const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
   if (!RecordsGradients(Needed(x, y, z))) return output;
   // In a tuple, where autograd does not take it for an input.
@@ -252,7 +250,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
 
 std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, std::string_view feature) {
-  CheckNoTangents(kOperation, q, k, v);
+  CheckNoTangents(kLinearAttention, q, k, v);
   const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
   if (!RecordsGradients(Needed(q, k, v))) return outputs;
   const variable_list recorded = Record<LinearFunction>(q, k, v, std::string(feature), outputs);

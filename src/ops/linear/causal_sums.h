@@ -9,6 +9,9 @@
 
 namespace gnomon {
 
+// What messages name.
+inline constexpr const char* kLinearAttention = "gnomon.linear_attention";
+
 // sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L, D) and
 // z (B, Hkv, L, E), as (B, H, L, E).
 at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,

@@ -28,7 +28,6 @@
 namespace gnomon {
 namespace {
 
-constexpr const char* kOperation = "gnomon.linear_attention";
 // The exponent of what is not there: exp gives 0, and differences of it are no NaN.
 constexpr double kNothing = -1e30;
 
@@ -255,56 +254,56 @@ at::Tensor Projection(const at::Tensor& q, const LinearArguments& arguments) {
   const int64_t head_dim = Concrete(q.sym_size(3));
   if (arguments.projection) {
     const at::Tensor& projection = *arguments.projection;
-    TORCH_CHECK_TYPE(projection.device() == q.device(), kOperation, ": projection is on ",
+    TORCH_CHECK_TYPE(projection.device() == q.device(), kLinearAttention, ": projection is on ",
                      projection.device(), " and q on ", q.device(), "; expected the same");
     TORCH_CHECK_VALUE(
         projection.dim() == 2 && projection.sym_size(1) == head_dim && projection.sym_size(0) >= 1,
-        kOperation, ": projection has shape ", projection.sym_sizes(),
+        kLinearAttention, ": projection has shape ", projection.sym_sizes(),
         "; expected (features, D), D = ", head_dim);
-    TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kOperation, ": projection and ",
-                      arguments.num_features ? "num_features" : "seed",
+    TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kLinearAttention,
+                      ": projection and ", arguments.num_features ? "num_features" : "seed",
                       " are given; expected one of them");
-    return AsParameter(projection, q, std::string(kOperation) + ": projection");
+    return AsParameter(projection, q, std::string(kLinearAttention) + ": projection");
   }
   const double size = static_cast<double>(head_dim);
   const int64_t few =
       std::max<int64_t>(2, 2 * static_cast<int64_t>(std::ceil(size * std::log(size) / 2)));
   const int64_t features = arguments.num_features.value_or(few);
-  TORCH_CHECK_VALUE(features >= 1, kOperation, ": num_features is ", features,
+  TORCH_CHECK_VALUE(features >= 1, kLinearAttention, ": num_features is ", features,
                     "; expected at least 1");
   return CallFavorProjection(q.detach(), features, arguments.seed.value_or(0)).to(ComputingType(q));
 }
 
 void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const LinearArguments& arguments) {
-  CheckTokens(kOperation, q, k, v);
+  CheckTokens(kLinearAttention, q, k, v);
   const bool is_favor = arguments.feature == "favor";
   TORCH_CHECK_VALUE(is_favor || arguments.feature == "elu" || arguments.feature == "relu",
-                    kOperation, ": feature is \"", arguments.feature,
+                    kLinearAttention, ": feature is \"", arguments.feature,
                     "\"; expected elu, relu or favor");
   for (const auto& [name, is_given] :
        {std::pair("num_features", arguments.num_features.has_value()),
         std::pair("seed", arguments.seed.has_value()),
         std::pair("projection", arguments.projection.has_value())}) {
-    TORCH_CHECK_VALUE(is_favor || !is_given, kOperation, ": ", name,
+    TORCH_CHECK_VALUE(is_favor || !is_given, kLinearAttention, ": ", name,
                       " goes with favor; feature is \"", arguments.feature, "\"");
   }
-  TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kOperation,
+  TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kLinearAttention,
                     ": causal with Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
                     "; expected the same");
   TORCH_CHECK_VALUE(!arguments.rope || arguments.query_offset || q.sym_size(2) == k.sym_size(2),
-                    kOperation, ": query_offset is None, Lq = ", q.sym_size(2),
+                    kLinearAttention, ": query_offset is None, Lq = ", q.sym_size(2),
                     " and Lk = ", k.sym_size(2),
                     "; rope needs query_offset, the position of the first query");
   TORCH_CHECK_VALUE(!arguments.causal || !arguments.query_offset || *arguments.query_offset == 0,
-                    kOperation, ": query_offset is ", arguments.query_offset.value_or(0),
+                    kLinearAttention, ": query_offset is ", arguments.query_offset.value_or(0),
                     " with causal; expected None or 0");
 }
 
 // Throws c10::ValueError unless the rotation goes with that many features.
 void CheckRope(const Component& rope, int64_t features) {
   const int64_t dims = rope.FindInteger("dims").value_or(features);
-  TORCH_CHECK_VALUE(dims >= 0 && dims % 2 == 0 && dims <= features, kOperation,
+  TORCH_CHECK_VALUE(dims >= 0 && dims % 2 == 0 && dims <= features, kLinearAttention,
                     ": rope rotates pairs, and ", dims, " of ", features,
                     " features; expected an even number of them");
 }
@@ -316,22 +315,22 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   const WithoutAutocast guard;
   CheckArguments(q_in, k_in, v_in, arguments);
   const OptionalTensor key_lengths =
-      CheckIntegers(kOperation, "key_lengths", arguments.key_lengths, q_in);
+      CheckIntegers(kLinearAttention, "key_lengths", arguments.key_lengths, q_in);
   // What a compiler traces with has no numbers.
   if (key_lengths && !key_lengths->is_meta() && !at::isTensorSubclassLike(*key_lengths) &&
       key_lengths->numel() > 0) {
     const int64_t keys = SizeOf(k_in, 2);
     const at::Tensor outside = key_lengths->lt(0).logical_or(key_lengths->gt(keys));
-    TORCH_CHECK_VALUE(!outside.any().item<bool>(), kOperation, ": key_lengths is ", *key_lengths,
-                      "; expected 0 to Lk = ", keys);
+    TORCH_CHECK_VALUE(!outside.any().item<bool>(), kLinearAttention, ": key_lengths is ",
+                      *key_lengths, "; expected 0 to Lk = ", keys);
   }
   const c10::SymInt offset = arguments.query_offset.value_or(0);
   Rotation rotation{std::nullopt, offset, (q_in.sym_size(2) + offset).max(k_in.sym_size(2))};
   if (arguments.rope) {
     rotation.rope = Component::Parse(*arguments.rope);
     const PositionEntry& entry = FindPosition(*rotation.rope);
-    TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(), kOperation,
-                      ": rope is ", rotation.rope->Text(),
+    TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(),
+                      kLinearAttention, ": rope is ", rotation.rope->Text(),
                       "; expected a RoPE by positions in the sequence, without tensors");
   }
   // Low precision is rounded at both ends and nowhere between.

@@ -36,6 +36,7 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
                                                   const at::Tensor& k, const at::Tensor& each) {
     return MappedTokens{.function = function, .x = q, .y = k, .factor = is_negative ? -each : each};
   };
+  entry.keeps_tokens = true;
   return entry;
 }
 

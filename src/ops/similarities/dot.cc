@@ -32,6 +32,7 @@ const RegisterSimilarity dot({
                        .Means("c: scores lie between -c and c; masks and biases come after it")
                        .Otherwise("none")},
     .map = Map,
+    .keeps_tokens = true,
     .functions = {{"", "dot"}, {"softcap", "softcap"}},
 });
 
