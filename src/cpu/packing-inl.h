@@ -56,11 +56,17 @@ inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
   const hn::Rebind<uint16_t, DF> d16;
   const auto* const from = static_cast<const uint16_t*>(row) + first;
   const auto widen = [=](auto bits) HWY_ATTR {
-    if (type == TokenType::kBFloat16) {
-      const hn::RebindToUnsigned<DF> du;
-      return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
-    }
-    return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+    const hn::RebindToUnsigned<DF> du;
+    const auto wide = hn::PromoteTo(du, bits);
+    if (type == TokenType::kBFloat16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+    const auto number = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+    // Where Highway emulates this, infinities and NaN become numbers.
+    const auto exponent = hn::Set(du, 0x7c00u);
+    const auto none = hn::Or(
+        hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000u))),
+        hn::Or(hn::Set(du, 0x7f800000u), hn::ShiftLeft<13>(hn::And(wide, hn::Set(du, 0x3ffu)))));
+    return hn::IfThenElse(hn::RebindMask(d, hn::And(wide, exponent) == exponent),
+                          hn::BitCast(d, none), number);
   };
   int64_t n = 0;
   for (; n + kLaneCount <= count; n += kLaneCount) {
@@ -353,14 +359,22 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
   FillPanel(tokens, b, h, first, keys, DivideUp(columns, 2), to,
             [=]<size_t kCount>(const std::array<const void*, kCount>& rows, float* HWY_RESTRICT at)
                 HWY_ATTR {
-                  float paired[kCount][kPackedColumns / 2];
+                  constexpr auto kRows = static_cast<int64_t>(kCount);
                   const float* from[kCount];
+                  // Whole vectors may be read from anywhere, single floats from where they align.
+                  if (kRows > 1 && columns % 8 == 0) {
+                    for (size_t r = 0; r < kCount; ++r) {
+                      from[r] = static_cast<const float*>(rows[r]);
+                    }
+                    Transpose<kRows, kWidth>(from, columns / 2, at);
+                    return;
+                  }
+                  float paired[kCount][kPackedColumns / 2];
                   for (size_t r = 0; r < kCount; ++r) from[r] = paired[r];
                   for (int64_t j = 0; j < columns; j += kPackedColumns) {
                     const int64_t count = std::min(kPackedColumns, columns - j);
                     for (size_t r = 0; r < kCount; ++r) PairColumns(rows[r], j, count, paired[r]);
-                    Transpose<static_cast<int64_t>(kCount), kWidth>(from, DivideUp(count, 2),
-                                                                    at + j / 2 * kWidth);
+                    Transpose<kRows, kWidth>(from, DivideUp(count, 2), at + j / 2 * kWidth);
                   }
                 });
 }

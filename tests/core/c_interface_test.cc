@@ -34,7 +34,8 @@ gnomon_attention CallOf(const Problem<float>& p) {
           .causal = p.options.right == 0 ? 1 : 0,
           .query_offset = p.options.query_offset,
           .threads = 2,
-          .statistics = nullptr};
+          .statistics = nullptr,
+          .tolerance = 0};
 }
 
 // Enough work for two threads.

@@ -65,9 +65,9 @@ GraphInput<T> AsGraph(const Problem<T>& p, const Graph& graph) {
               .value_dim = dense.shape.value_dim};
   in.indptr = graph.indptr.data();
   in.indices = graph.indices.data();
-  in.x = dense.x;
-  in.y = dense.y;
-  in.v = dense.v;
+  in.x = p.x.view();
+  in.y = p.y.view();
+  in.v = p.v.view();
   in.row_scalars = dense.row_scalars;
   in.column_scalars = dense.column_scalars;
   in.head_scalars = dense.head_scalars;

@@ -190,7 +190,7 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
        [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
       {"attention: d_pair_bias: its rows share memory",
        [](C& c) {
-         c.in.pair_bias = c.in.x;
+         c.in.pair_bias = c.saved.o;
          c.gradient.pair_bias = {c.memory.data(), {8, 4, 0}};
        }},
       {"attention: d_relative_keys: a gradient of relative keys that are not there",

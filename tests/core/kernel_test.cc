@@ -276,6 +276,23 @@ TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
   }
 }
 
+TEST(TokenTypeTest, XAndYAreOfOne) {
+  const Problem<float> p = RandomProblem(
+      FindPairFunction("dot"), {.shape = {1, 1, 1, 2, 3, 4, 5}, .type = TokenType::kFloat16});
+  AttentionInput<float> in = p.Input();
+  in.y = p.y.view();
+  std::vector<float> o(10);
+  std::vector<float> lse(2);
+  const AttentionOutput<float> out{{o.data(), {10, 10, 5}}, lse.data()};
+  std::string message;
+  try {
+    AttentionForward(p.function, in, out);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_EQ(message, "attention: y: is not of the type of x");
+}
+
 TEST_P(PairFunctionTest, InfiniteBiasesMask) {
   for (const auto kind : {ProblemOptions::kSharedBias, ProblemOptions::kBiasForEachBatch}) {
     Problem<float> p =
