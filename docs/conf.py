@@ -1,5 +1,7 @@
 """Sphinx's settings: make docs renders the pages of this folder and the docstrings."""
 
+import inspect
+import pathlib
 import re
 
 from docutils import nodes
@@ -85,6 +87,12 @@ def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
 
 
 ModuleAnalyzer.analyze = analyze_without_overloads
+
+# Packages whose files are private are one module to users: their pages take the files as one.
+for package in (gnomon.nn, gnomon.models):
+    name, path = package.__name__, inspect.getfile(package)
+    sources = [file.read_text() for file in sorted(pathlib.Path(path).parent.glob("*.py"))]
+    ModuleAnalyzer.cache["module", name] = ModuleAnalyzer.for_string("\n".join(sources), name, path)
 
 
 def setup(app):

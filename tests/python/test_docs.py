@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import pathlib
+import pickle
 import re
 
 import pytest
@@ -85,6 +86,17 @@ def test_the_api_pages_hold_every_public_name():
         directive = "automodule" if inspect.ismodule(getattr(gnomon, name)) else "autofunction"
         full = f"gnomon.{name}" if directive == "automodule" else name
         assert re.search(rf"\.\. {directive}:: {full}[\n(]", pages), name
+
+
+@pytest.mark.parametrize("package", [gnomon.nn, gnomon.models], ids=lambda one: one.__name__)
+def test_the_page_of_a_package_holds_its_public_names(package):
+    name = package.__name__
+    page = (ROOT / "docs/api" / f"{name.removeprefix('gnomon.')}.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\.\. auto(?:class|function):: (\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(package.__all__)
+    for public in listed:
+        assert getattr(package, public).__module__ == name
+        assert pickle.loads(pickle.dumps(getattr(package, public))) is getattr(package, public)
 
 
 def without_types(function) -> str:

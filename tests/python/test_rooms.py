@@ -1,5 +1,6 @@
-"""Includes point one way (CONTRIBUTING.md, Rooms)."""
+"""Includes and imports point one way (CONTRIBUTING.md, Rooms)."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -129,3 +130,82 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     ]
     (tmp_path / file).write_text("".join(f'#include "{header}"\n' for header in headers))
     assert wrong_includes(tmp_path, [file]) == []
+
+
+# The rooms of the package, and those that each may import; what stands beside them, operators and
+# terms, is under all of them.
+BESIDE = "gnomon"
+PACKAGES = {
+    "gnomon.nn": set(),
+    "gnomon.models": {"gnomon.nn"},
+    "gnomon._plots": set(),
+    "gnomon.inspect": {"gnomon.nn", "gnomon.models", "gnomon._plots"},
+    "gnomon.integrations": {"gnomon.nn"},
+    "gnomon.data": set(),
+    "gnomon.report": {"gnomon._plots"},
+}
+# What puts all of them together.
+ENTRIES = {"gnomon.__init__", "gnomon.__main__"}
+# Libraries that only some rooms need, so that the others work without.
+OPTIONAL = {
+    "matplotlib": {"gnomon.inspect", "gnomon.report", "gnomon._plots"},
+    "transformers": {"gnomon.integrations"},
+}
+
+
+def package_of(module: str) -> str:
+    return next((room for room in PACKAGES if f"{module}.".startswith(f"{room}.")), BESIDE)
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """The imports of a folder with the package, as "module: name", that point the other way."""
+    wrong = []
+    for file in sorted((root / "gnomon").rglob("*.py")):
+        module = ".".join(file.relative_to(root).with_suffix("").parts)
+        if module in ENTRIES:
+            continue
+        room = package_of(module)
+        names = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        for name in sorted(names):
+            target = package_of(name)
+            rooms = OPTIONAL.get(name.split(".")[0])
+            if target not in {BESIDE, room, *PACKAGES.get(room, ())} or (
+                rooms is not None and room not in rooms
+            ):
+                wrong.append(f"{module}: {name}")
+    return wrong
+
+
+def test_imports_point_one_way():
+    assert wrong_imports(ROOT / "python") == []
+    folders = {path.name for path in (ROOT / "python/gnomon").iterdir() if path.is_dir()}
+    assert {f"gnomon.{name}" for name in folders - {"__pycache__"}} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "name"),
+    [
+        (
+            "_attention.py",
+            "from gnomon.nn import MultiheadAttention",
+            "gnomon.nn.MultiheadAttention",
+        ),
+        ("position.py", "from gnomon import nn", "gnomon.nn"),
+        ("distributed.py", "import gnomon.models", "gnomon.models"),
+        ("nn/_caches.py", "from gnomon.models import LanguageModel", "gnomon.models.LanguageModel"),
+        ("models/__init__.py", "from gnomon.inspect import decay", "gnomon.inspect.decay"),
+        ("nn/_caches.py", "import matplotlib.pyplot", "matplotlib.pyplot"),
+        ("models/__init__.py", "def f():\n    import transformers", "transformers"),
+    ],
+)
+def test_a_planted_import_is_seen(tmp_path, file, line, name):
+    path = tmp_path / "gnomon" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"from gnomon._library import ops\n{line}\n")
+    module = ".".join(("gnomon", *Path(file).with_suffix("").parts))
+    assert wrong_imports(tmp_path) == [f"{module}: {name}"]

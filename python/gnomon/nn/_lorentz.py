@@ -13,7 +13,7 @@ from gnomon import lorentz, similarity
 from gnomon._attention import Integers, Window, attention, attention_weights, takes
 from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._position import Position, to_positions
-from gnomon.nn import KVCache
+from gnomon.nn._caches import KVCache
 from gnomon.position import RoPE
 
 _NAME = "nn.LorentzMultiheadAttention"
@@ -185,8 +185,8 @@ class LorentzMultiheadAttention(torch.nn.Module):
         The other arguments are those of gnomon.attention.
 
         Returns:
-            (B, Lq, num_heads out_channels) with trans_heads_concat, else (B, Lq, out_channels):
-            points.
+            Points (B, Lq, num_heads out_channels) with trans_heads_concat, else
+            (B, Lq, out_channels).
         """
         source_input = query_input if source_input is None else source_input
         for name, tokens in (("query_input", query_input), ("source_input", source_input)):

@@ -1,16 +1,7 @@
-"""The language model of the command line, and its checkpoints.
-
-What ``gnomon train`` has written is loaded here, and what is saved here is read by ``gnomon eval``,
-``generate`` and ``inspect``, and with its training by ``gnomon train --resume``.
-"""
+"""The language model of the command line."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import json
-import os
-import pathlib
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -19,145 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon import _safetensors
-from gnomon._adaptive import AdaptiveEmbedding, table_sizes
 from gnomon._attention import Integers
-from gnomon._checks import (
-    check_integer,
-    check_optional_integers,
-    check_string,
-    check_tensors,
-    wrong_type,
-)
+from gnomon._checks import check_optional_integers, check_tensors, wrong_type
 from gnomon._position import Position, Sum, to_positions
 from gnomon._program import options as program_options
 from gnomon._similarity import Similarity, to_similarity
+from gnomon.models._adaptive import AdaptiveEmbedding
+from gnomon.models._memory import LanguageModelCache, LanguageModelMemory
 from gnomon.nn import (
     KVCache,
     LearnedValue,
     MultiheadAttention,
-    TokenCache,
     TokenPosition,
     attention_position,
 )
-
-__all__ = [
-    "Checkpoint",
-    "LanguageModel",
-    "LanguageModelCache",
-    "LanguageModelMemory",
-    "Tokenizer",
-    "TrainingState",
-    "load_checkpoint",
-    "save_checkpoint",
-]
-
-CHECKPOINT_NAME = "checkpoint.safetensors"
-TOKEN_KINDS = ("bytes", "words", "subwords")
-
-# What the program takes to be a space inside a line: ASCII's.
-_SPACES = b" \t\r\v\f"
-_FIRST_WORDS = [b"<unk>", b"<eos>"]
-
-# The layout of the file: training/checkpoint.cc.
-_FORMAT = 1
-_CONFIG = "gnomon"
-_MODEL = "model."
-_OPTIMIZER = "optimizer."
-_MEMORY = "memory."
-_VOCABULARY = "tokens.vocabulary"
-# The fields of a TrainingState that are no tensors, and their names in the file.
-_TRAINING_FIELDS = {
-    "step": "step",
-    "options": "training",
-    "memory_tokens": "memory_tokens",
-    "data": "data",
-}
-
-
-class LanguageModelCache:
-    """What a model remembers of the tokens so far, of a depth."""
-
-    def __init__(self, depth: int) -> None:
-        depth = check_integer("models.LanguageModelCache", "depth", depth)
-        if depth < 1:
-            raise ValueError(
-                f"gnomon.models.LanguageModelCache: depth is {depth}; expected at least 1"
-            )
-        self.tokens = TokenCache()
-        self.layers = [KVCache() for _ in range(depth)]
-
-    def _draft(self) -> LanguageModelCache:
-        """A copy for one call, which _keep takes over once nothing can be refused any more."""
-        draft = copy.copy(self)
-        draft.tokens = copy.copy(self.tokens)
-        draft.layers = [copy.copy(layer) for layer in self.layers]
-        return draft
-
-    def _keep(self, draft: LanguageModelCache) -> None:
-        self.tokens.__dict__.update(draft.tokens.__dict__)
-        for layer, changed in zip(self.layers, draft.layers, strict=True):
-            layer.__dict__.update(changed.__dict__)
-
-    def _batch(self) -> int | None:
-        """Of the tokens that it holds."""
-        k = self.layers[0].k if self.layers else None
-        return None if k is None else k.shape[0]
-
-
-class LanguageModelMemory:
-    """The memory of Transformer-XL (Dai et al. 2019, section 3.2), of max_length tokens.
-
-    What each layer read for the last tokens of the segments before this one, (B, length, dim). No
-    gradient flows into it.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        max_length = check_integer("models.LanguageModelMemory", "max_length", max_length)
-        if max_length < 0:
-            raise ValueError(
-                f"gnomon.models.LanguageModelMemory: max_length is {max_length}; expected at "
-                "least 0"
-            )
-        self.max_length = max_length
-        #: One per layer; none before the first segment.
-        self.layers: list[Tensor] = []
-        self.tokens = TokenCache()
-
-    def length(self) -> int:
-        """How many tokens it holds."""
-        return self.layers[0].shape[1] if self.layers else 0
-
-    def reset(self) -> None:
-        """Forgets all segments."""
-        self.layers = []
-        self.tokens.reset()
-
-    def _draft(self) -> LanguageModelMemory:
-        """A copy for one call, which _keep takes over once nothing can be refused any more."""
-        draft = copy.copy(self)
-        draft.tokens = copy.copy(self.tokens)
-        draft.layers = list(self.layers)
-        return draft
-
-    def _keep(self, draft: LanguageModelMemory) -> None:
-        self.tokens.__dict__.update(draft.tokens.__dict__)
-        self.layers = draft.layers
-
-    def _batch(self) -> int | None:
-        """Of the segments that it holds."""
-        return self.layers[0].shape[0] if self.layers else None
-
-    def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """What the layer read before; keeps x with it."""
-        if layer == len(self.layers):
-            before, kept = None, x.detach()
-            self.layers.append(kept)
-        else:
-            before = self.layers[layer]
-            kept = torch.cat([before, x.detach()], 1)
-        self.layers[layer] = kept[:, max(kept.shape[1] - self.max_length, 0) :].contiguous()
-        return before
 
 
 class _TransformerBlock(torch.nn.Module):
@@ -177,7 +43,7 @@ class _TransformerBlock(torch.nn.Module):
             max_length=options["max_length"],
         )
         self.mlp_norm = _norm(options)
-        hidden = 2 * mlp if self.activation in _GATES else mlp
+        hidden = 2 * mlp if self.activation in GATES else mlp
         self.mlp_in = torch.nn.Linear(dim, hidden, bias=bias)
         self.mlp_out = torch.nn.Linear(mlp, dim, bias=bias)
         self.dropout = torch.nn.Dropout(options["dropout"])
@@ -212,7 +78,7 @@ class _TransformerBlock(torch.nn.Module):
         )
         x = x + self.dropout(attended)
         hidden = self.mlp_in(self.mlp_norm(x))
-        if gate := _GATES.get(self.activation):
+        if gate := GATES.get(self.activation):
             gates, units = hidden.chunk(2, -1)
             hidden = gate(gates) * units
         else:
@@ -222,7 +88,7 @@ class _TransformerBlock(torch.nn.Module):
 
 
 # The activations that gate the hidden units of an MLP by as many others (Shazeer 2020).
-_GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
+GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 
 
 def _norm(options: Mapping[str, Any]) -> torch.nn.Module:
@@ -289,7 +155,7 @@ class LanguageModel(torch.nn.Module):
         super().__init__()
         similarity, position = _to_specs(similarity, position)
         #: As given; see options.
-        self._options = _check_options(
+        self._options = check_options(
             {
                 "vocabulary": vocabulary,
                 "dim": dim,
@@ -594,7 +460,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
     return lowered[0], lowered[1]
 
 
-def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a LanguageModel, as numbers that JSON holds."""
     operator = "models.LanguageModel"
     checked = {
@@ -607,330 +473,3 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if dim % heads != 0:
         raise ValueError(f"gnomon.{operator}: dim is {dim} and heads {heads}; expected a multiple")
     return checked
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-    """What a model reads: "bytes", "words" or "subwords", and their vocabulary as a file.
-
-    Of words, the file has one a line, the first of them <unk> and <eos>; of subwords, it is a model
-    of SentencePiece; of bytes, it is empty.
-    """
-
-    kind: str = "bytes"
-    vocabulary: bytes = b""
-
-    def __repr__(self) -> str:
-        size = "" if self.kind == "bytes" else f", {len(self.vocabulary)} bytes"
-        return f"Tokenizer({self.kind!r}{size})"
-
-    def __post_init__(self) -> None:
-        if self.kind not in TOKEN_KINDS:
-            raise ValueError(
-                f"gnomon.models.Tokenizer: kind is {self.kind!r}; expected one of "
-                f"{', '.join(TOKEN_KINDS)}"
-            )
-        if not isinstance(self.vocabulary, bytes):
-            raise wrong_type("models.Tokenizer", "vocabulary", self.vocabulary, "bytes")
-        if (self.kind == "bytes") != (self.vocabulary == b""):
-            raise ValueError(
-                f"gnomon.models.Tokenizer: the vocabulary of {self.kind} has "
-                f"{len(self.vocabulary)} bytes; expected "
-                f"{'none' if self.kind == 'bytes' else 'a file'}"
-            )
-        if self.kind == "words":
-            self._check_words()
-
-    def _check_words(self) -> None:
-        """As the program does: text/tokens.cc."""
-        *lines, rest = self.vocabulary.split(b"\n")
-        seen = set()
-        for number, word in enumerate([*lines, rest] if rest else lines, 1):
-            fault = (
-                "is not one word"
-                if not word or any(space in word for space in _SPACES)
-                else "comes twice"
-                if word in seen
-                else "has no end"
-                if number > len(lines)
-                else None
-            )
-            if fault is not None:
-                raise ValueError(
-                    f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
-                    "expected one word a line, each once"
-                )
-            seen.add(word)
-        if lines[:2] != _FIRST_WORDS or len(lines) < 3:
-            raise ValueError(
-                "gnomon.models.Tokenizer: the vocabulary of words begins with "
-                f"{b', '.join(lines[:3])!r}; expected <unk>, <eos> and a word"
-            )
-
-
-@dataclasses.dataclass
-class TrainingState:
-    """What ``gnomon train --resume`` needs beside the model.
-
-    Attributes:
-        options: those of the training, by the names of training/training_options.h and of the
-            windows in tasks/text.h.
-        step: steps done.
-        optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
-        memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
-        memory_tokens: tokens that the memory has seen.
-        data: "path" and "sha256" of the text.
-        run: "checkpoint_every" and "evaluation_bytes" as ``gnomon train`` was given them, its
-            defaults if they are left out.
-
-    Raises:
-        ValueError: a field of options or data that is missing, a number out of its range, a field
-            of run that is not known.
-        TypeError: a field of another class.
-    """
-
-    options: dict[str, Any]
-    step: int
-    optimizer: dict[str, Tensor]
-    memory: dict[str, Tensor]
-    memory_tokens: int
-    data: dict[str, str]
-    run: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        steps = self.options.get("steps", "?")
-        return f"TrainingState(step {self.step} of {steps}, data {self.data.get('path')!r})"
-
-    def __post_init__(self) -> None:
-        operator = "models.TrainingState"
-        for field in ("options", "optimizer", "memory", "data", "run"):
-            if not isinstance(getattr(self, field), dict):
-                raise wrong_type(operator, field, getattr(self, field), "a dict")
-        for field in ("step", "memory_tokens"):
-            count = check_integer(operator, field, getattr(self, field))
-            if count < 0:
-                raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
-            setattr(self, field, count)
-        for field, names in (
-            ("options", tuple(program_options("training"))),
-            ("data", ("path", "sha256")),
-        ):
-            for name in names:
-                if name not in getattr(self, field):
-                    raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
-        self.options = self.options | {
-            name: option.check(operator, self.options[name], "options")
-            for name, option in program_options("training").items()
-        }
-        for name in ("path", "sha256"):
-            check_string(operator, f"{name} of data", self.data[name])
-        for field in ("optimizer", "memory"):
-            check_tensors(operator, **getattr(self, field))
-        known = program_options("run")
-        for name in self.run:
-            if name not in known:
-                raise ValueError(
-                    f"gnomon.{operator}: run has {name!r}; expected {' and '.join(known)}"
-                )
-        self.run = {
-            name: option.check(operator, self.run.get(name, option.default), "run")
-            for name, option in known.items()
-        }
-
-
-@dataclasses.dataclass
-class Checkpoint:
-    """What a file holds; training is None where it holds a model alone."""
-
-    model: LanguageModel
-    tokenizer: Tokenizer
-    training: TrainingState | None = None
-
-
-def save_checkpoint(
-    path: str | os.PathLike[str],
-    model: LanguageModel,
-    tokenizer: Tokenizer | None = None,
-    training: TrainingState | None = None,
-) -> None:
-    """Writes a file that load_checkpoint and the command line read, weights in float32.
-
-    tokenizer is that of bytes by default. Without its training a model can be evaluated, can
-    generate and be inspected; ``gnomon train --resume`` needs it. An existing file is replaced once
-    the new one is whole.
-
-    Raises:
-        ValueError: a vocabulary of another size than the model's; a model with other tensors than
-            one of its options has (a module put in the place of another, or parametrized).
-        TypeError: an argument of another class.
-        OSError: the file cannot be written.
-    """
-    target = _to_path("save_checkpoint", path)
-    if not isinstance(model, LanguageModel):
-        raise wrong_type("models.save_checkpoint", "model", model, "a LanguageModel")
-    tokenizer = Tokenizer() if tokenizer is None else tokenizer
-    if not isinstance(tokenizer, Tokenizer):
-        raise wrong_type("models.save_checkpoint", "tokenizer", tokenizer, "a Tokenizer, or None")
-    if training is not None and not isinstance(training, TrainingState):
-        raise wrong_type("models.save_checkpoint", "training", training, "a TrainingState, or None")
-    if training is not None:
-        # Its fields are checked again: they may have changed since it was made.
-        training = dataclasses.replace(training)
-    _check_vocabulary("gnomon.models.save_checkpoint: ", tokenizer, model.options["vocabulary"])
-    state = model.state_dict()
-    _check_state(model.options, state)
-    tensors = {_MODEL + name: tensor.float() for name, tensor in state.items()}
-    if tokenizer.vocabulary:
-        tensors[_VOCABULARY] = torch.frombuffer(bytearray(tokenizer.vocabulary), dtype=torch.uint8)
-    config: dict[str, Any] = {
-        "format": _FORMAT,
-        "model": dict(model.options),
-        "tokens": {"kind": tokenizer.kind},
-    }
-    if training is not None:
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in training.optimizer.items()}
-        tensors |= {_MEMORY + name: tensor for name, tensor in training.memory.items()}
-        config |= {name: getattr(training, field) for field, name in _TRAINING_FIELDS.items()}
-        config["run"] = training.run
-    metadata = {"format": "pt", _CONFIG: json.dumps(config, allow_nan=False)}
-    _safetensors.write(target, tensors, metadata)
-
-
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """What is in a checkpoint file, or in the folder of a run; the model in evaluation mode.
-
-    Tensors are in float32 on the CPU, and can be trained, whatever torch.device and
-    torch.inference_mode it is called under. Nothing that a file holds is executed.
-
-    Raises:
-        ValueError: there is no sound checkpoint; it names the path.
-        TypeError: path is none.
-    """
-    path = _to_path("load_checkpoint", path)
-    if not path.exists():
-        raise ValueError(f"no such checkpoint file or run folder: {path}")
-    if path.is_dir():
-        if not (path / CHECKPOINT_NAME).exists():
-            raise ValueError(f"the folder {path} holds no {CHECKPOINT_NAME}")
-        path = path / CHECKPOINT_NAME
-    with torch.inference_mode(False), torch.device("cpu"):
-        tensors, metadata = _safetensors.read(path)
-        try:
-            return _build(tensors, metadata)
-        except KeyError as error:
-            raise ValueError(
-                f"{path} is not a checkpoint of a language model: {error} is missing"
-            ) from error
-        except (ValueError, TypeError, RuntimeError, RecursionError) as error:
-            message = " ".join(str(error).split())
-            raise ValueError(
-                f"{path} is not a checkpoint of a language model: {message}"
-            ) from error
-
-
-def _to_path(function: str, path: object) -> pathlib.Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise wrong_type(f"models.{function}", "path", path, "a str or an os.PathLike")
-    return pathlib.Path(path)
-
-
-def _object(what: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is a {type(value).__name__}, expected an object")
-    return value
-
-
-def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
-    config = _object("its configuration", json.loads(metadata[_CONFIG]))
-    file_format = config["format"]
-    if type(file_format) is not int or file_format != _FORMAT:
-        raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
-    task = config.get("task", "text")
-    if task != "text":
-        raise ValueError(f"it is of the task {task!r}, expected 'text'")
-    named = _object("the field 'model'", config["model"])
-    options = {
-        name: named.get(name, option.default) if option.may_lack else named[name]
-        for name, option in program_options("model").items()
-    }
-    _check_options(options)
-    # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
-    # model of them is built; max_length and the numbers in `position` are not.
-    dim = options["dim"]
-    hidden = options["mlp"] * (2 if options["activation"] in _GATES else 1)
-    embeddings = {"embedding.weight": (options["vocabulary"], dim)}
-    if options["adaptive"]:
-        sizes = table_sizes(options["vocabulary"], dim, options["adaptive"])
-        embeddings = {f"embedding.table_{band}": size for band, size in enumerate(sizes)}
-    for name, shape in [
-        *((name, list(size)) for name, size in embeddings.items()),
-        ("blocks.0.mlp_in.weight", [hidden, dim]),
-    ]:
-        if list(tensors[_MODEL + name].shape) != shape:
-            raise ValueError(f"the tensor '{_MODEL + name}' is not of the shape {shape}")
-    if options["depth"] > len(tensors):
-        raise ValueError(f"it holds fewer tensors than {options['depth']} layers")
-    vocabulary = tensors.get(_VOCABULARY, torch.empty(0, dtype=torch.uint8))
-    if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
-        raise ValueError(
-            f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes, "
-            "expected uint8 and one"
-        )
-    kind = _object("the field 'tokens'", config["tokens"])["kind"]
-    tokenizer = Tokenizer(kind, bytes(vocabulary.tolist()))
-    _check_vocabulary("", tokenizer, options["vocabulary"])
-    state = _below(tensors, _MODEL)
-    for name, tensor in state.items():
-        if tensor.dtype != torch.float32:
-            raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
-    # What it draws is overwritten: the generator shall not show it.
-    with torch.random.fork_rng(devices=[]):
-        model = LanguageModel(**options).float()
-    model.load_state_dict(state)
-    training = None
-    used = len(state) + (_VOCABULARY in tensors)
-    if any(name in config for name in _TRAINING_FIELDS.values()):
-        fields = {field: config[name] for field, name in _TRAINING_FIELDS.items()}
-        fields["run"] = _object("the field 'run'", config.get("run", {}))
-        training = TrainingState(
-            **fields, optimizer=_below(tensors, _OPTIMIZER), memory=_below(tensors, _MEMORY)
-        )
-        used += len(training.optimizer) + len(training.memory)
-    if used != len(tensors):
-        raise ValueError(f"it holds {len(tensors)} tensors, of which its model has {used}")
-    return Checkpoint(model.eval(), tokenizer, training)
-
-
-def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """That the tensors of a model are those that its options lead to."""
-    where = "gnomon.models.save_checkpoint: model"
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        expected = {name: t.shape for name, t in LanguageModel(**options).state_dict().items()}
-    for name in sorted(expected.keys() | state.keys()):
-        if name not in expected or name not in state:
-            fault = "has the tensor" if name in state else "lacks the tensor"
-            raise ValueError(
-                f"{where} {fault} {name!r}; expected the tensors of a LanguageModel of its options"
-            )
-        if state[name].shape != expected[name]:
-            raise ValueError(
-                f"{where} has {name!r} of shape {list(state[name].shape)}; expected "
-                f"{list(expected[name])} by its options"
-            )
-
-
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def _check_vocabulary(where: str, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Of what can be counted without SentencePiece."""
-    size = {"bytes": 256, "words": tokenizer.vocabulary.count(b"\n")}.get(tokenizer.kind)
-    if size is not None and size != vocabulary:
-        raise ValueError(
-            f"{where}the vocabulary of {tokenizer.kind} has {size} tokens, the model {vocabulary}"
-        )

@@ -1,0 +1,305 @@
+"""Checkpoints: a model, how it reads texts, and its training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon import _safetensors
+from gnomon._checks import check_integer, check_string, check_tensors, wrong_type
+from gnomon._program import options as program_options
+from gnomon.models._adaptive import table_sizes
+from gnomon.models._language_model import GATES, LanguageModel, check_options
+from gnomon.models._tokenizer import Tokenizer
+
+CHECKPOINT_NAME = "checkpoint.safetensors"
+
+# The layout of the file: training/checkpoint.cc.
+_FORMAT = 1
+_CONFIG = "gnomon"
+_MODEL = "model."
+_OPTIMIZER = "optimizer."
+_MEMORY = "memory."
+_VOCABULARY = "tokens.vocabulary"
+# The fields of a TrainingState that are no tensors, and their names in the file.
+_TRAINING_FIELDS = {
+    "step": "step",
+    "options": "training",
+    "memory_tokens": "memory_tokens",
+    "data": "data",
+}
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """What ``gnomon train --resume`` needs beside the model.
+
+    Attributes:
+        options: those of the training, by the names of training/training_options.h and of the
+            windows in tasks/text.h.
+        step: steps done.
+        optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
+        memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
+        memory_tokens: tokens that the memory has seen.
+        data: "path" and "sha256" of the text.
+        run: "checkpoint_every" and "evaluation_bytes" as ``gnomon train`` was given them, its
+            defaults if they are left out.
+
+    Raises:
+        ValueError: a field of options or data that is missing, a number out of its range, a field
+            of run that is not known.
+        TypeError: a field of another class.
+    """
+
+    options: dict[str, Any]
+    step: int
+    optimizer: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    memory_tokens: int
+    data: dict[str, str]
+    run: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        steps = self.options.get("steps", "?")
+        return f"TrainingState(step {self.step} of {steps}, data {self.data.get('path')!r})"
+
+    def __post_init__(self) -> None:
+        operator = "models.TrainingState"
+        for field in ("options", "optimizer", "memory", "data", "run"):
+            if not isinstance(getattr(self, field), dict):
+                raise wrong_type(operator, field, getattr(self, field), "a dict")
+        for field in ("step", "memory_tokens"):
+            count = check_integer(operator, field, getattr(self, field))
+            if count < 0:
+                raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
+            setattr(self, field, count)
+        for field, names in (
+            ("options", tuple(program_options("training"))),
+            ("data", ("path", "sha256")),
+        ):
+            for name in names:
+                if name not in getattr(self, field):
+                    raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
+        self.options = self.options | {
+            name: option.check(operator, self.options[name], "options")
+            for name, option in program_options("training").items()
+        }
+        for name in ("path", "sha256"):
+            check_string(operator, f"{name} of data", self.data[name])
+        for field in ("optimizer", "memory"):
+            check_tensors(operator, **getattr(self, field))
+        known = program_options("run")
+        for name in self.run:
+            if name not in known:
+                raise ValueError(
+                    f"gnomon.{operator}: run has {name!r}; expected {' and '.join(known)}"
+                )
+        self.run = {
+            name: option.check(operator, self.run.get(name, option.default), "run")
+            for name, option in known.items()
+        }
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """What a file holds; training is None where it holds a model alone."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    training: TrainingState | None = None
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: LanguageModel,
+    tokenizer: Tokenizer | None = None,
+    training: TrainingState | None = None,
+) -> None:
+    """Writes a file that load_checkpoint and the command line read, weights in float32.
+
+    tokenizer is that of bytes by default. Without its training a model can be evaluated, can
+    generate and be inspected; ``gnomon train --resume`` needs it. An existing file is replaced once
+    the new one is whole.
+
+    Raises:
+        ValueError: a vocabulary of another size than the model's; a model with other tensors than
+            one of its options has (a module put in the place of another, or parametrized).
+        TypeError: an argument of another class.
+        OSError: the file cannot be written.
+    """
+    target = _to_path("save_checkpoint", path)
+    if not isinstance(model, LanguageModel):
+        raise wrong_type("models.save_checkpoint", "model", model, "a LanguageModel")
+    tokenizer = Tokenizer() if tokenizer is None else tokenizer
+    if not isinstance(tokenizer, Tokenizer):
+        raise wrong_type("models.save_checkpoint", "tokenizer", tokenizer, "a Tokenizer, or None")
+    if training is not None and not isinstance(training, TrainingState):
+        raise wrong_type("models.save_checkpoint", "training", training, "a TrainingState, or None")
+    if training is not None:
+        # Its fields are checked again: they may have changed since it was made.
+        training = dataclasses.replace(training)
+    _check_vocabulary("gnomon.models.save_checkpoint: ", tokenizer, model.options["vocabulary"])
+    state = model.state_dict()
+    _check_state(model.options, state)
+    tensors = {_MODEL + name: tensor.float() for name, tensor in state.items()}
+    if tokenizer.vocabulary:
+        tensors[_VOCABULARY] = torch.frombuffer(bytearray(tokenizer.vocabulary), dtype=torch.uint8)
+    config: dict[str, Any] = {
+        "format": _FORMAT,
+        "model": dict(model.options),
+        "tokens": {"kind": tokenizer.kind},
+    }
+    if training is not None:
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in training.optimizer.items()}
+        tensors |= {_MEMORY + name: tensor for name, tensor in training.memory.items()}
+        config |= {name: getattr(training, field) for field, name in _TRAINING_FIELDS.items()}
+        config["run"] = training.run
+    metadata = {"format": "pt", _CONFIG: json.dumps(config, allow_nan=False)}
+    _safetensors.write(target, tensors, metadata)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """What is in a checkpoint file, or in the folder of a run; the model in evaluation mode.
+
+    Tensors are in float32 on the CPU, and can be trained, whatever torch.device and
+    torch.inference_mode it is called under. Nothing that a file holds is executed.
+
+    Raises:
+        ValueError: there is no sound checkpoint; it names the path.
+        TypeError: path is none.
+    """
+    path = _to_path("load_checkpoint", path)
+    if not path.exists():
+        raise ValueError(f"no such checkpoint file or run folder: {path}")
+    if path.is_dir():
+        if not (path / CHECKPOINT_NAME).exists():
+            raise ValueError(f"the folder {path} holds no {CHECKPOINT_NAME}")
+        path = path / CHECKPOINT_NAME
+    with torch.inference_mode(False), torch.device("cpu"):
+        tensors, metadata = _safetensors.read(path)
+        try:
+            return _build(tensors, metadata)
+        except KeyError as error:
+            raise ValueError(
+                f"{path} is not a checkpoint of a language model: {error} is missing"
+            ) from error
+        except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+            message = " ".join(str(error).split())
+            raise ValueError(
+                f"{path} is not a checkpoint of a language model: {message}"
+            ) from error
+
+
+def _to_path(function: str, path: object) -> pathlib.Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type(f"models.{function}", "path", path, "a str or an os.PathLike")
+    return pathlib.Path(path)
+
+
+def _object(what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is a {type(value).__name__}, expected an object")
+    return value
+
+
+def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
+    config = _object("its configuration", json.loads(metadata[_CONFIG]))
+    file_format = config["format"]
+    if type(file_format) is not int or file_format != _FORMAT:
+        raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
+    task = config.get("task", "text")
+    if task != "text":
+        raise ValueError(f"it is of the task {task!r}, expected 'text'")
+    named = _object("the field 'model'", config["model"])
+    options = {
+        name: named.get(name, option.default) if option.may_lack else named[name]
+        for name, option in program_options("model").items()
+    }
+    check_options(options)
+    # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
+    # model of them is built; max_length and the numbers in `position` are not.
+    dim = options["dim"]
+    hidden = options["mlp"] * (2 if options["activation"] in GATES else 1)
+    embeddings = {"embedding.weight": (options["vocabulary"], dim)}
+    if options["adaptive"]:
+        sizes = table_sizes(options["vocabulary"], dim, options["adaptive"])
+        embeddings = {f"embedding.table_{band}": size for band, size in enumerate(sizes)}
+    for name, shape in [
+        *((name, list(size)) for name, size in embeddings.items()),
+        ("blocks.0.mlp_in.weight", [hidden, dim]),
+    ]:
+        if list(tensors[_MODEL + name].shape) != shape:
+            raise ValueError(f"the tensor '{_MODEL + name}' is not of the shape {shape}")
+    if options["depth"] > len(tensors):
+        raise ValueError(f"it holds fewer tensors than {options['depth']} layers")
+    vocabulary = tensors.get(_VOCABULARY, torch.empty(0, dtype=torch.uint8))
+    if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
+        raise ValueError(
+            f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes, "
+            "expected uint8 and one"
+        )
+    kind = _object("the field 'tokens'", config["tokens"])["kind"]
+    tokenizer = Tokenizer(kind, bytes(vocabulary.tolist()))
+    _check_vocabulary("", tokenizer, options["vocabulary"])
+    state = _below(tensors, _MODEL)
+    for name, tensor in state.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
+    # What it draws is overwritten: the generator shall not show it.
+    with torch.random.fork_rng(devices=[]):
+        model = LanguageModel(**options).float()
+    model.load_state_dict(state)
+    training = None
+    used = len(state) + (_VOCABULARY in tensors)
+    if any(name in config for name in _TRAINING_FIELDS.values()):
+        fields = {field: config[name] for field, name in _TRAINING_FIELDS.items()}
+        fields["run"] = _object("the field 'run'", config.get("run", {}))
+        training = TrainingState(
+            **fields, optimizer=_below(tensors, _OPTIMIZER), memory=_below(tensors, _MEMORY)
+        )
+        used += len(training.optimizer) + len(training.memory)
+    if used != len(tensors):
+        raise ValueError(f"it holds {len(tensors)} tensors, of which its model has {used}")
+    return Checkpoint(model.eval(), tokenizer, training)
+
+
+def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """That the tensors of a model are those that its options lead to."""
+    where = "gnomon.models.save_checkpoint: model"
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        expected = {name: t.shape for name, t in LanguageModel(**options).state_dict().items()}
+    for name in sorted(expected.keys() | state.keys()):
+        if name not in expected or name not in state:
+            fault = "has the tensor" if name in state else "lacks the tensor"
+            raise ValueError(
+                f"{where} {fault} {name!r}; expected the tensors of a LanguageModel of its options"
+            )
+        if state[name].shape != expected[name]:
+            raise ValueError(
+                f"{where} has {name!r} of shape {list(state[name].shape)}; expected "
+                f"{list(expected[name])} by its options"
+            )
+
+
+def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _check_vocabulary(where: str, tokenizer: Tokenizer, vocabulary: int) -> None:
+    """Of what can be counted without SentencePiece."""
+    size = {"bytes": 256, "words": tokenizer.vocabulary.count(b"\n")}.get(tokenizer.kind)
+    if size is not None and size != vocabulary:
+        raise ValueError(
+            f"{where}the vocabulary of {tokenizer.kind} has {size} tokens, the model {vocabulary}"
+        )

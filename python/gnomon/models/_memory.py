@@ -1,0 +1,96 @@
+"""What a language model remembers of earlier calls."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from gnomon._checks import check_integer
+from gnomon.nn import KVCache, TokenCache
+
+
+class LanguageModelCache:
+    """What a model remembers of the tokens so far, of a depth."""
+
+    def __init__(self, depth: int) -> None:
+        depth = check_integer("models.LanguageModelCache", "depth", depth)
+        if depth < 1:
+            raise ValueError(
+                f"gnomon.models.LanguageModelCache: depth is {depth}; expected at least 1"
+            )
+        self.tokens = TokenCache()
+        self.layers = [KVCache() for _ in range(depth)]
+
+    def _draft(self) -> LanguageModelCache:
+        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        draft = copy.copy(self)
+        draft.tokens = copy.copy(self.tokens)
+        draft.layers = [copy.copy(layer) for layer in self.layers]
+        return draft
+
+    def _keep(self, draft: LanguageModelCache) -> None:
+        self.tokens.__dict__.update(draft.tokens.__dict__)
+        for layer, changed in zip(self.layers, draft.layers, strict=True):
+            layer.__dict__.update(changed.__dict__)
+
+    def _batch(self) -> int | None:
+        """Of the tokens that it holds."""
+        k = self.layers[0].k if self.layers else None
+        return None if k is None else k.shape[0]
+
+
+class LanguageModelMemory:
+    """The memory of Transformer-XL (Dai et al. 2019, section 3.2), of max_length tokens.
+
+    What each layer read for the last tokens of the segments before this one, (B, length, dim). No
+    gradient flows into it.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        max_length = check_integer("models.LanguageModelMemory", "max_length", max_length)
+        if max_length < 0:
+            raise ValueError(
+                f"gnomon.models.LanguageModelMemory: max_length is {max_length}; expected at "
+                "least 0"
+            )
+        self.max_length = max_length
+        #: One per layer; none before the first segment.
+        self.layers: list[Tensor] = []
+        self.tokens = TokenCache()
+
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return self.layers[0].shape[1] if self.layers else 0
+
+    def reset(self) -> None:
+        """Forgets all segments."""
+        self.layers = []
+        self.tokens.reset()
+
+    def _draft(self) -> LanguageModelMemory:
+        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        draft = copy.copy(self)
+        draft.tokens = copy.copy(self.tokens)
+        draft.layers = list(self.layers)
+        return draft
+
+    def _keep(self, draft: LanguageModelMemory) -> None:
+        self.tokens.__dict__.update(draft.tokens.__dict__)
+        self.layers = draft.layers
+
+    def _batch(self) -> int | None:
+        """Of the segments that it holds."""
+        return self.layers[0].shape[0] if self.layers else None
+
+    def _remember(self, layer: int, x: Tensor) -> Tensor | None:
+        """What the layer read before; keeps x with it."""
+        if layer == len(self.layers):
+            before, kept = None, x.detach()
+            self.layers.append(kept)
+        else:
+            before = self.layers[layer]
+            kept = torch.cat([before, x.detach()], 1)
+        self.layers[layer] = kept[:, max(kept.shape[1] - self.max_length, 0) :].contiguous()
+        return before

@@ -1,0 +1,72 @@
+"""How a model reads texts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gnomon._checks import wrong_type
+
+TOKEN_KINDS = ("bytes", "words", "subwords")
+
+# What the program takes to be a space inside a line: ASCII's.
+_SPACES = b" \t\r\v\f"
+_FIRST_WORDS = [b"<unk>", b"<eos>"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """What a model reads: "bytes", "words" or "subwords", and their vocabulary as a file.
+
+    Of words, the file has one a line, the first of them <unk> and <eos>; of subwords, it is a model
+    of SentencePiece; of bytes, it is empty.
+    """
+
+    kind: str = "bytes"
+    vocabulary: bytes = b""
+
+    def __repr__(self) -> str:
+        size = "" if self.kind == "bytes" else f", {len(self.vocabulary)} bytes"
+        return f"Tokenizer({self.kind!r}{size})"
+
+    def __post_init__(self) -> None:
+        if self.kind not in TOKEN_KINDS:
+            raise ValueError(
+                f"gnomon.models.Tokenizer: kind is {self.kind!r}; expected one of "
+                f"{', '.join(TOKEN_KINDS)}"
+            )
+        if not isinstance(self.vocabulary, bytes):
+            raise wrong_type("models.Tokenizer", "vocabulary", self.vocabulary, "bytes")
+        if (self.kind == "bytes") != (self.vocabulary == b""):
+            raise ValueError(
+                f"gnomon.models.Tokenizer: the vocabulary of {self.kind} has "
+                f"{len(self.vocabulary)} bytes; expected "
+                f"{'none' if self.kind == 'bytes' else 'a file'}"
+            )
+        if self.kind == "words":
+            self._check_words()
+
+    def _check_words(self) -> None:
+        """As the program does: text/tokens.cc."""
+        *lines, rest = self.vocabulary.split(b"\n")
+        seen = set()
+        for number, word in enumerate([*lines, rest] if rest else lines, 1):
+            fault = (
+                "is not one word"
+                if not word or any(space in word for space in _SPACES)
+                else "comes twice"
+                if word in seen
+                else "has no end"
+                if number > len(lines)
+                else None
+            )
+            if fault is not None:
+                raise ValueError(
+                    f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
+                    "expected one word a line, each once"
+                )
+            seen.add(word)
+        if lines[:2] != _FIRST_WORDS or len(lines) < 3:
+            raise ValueError(
+                "gnomon.models.Tokenizer: the vocabulary of words begins with "
+                f"{b', '.join(lines[:3])!r}; expected <unk>, <eos> and a word"
+            )

@@ -1,0 +1,127 @@
+"""What modules remember of the tokens of earlier calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Projected keys and values of the tokens so far, before any rotation or map.
+
+    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; in projections what else a position makes of
+    tokens that are keys, (B, H, L, ...). positions (B, L) or (L,) say where they stand, if the
+    calls do; None else.
+    """
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+        self.projections: list[Tensor] = []
+        self.positions: Tensor | None = None
+
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return 0 if self.k is None else self.k.shape[2]
+
+    def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values with those of more tokens, which the cache does not keep."""
+        if self.k is None or self.v is None:
+            return k, v
+        for name, old, new in (("k", self.k, k), ("v", self.v, v)):
+            if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+                raise ValueError(
+                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
+                    f"{list(old.shape)}; expected the same but for the length"
+                )
+        return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+
+    def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
+        """The same of what else is made of more tokens."""
+        if self.k is None:
+            return projections
+        if len(projections) != len(self.projections):
+            raise ValueError(
+                f"gnomon.nn.KVCache: it has {len(self.projections)} projections and takes "
+                f"{len(projections)}; expected the same number"
+            )
+        return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
+
+    def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
+        """The same of where more tokens stand.
+
+        Tokens that came without positions before others with them stand one after the other.
+        """
+        if self.k is None:
+            return positions
+        if positions is None:
+            if self.positions is not None:
+                raise ValueError(
+                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the "
+                    "tokens that it takes"
+                )
+            return None
+        known = self.positions
+        if known is None:
+            known = torch.arange(self.length(), device=positions.device)
+        if 3 in (known.dim(), positions.dim()):
+            # Coordinates.
+            if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
+                raise ValueError(
+                    "gnomon.nn.KVCache: its tokens have positions of another number of axes; "
+                    "expected positions as those of the first tokens"
+                )
+            if len(known) != len(positions):
+                known, positions = (one.expand(batch, -1, -1) for one in (known, positions))
+            return torch.cat([known, positions], 1)
+        axes = max(known.dim(), positions.dim())
+        parts = [one if one.dim() == axes else one.expand(batch, -1) for one in (known, positions)]
+        return torch.cat(parts, -1)
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        projections: Sequence[Tensor] = (),
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds tokens; returns all keys and values."""
+        of_keys = self.joined_projections(list(projections))
+        places = self.joined_positions(positions, k.shape[0])
+        self.k, self.v = self.joined(k, v)
+        self.projections, self.positions = of_keys, places
+        return self.k, self.v
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        self.k = self.v = self.positions = None
+        self.projections = []
+
+
+class TokenCache:
+    """What token encodings keep of the tokens so far.
+
+    embeddings (B, N, dim), of those that the next tokens read (a convolution's), or None.
+    """
+
+    def __init__(self) -> None:
+        self.embeddings: Tensor | None = None
+        self._length = 0
+
+    def length(self) -> int:
+        """How many tokens there were."""
+        return self._length
+
+    def append(self, embeddings: Tensor, history: int) -> None:
+        """Adds tokens; keeps the last `history` of all."""
+        self._length += embeddings.shape[1]
+        if history > 0:
+            parts = [embeddings] if self.embeddings is None else [self.embeddings, embeddings]
+            self.embeddings = torch.cat(parts, 1)[:, -history:]
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        self.embeddings = None
+        self._length = 0

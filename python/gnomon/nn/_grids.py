@@ -1,0 +1,175 @@
+"""Models whose positions lie on a grid, at another resolution."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon._catalogue import components_of
+from gnomon._checks import wrong_type
+from gnomon._library import ops
+from gnomon._terms import check_shape, to_spec
+from gnomon.nn._multihead_attention import MultiheadAttention
+from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
+
+
+def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
+    """A table of biases over the offsets of a grid, (H, 2 h - 1, 2 w - 1), for another grid.
+
+    The farthest offsets stay the farthest, and offset 0 stays offset 0; between them the table is
+    interpolated, cubically over two axes and linearly over one or three.
+
+    Args:
+        table: of gnomon.position.GridBias, of one to three axes; of any floating-point dtype.
+        shape: of the new grid, as many axes as the table has.
+
+    Returns:
+        (H, 2 h' - 1, 2 w' - 1) for the new shape (h', w'), in the table's dtype; differentiable.
+
+    Raises:
+        ValueError: a table of another number of axes, or of an even number of offsets.
+        TypeError: a table that is no tensor of floating-point numbers, a shape of no integers.
+    """
+    name = "nn.resize_grid_table"
+    if not isinstance(table, Tensor):
+        raise wrong_type(name, "table", table, "a Tensor")
+    if not table.is_floating_point():
+        raise TypeError(
+            f"gnomon.{name}: table has dtype {table.dtype}; expected a floating-point one"
+        )
+    sizes = check_shape(f"gnomon.{name}: shape", shape)
+    if min(sizes) < 1:
+        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive lengths")
+    axes = table.dim() - 1
+    if not 1 <= axes <= 3 or any(size % 2 == 0 for size in table.shape[1:]):
+        raise ValueError(
+            f"gnomon.{name}: table has shape {list(table.shape)}; expected (H, 2 h - 1, 2 w - 1), "
+            "of one to three axes"
+        )
+    if len(sizes) != axes:
+        raise ValueError(
+            f"gnomon.{name}: shape is {tuple(sizes)}; expected {axes} axes, as the table has"
+        )
+    target = [2 * size - 1 for size in sizes]
+    if list(table.shape[1:]) == target:
+        return table.clone()
+    wide = table if table.dtype == torch.float64 else table.float()
+    for axis, new in enumerate(target, 1):
+        if new == 1:
+            # Offset 0 alone, where interpolation takes the first one.
+            wide = wide.narrow(axis, table.shape[axis] // 2, 1)
+    mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[axes]
+    resized = torch.nn.functional.interpolate(wide[None], target, mode=mode, align_corners=True)
+    return resized[0].to(table.dtype)
+
+
+def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
+    """Moves a model whose positions lie on a grid to a grid of another shape; returns it.
+
+    In place: the specifications of MultiheadAttention, TokenPosition and TokenEncoding with a shape
+    get the new one, and their tables are interpolated as by resize_grid_table, biases ("grid_bias",
+    "offset_bias" along an axis) and the rows of "relative2d" alike; so that a model trained at one
+    resolution starts well at another. What a sequence has stays as it is. Make the optimiser anew
+    afterwards.
+
+    Args:
+        module: a MultiheadAttention, or a model with some of them.
+        shape: of the new grid, of as many axes.
+
+    Raises:
+        ValueError: no position on a grid in it, or one of another number of axes.
+        TypeError: no module, or a shape of no integers.
+    """
+    name = "nn.resize_grid"
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_type(name, "module", module, "a torch.nn.Module")
+    sizes = check_shape(f"gnomon.{name}: shape", shape)
+    if min(sizes) < 1:
+        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive lengths")
+    parts = [
+        part
+        for part in module.modules()
+        if isinstance(part, (MultiheadAttention, TokenPosition, TokenEncoding))
+        and any(component.lies_on_a_grid for component in components_of(_spec_of(part)))
+    ]
+    if not parts:
+        raise ValueError(f"gnomon.{name}: module has no position on a grid; expected one")
+    for part in parts:
+        for component in components_of(_spec_of(part)):
+            old = component.options.get("shape")
+            if old is not None and old.count("x") + 1 != len(sizes):
+                raise ValueError(
+                    f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} {old}; "
+                    "expected as many axes"
+                )
+    for part in parts:
+        if isinstance(part, MultiheadAttention):
+            _resize_tables(part, sizes)
+        spec = "+".join(
+            to_spec(
+                component.name,
+                **{
+                    key: sizes if key == "shape" else value
+                    for key, value in component.options.items()
+                },
+            )
+            for component in components_of(_spec_of(part))
+        )
+        setattr(part, "spec" if isinstance(part, TokenEncoding) else "position", spec)
+        if isinstance(part, TokenEncoding):
+            part.max_length = TokenEncoding(spec, part.dim, part.causal).max_length
+    for part in parts:
+        if isinstance(part, TokenPosition):
+            _, _, end = ops.token_encodings(part.position, 1)
+            ends = [encoding.max_length for encoding in part.children()]
+            part.max_length = min((n for n in [end, *ends] if n is not None), default=None)
+    return module
+
+
+def _spec_of(part: MultiheadAttention | TokenPosition | TokenEncoding) -> str:
+    return part.spec if isinstance(part, TokenEncoding) else part.position
+
+
+def _resize_tables(module: MultiheadAttention, shape: list[int]) -> None:
+    count: dict[str, int] = {}
+    for component in components_of(module.position):
+        name = component.name
+        count[name] = count.get(name, 0) + 1
+        prefix = name if count[name] == 1 else f"{name}{count[name]}"
+
+        def resize(table: str, change: Callable[[Tensor], Tensor], prefix: str = prefix) -> None:
+            _replace(module, f"{prefix}_{table}", change)
+
+        for table in component.tables("grid"):
+            resize(table, lambda old: resize_grid_table(old, shape))
+        for axis, index in enumerate(("first_axis", "second_axis")):
+            for table in component.tables(index):
+                resize(table, functools.partial(_resize_rows, size=shape[axis]))
+        for table in component.tables("offsets") if component.lies_on_a_grid else ():
+            along = component.options.get("axis")
+            if along is None and len(set(shape)) > 1:
+                raise ValueError(
+                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has one "
+                    "table for all axes; expected one length"
+                )
+            resize(table, functools.partial(resize_grid_table, shape=[shape[int(along or 0)]]))
+
+
+def _resize_rows(table: Tensor, size: int) -> Tensor:
+    """Of (n, D) or (H, n, D), the rows; the columns stand for heads."""
+    each = table.unsqueeze(0) if table.dim() == 2 else table
+    moved = [resize_grid_table(one.T, [size]).T for one in each]
+    return moved[0] if table.dim() == 2 else torch.stack(moved)
+
+
+def _replace(module: MultiheadAttention, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    old = getattr(module, name)
+    with torch.no_grad():
+        new = change(old.detach()).contiguous()
+    if isinstance(old, torch.nn.Parameter):
+        module.register_parameter(name, torch.nn.Parameter(new, requires_grad=old.requires_grad))
+    else:
+        module.register_buffer(name, new)

@@ -1,0 +1,304 @@
+"""Positions that are added to embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon._attention import Integers
+from gnomon._checks import (
+    check_flag,
+    check_integer,
+    check_optional_integer,
+    check_optional_integers,
+    check_string,
+    check_tensors,
+    wrong_type,
+)
+from gnomon._library import ops
+from gnomon._position import Position, Sum, to_positions
+from gnomon._terms import to_spec
+from gnomon.nn._caches import TokenCache
+from gnomon.nn._checks import SPECIFICATION, check_embeddings
+
+
+def attention_position(position: str) -> str:
+    """The components of a position that act in attention, "none" where there are none.
+
+    A model whose users name a position hands it to TokenPosition, which takes the components that
+    are added to embeddings, and this to its MultiheadAttention, which refuses those.
+
+    Raises:
+        ValueError: a mistake in the specification.
+    """
+    check_string("nn.attention_position", "position", position, SPECIFICATION)
+    acts: str = ops.attention_position(position)
+    return acts
+
+
+class TokenEncoding(torch.nn.Module):
+    """A component of a position that is added to embeddings.
+
+    What it learns are parameters with the names that the classes below document.
+
+    Args:
+        spec: one component of the catalogue, "conv:kernel=64".
+        dim: columns of the embeddings.
+        causal: whether no token may see a later one.
+    """
+
+    def __init__(self, spec: str, dim: int, causal: bool = False) -> None:
+        super().__init__()
+        dim, causal = _check_encoding("TokenEncoding", "spec", spec, dim, causal)
+        names, starts, max_length, history = ops.token_encoding_tensors(spec, dim, causal)
+        self.spec = spec
+        self.dim = dim
+        self.causal = causal
+        #: How many positions it is defined at, None for all.
+        self.max_length: int | None = max_length
+        #: How many tokens before the first one it reads.
+        self.history: int = history
+        self._tensor_names = tuple(names)
+        for name, start in zip(names, starts, strict=True):
+            value = start.to(torch.get_default_dtype())
+            self.register_parameter(name, torch.nn.Parameter(value))
+
+    def encode(
+        self,
+        embeddings: Tensor,
+        offset: int = 0,
+        before: Tensor | None = None,
+        lengths: Integers | None = None,
+        generator: torch.Generator | None = None,
+        positions: Integers | None = None,
+    ) -> Tensor:
+        """What forward adds; it broadcasts with the embeddings.
+
+        before (B, N, dim) are the embeddings of the N tokens before the first one.
+        """
+        encoding: Tensor = ops.encode_tokens(
+            embeddings,
+            self.spec,
+            self.dim,
+            self.causal,
+            [getattr(self, name) for name in self._tensor_names],
+            check_integer("nn", "offset", offset),
+            self.training,
+            check_optional_integers("nn", "lengths", lengths, embeddings),
+            before,
+            generator,
+            check_optional_integers("nn", "positions", positions, embeddings),
+        )
+        return encoding
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        offset: int | None = None,
+        *,
+        lengths: Integers | None = None,
+        cache: TokenCache | None = None,
+        generator: torch.Generator | None = None,
+        positions: Integers | None = None,
+    ) -> Tensor:
+        """embeddings (B, L, dim) and their encoding, their sum; the same shape.
+
+        The first token is at position `offset`: by default the length of the cache before the call,
+        and 0 without one. The tokens from lengths on, (B,) integers or one for all, are padding,
+        which no other token sees; without a cache only. The tokens of a call follow those that went
+        through the cache. What training draws comes from the generator, Torch's own by default.
+        positions (B, L), or (L,) for all, are integers: where the tokens stand, instead of one
+        after the other from offset on.
+        """
+        return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
+
+    def extra_repr(self) -> str:
+        """The arguments, for print()."""
+        return f"{self.spec!r}, {self.dim}, causal={self.causal}"
+
+
+class Sinusoidal(TokenEncoding):
+    """Adds the sinusoids of their positions to embeddings; see gnomon.sinusoid.
+
+    With a shape, those of the coordinates of tokens on a grid; see gnomon.grid_sinusoid.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layout: str = "interleaved",
+        shape: Sequence[int] | None = None,
+        prefix: int = 0,
+    ) -> None:
+        super().__init__(to_spec("sinusoidal", layout=layout, shape=shape, prefix=prefix), dim)
+
+
+class LearnedAbsolute(TokenEncoding):
+    """Adds a learned table of positions to embeddings.
+
+    Parameter `table` (max_length, dim), which starts as N(0, 0.02^2) (Radford et al. 2019).
+    """
+
+    def __init__(self, max_length: int, dim: int) -> None:
+        max_length = check_integer("nn.LearnedAbsolute", "max_length", max_length)
+        super().__init__(to_spec("learned", length=max_length), dim)
+
+
+class Convolutional(TokenEncoding):
+    """Adds GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0).
+
+    Token i sees `kernel` tokens from i - kernel // 2 on or, causal, the last `kernel` up to itself.
+    The weight is weight_g weight_v / |weight_v|, normalised for each place of the kernel.
+    Parameters `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as
+    N(0, 4 / (kernel dim)), and `bias` (dim), which starts at 0.
+    """
+
+    def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
+        kernel = check_integer("nn.Convolutional", "kernel", kernel)
+        groups = check_integer("nn.Convolutional", "groups", groups)
+        super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
+
+
+class CAPE(TokenEncoding):
+    """Continuous augmented positional embeddings (Likhomanenko et al. 2021).
+
+    Adds sinusoids of positions that are shifted, jittered and scaled at random in training, anew
+    for each call and each sequence; as they are in evaluation. On a grid, wave n of the dim / 2 is
+    [cos | sin](pi 10^(n / (dim / 2 - 1)) (x cos n + y sin n)), x the column of a token and y its
+    row, each from -1, the first, to 1, the last.
+
+    Args:
+        dim: columns of the embeddings, an even number.
+        global_shift: bound of the shift of all positions; 5 by default.
+        local_shift: bound of the shift of each position, in spacings of the positions; 0.5.
+        global_scale: bound, with its inverse, of the factor of all positions; 1.03.
+        normalize: subtract the mean of the positions first; in a sequence only.
+        shape: (height, width) of a grid, the numbers of its rows and of its columns, whose
+            coordinates lie in [-1, 1]: global_shift is then 0.5 and global_scale 1.4 by default.
+            Tokens are in row-major order: row by row, x running fastest.
+        prefix: tokens before the grid, which get nothing.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        global_shift: float | None = None,
+        local_shift: float | None = None,
+        global_scale: float | None = None,
+        normalize: bool = False,
+        shape: Sequence[int] | None = None,
+        prefix: int = 0,
+    ) -> None:
+        spec = to_spec(
+            "cape",
+            global_shift=global_shift,
+            local_shift=local_shift,
+            global_scale=global_scale,
+            normalize=normalize,
+            shape=shape,
+            prefix=prefix,
+        )
+        super().__init__(spec, dim)
+
+
+class TokenPosition(torch.nn.Module):
+    """Adds the token encodings of a position to embeddings: sinusoidal, learned, conv, cape.
+
+    Nothing for the components that act in attention. Each encoding reads the embeddings that came
+    in, so that their order does not matter. Submodules "<name><n>", n counting those of a name.
+
+    Args:
+        position: a specification, or what else MultiheadAttention takes.
+        dim: columns of the embeddings.
+        max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
+        causal: whether no token may see a later one.
+    """
+
+    def __init__(
+        self,
+        position: Position | Sequence[Position | str] | str | None,
+        dim: int,
+        max_length: int,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        position, _ = Sum(to_positions("nn.TokenPosition", position))._lower()
+        dim, causal = _check_encoding("TokenPosition", "position", position, dim, causal)
+        max_length = check_integer("nn.TokenPosition", "max_length", max_length)
+        self.position = position
+        self.dim = dim
+        count: dict[str, int] = {}
+        names, specs, end = ops.token_encodings(position, max_length)
+        # Of positions in attention, too, such as a grid of alibi's.
+        ends: list[int] = [] if end is None else [end]
+        for name, spec in zip(names, specs, strict=True):
+            n = count[name] = count.get(name, -1) + 1
+            encoding = TokenEncoding(spec, dim, causal)
+            self.add_module(f"{name}{n}", encoding)
+            if encoding.max_length is not None:
+                ends.append(encoding.max_length)
+        #: The longest length at which the whole position is defined, None for any.
+        self.max_length: int | None = min(ends, default=None)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        offset: int | None = None,
+        *,
+        lengths: Integers | None = None,
+        cache: TokenCache | None = None,
+        generator: torch.Generator | None = None,
+        positions: Integers | None = None,
+    ) -> Tensor:
+        """embeddings (B, L, dim); the same shape. The arguments are those of TokenEncoding."""
+        check_embeddings("TokenPosition", "embeddings", embeddings, self.dim)
+        return _add_encodings(
+            list(self.children()), embeddings, offset, lengths, cache, generator, positions
+        )
+
+
+def _add_encodings(
+    encodings: Sequence[Any],
+    embeddings: Tensor,
+    offset: int | None,
+    lengths: Integers | None,
+    cache: TokenCache | None,
+    generator: torch.Generator | None,
+    positions: Integers | None,
+) -> Tensor:
+    """Adds to embeddings what each of them makes of them."""
+    check_tensors("nn", embeddings=embeddings)
+    lengths = check_optional_integers("nn", "lengths", lengths, embeddings)
+    offset = check_optional_integer("nn", "offset", offset)
+    if cache is not None and not isinstance(cache, TokenCache):
+        raise wrong_type("nn", "cache", cache, "a TokenCache, or None")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise wrong_type("nn", "generator", generator, "a torch.Generator, or None")
+    if lengths is not None and cache is not None:
+        raise ValueError(
+            "gnomon.nn: lengths and a cache are both given; expected lengths in a call of all "
+            "tokens, without a cache"
+        )
+    positions = check_optional_integers("nn", "positions", positions, embeddings)
+    if positions is not None and offset is not None:
+        raise ValueError("gnomon.nn: positions and offset are both given; expected one of them")
+    if offset is None:
+        offset = 0 if cache is None or positions is not None else cache.length()
+    before = None if cache is None else cache.embeddings
+    tokens = embeddings
+    for encoding in encodings:
+        tokens = tokens + encoding.encode(embeddings, offset, before, lengths, generator, positions)
+    if cache is not None:
+        cache.append(embeddings, max((encoding.history for encoding in encodings), default=0))
+    return tokens
+
+
+def _check_encoding(
+    module: str, argument: str, spec: object, dim: object, causal: object
+) -> tuple[int, bool]:
+    """dim and causal, as the operators take them."""
+    check_string(f"nn.{module}", argument, spec, SPECIFICATION)
+    return check_integer(f"nn.{module}", "dim", dim), check_flag(f"nn.{module}", "causal", causal)
