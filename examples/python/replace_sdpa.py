@@ -1,4 +1,4 @@
-"""gnomon.attention in the place of scaled_dot_product_attention."""
+"""gnomon.attention instead of scaled_dot_product_attention."""
 
 import torch
 

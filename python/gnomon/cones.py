@@ -38,7 +38,7 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
 def lowest_common_ancestor(
     u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None = None
 ) -> Tensor:
-    """The lowest point whose cone holds both u and v, (..., D); arguments as of ancestor().
+    """The lowest point whose cone holds both u and v, (..., D); arguments as for ancestor().
 
     Penumbral cones of points too far apart have none below the horosphere; the top of the geodesic
     through both then stands for it, higher than r.

@@ -39,7 +39,7 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
     Args:
         points: (..., n, D), times first.
-        c: as of lift().
+        c: as for lift().
 
     Returns:
         (..., D), the time first.

@@ -312,7 +312,7 @@ def test_beyond_the_longest_text_or_another_dtype():
         *[
             (lambda m, words=words: Tokenizer("words", words), ValueError, message)
             for words, message in {
-                b"<unk>\n<eos>\na\nb\na\n": "line 5 of the vocabulary of words comes twice",
+                b"<unk>\n<eos>\na\nb\na\n": "line 5 of the vocabulary of words appears twice",
                 b"<unk>\n<eos>\n\na\n": "line 3 .* is not one word",
                 b"<unk>\n<eos>\na b\n": "line 3 .* is not one word",
                 b"<unk>\n<eos>\na\r\n": "line 3 .* is not one word",

@@ -1,4 +1,4 @@
-"""Checkpoints: a model, how it reads texts, and its training."""
+"""Checkpoints: a model, its tokenizer and its training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MODEL = "model."
 _OPTIMIZER = "optimizer."
 _MEMORY = "memory."
 _VOCABULARY = "tokens.vocabulary"
-# The fields of a TrainingState that are no tensors, and their names in the file.
+# The fields of a TrainingState that are not tensors, and their names in the file.
 _TRAINING_FIELDS = {
     "step": "step",
     "options": "training",
@@ -39,22 +39,22 @@ _TRAINING_FIELDS = {
 
 @dataclasses.dataclass
 class TrainingState:
-    """What ``gnomon train --resume`` needs beside the model.
+    """What ``gnomon train --resume`` needs besides the model.
 
     Attributes:
-        options: those of the training, by the names of training/training_options.h and of the
-            windows in tasks/text.h.
-        step: steps done.
+        options: training options, named as in training/training_options.h, and those of the windows
+            in tasks/text.h.
+        step: number of steps done.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
-        memory: "layers.<n>" and "embeddings" of what the model remembers, if it does.
-        memory_tokens: tokens that the memory has seen.
+        memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.
+        memory_tokens: number of tokens that the memory has seen.
         data: "path" and "sha256" of the text.
-        run: "checkpoint_every" and "evaluation_bytes" as ``gnomon train`` was given them, its
-            defaults if they are left out.
+        run: "checkpoint_every" and "evaluation_bytes" as given to ``gnomon train``, by default its
+            defaults.
 
     Raises:
-        ValueError: a field of options or data that is missing, a number out of its range, a field
-            of run that is not known.
+        ValueError: a missing field of options or data, a number out of range, an unknown field of
+            run.
         TypeError: a field of another class.
     """
 
@@ -109,7 +109,7 @@ class TrainingState:
 
 @dataclasses.dataclass
 class Checkpoint:
-    """What a file holds; training is None where it holds a model alone."""
+    """The content of a file; training is None where it holds only a model."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -124,13 +124,13 @@ def save_checkpoint(
 ) -> None:
     """Writes a file that load_checkpoint and the command line read, weights in float32.
 
-    tokenizer is that of bytes by default. Without its training a model can be evaluated, can
-    generate and be inspected; ``gnomon train --resume`` needs it. An existing file is replaced once
-    the new one is whole.
+    tokenizer is by default that of bytes. Without training the model can be evaluated, can generate
+    and can be inspected; ``gnomon train --resume`` needs it. An existing file is replaced once the
+    new one is complete.
 
     Raises:
-        ValueError: a vocabulary of another size than the model's; a model with other tensors than
-            one of its options has (a module put in the place of another, or parametrized).
+        ValueError: a vocabulary whose size is not the model's; a model whose tensors are not those
+            of a model with its options (because a module was replaced or parametrized).
         TypeError: an argument of another class.
         OSError: the file cannot be written.
     """
@@ -143,7 +143,7 @@ def save_checkpoint(
     if training is not None and not isinstance(training, TrainingState):
         raise wrong_type("models.save_checkpoint", "training", training, "a TrainingState, or None")
     if training is not None:
-        # Its fields are checked again: they may have changed since it was made.
+        # Checks its fields again: they may have changed since it was made.
         training = dataclasses.replace(training)
     _check_vocabulary("gnomon.models.save_checkpoint: ", tokenizer, model.options["vocabulary"])
     state = model.state_dict()
@@ -166,14 +166,14 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """What is in a checkpoint file, or in the folder of a run; the model in evaluation mode.
+    """Loads a checkpoint file, or that in the folder of a run; the model is in evaluation mode.
 
-    Tensors are in float32 on the CPU, and can be trained, whatever torch.device and
-    torch.inference_mode it is called under. Nothing that a file holds is executed.
+    Tensors are in float32 on the CPU and can be trained, even if it is called under torch.device or
+    torch.inference_mode. Nothing in the file is executed.
 
     Raises:
-        ValueError: there is no sound checkpoint; it names the path.
-        TypeError: path is none.
+        ValueError: there is no valid checkpoint; the message names the path.
+        TypeError: path is not a path.
     """
     path = _to_path("load_checkpoint", path)
     if not path.exists():
@@ -252,7 +252,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     for name, tensor in state.items():
         if tensor.dtype != torch.float32:
             raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
-    # What it draws is overwritten: the generator shall not show it.
+    # The weights that it draws are overwritten, so the generator is left as it was.
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(**options).float()
     model.load_state_dict(state)
@@ -271,7 +271,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
 
 
 def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """That the tensors of a model are those that its options lead to."""
+    """Checks that the tensors of a model are those that its options lead to."""
     where = "gnomon.models.save_checkpoint: model"
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         expected = {name: t.shape for name, t in LanguageModel(**options).state_dict().items()}
@@ -297,7 +297,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _check_vocabulary(where: str, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Of what can be counted without SentencePiece."""
+    """Checks the size of a vocabulary that can be counted without SentencePiece."""
     size = {"bytes": 256, "words": tokenizer.vocabulary.count(b"\n")}.get(tokenizer.kind)
     if size is not None and size != vocabulary:
         raise ValueError(

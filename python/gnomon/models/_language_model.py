@@ -27,7 +27,7 @@ from gnomon.nn import (
 
 
 class _TransformerBlock(torch.nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), of the options of a LanguageModel."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), as the options of a LanguageModel say."""
 
     def __init__(self, options: Mapping[str, Any], position: str) -> None:
         super().__init__()
@@ -122,18 +122,19 @@ class LanguageModel(torch.nn.Module):
         heads: attention heads.
         mlp: columns inside the MLP.
         similarity: a specification, or one of gnomon.similarity, as for
-            gnomon.nn.MultiheadAttention; of numbers, which a checkpoint can hold, not tensors.
-        position: likewise; components that are added to embeddings are. "rope;rope;none" is a
-            pattern that layers repeat, each part the position of one.
-        dropout: dropout probability on each residual branch, in training; [0, 1).
+            gnomon.nn.MultiheadAttention; with numbers, which a checkpoint can hold, not tensors.
+        position: likewise; it may have components that are added to embeddings. "rope;rope;none"
+            is a pattern that the layers repeat, each part being the position of one layer.
+        dropout: dropout probability on each residual branch in training, in [0, 1).
         max_length: rows of a learned table of absolute positions.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
         activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" gate its hidden units by as
             many others (Shazeer 2020).
         no_bias: whether the projections of attention and of the MLP have no biases.
-        adaptive: where bands of rarer tokens begin, rising: each has a quarter of the columns of
-            the one before, in embeddings and softmax (Baevski and Auli 2019; Grave et al. 2017).
-            Tokens are then expected by falling frequency. Without, all have dim columns.
+        adaptive: the tokens at which bands of rarer tokens begin, in ascending order: each band has
+            a quarter of the columns of the one before, in embeddings and softmax (Baevski and Auli
+            2019; Grave et al. 2017). Tokens must then be sorted by falling frequency. By default
+            all tokens have dim columns.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class LanguageModel(torch.nn.Module):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments. They are read only, since what was built of them does not change."""
+        """The arguments, read-only, since what was built from them does not change."""
         return types.MappingProxyType(self._options)
 
     @property
@@ -221,7 +222,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> list[Tensor]:
-        """What enters each block, and what leaves the last; (B, L, dim). As forward otherwise."""
+        """The inputs of all blocks and the output of the last, (B, L, dim); see forward."""
         states, keep = self._states(tokens, cache, memory, positions, segments)
         keep()
         return states
@@ -234,9 +235,9 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None,
         segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """The layer_inputs, and what to call once nothing can be refused any more.
+        """The layer_inputs, and a function to call once nothing can fail any more.
 
-        Until then the cache and the memory are as they were.
+        Until it is called, the cache and the memory are as they were.
         """
         self._check_call(tokens, given_cache, given_memory, positions is not None)
         operator = "models.LanguageModel"
@@ -293,20 +294,20 @@ class LanguageModel(torch.nn.Module):
     ) -> Tensor:
         """Logits (B, L, vocabulary) of the token after each of tokens (B, L), integers.
 
-        With adaptive embeddings they are logarithms of probabilities.
+        With adaptive embeddings they are log-probabilities.
 
         With a cache, the tokens follow those already in it; with a memory, they are the segment
-        after those that it holds, and it then holds theirs. A call that raises leaves both as they
-        were. positions (B, L), or (L,) for all, are integers: where the tokens stand, without a
-        memory; a token sees those up to its position. segments likewise: a token sees those of its
-        own alone, without a cache and a memory. Packed documents are both, positions from 0 on in
-        each of them.
+        after those that it holds, and it then holds them, too. A call that raises leaves both
+        unchanged. positions (B, L), or (L,) for all batches, are the tokens' positions as integers;
+        a token sees tokens up to its own position. They exclude a memory. segments, of the same
+        shapes, restrict a token to those of its own segment; they exclude a cache and a memory. For
+        packed documents give both, with positions that begin at 0 in each document.
 
         Raises:
             ValueError: shapes, tokens beyond the vocabulary or beyond max_length, a cache or a
                 memory of another batch or depth, or both of them.
-            TypeError: tokens that are no tensor of integers, a memory of another dtype, another
-                device than the model's.
+            TypeError: tokens that are not a tensor of integers, a memory of another dtype, or a
+                device other than the model's.
         """
         states, keep = self._states(tokens, cache, memory, positions, segments)
         x = self.norm(states[-1])
@@ -325,10 +326,10 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Losses (B, L) in nats of the targets (B, L), integers, that come after the tokens.
+        """Losses (B, L) in nats of the targets (B, L), integers, that follow the tokens.
 
-        What forward tells of them, but with adaptive embeddings without the logits of all others;
-        the other arguments are forward's.
+        They agree with forward, but with adaptive embeddings the logits of all other tokens are not
+        computed. The other arguments are those of forward.
 
         Raises:
             ValueError: as forward; targets of another shape than tokens, or beyond the vocabulary.
@@ -367,7 +368,7 @@ class LanguageModel(torch.nn.Module):
         memory: LanguageModelMemory | None,
         placed: bool,
     ) -> None:
-        """All that can be seen before any work."""
+        """Everything that can be checked before any work."""
         operator = "models.LanguageModel"
         check_tensors(operator, tokens=tokens)
         if tokens.dtype not in (torch.int64, torch.int32):
@@ -433,7 +434,7 @@ class LanguageModel(torch.nn.Module):
 
 
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
-    """Both as the specifications that a checkpoint holds."""
+    """Both as specifications, which a checkpoint can hold."""
     operator = "models.LanguageModel"
     if isinstance(position, str) and len(parts := _pattern(position)) > 1:
         specs = [_to_specs(similarity, part) for part in parts]
@@ -461,7 +462,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a LanguageModel, as numbers that JSON holds."""
+    """The options of a LanguageModel, checked, as numbers that JSON can hold."""
     operator = "models.LanguageModel"
     checked = {
         name: option.check(operator, options[name])

@@ -1,4 +1,4 @@
-"""What a language model remembers of earlier calls."""
+"""Caches and memories of language models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gnomon.nn import KVCache, TokenCache
 
 
 class LanguageModelCache:
-    """What a model remembers of the tokens so far, of a depth."""
+    """What a model of `depth` layers keeps of the tokens so far."""
 
     def __init__(self, depth: int) -> None:
         depth = check_integer("models.LanguageModelCache", "depth", depth)
@@ -24,7 +24,7 @@ class LanguageModelCache:
         self.layers = [KVCache() for _ in range(depth)]
 
     def _draft(self) -> LanguageModelCache:
-        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        """A copy for one call, which _keep adopts once nothing can fail any more."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = [copy.copy(layer) for layer in self.layers]
@@ -36,7 +36,7 @@ class LanguageModelCache:
             layer.__dict__.update(changed.__dict__)
 
     def _batch(self) -> int | None:
-        """Of the tokens that it holds."""
+        """The batch size of its tokens; None if it is empty."""
         k = self.layers[0].k if self.layers else None
         return None if k is None else k.shape[0]
 
@@ -44,8 +44,8 @@ class LanguageModelCache:
 class LanguageModelMemory:
     """The memory of Transformer-XL (Dai et al. 2019, section 3.2), of max_length tokens.
 
-    What each layer read for the last tokens of the segments before this one, (B, length, dim). No
-    gradient flows into it.
+    It holds the input of each layer for the last tokens of the previous segments,
+    (B, length, dim). No gradient flows into it.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -70,7 +70,7 @@ class LanguageModelMemory:
         self.tokens.reset()
 
     def _draft(self) -> LanguageModelMemory:
-        """A copy for one call, which _keep takes over once nothing can be refused any more."""
+        """A copy for one call, which _keep adopts once nothing can fail any more."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = list(self.layers)
@@ -81,11 +81,11 @@ class LanguageModelMemory:
         self.layers = draft.layers
 
     def _batch(self) -> int | None:
-        """Of the segments that it holds."""
+        """The batch size of its segments; None before the first one."""
         return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """What the layer read before; keeps x with it."""
+        """The layer's previous inputs, before x is added to them."""
         if layer == len(self.layers):
             before, kept = None, x.detach()
             self.layers.append(kept)

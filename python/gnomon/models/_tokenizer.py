@@ -1,4 +1,4 @@
-"""How a model reads texts."""
+"""Tokenizers of language models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """What a model reads: "bytes", "words" or "subwords", and their vocabulary as a file.
+    """What a model reads: "bytes", "words" or "subwords", with the content of the vocabulary file.
 
-    Of words, the file has one a line, the first of them <unk> and <eos>; of subwords, it is a model
-    of SentencePiece; of bytes, it is empty.
+    For words, the file has one word per line, beginning with <unk> and <eos>; for subwords it is a
+    SentencePiece model; for bytes it is empty.
     """
 
     kind: str = "bytes"
@@ -53,7 +53,7 @@ class Tokenizer:
             fault = (
                 "is not one word"
                 if not word or any(space in word for space in _SPACES)
-                else "comes twice"
+                else "appears twice"
                 if word in seen
                 else "has no end"
                 if number > len(lines)
@@ -62,7 +62,7 @@ class Tokenizer:
             if fault is not None:
                 raise ValueError(
                     f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
-                    "expected one word a line, each once"
+                    "expected one word per line, without repetitions"
                 )
             seen.add(word)
         if lines[:2] != _FIRST_WORDS or len(lines) < 3:

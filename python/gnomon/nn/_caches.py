@@ -1,4 +1,4 @@
-"""What modules remember of the tokens of earlier calls."""
+"""What modules keep of the tokens of earlier calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 class KVCache:
     """Projected keys and values of the tokens so far, before any rotation or map.
 
-    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; in projections what else a position makes of
-    tokens that are keys, (B, H, L, ...). positions (B, L) or (L,) say where they stand, if the
-    calls do; None else.
+    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; projections holds what else a position computes
+    from the tokens of keys, (B, H, L, ...). positions (B, L) or (L,) are the tokens' positions if
+    the calls give them, otherwise None.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class KVCache:
         return 0 if self.k is None else self.k.shape[2]
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values with those of more tokens, which the cache does not keep."""
+        """All keys and values followed by those of more tokens, which the cache does not keep."""
         if self.k is None or self.v is None:
             return k, v
         for name, old, new in (("k", self.k, k), ("v", self.v, v)):
@@ -39,7 +39,7 @@ class KVCache:
         return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
-        """The same of what else is made of more tokens."""
+        """The same for the projections of more tokens."""
         if self.k is None:
             return projections
         if len(projections) != len(self.projections):
@@ -50,17 +50,17 @@ class KVCache:
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
     def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
-        """The same of where more tokens stand.
+        """The same for the positions of more tokens.
 
-        Tokens that came without positions before others with them stand one after the other.
+        Tokens without positions that are followed by tokens with them are taken to be consecutive.
         """
         if self.k is None:
             return positions
         if positions is None:
             if self.positions is not None:
                 raise ValueError(
-                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the "
-                    "tokens that it takes"
+                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the new "
+                    "tokens, too"
                 )
             return None
         known = self.positions
@@ -70,8 +70,8 @@ class KVCache:
             # Coordinates.
             if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
                 raise ValueError(
-                    "gnomon.nn.KVCache: its tokens have positions of another number of axes; "
-                    "expected positions as those of the first tokens"
+                    "gnomon.nn.KVCache: its tokens have positions with another number of axes; "
+                    "expected positions like those of the first tokens"
                 )
             if len(known) != len(positions):
                 known, positions = (one.expand(batch, -1, -1) for one in (known, positions))
@@ -103,7 +103,7 @@ class KVCache:
 class TokenCache:
     """What token encodings keep of the tokens so far.
 
-    embeddings (B, N, dim), of those that the next tokens read (a convolution's), or None.
+    embeddings (B, N, dim) of the tokens that the next ones read (through a convolution), or None.
     """
 
     def __init__(self) -> None:

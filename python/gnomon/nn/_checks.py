@@ -1,4 +1,4 @@
-"""Checks of what modules are called with."""
+"""Checks of the arguments of modules."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 from gnomon._checks import check_tensors, wrong_type
 
 SPECIFICATION = "a specification, a string"
-# What autocast makes one type of.
+# The types that autocast casts to its own.
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_embeddings(
     module: str, argument: str, tokens: Tensor, dim: int, layer: torch.nn.Module | None = None
 ) -> None:
-    """layer is the one that reads the tokens."""
+    """Checks the shape of tokens (B, L, dim), and their type against the layer that reads them."""
     check_tensors(f"nn.{module}", **{argument: tokens})
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(
             f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected "
             f"(B, L, {dim})"
         )
-    # Other layers, of quantized weights among them, know themselves what they read.
+    # Other layers, such as those with quantized weights, check what they read themselves.
     if layer is None or type(layer) is not torch.nn.Linear:
         return
     weight = layer.weight
@@ -42,7 +42,7 @@ def check_embeddings(
 
 
 def is_hidden(operator: str, argument: str, mask: object) -> Tensor:
-    """Of a mask of torch.nn, True or -inf where hidden, the booleans."""
+    """A mask of torch.nn, True or -inf where hidden, as booleans."""
     if not isinstance(mask, Tensor):
         raise wrong_type(operator, argument, mask, "a Tensor, or None")
     if mask.dtype == torch.bool:

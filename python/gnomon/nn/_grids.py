@@ -1,4 +1,4 @@
-"""Models whose positions lie on a grid, at another resolution."""
+"""Moves models whose positions lie on a grid to another resolution."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     """A table of biases over the offsets of a grid, (H, 2 h - 1, 2 w - 1), for another grid.
 
-    The farthest offsets stay the farthest, and offset 0 stays offset 0; between them the table is
+    The largest offsets are mapped to the largest and offset 0 to offset 0; in between the table is
     interpolated, cubically over two axes and linearly over one or three.
 
     Args:
-        table: of gnomon.position.GridBias, of one to three axes; of any floating-point dtype.
-        shape: of the new grid, as many axes as the table has.
+        table: as for gnomon.position.GridBias, with one to three axes, of any floating-point dtype.
+        shape: lengths of the new grid's axes, as many as the table has.
 
     Returns:
         (H, 2 h' - 1, 2 w' - 1) for the new shape (h', w'), in the table's dtype; differentiable.
 
     Raises:
-        ValueError: a table of another number of axes, or of an even number of offsets.
-        TypeError: a table that is no tensor of floating-point numbers, a shape of no integers.
+        ValueError: a table with another number of axes, or with an even number of offsets.
+        TypeError: a table that is no tensor of floating-point numbers, a shape without integers.
     """
     name = "nn.resize_grid_table"
     if not isinstance(table, Tensor):
@@ -71,17 +71,17 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
 
     In place: the specifications of MultiheadAttention, TokenPosition and TokenEncoding with a shape
     get the new one, and their tables are interpolated as by resize_grid_table, biases ("grid_bias",
-    "offset_bias" along an axis) and the rows of "relative2d" alike; so that a model trained at one
-    resolution starts well at another. What a sequence has stays as it is. Make the optimiser anew
+    "offset_bias" along an axis) as well as the rows of "relative2d", so that a model trained at one
+    resolution starts well at another. Positions of sequences are left alone. Create a new optimiser
     afterwards.
 
     Args:
         module: a MultiheadAttention, or a model with some of them.
-        shape: of the new grid, of as many axes.
+        shape: lengths of the new grid's axes, as many as before.
 
     Raises:
-        ValueError: no position on a grid in it, or one of another number of axes.
-        TypeError: no module, or a shape of no integers.
+        ValueError: the module has no position on a grid, or one with another number of axes.
+        TypeError: not a module, or a shape without integers.
     """
     name = "nn.resize_grid"
     if not isinstance(module, torch.nn.Module):
@@ -159,7 +159,7 @@ def _resize_tables(module: MultiheadAttention, shape: list[int]) -> None:
 
 
 def _resize_rows(table: Tensor, size: int) -> Tensor:
-    """Of (n, D) or (H, n, D), the rows; the columns stand for heads."""
+    """Interpolates the rows of (n, D) or (H, n, D)."""
     each = table.unsqueeze(0) if table.dim() == 2 else table
     moved = [resize_grid_table(one.T, [size]).T for one in each]
     return moved[0] if table.dim() == 2 else torch.stack(moved)

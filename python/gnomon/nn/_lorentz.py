@@ -40,16 +40,16 @@ class LorentzMultiheadAttention(torch.nn.Module):
     Hypformer): submodules Wq, Wk and Wv (without use_weight no Wv) make the coordinates of space of
     each head, times follow from them, and final_linear those of the output; parameters scale (1,),
     which starts at sqrt(num_heads out_channels), and bias (), a number added to all scores, which
-    the softmax takes no note of.
+    does not change the softmax.
 
-    Points of hyperboloids have their time first. Memory is linear in the lengths.
+    Points of hyperboloids have their time coordinate first. Memory is linear in the lengths.
 
     Args:
         manifold: the hyperboloid (x.x)_L = -c: c itself, a number or a tensor of one element,
             learned if it is a parameter; or what has it as its attribute c, such as a manifold of
             HyperCore or of geoopt, kept as it is.
-        in_channels: of one head: a token has num_heads in_channels columns.
-        out_channels: columns of a point of each head, its time included.
+        in_channels: columns of one head: a token has num_heads in_channels columns.
+        out_channels: columns of a point of each head, including its time.
         num_heads: heads of q, k and v.
         use_weight: whether values are projected; without it tokens are the points of all heads, and
             in_channels is out_channels.

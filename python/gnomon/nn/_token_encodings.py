@@ -28,8 +28,9 @@ from gnomon.nn._checks import SPECIFICATION, check_embeddings
 def attention_position(position: str) -> str:
     """The components of a position that act in attention, "none" where there are none.
 
-    A model whose users name a position hands it to TokenPosition, which takes the components that
-    are added to embeddings, and this to its MultiheadAttention, which refuses those.
+    A model whose users choose a position passes it to TokenPosition, which uses the components that
+    are added to embeddings, and the result of this function to its MultiheadAttention, which
+    refuses those.
 
     Raises:
         ValueError: a mistake in the specification.
@@ -77,7 +78,7 @@ class TokenEncoding(torch.nn.Module):
     ) -> Tensor:
         """What forward adds; it broadcasts with the embeddings.
 
-        before (B, N, dim) are the embeddings of the N tokens before the first one.
+        before (B, N, dim) holds the embeddings of the N tokens before the first one.
         """
         encoding: Tensor = ops.encode_tokens(
             embeddings,
@@ -107,11 +108,11 @@ class TokenEncoding(torch.nn.Module):
         """embeddings (B, L, dim) and their encoding, their sum; the same shape.
 
         The first token is at position `offset`: by default the length of the cache before the call,
-        and 0 without one. The tokens from lengths on, (B,) integers or one for all, are padding,
-        which no other token sees; without a cache only. The tokens of a call follow those that went
-        through the cache. What training draws comes from the generator, Torch's own by default.
-        positions (B, L), or (L,) for all, are integers: where the tokens stand, instead of one
-        after the other from offset on.
+        or 0 without a cache. Tokens from lengths on, (B,) integers or one for all, are padding,
+        which no other token sees; only without a cache. The tokens of a call follow those already
+        in the cache. Random numbers in training come from the generator, by default PyTorch's own.
+        positions (B, L), or (L,) for all batches, are the tokens' positions as integers, instead of
+        consecutive ones from offset on.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
@@ -151,7 +152,7 @@ class Convolutional(TokenEncoding):
     """Adds GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0).
 
     Token i sees `kernel` tokens from i - kernel // 2 on or, causal, the last `kernel` up to itself.
-    The weight is weight_g weight_v / |weight_v|, normalised for each place of the kernel.
+    The weight is weight_g weight_v / |weight_v|, normalised separately at each tap of the kernel.
     Parameters `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as
     N(0, 4 / (kernel dim)), and `bias` (dim), which starts at 0.
     """
@@ -175,11 +176,11 @@ class CAPE(TokenEncoding):
         global_shift: bound of the shift of all positions; 5 by default.
         local_shift: bound of the shift of each position, in spacings of the positions; 0.5.
         global_scale: bound, with its inverse, of the factor of all positions; 1.03.
-        normalize: subtract the mean of the positions first; in a sequence only.
+        normalize: whether to subtract the mean of the positions first; only in a sequence.
         shape: (height, width) of a grid, the numbers of its rows and of its columns, whose
             coordinates lie in [-1, 1]: global_shift is then 0.5 and global_scale 1.4 by default.
             Tokens are in row-major order: row by row, x running fastest.
-        prefix: tokens before the grid, which get nothing.
+        prefix: number of tokens before the grid, to which nothing is added.
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class CAPE(TokenEncoding):
 class TokenPosition(torch.nn.Module):
     """Adds the token encodings of a position to embeddings: sinusoidal, learned, conv, cape.
 
-    Nothing for the components that act in attention. Each encoding reads the embeddings that came
-    in, so that their order does not matter. Submodules "<name><n>", n counting those of a name.
+    Components that act in attention are ignored. Each encoding reads the original embeddings, so
+    that their order does not matter. Submodules are called "<name><n>", n counting those of a name.
 
     Args:
-        position: a specification, or what else MultiheadAttention takes.
+        position: a specification, or anything else that MultiheadAttention accepts.
         dim: columns of the embeddings.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
         causal: whether no token may see a later one.
@@ -232,7 +233,7 @@ class TokenPosition(torch.nn.Module):
         self.dim = dim
         count: dict[str, int] = {}
         names, specs, end = ops.token_encodings(position, max_length)
-        # Of positions in attention, too, such as a grid of alibi's.
+        # Positions in attention may have one, too, such as ALiBi on a grid.
         ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1
@@ -269,7 +270,7 @@ def _add_encodings(
     generator: torch.Generator | None,
     positions: Integers | None,
 ) -> Tensor:
-    """Adds to embeddings what each of them makes of them."""
+    """Adds all encodings of the embeddings to them."""
     check_tensors("nn", embeddings=embeddings)
     lengths = check_optional_integers("nn", "lengths", lengths, embeddings)
     offset = check_optional_integer("nn", "offset", offset)

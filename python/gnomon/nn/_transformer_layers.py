@@ -1,4 +1,4 @@
-"""Layers of a Transformer in the place of torch.nn's."""
+"""Layers of Transformers that can replace those of torch.nn."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class _TransformerLayer(torch.nn.Module):
         return out
 
     def _branch(self, n: int, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """x and what a branch makes of it, with the norm before it or behind the sum."""
+        """x plus a branch of it, with the norm before the branch or after the sum."""
         norm, dropout = self.get_submodule(f"norm{n}"), self.get_submodule(f"dropout{n}")
         if self.norm_first:
             return x + dropout(branch(norm(x)))
@@ -150,7 +150,7 @@ class _TransformerLayer(torch.nn.Module):
             if isinstance(module, torch.nn.Dropout):
                 self.get_submodule(name).p = module.p
             elif isinstance(module, torch.nn.MultiheadAttention):
-                # Its own numbers, which may have changed since it was made.
+                # These may have changed since the layer was made.
                 own = self.get_submodule(name)
                 own.dropout = module.dropout
                 if module.bias_k is not None or module.add_zero_attn:
@@ -159,7 +159,7 @@ class _TransformerLayer(torch.nn.Module):
 
 
 def _is_causal(operator: str, argument: str, mask: Tensor | None) -> bool:
-    """Whether a mask of pairs, (Lq, Lk), is the causal one; it may also hide nothing."""
+    """Whether a mask of pairs (Lq, Lk) is causal; otherwise it must hide nothing."""
     if mask is None:
         return False
     hidden = is_hidden(operator, argument, mask)
@@ -176,7 +176,7 @@ def _is_causal(operator: str, argument: str, mask: Tensor | None) -> bool:
 
 
 def _arguments_of(layer: torch.nn.Module) -> dict[str, object]:
-    """Of a layer of torch.nn, those of its constructor."""
+    """The constructor's arguments of a layer of torch.nn."""
     attention, linear, norm = layer.self_attn, layer.linear1, layer.norm1
     return {
         "d_model": attention.embed_dim,
@@ -199,11 +199,12 @@ class TransformerEncoderLayer(_TransformerLayer):
     The arguments, the call and the names of submodules are torch's, and so is the result with the
     dot product and no position, up to rounding; state_dicts of torch's layer load, and
     torch.nn.TransformerEncoder takes it (with enable_nested_tensor=False it does not warn). Masks
-    of pairs are none or causal, those of keys any of booleans, or of 0 and -inf; others raise
+    of pairs must be absent or causal, those of keys any booleans, or 0 and -inf; others raise
     NotImplementedError. A row that sees no key gets 0 from attention, not NaN.
 
     Args:
-        similarity: as of MultiheadAttention, as is position.
+        similarity: see MultiheadAttention.
+        position: see MultiheadAttention.
 
     The others are torch's.
     """
@@ -221,7 +222,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         """src (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model); the same shape.
 
         src_mask (L, L) and src_key_padding_mask (B, L) are True, or -inf, where hidden; is_causal
-        stands for the causal src_mask, which need not be given then.
+        means the causal src_mask, which need not be given then.
         """
         masks = {"src_mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
         x = self._branch(
@@ -235,11 +236,11 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerDecoderLayer(_TransformerLayer):
     """torch.nn.TransformerDecoderLayer with any similarity and any position in its attention.
 
-    As TransformerEncoderLayer; the position is that of the attention of tgt to itself.
+    See TransformerEncoderLayer; the position is that of the self-attention of tgt.
 
     Args:
-        similarity: of both attentions, as of MultiheadAttention.
-        position: as of MultiheadAttention.
+        similarity: for both attentions, see MultiheadAttention.
+        position: see MultiheadAttention.
 
     The others are torch's.
     """
@@ -260,7 +261,7 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> Tensor:
         """tgt and memory (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model).
 
-        Masks as of TransformerEncoderLayer. Returns the shape of tgt.
+        Masks are those of TransformerEncoderLayer. Returns the shape of tgt.
         """
         own = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
         cross = {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}

@@ -1,4 +1,4 @@
-"""transformers' masks as gnomon's arguments, in the place of arrays (B, 1, Lq, Lk)."""
+"""transformers' masks as gnomon's arguments instead of arrays (B, 1, Lq, Lk)."""
 
 from __future__ import annotations
 
