@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_type_hints, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_type_hints, overload
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class MaskArguments(TypedDict, total=False):
 
 
 class ScoreArguments(MaskArguments, total=False):
-    """The same, and how scores come about."""
+    """The same, and how scores are computed."""
 
     similarity: Similarity | str | None
     position: Positions | None
@@ -64,7 +64,7 @@ class ScoreArguments(MaskArguments, total=False):
 
 
 class AttentionArguments(ScoreArguments, total=False):
-    """The same, and what becomes of the weights."""
+    """The same, and what happens to the weights."""
 
     dropout: float
     seed: int | None
@@ -72,8 +72,7 @@ class AttentionArguments(ScoreArguments, total=False):
     tolerance: float
 
 
-#: The operators' arguments by name, from which those of a call are made: each argument below says
-#: which of them it stands for.
+#: Arguments of the operators by name. Each argument below says which of them it sets.
 _Lowered = dict[str, Any]
 
 
@@ -157,39 +156,34 @@ def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _
         lowered[name] = check_integer(operator, name, value, "an integer, or None")
 
 
-class _Argument(NamedTuple):
-    default: Any
-    lower: Callable[[str, str, Any, Tensor, _Lowered], None]
-
-
-#: Those of AttentionArguments but for the terms.
-_ARGUMENTS = {
-    "causal": _Argument(False, _lower_flag),
-    "window": _Argument(None, _lower_window),
-    "key_lengths": _Argument(None, _lower_integers),
-    "key_starts": _Argument(None, _lower_integers),
-    "query_segments": _Argument(None, _lower_integers),
-    "key_segments": _Argument(None, _lower_integers),
-    "query_offset": _Argument(None, _lower_offset),
-    "positions": _Argument(None, _lower_integers),
-    "key_positions": _Argument(None, _lower_integers),
-    "scale": _Argument(None, _lower_optional_number),
-    "chunks": _Argument(None, _lower_chunks),
-    "mask": _Argument(None, _lower_mask),
-    "sink": _Argument(None, _lower_tensor),
-    "temperature": _Argument(None, _lower_tensor),
-    "dropout": _Argument(0.0, _lower_number),
-    "seed": _Argument(None, _lower_seed),
-    "aggregation": _Argument("mean", _lower_string),
-    "tolerance": _Argument(2.0**-24, _lower_number),
+#: What lowers each of AttentionArguments but for the terms.
+_ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
+    "causal": _lower_flag,
+    "window": _lower_window,
+    "key_lengths": _lower_integers,
+    "key_starts": _lower_integers,
+    "query_segments": _lower_integers,
+    "key_segments": _lower_integers,
+    "query_offset": _lower_offset,
+    "positions": _lower_integers,
+    "key_positions": _lower_integers,
+    "scale": _lower_optional_number,
+    "chunks": _lower_chunks,
+    "mask": _lower_mask,
+    "sink": _lower_tensor,
+    "temperature": _lower_tensor,
+    "dropout": _lower_number,
+    "seed": _lower_seed,
+    "aggregation": _lower_string,
+    "tolerance": _lower_number,
 }
 #: What the operators take after tokens and terms, in their order, of a call that says nothing.
-_UNSET: _Lowered = dict.fromkeys(
-    argument.name for argument in ops.module_attention.default._schema.arguments[6:]
-)
-for _name, _argument in _ARGUMENTS.items():
-    if _argument.default is not None:
-        _argument.lower("attention", _name, _argument.default, torch.empty(0), _UNSET)
+UNSET: _Lowered = {
+    argument.name: argument.default_value
+    for argument in ops.module_attention.default._schema.arguments[6:]
+}
+_IN_ORDER = list(UNSET.items())
+_PLACES = {name: place for place, name in enumerate(UNSET)}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -201,7 +195,7 @@ def takes(arguments: Any) -> Callable[[_Function], _Function]:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_ARGUMENTS[name].default if name in _ARGUMENTS else None,
+            default=UNSET.get(name),
             annotation=types[name],
         )
         for name in _in_order(arguments)
@@ -238,12 +232,23 @@ def lower_call(
 
     Others of the operators' arguments than those of the TypedDict come by their names.
     """
-    lowered = _UNSET | own
+    lowered = own
     for name, value in given.items():
         if name not in _names(arguments):
             raise _unknown(operator, name, arguments)
-        _ARGUMENTS[name].lower(operator, name, value, like, lowered)
+        _ARGUMENTS[name](operator, name, value, like, lowered)
     return lowered
+
+
+def passed(lowered: _Lowered) -> list[Any]:
+    """What lower_call returns in the operators' order, up to the last argument that is given.
+
+    A call of the operators takes time for each argument, as long as attention over a few tokens.
+    """
+    count = 0
+    for name in lowered:
+        count = max(count, _PLACES[name] + 1)
+    return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
 def _unknown(operator: str, name: str, arguments: Any) -> TypeError:
@@ -282,82 +287,85 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
 
-    Query row i stands at p_i = query_offset + i, key column j at p_j = j, or both where positions
-    say.
+    Query row i is at position p_i = query_offset + i and key column j at p_j = j, unless positions
+    are given.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q. bfloat16
-            and float16 are widened as the kernels read them, computed in float32 and rounded at
-            the end; where the processor multiplies bfloat16 itself, the kernels let it, with the
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v likewise.
+            bfloat16 and float16 are widened as the kernels read them, computed in float32 and
+            rounded at the end; a processor that multiplies bfloat16 natively does so instead, with
             weights rounded to it.
-            Under torch.autocast q, k and v of other types than float64 go to its type first.
+            Under torch.autocast q, k and v are cast to its type first, unless they are float64.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
-        similarity: of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is Dot().
-        position: of gnomon.position, a sum of them, ``RoPE() + ALiBi(slopes)``, a specification,
-            "rope+alibi", or a list of these for their sum. What a specification does not mention
-            is as gnomon.nn.MultiheadAttention has it at its start.
+        similarity: one of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is
+            Dot().
+        position: one of gnomon.position, a sum of them, ``RoPE() + ALiBi(slopes)``, a
+            specification, "rope+alibi", or a list of these for their sum. What a specification
+            leaves out has the value that gnomon.nn.MultiheadAttention starts with.
         causal: p_j <= p_i only.
         window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded,
-            and one number n is (n, n).
-        key_lengths: (B,) integers: batch b sees the columns before key_lengths[b] only. One
-            number, or a tensor without axes, is for all batches, and a list will do for a tensor,
-            here and below.
-        key_starts: (B,) integers: batch b sees the columns from key_starts[b] on only. Columns
-            outside may hold NaN; they shift no position.
-        query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query sees the
-            keys of its own segment only (packed documents). They shift no position.
-        key_segments: (B, Lk) or (Lk,) integers; with query_segments.
-        query_offset: of any sign, or (B,) integers, one for each batch. None is 0 where Lq = Lk;
-            elsewhere, with causal, a window or a position, it is an error.
-        positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: p_i of
-            the queries, in all that goes by positions, masks too, instead of query_offset and
-            columns. Documents that begin anew in one row (with segments), trees, and positions
-            drawn at random (Ruoss et al. 2023) are these. On a grid a position is a place in
-            row-major order, and the table of OffsetBias is one of positions, (H, 2 n - 1) with
-            offset 0 in its middle. Those of a batch lie less than 2^30 apart, and with biases by
-            offset they have at most 2^22 differences. (1 or B, Lq, axes) are coordinates: RoPE
-            turns by them, in sections or with as many columns for each axis, no other position
-            takes them, and masks go by query_offset and columns.
-        key_positions: (B, Lk) or (Lk,) integers: p_j of the keys. By default positions, where
-            Lq = Lk; elsewhere they go together.
-        scale: of the dot product and of content terms, by default 1/sqrt(D); an error without them.
-        chunks: (size, before, after): positions lie in chunks of that size, of which a query sees
-            its own and so many before and after it. With Relative, the relative local attention of
-            the Music Transformer (Huang et al. 2019).
+            and one number n means (n, n).
+        key_lengths: (B,) integers: batch b sees only the columns before key_lengths[b]. Here and
+            below, a number or a tensor without axes applies to all batches, and lists are accepted
+            as tensors.
+        key_starts: (B,) integers: batch b sees only the columns from key_starts[b] on. Columns
+            outside may hold NaN; positions are not shifted.
+        query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query sees only
+            the keys of its own segment (packed documents). Positions are not shifted.
+        key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
+        query_offset: an integer of any sign, or (B,) integers, one for each batch. None means 0
+            where Lq = Lk; elsewhere it is an error together with causal, a window or a position.
+        positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the
+            positions p_i of the queries, for masks as well as for everything else that depends on
+            positions, instead of query_offset and columns. Use them for several documents in one
+            row (with segments), for trees, and for positions drawn at random (Ruoss et al. 2023).
+            On a grid a position is a place in row-major order, and the table of OffsetBias is
+            indexed by position, (H, 2 n - 1) with offset 0 in its middle. The positions of a batch
+            must lie less than 2^30 apart and, with biases by offset, have at most 2^22 differences.
+            (1 or B, Lq, axes) are coordinates: RoPE rotates by them, in sections or with equally
+            many columns for each axis, no other position accepts them, and masks still use
+            query_offset and columns.
+        key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
+            the queries. Where Lq and Lk differ, positions and key_positions are both required.
+        scale: multiplies the dot product and content terms, by default 1/sqrt(D); an error where
+            there is neither.
+        chunks: (size, before, after): positions are divided into chunks of that size, and a query
+            sees its own chunk and so many before and after it. With Relative, this is the relative
+            local attention of the Music Transformer (Huang et al. 2019).
         dropout: the probability of dropping a weight, 0 to 1; the others are multiplied by
-            1 / (1 - dropout), and lse is that of all.
-        seed: of the dropout, which depends on it and on the batch, head, row and column of a pair
-            alone; by default drawn by Torch's generator.
+            1 / (1 - dropout), and lse includes all weights.
+        seed: seed of the dropout, which otherwise depends only on the batch, head, row and column
+            of a pair; by default drawn from PyTorch's generator.
         aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
-            sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where
-            those outside are pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij;
-            "lorentz_centroid", m sqrt(c / |(m.m)_L|) of m = sum_j p_ij v_j, of values on the
-            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, whose time comes first, as do those of
-            o (Law et al. 2019); c is that of similarity.Lorentz, or else 1.
-        mask: booleans (1 or B, 1 or H, Lq, Lk), or what broadcasts to it: True where query i sees
-            key j, besides what the other masks say. Blocks of which nothing is seen are skipped;
-            masks that the other arguments can say cost less. Numbers that are to be added to the
-            scores are position.PairBias.
-        sink: (H,) or (B, H, Lq), or a number for all: one more score in each row's softmax, whose
-            key has no value (Agarwal et al. 2025, gpt-oss); 0 is softmax plus one. o is multiplied
-            by sigmoid(lse - sink), and lse is that of all scores with the sink. -inf is none.
-        temperature: (1 or B, 1 or H, Lq), what broadcasts to it, or a number: multiplies all of
-            s_ij, biases included, but for the sink; learned if it requires grad. Scalable softmax
+            sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, those
+            outside being pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij;
+            "lorentz_centroid", m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, of values on the
+            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time first, in v as in o (Law et al.
+            2019); c is that of similarity.Lorentz, otherwise 1.
+        mask: booleans that broadcast to (B, H, Lq, Lk): True where query i sees key j, unless
+            another mask hides it. Blocks in which nothing is seen are skipped; masks that the other
+            arguments can express cost less. For numbers that are added to the scores, use
+            position.PairBias.
+        sink: (H,) or (B, H, Lq), or one number: one more score in each row's softmax, whose key has
+            no value (Agarwal et al. 2025, gpt-oss); 0 is softmax plus one. o is multiplied by
+            sigmoid(lse - sink), and lse then includes the sink. -inf means no sink.
+        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies all of s_ij,
+            biases included, except the sink; learned if it requires grad. Scalable softmax
             (Nakanishi 2025) is s log(n) for a row that sees n keys.
-        tolerance: at least 0, below 1: what may be left out of a row's sum of weights. Blocks of
-            keys whose weights are proved to add less, all of them together, are not computed,
-            neither forward nor backward: biases that fall with the distance (ALiBi, HyPE, KERPLE,
-            learned tables, Forget) let that be proved by the norms of q and k, for every similarity
-            but those of other projects that give no bounds. The default is float32's own rounding
-            of the sum; 0 computes all, as do float64 and few queries on a cache. NaN and infinity
-            reach what they reach without.
+        tolerance: at least 0, below 1: how much may be left out of a row's sum of weights, relative
+            to it. Blocks of keys whose weights provably add up to less, all together, are not
+            computed, neither forward nor backward. Where biases fall with the distance (ALiBi,
+            HyPE, KERPLE, learned tables, Forget), the norms of q and k allow such a proof, for
+            every similarity except those of other projects that give no bounds. The default is
+            float32's own rounding of the sum; 0 computes everything, as do float64 and few queries
+            on a cache. NaN and infinity spread as they would without it.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
             documented, constants included; differentiable.
 
-    Tensors of similarity and position have q's dtype, or float32 where that is lower; where they
-    are (H,), one without axes is for all heads. Derivatives are of reverse mode and of first order;
-    torch.func.grad, vjp, jacrev and vmap work.
+    Tensors of similarity and position have q's dtype, or float32 where q's is lower; where they
+    are (H,), one without axes applies to all heads. Only first-order, reverse-mode derivatives are
+    available; torch.func.grad, vjp, jacrev and vmap work.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no
@@ -366,7 +374,7 @@ def attention(
     Raises:
         ValueError: a shape or a value.
         TypeError: a dtype or a device.
-        NotImplementedError: an argument that this version does not offer, forward-mode
+        NotImplementedError: an argument that this version does not support, forward-mode
             differentiation, or a gradient of the gradient.
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
@@ -374,7 +382,7 @@ def attention(
     q, k, v = as_autocast(q, k, v)
     terms = lower("attention", arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call("attention", q, arguments, AttentionArguments)
-    o, lse, _ = ops.attention.default(q, k, v, *terms, return_lse, *call.values())
+    o, lse, _ = ops.attention.default(q, k, v, *terms, return_lse, *passed(call))
     return (o, lse) if return_lse else o
 
 
@@ -386,17 +394,16 @@ Rows: TypeAlias = Integers | slice
 def attention_weights(
     q: Tensor, k: Tensor, rows: Rows = -1, **arguments: Unpack[ScoreArguments]
 ) -> Tensor:
-    """The weights p_ij that attention gives the values, of the rows of q that are asked for.
+    """The weights p_ij that attention gives the values, for some rows of q.
 
-    To look at: memory is linear in their number times Lk, and the operator's own pass gives them,
-    so that they are those of any similarity, position and mask. Positions on a grid and the table
-    of OffsetBias compute all rows for it.
+    For inspection: memory is the number of these rows times Lk. The operator itself computes them,
+    so that any similarity, position and mask will do. Positions on a grid and the table of
+    OffsetBias compute all rows first.
 
     Args:
         q: (B, H, Lq, D), as for attention, and so are k and the other arguments.
         k: (B, Hkv, Lk, D).
-        rows: a row, several, or a slice, ``slice(None)`` for all; -1 is the last one. By default
-            that.
+        rows: a row, several, or a slice, ``slice(None)`` for all; -1, the default, is the last.
 
     Returns:
         (B, H, n, Lk) for n rows, in q's dtype; differentiable. A row that sees no key gives 0.
@@ -412,7 +419,7 @@ def attention_weights(
     terms = lower(operator, arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call(operator, q, arguments, ScoreArguments)
     weights: Tensor = ops.attention_weights.default(
-        q, k, check_rows(operator, rows, q), *terms, *call.values()
+        q, k, check_rows(operator, rows, q), *terms, *passed(call)
     )
     return weights
 

@@ -27,7 +27,7 @@ from typing_extensions import Unpack
 
 from gnomon import position as position_terms
 from gnomon import similarity as similarity_terms
-from gnomon._attention import Aggregation, ScoreArguments, lower, lower_call, takes
+from gnomon._attention import UNSET, Aggregation, ScoreArguments, lower, lower_call, takes
 from gnomon._catalogue import components_of
 from gnomon._checks import check_flag, check_tensors
 from gnomon._derivatives import first_derivatives_only
@@ -124,15 +124,15 @@ def context_parallel_attention(
         ValueError: a shape or a value, also where processes disagree on a shape.
         TypeError: a dtype or a device.
         NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
-            have their place by a row of the whole sequence, dropout, whose mask has it, too,
-            frequencies of RoPE that go by the length of a call, Forget, which sums over keys, and
-            positions of the caller's.
+            are placed by rows of the whole sequence; dropout, for the same reason; frequencies of
+            RoPE that depend on the length of a call; Forget, which sums over keys; and the
+            arguments positions and key_positions.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
     return_lse = check_flag(_NAME, "return_lse", return_lse)
     similarity, position = arguments.pop("similarity", None), arguments.pop("position", None)
-    call = lower_call(_NAME, q, arguments, ContextParallelArguments)
+    call = UNSET | lower_call(_NAME, q, arguments, ContextParallelArguments)
     if call["dropout"] != 0:
         raise NotImplementedError(f"gnomon.{_NAME}: dropout is {call['dropout']}; expected 0")
     for name in ("positions", "key_positions"):
@@ -197,7 +197,7 @@ def context_parallel_attention(
 #: By role, what to do instead of a term that a part of the keys cannot know.
 _OF_WHOLE_ROWS = {
     "sink": "which joins the sum of all parts; expected the argument sink",
-    "temperature": "which goes by all keys of a row; expected the argument temperature",
+    "temperature": "which depends on all keys of a row; expected the argument temperature",
     "gate": "of the output of all parts; expected its product with what comes back",
 }
 
@@ -229,7 +229,7 @@ def _check_position(term: position_terms.Specified) -> None:
             )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
-            f"gnomon.{_NAME}: position is {term.spec}, which goes by the length of a call; "
+            f"gnomon.{_NAME}: position is {term.spec}, which depends on the length of a call; "
             "expected one that is the same in all parts"
         )
 

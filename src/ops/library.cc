@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,7 +37,7 @@ Outputs Attention(const CallArguments& call, const at::Tensor& q, const at::Tens
 at::Tensor AttentionOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v, const std::string& similarity,
                              const std::string& position, at::TensorList tensors) {
-  return ModuleAttention(q, k, v, similarity, position, tensors, call);
+  return ModuleAttention(q, k, v, *ModuleTerms::Of(similarity, position), tensors, call);
 }
 
 at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
@@ -50,7 +51,8 @@ at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const 
 at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
                            std::vector<int64_t> rows, const std::string& similarity,
                            const std::string& position, at::TensorList tensors, int64_t value_dim) {
-  return ModuleAttentionWeights(q, k, rows, similarity, position, tensors, value_dim, call);
+  return ModuleAttentionWeights(q, k, rows, *ModuleTerms::Of(similarity, position), tensors,
+                                value_dim, call);
 }
 
 bool GoesByLength(const std::string& position) {
@@ -67,6 +69,38 @@ std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(
                                        : NamedAxes<OperatorArguments>();
 }
 
+// What a member is before a call says anything, as a schema writes it.
+template <class Member>
+std::string DefaultText(const Member& value) {
+  if constexpr (std::is_same_v<Member, bool>) {
+    return value ? "True" : "False";
+  } else if constexpr (std::is_same_v<Member, double>) {
+    return NumberText(value);
+  } else if constexpr (std::is_same_v<Member, std::string>) {
+    return std::string("\"").append(value).append("\"");
+  } else {
+    return "None";
+  }
+}
+
+// The members with their initial values, "bool causal=False": a call need not pass what it does not
+// say, and each argument that is passed takes time.
+template <class Arguments>
+std::string SchemaWithDefaults() {
+  Arguments unset;
+  std::string text = SchemaOf<Arguments>::Text() + ", ";
+  size_t comma = 0;
+  const auto add = [&](const auto& value) {
+    comma = text.find(", ", comma);
+    std::string initial("=");
+    initial += DefaultText(value);
+    text.insert(comma, initial);
+    comma += initial.size() + 2;
+  };
+  std::apply([&](const auto&... members) { (add(members), ...); }, Arguments::Tie(unset));
+  return text.substr(0, text.size() - 2);
+}
+
 template <auto run>
 constexpr auto kFlat = &Flattened<CallArguments>::Kernel<run>::Run;
 
@@ -78,7 +112,7 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
   std::vector<std::string> names;
   std::vector<at::Tensor> starts;
   c10::List<bool> learned;
-  for (ModuleTensor& tensor : ModuleTensors(similarity, position, shape, given)) {
+  for (ModuleTensor& tensor : ModuleTensors(*ModuleTerms::Of(similarity, position), shape, given)) {
     names.push_back(std::move(tensor.name));
     starts.push_back(std::move(tensor.start));
     learned.push_back(tensor.learned);
@@ -89,7 +123,8 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
 std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads,
     at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
-  ProjectedTensors call = ProjectTokens(similarity, position, num_heads, tensors, query, key);
+  ProjectedTensors call =
+      ProjectTokens(*ModuleTerms::Of(similarity, position), num_heads, tensors, query, key);
   return {std::move(call.tensors), std::move(call.of_keys)};
 }
 
@@ -123,8 +158,9 @@ LearnedOfModule(const std::string& similarity, const std::string& position, int6
   std::vector<std::string> names;
   std::vector<at::Tensor> values;
   std::vector<at::Tensor> starts;
-  for (LearnedTensor& learned : LearnedTensors(
-           similarity, position, {num_heads, head_dim, value_dim, /*max_length=*/1}, tensors)) {
+  for (LearnedTensor& learned :
+       LearnedTensors(*ModuleTerms::Of(similarity, position),
+                      {num_heads, head_dim, value_dim, /*max_length=*/1}, tensors)) {
     names.push_back(std::move(learned.name));
     starts.push_back(learned.start ? *learned.start : at::empty({0}, learned.value.options()));
     values.push_back(std::move(learned.value));
@@ -169,7 +205,7 @@ at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec,
                           bool causal, at::TensorList tensors, c10::SymInt offset, bool training,
                           const OptionalTensor& lengths, const OptionalTensor& before,
                           std::optional<at::Generator> generator, const OptionalTensor& positions) {
-  return EncodeTokens(Component::Parse(spec), dim, causal, tensors.vec(),
+  return EncodeTokens(*ModuleComponent(spec), dim, causal, tensors.vec(),
                       {embeddings, std::move(offset), training, lengths, before,
                        std::move(generator), std::nullopt, positions});
 }
@@ -223,7 +259,7 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
 
   // Compositions of these with Torch's operators.
-  const std::string call = SchemaOf<CallArguments>::Text();
+  const std::string call = SchemaWithDefaults<CallArguments>();
   // lse and the rows' statistics are empty unless asked for.
   m.def(("attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
          "str[] position, Tensor[] position_tensors, bool return_lse, " +

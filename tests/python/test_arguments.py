@@ -1,6 +1,7 @@
 """What users write without a second thought: one value for all, NumPy's numbers, lists."""
 
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -543,17 +544,34 @@ def test_arguments_are_those_of_the_operators():
     """What Python checks makes all that the operators take, once."""
     lowered = [
         name
-        for name, argument in _attention._ARGUMENTS.items()
+        for argument in _attention._ARGUMENTS
         for name in {
             "window": ("left", "right"),
             "query_offset": ("query_offset", "query_offsets"),
-        }.get(name, (name,))
+        }.get(argument, (argument,))
     ]
     schema = torch.ops.gnomon.attention.default._schema.arguments
     assert sorted(lowered) == sorted(argument.name for argument in schema[8:])
     assert {"similarity", "position", *_attention._ARGUMENTS} == set(
         _attention.AttentionArguments.__annotations__
     )
+
+
+def test_calls_pass_what_they_say_and_no_more():
+    """Each argument of an operator that is passed takes time."""
+
+    def passed(**given):
+        call = _attention.lower_call("test", TOKENS[0], given, _attention.AttentionArguments)
+        return _attention.passed(call)
+
+    assert passed() == []
+    assert passed(causal=True) == [True]
+    assert passed(window=(3, None)) == [False, 3, None]
+    defaults = list(_attention.UNSET.values())
+    assert passed(tolerance=0.5) == [*defaults[:-1], 0.5]
+    signature = inspect.signature(gnomon.attention).parameters
+    assert signature["tolerance"].default == 2**-24
+    assert signature["aggregation"].default == "mean"
 
 
 @pytest.mark.parametrize(

@@ -423,7 +423,7 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
         ("similarity", "TypeError", ["similarity is a int"]),
         ("position", "TypeError", ["position is a int"]),
         ("grid of a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
-        ("by the length", "NotImplementedError", ["scaling=longrope", "goes by the length"]),
+        ("by the length", "NotImplementedError", ["scaling=longrope", "depends on the length"]),
     ],
 )
 def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):

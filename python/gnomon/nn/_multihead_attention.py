@@ -1,4 +1,4 @@
-"""Multi-head attention, which holds the parameters of its terms."""
+"""Multi-head attention with the parameters of its similarity and position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from gnomon._attention import MaskArguments, Rows, check_rows, lower_call, takes
+from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, lower_call, passed, takes
 from gnomon._checks import (
     check_flag,
     check_integer,
@@ -29,7 +29,7 @@ from gnomon.nn._checks import check_embeddings, is_hidden
 class LearnedValue(NamedTuple):
     """A value that a module has learned, as it acts, and where it started.
 
-    start is None where the module does not know it: of tables, and of tensors of terms.
+    start is None where the module does not know it: for tables and for tensors given in terms.
     """
 
     value: Tensor
@@ -42,15 +42,15 @@ class MultiheadAttention(torch.nn.Module):
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
     inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
     similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
-    with value = start * exp(5 theta), "gamma_theta" or "beta_theta" among them, and tables: of
-    biases, which start at 0, "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1,
-    2 width - 1) among them; of content terms, which start as N(0, 1 / columns), "relative_table"
-    (2 max_offset + 1, D) among them; "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0,
-    and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. What is made of tokens in each
-    call has a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
+    with value = start * exp(5 theta), such as "gamma_theta" or "beta_theta", and tables: those of
+    biases start at 0, such as "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1,
+    2 width - 1); those of content terms start as N(0, 1 / columns), such as "relative_table"
+    (2 max_offset + 1, D); "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0, and
+    "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. What is projected from the tokens
+    of each call has a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
     "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The start
-    of gamma or beta, the buffer "gamma_start" or "beta_start", makes the spread of the logits of
-    N(0, 1) tokens 1.
+    of gamma or beta, the buffer "gamma_start" or "beta_start", is such that the logits of N(0, 1)
+    tokens have a standard deviation of 1.
 
     Args:
         embed_dim: columns of the input and the output.
@@ -61,7 +61,7 @@ class MultiheadAttention(torch.nn.Module):
         similarity: a specification, "penumbral:score=height2", or one of gnomon.similarity.
         position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or
             several of them for their sum, "rope" + ALiBi(slopes); None is "none". A component that
-            is added to embeddings, which can do nothing here, is an error: see TokenPosition and
+            is added to embeddings has no effect here and is an error: see TokenPosition and
             attention_position.
         dropout: the probability of dropping a weight, in training.
         bias: whether the projections have one.
@@ -69,18 +69,18 @@ class MultiheadAttention(torch.nn.Module):
             has a length.
         kdim: columns of key, embed_dim by default.
         vdim: columns of value, embed_dim by default.
-        qk_norm: whether q and k of each head are normed before anything else acts on them, by the
-            RMSNorms q_norm and k_norm (Henry et al. 2020; Dehghani et al. 2023).
+        qk_norm: whether q and k of each head are normalised before anything else acts on them, by
+            the RMSNorms q_norm and k_norm (Henry et al. 2020; Dehghani et al. 2023).
         gate: whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
             2025).
-        sink: whether each head has a learned sink, as of gnomon.attention: the parameter sink (H,),
+        sink: whether each head has a learned sink, see gnomon.attention: the parameter sink (H,),
             which starts at 0.
-        tolerance: of gnomon.attention.
+        tolerance: see gnomon.attention.
 
-    A tensor of a term is held under the name "<component>_<name>", of a similarity "<name>", and
-    read as it is: a parameter where it requires grad, the same object if it is a
-    torch.nn.Parameter, and else a buffer. The table of OffsetBias is then one of positions, for all
-    lengths up to its own, as is that of "offset_bias:length=512", "offset_bias_table"
+    A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
+    unchanged: as a parameter where it requires grad, the same object if it is a
+    torch.nn.Parameter, otherwise as a buffer. The table of OffsetBias is then indexed by position,
+    for all lengths up to its own, like that of "offset_bias:length=512", "offset_bias_table"
     (H, 2 length - 1).
     """
 
@@ -199,7 +199,7 @@ class MultiheadAttention(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
-        """Draws the projections anew."""
+        """Draws new weights for the projections."""
         gate = [self.gate_proj] if self.gate else []
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, *gate):
             torch.nn.init.normal_(layer.weight, 0, layer.in_features**-0.5)
@@ -219,12 +219,12 @@ class MultiheadAttention(torch.nn.Module):
     ) -> Tensor:
         """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
 
-        key is query by default, value is key. The keys and values of this call are appended to the
-        cache, the queries see all of it, and query_offset is its length before by default;
-        positions and key_positions are those of the tokens of this call, and the cache keeps them.
-        key_padding_mask (B, Lk), as in torch.nn, is True, or -inf, where a key is hidden, of the
-        cache, too; where padding lies at the ends, key_lengths and key_starts say so in fewer
-        numbers. The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
+        key defaults to query, value to key. The keys and values of this call are appended to the
+        cache, the queries see all of it, and query_offset defaults to its previous length;
+        positions and key_positions are those of this call's tokens, and the cache keeps them.
+        key_padding_mask (B, Lk), as in torch.nn, is True, or -inf, where a key is hidden, including
+        the keys of the cache; for padding at the ends, key_lengths and key_starts are shorter.
+        The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -247,7 +247,7 @@ class MultiheadAttention(torch.nn.Module):
             places = cache.joined_positions(self._key_positions(query, key, arguments), len(k))
             if places is not None:
                 arguments["key_positions"] = places
-            # The cache takes them once nothing can be refused any more.
+            # The cache keeps them only once nothing can fail any more.
             k, v = cache.joined(k, v)
         tensors, of_keys = self._term_tensors(query, key)
         projections = [tensors[n] for n in of_keys]
@@ -268,9 +268,7 @@ class MultiheadAttention(torch.nn.Module):
             q,
             arguments,
             MaskArguments,
-            dropout=self.dropout if self.training else 0.0,
-            sink=self.sink,
-            tolerance=self.tolerance,
+            **self._own_arguments(dropout=self.dropout if self.training else 0.0),
         )
         o = ops.module_attention.default(
             q,
@@ -279,7 +277,7 @@ class MultiheadAttention(torch.nn.Module):
             self.similarity,
             self.position,
             tensors,
-            *call.values(),
+            *passed(call),
         )
         o = o.transpose(1, 2).flatten(2)
         if self.gate:
@@ -290,10 +288,21 @@ class MultiheadAttention(torch.nn.Module):
             cache.projections, cache.positions = projections, places
         return out
 
+    def _own_arguments(self, dropout: float = 0.0) -> dict[str, Any]:
+        """The arguments that the module sets in its calls, unless they have their defaults."""
+        own: dict[str, Any] = {}
+        if dropout != 0:
+            own["dropout"] = dropout
+        if self.sink is not None:
+            own["sink"] = self.sink
+        if self.tolerance != UNSET["tolerance"]:
+            own["tolerance"] = self.tolerance
+        return own
+
     def _key_positions(
         self, query: Tensor, key: Tensor, arguments: Mapping[str, Any]
     ) -> Tensor | None:
-        """Where the keys of a call stand, as a tensor; None where it does not say."""
+        """The positions of a call's keys as a tensor; None where they are not given."""
         operator = "nn.MultiheadAttention"
         positions = arguments.get("key_positions")
         if positions is None:
@@ -306,7 +315,7 @@ class MultiheadAttention(torch.nn.Module):
         return check_optional_integers(operator, "positions", positions, query)
 
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
-        """Those of the similarity and of the position for a call; which of them are of keys."""
+        """The tensors of the terms for a call, and which of them belong to keys."""
         tensors = [getattr(self, name) for name in self._term_names]
         if not self._has_projections:
             return tensors, []
@@ -346,17 +355,17 @@ class MultiheadAttention(torch.nn.Module):
             self.position,
             self._term_tensors(query, key)[0],
             self.embed_dim // self.num_heads,
-            *lower_call(operator, q, arguments, MaskArguments, sink=self.sink).values(),
+            *passed(lower_call(operator, q, arguments, MaskArguments, **self._own_arguments())),
         )
         return weights
 
     @torch.no_grad()
     def learned_values(self) -> dict[str, LearnedValue]:
-        """What the similarity and the position have learned, as it acts, beside its start.
+        """What the similarity and the position have learned, as it acts, with its start.
 
-        By the names "gamma", "alibi_slopes", "hype_tau", "t5_table": of a value for each head
-        (H,) the value itself, start * exp(5 theta), not theta. Copies, without gradients; empty
-        where nothing is learned.
+        By name, "gamma", "alibi_slopes", "hype_tau", "t5_table". Of one value per head (H,) it is
+        the value itself, start * exp(5 theta), not theta. The tensors are copies without gradients;
+        where nothing is learned, the dictionary is empty.
         """
         names, values, starts = ops.module_learned(
             self.similarity,
@@ -465,7 +474,7 @@ class MultiheadAttention(torch.nn.Module):
 def _split_in_proj(
     module: MultiheadAttention, state: dict[str, Any], prefix: str, *arguments: Any
 ) -> None:
-    """Renames what a state_dict of torch.nn.MultiheadAttention has to what one of ours has."""
+    """Renames the entries of a state_dict of torch.nn.MultiheadAttention to ours."""
     for kept in ("bias_k", "bias_v"):
         if prefix + kept in state:
             raise NotImplementedError(
@@ -492,7 +501,7 @@ def _split_in_proj(
 def _segments_of_padding(
     mask: Tensor, q: Tensor, k: Tensor, query_segments: object, key_segments: object
 ) -> tuple[Tensor, Tensor]:
-    """Segments by which all queries see the keys that a key_padding_mask leaves."""
+    """Segments with which all queries see the keys that a key_padding_mask leaves."""
     operator = "nn.MultiheadAttention"
     hidden = is_hidden(operator, "key_padding_mask", mask)
     if hidden.shape != (k.shape[0], k.shape[2]):

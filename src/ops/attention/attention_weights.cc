@@ -163,13 +163,13 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<int64_t>& rows, const std::string& similarity,
-                                  const std::string& position, at::TensorList tensors,
-                                  int64_t value_dim, const CallArguments& arguments) {
+                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
+                                  at::TensorList tensors, int64_t value_dim,
+                                  const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens(kName, q, k, k);
-  ResolvedTerms terms = ResolveModule(q, k, value_dim, similarity, position, tensors, arguments);
-  return Weights(q, k, rows, terms.similarity, std::move(terms.positions), arguments);
+  ResolvedTerms resolved = ResolveModule(q, k, value_dim, terms, tensors, arguments);
+  return Weights(q, k, rows, resolved.similarity, std::move(resolved.positions), arguments);
 }
 
 }  // namespace gnomon

@@ -12,6 +12,8 @@
 
 namespace gnomon {
 
+class ModuleTerms;
+
 // p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the rows of q (-1 the last) that are asked for.
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
@@ -21,9 +23,9 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
 
 // The same of ModuleAttention, whose values have value_dim columns.
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<int64_t>& rows, const std::string& similarity,
-                                  const std::string& position, at::TensorList tensors,
-                                  int64_t value_dim, const CallArguments& arguments);
+                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
+                                  at::TensorList tensors, int64_t value_dim,
+                                  const CallArguments& arguments);
 
 }  // namespace gnomon
 

@@ -2,15 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gnomon/attention.h>
 
 #include <cmath>
-#include <map>
-#include <mutex>
 #include <utility>
 
+#include "base/kept.h"
+#include "ops/attention/kept_tensor.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/coordinates/token_positions.h"
 #include "ops/positions/content_tables.h"
@@ -18,15 +17,26 @@
 namespace gnomon {
 namespace {
 
-// How a specification sets a parameter that has one value a head.
-enum class Setting { kNumber, kFixed, kLearned, kTensor };
+using Use = ModuleTerms::Use;
+using Setting = Use::Setting;
 
-Setting SettingOf(const Component& component, const Parameter& parameter) {
+Use UseOf(const Component& component, const Parameter& parameter) {
+  Use use{&parameter, parameter.tensor.learned ? Setting::kLearned : Setting::kFixed};
+  use.is_given = component.IsTensor(parameter.name);
+  if (!parameter.is_per_head()) return use;
   const std::optional<std::string> value = component.Find(parameter.name);
-  if (!value) return parameter.tensor.learned ? Setting::kLearned : Setting::kFixed;
-  if (*value == "learned") return Setting::kLearned;
-  if (*value == "fixed") return Setting::kFixed;
-  return *value == "tensor" ? Setting::kTensor : Setting::kNumber;
+  if (!value) return use;
+  if (*value == "learned") {
+    use.setting = Setting::kLearned;
+  } else if (*value == "fixed") {
+    use.setting = Setting::kFixed;
+  } else if (use.is_given) {
+    use.setting = Setting::kTensor;
+  } else {
+    use.setting = Setting::kNumber;
+    use.number = component.Number(parameter.name);
+  }
+  return use;
 }
 
 // How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the
@@ -47,8 +57,9 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   const at::Tensor k = at::randn({1, 1, kTokens, head_dim}, generator, options);
   std::vector<at::Tensor> others;
   for (const Parameter* parameter : entry.other_head_parameters()) {
-    others.push_back(SettingOf(component, *parameter) == Setting::kNumber
-                         ? at::full({1}, component.Number(parameter->name), options)
+    const Use use = UseOf(component, *parameter);
+    others.push_back(use.setting == Setting::kNumber
+                         ? at::full({1}, use.number, options)
                          : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
   }
   const MappedTokens tokens = entry.map(component, q, k, {at::ones({1}, options), others});
@@ -86,13 +97,10 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
 }
 
-// More specifications than any program of one kind of model has.
-constexpr size_t kMostStarts = 1024;
-
-// What a module's tensors are named: a second component of a name is told apart by its number.
-class Namer {
+// Names the tensors of a module: a second component of a name is told apart by its number.
+class TensorNames {
  public:
-  std::string Name(const std::string& component, const std::string& parameter) {
+  std::string Next(const std::string& component, const std::string& parameter) {
     std::string name = component + "_" + parameter;
     int count = 1;
     for (const std::string& used : used_) count += used == name;
@@ -139,20 +147,53 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
 
 }  // namespace
 
+ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& position)
+    : component_(Component::Parse(similarity)),
+      text_("\"" + similarity + "\" and \"" + position + "\"") {
+  similarity_ = &FindSimilarity(component_);
+  if (const Parameter* parameter = similarity_->head_parameter()) {
+    head_ = UseOf(component_, *parameter);
+  }
+  for (const Parameter* parameter : similarity_->other_head_parameters()) {
+    others_.push_back(UseOf(component_, *parameter));
+  }
+  for (Component& term : ParseSum(position)) {
+    const PositionEntry& entry =
+        FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
+    std::vector<Use> uses;
+    for (const Parameter* parameter : entry.Tensors(term)) uses.push_back(UseOf(term, *parameter));
+    const auto called = [&](bool both_ways) {
+      Component called = term;
+      called.SetDefault("bidirectional", both_ways ? "true" : "false");
+      // A table of offsets is that of positions, of which a call has some.
+      if (!term.Find("shape")) called.SetDefault("centred", "true");
+      return called;
+    };
+    // Along the axes of a grid a token looks both ways even at those before it.
+    const bool lies_on_grid = term.Find("shape").has_value();
+    positions_.push_back({&entry, term, std::move(uses), called(lies_on_grid), called(true)});
+  }
+}
+
+std::shared_ptr<const ModuleTerms> ModuleTerms::Of(const std::string& similarity,
+                                                   const std::string& position) {
+  static Kept<std::pair<std::string, std::string>, std::shared_ptr<const ModuleTerms>> known;
+  return known.Get({similarity, position}, [&] {
+    return std::shared_ptr<const ModuleTerms>(new ModuleTerms(similarity, position));
+  });
+}
+
+std::shared_ptr<const Component> ModuleComponent(const std::string& spec) {
+  static Kept<std::string, std::shared_ptr<const Component>> known;
+  return known.Get(spec, [&] { return std::make_shared<const Component>(Component::Parse(spec)); });
+}
+
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim) {
   // Calls of attention() ask for it, too.
-  static std::mutex mutex;
-  static std::map<std::pair<std::string, int64_t>, double> known;
-  const std::pair<std::string, int64_t> key(component.Text(), head_dim);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-  }
-  const double start = 1.0 / LogitSpread(entry, component, head_dim);
-  const std::lock_guard<std::mutex> lock(mutex);
-  known.emplace(key, start);
-  return start;
+  static Kept<std::pair<std::string, int64_t>, double> known;
+  return known.Get({component.Text(), head_dim},
+                   [&] { return 1.0 / LogitSpread(entry, component, head_dim); });
 }
 
 at::Tensor PositionStart(const Parameter& parameter, const Component& component,
@@ -160,29 +201,11 @@ at::Tensor PositionStart(const Parameter& parameter, const Component& component,
   const auto make = [&] {
     return parameter.tensor.start(component, shape).to(q.options().dtype(ComputingType(q)));
   };
-  // Where a call is traced or transformed, its tensors are its own.
-  if (!HasNumbers(q)) return make();
-  // Every forward pass of a module asks for it.
-  static std::mutex mutex;
-  static std::map<std::string, at::Tensor> known;
-  std::string key = component.Text();
-  for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length,
-                               static_cast<int64_t>(ComputingType(q))}) {
+  std::string key = component.Text() + "|" + parameter.name;
+  for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length}) {
     key.append("|").append(std::to_string(number));
   }
-  key.append("|").append(parameter.name).append("|").append(q.device().str());
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-  }
-  // A tensor of inference mode would not serve a later call that records gradients.
-  const c10::InferenceMode outside(false);
-  const at::NoGradGuard no_grad;
-  const at::Tensor start = make();
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (known.size() >= kMostStarts) known.clear();
-  known.emplace(std::move(key), start);
-  return start;
+  return KeptTensor(key, q, make);
 }
 
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
@@ -190,8 +213,8 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
   return columns == 0 ? otherwise : columns;
 }
 
-std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        const ModuleShape& outer, at::TensorList given) {
+std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& outer,
+                                        at::TensorList given) {
   constexpr const char* kName = "gnomon.nn.MultiheadAttention";
   ModuleShape shape = outer;
   std::vector<ModuleTensor> tensors;
@@ -214,38 +237,38 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
   };
   const int64_t head_dim = shape.head_dim;
   const at::Tensor theta = at::zeros({shape.heads}, at::TensorOptions().dtype(at::kDouble));
-  const Component component = Component::Parse(similarity);
-  const SimilarityEntry& entry = FindSimilarity(component);
+  const Component& component = terms.component();
+  const SimilarityEntry& entry = terms.similarity();
   shape.has_height = entry.HasHeight(component);
   entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention: qk_dim is ");
-  if (const Parameter* parameter = entry.head_parameter()) {
-    const std::string& name = parameter->name;
-    const Setting setting = SettingOf(component, *parameter);
-    if (setting == Setting::kTensor) {
+  if (const std::optional<Use>& use = terms.head()) {
+    const std::string& name = use->parameter->name;
+    if (use->setting == Setting::kTensor) {
       take_heads(component.name(), name, name);
-    } else if (setting != Setting::kNumber) {
+    } else if (use->setting != Setting::kNumber) {
       const double start = HeadParameterStart(entry, component, head_dim);
       tensors.push_back({name + "_start", at::scalar_tensor(start, theta.options()),
                          /*learned=*/false});
     }
-    if (setting == Setting::kLearned) tensors.push_back({name + "_theta", theta, /*learned=*/true});
+    if (use->setting == Setting::kLearned) {
+      tensors.push_back({name + "_theta", theta, /*learned=*/true});
+    }
   }
-  for (const Parameter* parameter : entry.other_head_parameters()) {
-    const std::string& name = parameter->name;
-    const Setting setting = SettingOf(component, *parameter);
-    if (setting == Setting::kTensor) take_heads(component.name(), name, name);
-    if (setting != Setting::kLearned) continue;
-    parameter->tensor.start(component, shape);  // throws where it cannot be learned
+  for (const Use& use : terms.others()) {
+    const std::string& name = use.parameter->name;
+    if (use.setting == Setting::kTensor) take_heads(component.name(), name, name);
+    if (use.setting != Setting::kLearned) continue;
+    use.parameter->tensor.start(component, shape);  // throws where it cannot be learned
     tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
   }
-  Namer namer;
-  for (const Component& term : ParseSum(position)) {
-    const PositionEntry& position_entry =
-        FindPositionInAttention(kName, term, /*holds_tables=*/true);
+  TensorNames names;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    const Component& term = position.component;
     TokenGrid::Find(term);  // throws for a mistake in it
-    for (const Parameter* parameter : position_entry.Tensors(term)) {
-      const std::string name = namer.Name(term.name(), parameter->name);
-      if (term.IsTensor(parameter->name)) {
+    for (const Use& use : position.uses) {
+      const Parameter* parameter = use.parameter;
+      const std::string name = names.Next(term.name(), parameter->name);
+      if (use.is_given) {
         if (parameter->is_per_head()) {
           take_heads(term.name(), parameter->name, name);
         } else {
@@ -262,7 +285,7 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
       const at::Tensor start = parameter->tensor.start(term, shape);
       if (!parameter->is_per_head()) {
         tensors.push_back({name, start, /*learned=*/true});
-      } else if (SettingOf(term, *parameter) == Setting::kLearned) {
+      } else if (use.setting == Setting::kLearned) {
         tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
       }
     }
@@ -271,14 +294,12 @@ std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std
   return tensors;
 }
 
-std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
-                                          const std::string& position, const ModuleShape& shape,
+std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors) {
   std::vector<LearnedTensor> learned;
   size_t next = 0;
   const auto take = [&] {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
-                      "\" and \"", position, "\"");
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
     return tensors[next++];
   };
   // A tensor that was given, unless it is a buffer.
@@ -286,37 +307,36 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
     const at::Tensor tensor = take();
     if (tensor.requires_grad()) learned.push_back({name, tensor.detach(), std::nullopt});
   };
-  const Component component = Component::Parse(similarity);
-  const SimilarityEntry& entry = FindSimilarity(component);
   const auto take_theta = [&](const Component& term, const Parameter& parameter,
                               const std::string& name) {
     const at::Tensor theta = take().detach();
     const at::Tensor start = parameter.tensor.start(term, shape).to(theta.options());
     learned.push_back({name, LearnedValue(start, theta), start});
   };
-  if (const Parameter* parameter = entry.head_parameter()) {
-    const std::string& name = parameter->name;
-    const Setting setting = SettingOf(component, *parameter);
-    if (setting == Setting::kTensor) {
+  if (const std::optional<Use>& use = terms.head()) {
+    const std::string& name = use->parameter->name;
+    if (use->setting == Setting::kTensor) {
       take_given(name);
-    } else if (setting != Setting::kNumber) {
+    } else if (use->setting != Setting::kNumber) {
       const at::Tensor start = take().detach();
-      if (setting == Setting::kLearned) {
+      if (use->setting == Setting::kLearned) {
         const at::Tensor theta = take().detach();
         learned.push_back({name, LearnedValue(start, theta), start.expand({shape.heads})});
       }
     }
   }
-  for (const Parameter* parameter : entry.other_head_parameters()) {
-    const Setting setting = SettingOf(component, *parameter);
-    if (setting == Setting::kTensor) take_given(parameter->name);
-    if (setting == Setting::kLearned) take_theta(component, *parameter, parameter->name);
+  for (const Use& use : terms.others()) {
+    const std::string& name = use.parameter->name;
+    if (use.setting == Setting::kTensor) take_given(name);
+    if (use.setting == Setting::kLearned) take_theta(terms.component(), *use.parameter, name);
   }
-  Namer namer;
-  for (const Component& term : ParseSum(position)) {
-    for (const Parameter* parameter : FindPosition(term).Tensors(term)) {
-      const std::string name = namer.Name(term.name(), parameter->name);
-      if (term.IsTensor(parameter->name)) {
+  TensorNames names;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    const Component& term = position.component;
+    for (const Use& use : position.uses) {
+      const Parameter* parameter = use.parameter;
+      const std::string name = names.Next(term.name(), parameter->name);
+      if (use.is_given) {
         take_given(name);
       } else if (const auto& projection = parameter->tensor.projection) {
         // What it makes is of tokens, not of the module.
@@ -324,7 +344,7 @@ std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
         if (projection->bias_start != nullptr) take();
       } else if (!parameter->is_per_head()) {
         learned.push_back({name, take().detach(), std::nullopt});
-      } else if (SettingOf(term, *parameter) == Setting::kLearned) {
+      } else if (use.setting == Setting::kLearned) {
         take_theta(term, *parameter, name);
       }
     }
@@ -352,38 +372,30 @@ bool HasProjections(const std::string& position) {
   return false;
 }
 
-ProjectedTensors ProjectTokens(const std::string& similarity, const std::string& position,
-                               int64_t heads, at::TensorList tensors,
+ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
                                const at::Tensor& query_tokens, const at::Tensor& key_tokens) {
   ProjectedTensors call;
   size_t next = 0;
   const auto take = [&]() -> const at::Tensor& {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
-                      "\" and \"", position, "\"");
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
     return tensors[next++];
   };
   const auto keep = [&](int64_t count) {
     for (int64_t n = 0; n < count; ++n) call.tensors.push_back(take());
   };
-  const Component component = Component::Parse(similarity);
-  const SimilarityEntry& entry = FindSimilarity(component);
-  if (const Parameter* parameter = entry.head_parameter()) {
-    const Setting setting = SettingOf(component, *parameter);
-    keep(setting == Setting::kNumber ? 0 : setting == Setting::kLearned ? 2 : 1);
+  if (const std::optional<Use>& use = terms.head()) {
+    keep(use->setting == Setting::kNumber ? 0 : use->setting == Setting::kLearned ? 2 : 1);
   }
-  const auto keep_value = [&](const Component& term, const Parameter& parameter) {
-    const Setting setting = SettingOf(term, parameter);
-    keep(setting == Setting::kTensor || setting == Setting::kLearned ? 1 : 0);
+  const auto keep_value = [&](const Use& use) {
+    keep(use.setting == Setting::kTensor || use.setting == Setting::kLearned ? 1 : 0);
   };
-  for (const Parameter* parameter : entry.other_head_parameters()) {
-    keep_value(component, *parameter);
-  }
-  for (const Component& term : ParseSum(position)) {
-    for (const Parameter* parameter : FindPosition(term).Tensors(term)) {
-      const auto& projection = parameter->tensor.projection;
-      if (!projection || term.IsTensor(parameter->name)) {
-        if (parameter->is_per_head()) {
-          keep_value(term, *parameter);
+  for (const Use& use : terms.others()) keep_value(use);
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    for (const Use& use : position.uses) {
+      const auto& projection = use.parameter->tensor.projection;
+      if (!projection || use.is_given) {
+        if (use.parameter->is_per_head()) {
+          keep_value(use);
         } else {
           keep(1);
         }
@@ -406,27 +418,24 @@ ProjectedTensors ProjectTokens(const std::string& similarity, const std::string&
 }
 
 ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
-                            const std::string& similarity, const std::string& position,
-                            at::TensorList tensors, const CallArguments& arguments) {
+                            const ModuleTerms& terms, at::TensorList tensors,
+                            const CallArguments& arguments) {
   size_t next = 0;
   const auto take = [&] {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for \"", similarity,
-                      "\" and \"", position, "\"");
+    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
     const at::Tensor& tensor = tensors[next++];
     return AsParameter(tensor, q, "gnomon.nn: a parameter");
   };
-  ResolvedSimilarity resolved_similarity{nullptr, Component::Parse(similarity), {}, {}};
-  const Component& component = resolved_similarity.component;
-  resolved_similarity.entry = &FindSimilarity(component);
-  if (const Parameter* parameter = resolved_similarity.entry->head_parameter()) {
-    at::Tensor& value = resolved_similarity.head_parameter;
-    switch (SettingOf(component, *parameter)) {
+  ResolvedTerms resolved{{&terms.similarity(), terms.component(), {}, {}}, {}};
+  if (const std::optional<Use>& use = terms.head()) {
+    at::Tensor& value = resolved.similarity.head_parameter;
+    switch (use->setting) {
       case Setting::kNumber:
-        value = HeadNumber(q, component.Number(parameter->name));
+        value = HeadNumber(q, use->number);
         break;
       case Setting::kFixed:
       case Setting::kTensor:
-        value = HeadNumber(q, 1) * take();
+        value = take().expand({SizeOf(q, 1)});
         break;
       case Setting::kLearned: {
         const at::Tensor start = take();
@@ -436,49 +445,42 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     }
   }
   const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
-  const auto head_value = [&](const Component& term, const Parameter& parameter) {
-    const Setting setting = SettingOf(term, parameter);
-    if (setting == Setting::kNumber) return HeadNumber(q, term.Number(parameter.name));
-    if (setting == Setting::kTensor) return take().expand({shape.heads});
-    const at::Tensor start = PositionStart(parameter, term, shape, q);
-    return setting == Setting::kLearned ? LearnedValue(start, take()) : start;
+  const auto head_value = [&](const Component& term, const Use& use) {
+    if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
+    if (use.setting == Setting::kTensor) return take().expand({shape.heads});
+    const at::Tensor start = PositionStart(*use.parameter, term, shape, q);
+    return use.setting == Setting::kLearned ? LearnedValue(start, take()) : start;
   };
-  for (const Parameter* parameter : resolved_similarity.entry->other_head_parameters()) {
-    resolved_similarity.others.push_back(head_value(component, *parameter));
+  for (const Use& use : terms.others()) {
+    resolved.similarity.others.push_back(head_value(terms.component(), use));
   }
-  std::vector<ResolvedPosition> resolved;
-  for (Component& term : ParseSum(position)) {
-    const PositionEntry& entry =
-        FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
-    if (entry.role() == PositionEntry::Role::kNone) continue;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    if (position.entry->role() == PositionEntry::Role::kNone) continue;
     std::vector<at::Tensor> values;
-    for (const Parameter* parameter : entry.Tensors(term)) {
-      const TensorUse& use = parameter->tensor;
-      if (!parameter->is_per_head()) {
-        const at::Tensor held = take();
-        values.push_back(use.expand ? use.expand(term, held, LengthsOf(q, k, arguments)) : held);
+    for (const Use& use : position.uses) {
+      if (use.parameter->is_per_head()) {
+        values.push_back(head_value(position.component, use));
         continue;
       }
-      values.push_back(head_value(term, *parameter));
+      const at::Tensor held = take();
+      const auto expand = use.parameter->tensor.expand;
+      values.push_back(
+          expand == nullptr ? held : expand(position.component, held, LengthsOf(q, k, arguments)));
     }
-    // Along the axes of a grid a token looks both ways even at those before it.
-    const bool both_ways = !arguments.causal || term.Find("shape");
-    term.SetDefault("bidirectional", both_ways ? "true" : "false");
-    // A table of offsets is that of positions, of which a call has some.
-    if (!term.Find("shape")) term.SetDefault("centred", "true");
-    resolved.push_back({&entry, std::move(term), std::move(values)});
+    resolved.positions.push_back({position.entry,
+                                  arguments.causal ? position.causal : position.both_ways,
+                                  std::move(values)});
   }
-  return {std::move(resolved_similarity), std::move(resolved)};
+  return resolved;
 }
 
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const std::string& similarity, const std::string& position,
-                           at::TensorList tensors, const CallArguments& arguments) {
+                           const ModuleTerms& terms, at::TensorList tensors,
+                           const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
-  const ResolvedTerms terms =
-      ResolveModule(q, k, SizeOf(v, 3), similarity, position, tensors, arguments);
-  return std::get<0>(Compose(q, k, v, terms.similarity, terms.positions, arguments));
+  const ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
 }
 
 }  // namespace gnomon

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,58 @@
 #include "ops/nn/module_tensor.h"
 
 namespace gnomon {
+
+// The similarity and the position of a module, resolved: which entries the specifications name, and
+// how they set each parameter.
+class ModuleTerms {
+ public:
+  // What a specification says of a parameter that may be a tensor.
+  struct Use {
+    const Parameter* parameter;
+    // Where it has one value per head: a number, the start, a start that is learned from, or a
+    // tensor that the module was given.
+    enum class Setting { kNumber, kFixed, kLearned, kTensor } setting;
+    double number = 0;      // of kNumber
+    bool is_given = false;  // whether it is a tensor that the module was given
+  };
+  struct Position {
+    const PositionEntry* entry;
+    Component component;
+    std::vector<Use> uses;
+    // The component as calls take it, those that are causal and those that are not.
+    Component causal;
+    Component both_ways;
+  };
+
+  // Those of two specifications. They are read when the first module of them is built; its calls
+  // and those of the modules after it find what was read, by the text that operators take. Throws
+  // c10::ValueError for a mistake.
+  static std::shared_ptr<const ModuleTerms> Of(const std::string& similarity,
+                                               const std::string& position);
+
+  const SimilarityEntry& similarity() const { return *similarity_; }
+  const Component& component() const { return component_; }
+  // gamma or beta; nullopt where the similarity has none.
+  const std::optional<Use>& head() const { return head_; }
+  // The similarity's other parameters with one value per head.
+  const std::vector<Use>& others() const { return others_; }
+  const std::vector<Position>& positions() const { return positions_; }
+  // The specifications as a message quotes them.
+  const std::string& text() const { return text_; }
+
+ private:
+  ModuleTerms(const std::string& similarity, const std::string& position);
+
+  const SimilarityEntry* similarity_;
+  Component component_;
+  std::optional<Use> head_;
+  std::vector<Use> others_;
+  std::vector<Position> positions_;
+  std::string text_;
+};
+
+// The component of a module that is one, of a specification that is read once.
+std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 
 // gamma or beta of a similarity as it starts in a module: it makes the spread of the logits of
 // N(0, 1) tokens of that many columns 1.
@@ -29,9 +82,9 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
 
 // The tensors of a module of that shape, in the order in which ModuleAttention takes them. `given`
 // are those of the parameters that the specifications say are tensors, which are kept as they are,
-// learned where they require grad. Throws c10::ValueError for a mistake in a specification.
-std::vector<ModuleTensor> ModuleTensors(const std::string& similarity, const std::string& position,
-                                        const ModuleShape& shape, at::TensorList given = {});
+// learned where they require grad. Throws c10::ValueError for a term that has no place in a module.
+std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& shape,
+                                        at::TensorList given = {});
 
 // What such a module has learned: a value for each head as it acts in the scores, and where it
 // started, or a table, or a tensor that was given; detached.
@@ -40,8 +93,7 @@ struct LearnedTensor {
   at::Tensor value;
   std::optional<at::Tensor> start;  // of a value for each head that was not given
 };
-std::vector<LearnedTensor> LearnedTensors(const std::string& similarity,
-                                          const std::string& position, const ModuleShape& shape,
+std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors);
 
 // The components of a position that act in attention, "none" where there are none.
@@ -57,8 +109,7 @@ struct ProjectedTensors {
   // Those (B, H, Lk, ...) that are of keys, which go with these into a cache.
   std::vector<int64_t> of_keys;
 };
-ProjectedTensors ProjectTokens(const std::string& similarity, const std::string& position,
-                               int64_t heads, at::TensorList tensors,
+ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
                                const at::Tensor& query_tokens, const at::Tensor& key_tokens);
 
 // The terms of a module, of the tensors of one call.
@@ -67,12 +118,12 @@ struct ResolvedTerms {
   std::vector<ResolvedPosition> positions;
 };
 ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
-                            const std::string& similarity, const std::string& position,
-                            at::TensorList tensors, const CallArguments& arguments);
+                            const ModuleTerms& terms, at::TensorList tensors,
+                            const CallArguments& arguments);
 
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const std::string& similarity, const std::string& position,
-                           at::TensorList tensors, const CallArguments& arguments);
+                           const ModuleTerms& terms, at::TensorList tensors,
+                           const CallArguments& arguments);
 
 }  // namespace gnomon
 

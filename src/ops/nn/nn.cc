@@ -37,6 +37,11 @@ int64_t HeadDim(const MultiheadAttentionOptions& options) {
   return HeadColumns(options.similarity().spec, options.embed_dim() / options.num_heads());
 }
 
+// What was read of its specifications when it was built.
+std::shared_ptr<const ModuleTerms> TermsOf(const MultiheadAttentionOptions& options) {
+  return ModuleTerms::Of(options.similarity().spec, options.position().spec);
+}
+
 // (B, L, heads columns) to (B, heads, L, columns).
 torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
   return projected.unflatten(2, {count, -1}).transpose(1, 2);
@@ -229,8 +234,7 @@ void MultiheadAttentionImpl::reset() {
   has_projections_ = HasProjections(options.position().spec);
   std::vector<torch::Tensor> given = options.similarity().tensors;
   given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
-  for (const ModuleTensor& tensor :
-       ModuleTensors(options.similarity().spec, options.position().spec, shape, given)) {
+  for (const ModuleTensor& tensor : ModuleTensors(*TermsOf(options), shape, given)) {
     // A copy also where the dtype is that already: a clone has parameters of its own.
     const torch::Tensor start = AsDefaultDtype(tensor.start).detach().clone();
     if (tensor.learned) {
@@ -265,8 +269,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   torch::Tensor v = Heads(v_proj(values), KeyHeads(options));
   ProjectedTensors terms{TermTensors(), {}};
   if (has_projections_) {
-    terms = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
-                          terms.tensors, query, keys);
+    terms = ProjectTokens(*TermsOf(options), options.num_heads(), terms.tensors, query, keys);
   }
   std::optional<int64_t> query_offset = call.query_offset;
   OptionalTensor key_positions = call.key_positions;
@@ -302,8 +305,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
-  const torch::Tensor o = ModuleAttention(q, k, v, options.similarity().spec,
-                                          options.position().spec, terms.tensors, arguments);
+  const torch::Tensor o = ModuleAttention(q, k, v, *TermsOf(options), terms.tensors, arguments);
   if (call.cache) *call.cache = joined;
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();
@@ -322,14 +324,12 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
   const auto [q, k] = QueriesAndKeys(query, keys);
   std::vector<torch::Tensor> tensors = TermTensors();
   if (has_projections_) {
-    tensors = ProjectTokens(options.similarity().spec, options.position().spec, options.num_heads(),
-                            tensors, query, keys)
-                  .tensors;
+    tensors = ProjectTokens(*TermsOf(options), options.num_heads(), tensors, query, keys).tensors;
   }
   CallArguments arguments = ToArguments(call);
   if (options.sink()) arguments.sink = sink;
-  return ModuleAttentionWeights(q, k, rows, options.similarity().spec, options.position().spec,
-                                tensors, options.embed_dim() / options.num_heads(), arguments);
+  return ModuleAttentionWeights(q, k, rows, *TermsOf(options), tensors,
+                                options.embed_dim() / options.num_heads(), arguments);
 }
 
 std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {
@@ -346,8 +346,7 @@ std::vector<LearnedValue> MultiheadAttentionImpl::learned_values() const {
   const ModuleShape shape{options.num_heads(), HeadDim(options),
                           options.embed_dim() / options.num_heads(), options.max_length()};
   std::vector<LearnedValue> values;
-  for (LearnedTensor& learned :
-       LearnedTensors(options.similarity().spec, options.position().spec, shape, TermTensors())) {
+  for (LearnedTensor& learned : LearnedTensors(*TermsOf(options), shape, TermTensors())) {
     values.push_back({std::move(learned.name), learned.value, learned.start});
   }
   return values;
@@ -469,7 +468,7 @@ torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t
   const auto parameters = named_parameters(/*recurse=*/false);
   for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
   const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
-  return EncodeTokens(Component::Parse(options.spec()), options.dim(), options.causal(), tensors,
+  return EncodeTokens(*ModuleComponent(options.spec()), options.dim(), options.causal(), tensors,
                       {embeddings, call.positions ? 0 : offset, is_training(), call.lengths, known,
                        call.generator, call.rows, call.positions});
 }

@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
+#include <tuple>
 #include <utility>
 
+#include "base/kept.h"
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
@@ -75,7 +78,11 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
     TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: ", name, ": positions and the offset ",
                       batch.offset, " are both given; expected one of them");
   }
-  const std::unique_ptr<TokenEncoder> encoder = MakeTokenEncoder(component, dim, causal);
+  static Kept<std::tuple<std::string, int64_t, bool>, std::shared_ptr<const TokenEncoder>> known;
+  const std::shared_ptr<const TokenEncoder> encoder =
+      known.Get({component.Text(), dim, causal}, [&]() -> std::shared_ptr<const TokenEncoder> {
+        return MakeTokenEncoder(component, dim, causal);
+      });
   return encoder->Encode(tensors, batch).to(embeddings.options());
 }
 

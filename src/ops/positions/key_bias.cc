@@ -1,16 +1,8 @@
-#include <ATen/ATen.h>
-
-#include <vector>
-
 #include "ops/catalogue/registry.h"
+#include "ops/positions/given_bias.h"
 
 namespace gnomon {
 namespace {
-
-at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
-                const OffsetRange& /*range*/) {
-  return tensors[0];
-}
 
 const RegisterPosition key_bias({
     .catalogue = {.name = "key_bias",
@@ -25,7 +17,7 @@ const RegisterPosition key_bias({
                   .cost = "1 + 0",
                   .class_name = "KeyBias"},
     .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, 1 or H, Lk)")},
-    .bias = Bias,
+    .bias = GivenBias,
 });
 
 }  // namespace

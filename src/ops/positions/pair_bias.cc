@@ -1,16 +1,8 @@
-#include <ATen/ATen.h>
-
-#include <vector>
-
 #include "ops/catalogue/registry.h"
+#include "ops/positions/given_bias.h"
 
 namespace gnomon {
 namespace {
-
-at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
-                const OffsetRange& /*range*/) {
-  return tensors[0];
-}
 
 const RegisterPosition pair_bias({
     .catalogue = {.name = "pair_bias",
@@ -27,7 +19,7 @@ const RegisterPosition pair_bias({
                   .class_name = "PairBias"},
     .parameters = {Table("bias", Index::kPairs, {})
                        .Means("(1 or B, 1 or H, Lq, Lk), or what broadcasts to it")},
-    .bias = Bias,
+    .bias = GivenBias,
 });
 
 }  // namespace

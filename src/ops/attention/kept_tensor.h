@@ -1,0 +1,19 @@
+// Tensors that depend on nothing of a call, and are made once.
+#ifndef GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
+#define GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+
+namespace gnomon {
+
+// A tensor of q's device and computing type that depends on the key alone, which make() makes:
+// once, unless the call is traced or transformed. No one may change it.
+at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
+                      const std::function<at::Tensor()>& make);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
