@@ -10,7 +10,7 @@ namespace gnomon::models {
 void CheckSplits(const std::vector<std::string>& splits) {
   std::set<std::string> seen;
   for (const std::string& split : splits) {
-    if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " comes twice"));
+    if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " is given twice"));
   }
   if (seen.empty()) throw Error("--splits: there is none");
 }

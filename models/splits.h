@@ -7,7 +7,7 @@
 
 namespace gnomon::models {
 
-// Throws Error naming --splits where there is none, or one comes twice.
+// Throws Error naming --splits where there is none, or one is given twice.
 void CheckSplits(const std::vector<std::string>& splits);
 
 }  // namespace gnomon::models

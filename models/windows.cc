@@ -14,7 +14,7 @@ void CheckLengths(const std::vector<int64_t>& lengths) {
     if (length < 1 || length > kMany) {
       throw Error(StrCat("--lengths: ", length, " is not a length of 1 to ", kMany));
     }
-    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " comes twice"));
+    if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " is given twice"));
   }
   if (lengths.empty()) throw Error("--lengths: there is none");
 }

@@ -222,9 +222,9 @@ class ImageTask : public Task {
                            model_.patch));
       }
       if (seen.insert(size).second) continue;
-      throw Error(StrCat(
-          "--sizes: ", SizesText(size),
-          size == model_.size ? " is trained at, and evaluated at in any case" : " comes twice"));
+      throw Error(StrCat("--sizes: ", SizesText(size),
+                         size == model_.size ? " is trained at, and evaluated at in any case"
+                                             : " is given twice"));
     }
   }
 

@@ -254,7 +254,8 @@ class SpeechTask final : public Task {
     if (utterances.empty()) throw Error("--utterances: there is none");
     std::set<int64_t> seen;
     for (const int64_t count : utterances) {
-      if (!seen.insert(count).second) throw Error(StrCat("--utterances: ", count, " comes twice"));
+      if (!seen.insert(count).second)
+        throw Error(StrCat("--utterances: ", count, " is given twice"));
     }
   }
 

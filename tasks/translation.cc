@@ -395,7 +395,7 @@ void TranslationTask::ChooseSplits() {
                          Join(names, ", ")));
     }
     if (std::find(splits.begin(), split, *split) != split) {
-      throw Error(StrCat("--splits: '", *split, "' comes twice"));
+      throw Error(StrCat("--splits: '", *split, "' is given twice"));
     }
   }
   // What is resumed measures the same.

@@ -126,7 +126,7 @@ TokenizerPtr ReadWords(std::string_view file) {
     };
     if (end == std::string_view::npos) fail("has no end");
     if (word.empty() || std::any_of(word.begin(), word.end(), IsSpace)) fail("is not one word");
-    if (!seen.emplace(word, true).second) fail("comes twice");
+    if (!seen.emplace(word, true).second) fail("appears twice");
     words.emplace_back(word);
     file.remove_prefix(end + 1);
   }

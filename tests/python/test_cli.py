@@ -453,7 +453,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*COMPARE, "--position", "rope,learned:length=3"], ["defined up to length 3"]),
         ([*COMPARE, "--run", "dot"], ["SIMILARITY/POSITION"]),
         ([*COMPARE, "--run", "dot/nothing"], ["nothing"]),
-        ([*COMPARE, "--lengths", "16,16"], ["16 comes twice"]),
+        ([*COMPARE, "--lengths", "16,16"], ["16 is given twice"]),
         ([*COMPARE, "--lengths", "0,16"], ["0 is not a length"]),
         ([*COMPARE, "--lengths", "16,100000"], ["too short", "validation", "100001"]),
         ([*COMPARE, "--seeds", "0"], ["--seeds"]),

@@ -212,7 +212,7 @@ def test_wrong_files_are_one_line_with_the_file_and_the_place(
         (["out", "images=x"], "'images=x' is not PART.NAME=FILE"),
         (["out", "a.b="], "is not PART.NAME=FILE"),
         (["out", "a.b=absent"], "absent: No such file"),
-        (["out", "a.b=x.txt", "a.b=x.txt"], "a.b comes twice"),
+        (["out", "a.b=x.txt", "a.b=x.txt"], "a.b is given twice"),
         (["out", "a.b=x.txt:key"], "expected nothing after it, got 'key'"),
         (["absent/out", "a.b=x.txt"], "cannot write absent/out"),
     ],

@@ -289,7 +289,7 @@ GENERATED = ["train", "--task", "generated"]
         (["--problem", "cope"], "--problem is 'cope', expected bucket-sort, copy, "),
         (["--symbols", 1], "--symbols is 1: copy takes 2 to 65536"),
         (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity takes 2"),
-        (["--lengths", "40,40"], "--lengths: 40 comes twice"),
+        (["--lengths", "40,40"], "--lengths: 40 is given twice"),
         (["--lengths", "0"], "--lengths"),
         (["--lengths", "4,600", "--problem", "recall"], "600 is beyond recall of 256 symbols"),
         (["--lengths", "40,1000000000000"], "not enough memory for --lengths 1000000000000"),

@@ -285,7 +285,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
     [
         (["--position", "alibi"], "position 'alibi': the nodes of a graph have no position"),
         (["--dropout", "1"], "--dropout is 1"),
-        (["--splits", "train,train"], "--splits: train comes twice"),
+        (["--splits", "train,train"], "--splits: train is given twice"),
         (["--splits", "best"], "--splits is 'best', expected train, valid, test"),
         (["--selection", "first"], "--selection is 'first', expected accuracy, loss, last"),
     ],

@@ -245,7 +245,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
     [
         (["--position", "rope"], "position 'rope': the nodes of a hierarchy have no position"),
         (["--similarity", "additive"], "additive"),
-        (["--splits", "test,test"], "--splits: test comes twice"),
+        (["--splits", "test,test"], "--splits: test is given twice"),
         (["--corrupt", "none"], "--corrupt is 'none', expected ancestor, descendant, both"),
         (["--held-out", "0.6"], "--held-out is 0.6"),
     ],

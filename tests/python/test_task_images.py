@@ -450,7 +450,7 @@ def test_wrong_data_is_one_line(folder):
     assert "--sizes: '8x8x8'" in message(sound, "--sizes", "8x8x8")
     assert "--sizes: 10x10 is not a multiple" in message(sound, "--sizes", "10")
     assert "--sizes: 8x8 is trained at" in message(sound, "--sizes", "8")
-    assert "--sizes: 16x16 comes twice" in message(sound, "--sizes", "16,16x16")
+    assert "--sizes: 16x16 is given twice" in message(sound, "--sizes", "16,16x16")
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
     assert "learned" in message(sound, "--position", "learned:shape=grid")
     assert "'rope+relativ'" in message(sound, "--position", "rope+relativ")

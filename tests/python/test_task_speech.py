@@ -462,7 +462,7 @@ def test_wrong_data_are_one_line_with_the_file_and_the_place(folder, tmp_path, n
     ("words", "sizes", "part"),
     [
         (["--utterances", "3,0"], {}, "--utterances is 0, expected 1"),
-        (["--utterances", "3,3"], {}, "--utterances: 3 comes twice"),
+        (["--utterances", "3,3"], {}, "--utterances: 3 is given twice"),
         ([], {"mels": 200}, "mels is 200, too many for the 129 frequencies of a window: filter 0"),
         ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
         (["--position", "learned:length=9"], {}, "defined up to length 9, shorter than the "),

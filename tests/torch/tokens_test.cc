@@ -99,7 +99,7 @@ TEST(WordsTest, AVocabularyReadsBackAndDamagedOnesAreErrors) {
   EXPECT_NE(error("<eos>\n<unk>\na\n").find("does not begin with"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na\n\n").find("line 4 is not one word"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na b\n").find("line 3 is not one word"), std::string::npos);
-  EXPECT_NE(error("<unk>\n<eos>\na\na\n").find("line 4 comes twice"), std::string::npos);
+  EXPECT_NE(error("<unk>\n<eos>\na\na\n").find("line 4 appears twice"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na").find("line 3 has no end"), std::string::npos);
 }
 

@@ -76,7 +76,7 @@ def _main(arguments: list[str]) -> int:
             _fail(str(error))
         for key, array in read.items():
             if key in arrays:
-                _fail(f"{key} comes twice")
+                _fail(f"{key} is given twice")
             arrays[key] = array
     try:
         write(options.out, arrays)
