@@ -29,27 +29,27 @@ NOTICE = "Written by `make facades` from the catalogue, that is the files of the
 #: What each module of Python says of its terms, and what it has besides them, from a module beside.
 MODULES = {
     "similarity": (
-        """Similarities: the number s_ij that a query and a key give to the softmax.
+        """Similarities: the score s_ij of a query and a key before the softmax.
 
-gamma and beta are any real number, or a tensor, which may require grad: (H,) with one for each
-query head, or () with one for all.
+gamma and beta are real numbers, or tensors, which may require grad: (H,), one for each query head,
+or (), one for all.
 
-Whatever takes a similarity takes a specification in its place, too: "penumbral:score=height2". Of
-what it does not mention, gamma and beta are those that a module starts with, which make the spread
-of the scores of N(0, 1) tokens 1.
+A specification may be given wherever a similarity is expected: "penumbral:score=height2". Where it
+leaves out gamma or beta, they are those that a module starts with, which give the scores of N(0, 1)
+tokens a standard deviation of 1.
 """,
         {"gnomon._similarity": ["Similarity", "Specified"]},
     ),
     "position": (
-        """Positions: what the places p_i of a query and p_j of a key do to the scores.
+        """Positions: how the positions p_i of a query and p_j of a key change the scores.
 
 ``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
 ({content}), which reads q as it was passed, and any number
-of biases. Each is learned iff its tensor requires grad. What is (H,), one for each query head, may
-also be a number, or a tensor () without axes, for all heads.
+of biases. Each is learned if its tensor requires grad. Where (H,) is expected, one for each query
+head, a number or a tensor () without axes stands for all heads.
 
-Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
-``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
+A specification may be given wherever a position is expected, "rope+alibi", also in a sum:
+``"rope" + ALiBi(slopes)``. What it leaves out is as a module has it at its start.
 """,
         {
             "gnomon._grid": ["Grid"],

@@ -1,12 +1,12 @@
-"""Positions: what the places p_i of a query and p_j of a key do to the scores.
+"""Positions: how the positions p_i of a query and p_j of a key change the scores.
 
 ``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
 (AbsoluteKeys, ContentBias, Relative, Relative2D, TransformerXL), which reads q as it was passed,
-and any number of biases. Each is learned iff its tensor requires grad. What is (H,), one for each
-query head, may also be a number, or a tensor () without axes, for all heads.
+and any number of biases. Each is learned if its tensor requires grad. Where (H,) is expected, one
+for each query head, a number or a tensor () without axes stands for all heads.
 
-Whatever takes a position takes a specification in its place, too, "rope+alibi", and so does a sum:
-``"rope" + ALiBi(slopes)``. What it does not mention is as a module has it at its start.
+A specification may be given wherever a position is expected, "rope+alibi", also in a sum: ``"rope"
++ ALiBi(slopes)``. What it leaves out is as a module has it at its start.
 """
 
 # Written by `make facades` from the catalogue, that is the files of the terms.
@@ -57,8 +57,8 @@ class RoPE(Position):
 
     Pair i of the first dims coordinates is rotated, before the map of the similarity. With a
     shape, tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated
-    coordinates are split evenly over its axes, each of which rotates its part by its own
-    coordinate, with dims / axes for dims.
+    coordinates are split evenly over its axes: each axis rotates its part by its own coordinate,
+    with dims / axes in place of dims.
 
     Su et al. 2021, RoFormer.
 
@@ -68,18 +68,18 @@ class RoPE(Position):
         dims: how many coordinates are rotated; by default D, or the largest even number <= D - 1
             where the last coordinate is a height; on a grid the largest multiple of 2 * axes.
         shape: lengths of the axes of the grid that tokens lie on, in row-major order.
-        prefix: tokens before the grid, as a class token is one.
-        scaling: of the frequencies, for longer sequences than those of the training, by the names
-            and numbers that transformers has:
-            "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and longrope go by the
-            length of the call, one past its farthest position.
-        xpos: whether products of pairs decay with the distance, for dot alone and lengths up to
+        prefix: tokens before the grid, such as a class token.
+        scaling: how frequencies are scaled for sequences longer than those in training, with the
+            names and numbers of transformers:
+            "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and longrope depend on
+            the length of the call, one past its last position.
+        xpos: whether products of pairs decay with the distance; for dot only, and lengths up to
             65536 (Sun et al. 2023).
-        sections: of positions of several axes: how many pairs each of them turns, dims / 2 in all,
+        sections: for positions with several axes: how many pairs each axis turns, dims / 2 in all,
             with the frequencies of a sequence (Qwen2-VL's temporal, height and width).
         section_order: "contiguous": one section after the other; "interleaved": pairs are dealt out
-            to the axes in turn, as long as their sections have room, and the rest is the first
-            one's (Qwen3-VL).
+            to the axes in turn while their sections have room, and the first axis gets the rest
+            (Qwen3-VL).
         angles: (1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the
             token at position p is rotated by angles[..., p, n], instead of p times a frequency;
             heads may be those of k, too.
@@ -121,11 +121,11 @@ class RoPEMixed(Position):
     """q and k rotated by t_h x + u_h y, frequencies of each head for each axis.
 
     Pair n of the first coordinates is rotated, before the map of the similarity, by its position
-    along all axes at once: diagonals are directions as the axes are. With a shape, tokens lie on
-    a grid, after `prefix` tokens that are not rotated; without one the axes are those of the
-    positions that the caller gives, or the sequence. In a module the frequencies are learned:
-    they start as two directions at right angles (as many as there are axes), turned at random in
-    each head, with frequencies base^(-n / n_max) along both.
+    along all axes at once: diagonals are directions just as the axes are. With a shape, tokens
+    lie on a grid, after `prefix` tokens that are not rotated; without one the axes are those of
+    the positions that the caller gives, or the sequence. In a module the frequencies are
+    learned: they start as two directions at right angles (as many as there are axes), turned at
+    random in each head, with frequencies base^(-n / n_max) along both.
 
     Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 
@@ -134,7 +134,7 @@ class RoPEMixed(Position):
             all, and those of k for groups of q's.
         layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
         shape: lengths of the axes of the grid that tokens lie on, in row-major order.
-        prefix: tokens before the grid, as a class token is one.
+        prefix: tokens before the grid, such as a class token.
     """
 
     frequencies: Tensor
@@ -169,9 +169,9 @@ class ALiBi(Position):
 class HyPE(Position):
     """-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...)).
 
-    With causal "abs" and "odd" are the same; without it "odd" favours later keys, and the last
-    one most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has gradient
-    zero.
+    With a causal mask "abs" and "odd" are the same; without one "odd" favours later keys, and
+    the last one most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has
+    gradient zero.
 
     Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding.
 
@@ -217,8 +217,8 @@ class OffsetBias(Position):
     """attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + length - 1].
 
     Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; -inf masks. In a
-    module the table is (H, 2 n - 1), of positions: entry m belongs to p_j - p_i = m - (n - 1),
-    and calls of up to n tokens, cached ones counted, read what they need of it.
+    module the table is (H, 2 n - 1), over positions: entry m belongs to p_j - p_i = m - (n - 1),
+    and calls of up to n tokens, cached ones included, read the part that they need.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations.
 
@@ -244,7 +244,7 @@ class T5(Position):
     Args:
         table: (buckets, H).
         bidirectional: whether keys ahead of the query have buckets of their own.
-        max_distance: the distance from which on all share a bucket.
+        max_distance: the distance from which all share one bucket.
     """
 
     table: Tensor
@@ -262,14 +262,14 @@ class GridBias(Position):
     """table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number of
     axes.
 
-    Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
+    Tokens lie on a grid in row-major order, after `prefix` tokens without a bias, as in Grid.
     Swin's tables are indexed by the opposite differences: flip them along both axes.
 
     Liu et al. 2021, Swin Transformer.
 
     Args:
         table: (H, 2 height - 1, 2 width - 1), or of any number of axes.
-        prefix: tokens before the grid, as a class token is one.
+        prefix: tokens before the grid, such as a class token.
     """
 
     table: Tensor
@@ -286,10 +286,10 @@ class Forget(Position):
     """-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is multiplied by the gates f of the
     keys after it, up to the query's.
 
-    The sum is exact over long sequences: it is kept in float64, and rows take off that of the
-    key at their own position. lse and sinks take it as it is, without the query's own sum. Gates
-    of keys outside key_starts and key_lengths count as 1. A module makes the gates of its
-    tokens, f = sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b where log f is minus
+    The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum
+    at its own position. lse and sinks see it without that subtraction. Gates of keys outside
+    key_starts and key_lengths count as 1. A module computes the gates from its tokens, f =
+    sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f is minus
     ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
@@ -310,7 +310,7 @@ class Forget(Position):
 class KeyBias(Position):
     """bias[h, j], the same for all queries.
 
-    It is the caller's, of the keys of a call. -inf masks a key.
+    The bias comes with each call, one number for each of its keys. -inf masks a key.
 
     Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context,
     whose u.k_j is one.
@@ -330,8 +330,8 @@ class KeyBias(Position):
 class PairBias(Position):
     """bias[b, h, i, j].
 
-    -inf masks a pair: the float masks that other libraries add to the scores are this. Where
-    batch or heads share it, its gradient is summed over them, in their order.
+    -inf masks a pair: this is what other libraries call a float mask, added to the scores. Where
+    batches or heads share it, its gradient is summed over them in order.
 
     Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 
@@ -367,8 +367,8 @@ class AbsoluteKeys(Position):
 class ContentBias(Position):
     """r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent.
 
-    A module projects r_i, of a few columns for each head, from its tokens, and has one table for
-    all heads. It is "relative" with far "zero" and a query of its own.
+    A module projects r_i, a few columns for each head, from its tokens, and has one table for
+    all heads. It is "relative" with far "zero" and its own query.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations, whose query is q;
     models of 2026 project one.
@@ -401,9 +401,9 @@ class Relative(Position):
     """q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset]
     for v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
 
-    A table that has the future first is this one with its rows reversed, table.flip(-2). A query
-    of its own, projected from the tokens to a few columns for a table that heads share, is the
-    content-conditioned bias of models of 2026.
+    A table that starts with the future is this one with its rows reversed, table.flip(-2). With
+    its own query, projected from the tokens to a few columns, and a table that heads share, this
+    is the content-conditioned bias of models of 2026.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019,
     Music Transformer.
@@ -414,7 +414,8 @@ class Relative(Position):
         max_offset: the offset of the table's last row.
         far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang
             et al.).
-        values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
+        values: (n, Dv) with as many rows as the table, or (H, n, Dv): the row of the offset is
+            added to v_j.
         query: (B, H, Lq, Dr), what multiplies the rows instead of q: the table then has Dr columns,
             and the products are not scaled.
     """
@@ -451,7 +452,7 @@ class Relative2D(Position):
     """q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx = x_j - x_i.
 
     R are the rows and C the columns; tokens lie on a grid in row-major order, after `prefix`
-    tokens that have no such term, as in Grid.
+    tokens without this term, as in Grid.
 
     Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
     Transformers.
@@ -461,7 +462,7 @@ class Relative2D(Position):
         columns: (2 width - 1, D), or (H, n, D).
         height: height of the grid.
         width: width of the grid.
-        prefix: tokens before the grid, as a class token is one.
+        prefix: tokens before the grid, such as a class token.
     """
 
     rows: Tensor
@@ -481,7 +482,7 @@ class Relative2D(Position):
 class TransformerXL(Position):
     """(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
 
-    With dot and causal alone.
+    Only with dot and causal.
 
     Dai et al. 2019, Transformer-XL.
 
@@ -532,8 +533,8 @@ class LogTemperature(Position):
 
     Args:
         scale: how fast it grows.
-        length: up to where it is 1.
-        kind: by whole lengths, or by each key.
+        length: the length up to which it is 1.
+        kind: whether it grows by whole lengths or with each key.
     """
 
     scale: float = 0.1
@@ -548,7 +549,7 @@ class LogTemperature(Position):
 class ScalableSoftmax(Position):
     """s[h] log n_i times the scores of row i, n_i the keys up to its own.
 
-    Keys beyond key_lengths do not count; other masks are not asked.
+    Keys beyond key_lengths do not count; other masks make no difference.
 
     Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 
@@ -566,7 +567,7 @@ class ScalableSoftmax(Position):
 class Sink(Position):
     """one more score s[h] in the softmax of each row, whose key has no value.
 
-    What the argument `sink` of a call is, by name in modules.
+    The same as the argument `sink` of a call, available by name in modules.
 
     Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
     Streaming Language Models with Attention Sinks.
@@ -586,7 +587,7 @@ class Sink(Position):
 class Gate(Position):
     """o_i * g_i, the output of each head times the gate of its query.
 
-    A module makes the gates of its queries' tokens, g = sigmoid(W x).
+    A module computes the gates from the tokens of its queries, g = sigmoid(W x).
 
     Qiu et al. 2025, Gated Attention for Large Language Models: Non-linearity, Sparsity, and
     Attention-Sink-Free.

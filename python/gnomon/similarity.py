@@ -1,11 +1,11 @@
-"""Similarities: the number s_ij that a query and a key give to the softmax.
+"""Similarities: the score s_ij of a query and a key before the softmax.
 
-gamma and beta are any real number, or a tensor, which may require grad: (H,) with one for each
-query head, or () with one for all.
+gamma and beta are real numbers, or tensors, which may require grad: (H,), one for each query head,
+or (), one for all.
 
-Whatever takes a similarity takes a specification in its place, too: "penumbral:score=height2". Of
-what it does not mention, gamma and beta are those that a module starts with, which make the spread
-of the scores of N(0, 1) tokens 1.
+A specification may be given wherever a similarity is expected: "penumbral:score=height2". Where it
+leaves out gamma or beta, they are those that a module starts with, which give the scores of N(0, 1)
+tokens a standard deviation of 1.
 """
 
 # Written by `make facades` from the catalogue, that is the files of the terms.
@@ -84,7 +84,7 @@ class Entailment(Similarity):
         gamma: factor of each head.
         K: the constant of the aperture.
         map: "ball": tokens x become tanh(|x| / 2) x / |x|; "none": they are points of the unit
-            ball, where those outside are pulled to its edge.
+            ball, points outside being pulled to its edge.
     """
 
     gamma: float | Tensor
@@ -116,18 +116,19 @@ class Gaussian(Similarity):
 class Hyperbolic(Similarity):
     """-beta d, d the distance in hyperbolic space.
 
-    The model says what the map "none" takes, and which maps there are, the first by default:
+    The model decides which maps there are, the first being the default, and what the map "none"
+    expects:
 
     - "hyperboloid": "pseudopolar", the point at distance z, the last coordinate, from the origin
-      in the direction of the others, x; "exp", the exponential map at the origin, of
+      in the direction of x, the others; "exp", the exponential map at the origin, applied to
       D-dimensional tangents; "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2)
-    - "half_space": "psi" and "exp" as of umbral cones; "xi", height sigmoid(z), X = x
+    - "half_space": "psi" and "exp" as for umbral cones; "xi", height sigmoid(z), X = x
       sigmoid(z); "none", (X, height), heights clamped to e^-30 .. e^30
-    - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, where those
-      outside are pulled to its edge
+    - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, points outside
+      being pulled to its edge
 
-    Needs D >= 2, but for the two balls and "exp" of the hyperboloid. Maps reach no farther than
-    30 from the origin.
+    Needs D >= 2, except for the two balls and for "exp" on the hyperboloid. Maps reach no
+    farther than 30 from the origin.
 
     Gulcehre et al. 2019, Hyperbolic Attention Networks.
 
@@ -168,17 +169,17 @@ class Lorentz(Similarity):
     hyperboloid (x.x)_L = -c.
 
     Minus the squared Lorentzian distance: the scores of hyperbolic language models (HELM,
-    Hypformer). RoPE turns the coordinates of space alone. Points lie no farther than sqrt(c)
+    Hypformer). RoPE turns only the spatial coordinates. Points lie no farther than sqrt(c)
     sinh(30) from the axis. Values on the hyperboloid are summed up by aggregation =
-    "lorentz_centroid", which takes c from here. Where c is a tensor and heads of q share keys,
-    these are repeated.
+    "lorentz_centroid", which takes c from here. Where c is a tensor and several heads of q share
+    a key head, the keys are repeated.
 
     Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al.
     2022, Fully Hyperbolic Neural Networks.
 
     Args:
         scale: factor of each head.
-        c: the curvature of the space is -1 / c, of each head; positive.
+        c: the curvature of each head's space is -1 / c; positive.
         bias: added to all scores of a head, which only lse and sinks see.
         map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
             (sqrt(c), 0), tangents no longer than 30 sqrt(c), whose scores grow as e^(|q| + |k|);
@@ -200,7 +201,7 @@ class Penumbral(Similarity):
     """-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common ancestor of
     penumbral cones below the horosphere of height r.
 
-    Needs D >= 2: the last coordinate z of a token is the height's, x are the others.
+    Needs D >= 2: the last coordinate z of a token gives its height, the others are x.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 
@@ -228,8 +229,8 @@ class Umbral(Similarity):
     """-gamma h or -gamma log h, h the height of the lowest common ancestor of umbral cones of
     radius r.
 
-    Needs D >= 2: the last coordinate z of a token is the height's, x are the others. The cones
-    are those of balls of radius r.
+    Needs D >= 2: the last coordinate z of a token gives its height, the others are x. The cones
+    are cast by balls of radius r.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 

@@ -45,7 +45,7 @@ Similarity Additive(double slope = 0.2);
 // gamma: factor of each head.
 // K: the constant of the aperture.
 // map: "ball": tokens x become tanh(|x| / 2) x / |x|; "none": they are points of the unit ball,
-//   where those outside are pulled to its edge.
+//   points outside being pulled to its edge.
 Similarity Entailment(HeadValue gamma, double K = 0.1, const std::string& map = "ball");
 
 // -gamma |q - k|^2.
@@ -57,18 +57,19 @@ Similarity Gaussian(HeadValue gamma);
 
 // -beta d, d the distance in hyperbolic space.
 //
-// The model says what the map "none" takes, and which maps there are, the first by default:
+// The model decides which maps there are, the first being the default, and what the map "none"
+// expects:
 //
 // - "hyperboloid": "pseudopolar", the point at distance z, the last coordinate, from the origin in
-//   the direction of the others, x; "exp", the exponential map at the origin, of D-dimensional
-//   tangents; "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2)
-// - "half_space": "psi" and "exp" as of umbral cones; "xi", height sigmoid(z), X = x sigmoid(z);
+//   the direction of x, the others; "exp", the exponential map at the origin, applied to
+//   D-dimensional tangents; "none", points (x, t), whose time t is taken to be sqrt(1 + |x|^2)
+// - "half_space": "psi" and "exp" as for umbral cones; "xi", height sigmoid(z), X = x sigmoid(z);
 //   "none", (X, height), heights clamped to e^-30 .. e^30
-// - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, where those outside
-//   are pulled to its edge
+// - "ball" (Poincare's) and "klein": "exp"; "none", points of the unit ball, points outside being
+//   pulled to its edge
 //
-// Needs D >= 2, but for the two balls and "exp" of the hyperboloid. Maps reach no farther than 30
-// from the origin.
+// Needs D >= 2, except for the two balls and for "exp" on the hyperboloid. Maps reach no farther
+// than 30 from the origin.
 //
 // Gulcehre et al. 2019, Hyperbolic Attention Networks.
 //
@@ -89,16 +90,16 @@ Similarity Laplacian(HeadValue gamma);
 // (x.x)_L = -c.
 //
 // Minus the squared Lorentzian distance: the scores of hyperbolic language models (HELM,
-// Hypformer). RoPE turns the coordinates of space alone. Points lie no farther than sqrt(c)
-// sinh(30) from the axis. Values on the hyperboloid are summed up by aggregation =
-// "lorentz_centroid", which takes c from here. Where c is a tensor and heads of q share keys, these
-// are repeated.
+// Hypformer). RoPE turns only the spatial coordinates. Points lie no farther than sqrt(c) sinh(30)
+// from the axis. Values on the hyperboloid are summed up by aggregation = "lorentz_centroid", which
+// takes c from here. Where c is a tensor and several heads of q share a key head, the keys are
+// repeated.
 //
 // Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
 // Fully Hyperbolic Neural Networks.
 //
 // scale: factor of each head.
-// c: the curvature of the space is -1 / c, of each head; positive.
+// c: the curvature of each head's space is -1 / c; positive.
 // bias: added to all scores of a head, which only lse and sinks see.
 // map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
 //   (sqrt(c), 0), tangents no longer than 30 sqrt(c), whose scores grow as e^(|q| + |k|); "none":
@@ -109,7 +110,7 @@ Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
 // -gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest common ancestor of penumbral
 // cones below the horosphere of height r.
 //
-// Needs D >= 2: the last coordinate z of a token is the height's, x are the others.
+// Needs D >= 2: the last coordinate z of a token gives its height, the others are x.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -123,8 +124,8 @@ Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "
 
 // -gamma h or -gamma log h, h the height of the lowest common ancestor of umbral cones of radius r.
 //
-// Needs D >= 2: the last coordinate z of a token is the height's, x are the others. The cones are
-// those of balls of radius r.
+// Needs D >= 2: the last coordinate z of a token gives its height, the others are x. The cones are
+// cast by balls of radius r.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -144,8 +145,8 @@ namespace position {
 //
 // Pair i of the first dims coordinates is rotated, before the map of the similarity. With a shape,
 // tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
-// split evenly over its axes, each of which rotates its part by its own coordinate, with dims /
-// axes for dims.
+// split evenly over its axes: each axis rotates its part by its own coordinate, with dims / axes in
+// place of dims.
 //
 // Su et al. 2021, RoFormer.
 //
@@ -154,17 +155,16 @@ namespace position {
 // dims: how many coordinates are rotated; by default D, or the largest even number <= D - 1 where
 //   the last coordinate is a height; on a grid the largest multiple of 2 * axes.
 // shape: lengths of the axes of the grid that tokens lie on, in row-major order.
-// prefix: tokens before the grid, as a class token is one.
-// scaling: of the frequencies, for longer sequences than those of the training, by the names and
-//   numbers that transformers has: "yarn:factor=4:original_max_position_embeddings=2048"; dynamic
-//   and longrope go by the length of the call, one past its farthest position.
-// xpos: whether products of pairs decay with the distance, for dot alone and lengths up to 65536
+// prefix: tokens before the grid, such as a class token.
+// scaling: how frequencies are scaled for sequences longer than those in training, with the names
+//   and numbers of transformers: "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and
+//   longrope depend on the length of the call, one past its last position.
+// xpos: whether products of pairs decay with the distance; for dot only, and lengths up to 65536
 //   (Sun et al. 2023).
-// sections: of positions of several axes: how many pairs each of them turns, dims / 2 in all, with
+// sections: for positions with several axes: how many pairs each axis turns, dims / 2 in all, with
 //   the frequencies of a sequence (Qwen2-VL's temporal, height and width).
 // section_order: "contiguous": one section after the other; "interleaved": pairs are dealt out to
-//   the axes in turn, as long as their sections have room, and the rest is the first one's
-//   (Qwen3-VL).
+//   the axes in turn while their sections have room, and the first axis gets the rest (Qwen3-VL).
 // angles: (1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the token
 //   at position p is rotated by angles[..., p, n], instead of p times a frequency; heads may be
 //   those of k, too.
@@ -181,11 +181,11 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 // q and k rotated by t_h x + u_h y, frequencies of each head for each axis.
 //
 // Pair n of the first coordinates is rotated, before the map of the similarity, by its position
-// along all axes at once: diagonals are directions as the axes are. With a shape, tokens lie on a
-// grid, after `prefix` tokens that are not rotated; without one the axes are those of the positions
-// that the caller gives, or the sequence. In a module the frequencies are learned: they start as
-// two directions at right angles (as many as there are axes), turned at random in each head, with
-// frequencies base^(-n / n_max) along both.
+// along all axes at once: diagonals are directions just as the axes are. With a shape, tokens lie
+// on a grid, after `prefix` tokens that are not rotated; without one the axes are those of the
+// positions that the caller gives, or the sequence. In a module the frequencies are learned: they
+// start as two directions at right angles (as many as there are axes), turned at random in each
+// head, with frequencies base^(-n / n_max) along both.
 //
 // Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 //
@@ -193,7 +193,7 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 //   and those of k for groups of q's.
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
 // shape: lengths of the axes of the grid that tokens lie on, in row-major order.
-// prefix: tokens before the grid, as a class token is one.
+// prefix: tokens before the grid, such as a class token.
 Position RoPEMixed(torch::Tensor frequencies, const std::string& layout = "interleaved",
                    const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
@@ -206,8 +206,9 @@ Position ALiBi(HeadValue slopes);
 
 // -tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...)).
 //
-// With causal "abs" and "odd" are the same; without it "odd" favours later keys, and the last one
-// most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has gradient zero.
+// With a causal mask "abs" and "odd" are the same; without one "odd" favours later keys, and the
+// last one most of all. The argument of sinh and cosh is clamped to +-80; beyond it mu has gradient
+// zero.
 //
 // Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding.
 //
@@ -229,8 +230,8 @@ Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
 // attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + length - 1].
 //
 // Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; -inf masks. In a module
-// the table is (H, 2 n - 1), of positions: entry m belongs to p_j - p_i = m - (n - 1), and calls of
-// up to n tokens, cached ones counted, read what they need of it.
+// the table is (H, 2 n - 1), over positions: entry m belongs to p_j - p_i = m - (n - 1), and calls
+// of up to n tokens, cached ones included, read the part that they need.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations.
 //
@@ -245,27 +246,27 @@ Position OffsetBias(torch::Tensor table);
 //
 // table: (buckets, H).
 // bidirectional: whether keys ahead of the query have buckets of their own.
-// max_distance: the distance from which on all share a bucket.
+// max_distance: the distance from which all share one bucket.
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
 
 // table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any number of axes.
 //
-// Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
-// Swin's tables are indexed by the opposite differences: flip them along both axes.
+// Tokens lie on a grid in row-major order, after `prefix` tokens without a bias, as in Grid. Swin's
+// tables are indexed by the opposite differences: flip them along both axes.
 //
 // Liu et al. 2021, Swin Transformer.
 //
 // table: (H, 2 height - 1, 2 width - 1), or of any number of axes.
-// prefix: tokens before the grid, as a class token is one.
+// prefix: tokens before the grid, such as a class token.
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
 // -(log f[h, 0] + ... + log f[h, j]): with causal, a weight is multiplied by the gates f of the
 // keys after it, up to the query's.
 //
-// The sum is exact over long sequences: it is kept in float64, and rows take off that of the key at
-// their own position. lse and sinks take it as it is, without the query's own sum. Gates of keys
-// outside key_starts and key_lengths count as 1. A module makes the gates of its tokens, f =
-// sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b where log f is minus ALiBi's slope.
+// The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum at
+// its own position. lse and sinks see it without that subtraction. Gates of keys outside key_starts
+// and key_lengths count as 1. A module computes the gates from its tokens, f = sigmoid(w_h x +
+// b_h); they start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
@@ -275,7 +276,7 @@ Position Forget(torch::Tensor log_forget);
 
 // bias[h, j], the same for all queries.
 //
-// It is the caller's, of the keys of a call. -inf masks a key.
+// The bias comes with each call, one number for each of its keys. -inf masks a key.
 //
 // Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, whose
 // u.k_j is one.
@@ -285,8 +286,8 @@ Position KeyBias(torch::Tensor bias);
 
 // bias[b, h, i, j].
 //
-// -inf masks a pair: the float masks that other libraries add to the scores are this. Where batch
-// or heads share it, its gradient is summed over them, in their order.
+// -inf masks a pair: this is what other libraries call a float mask, added to the scores. Where
+// batches or heads share it, its gradient is summed over them in order.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //
@@ -302,8 +303,8 @@ Position AbsoluteKeys(torch::Tensor table);
 
 // r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent.
 //
-// A module projects r_i, of a few columns for each head, from its tokens, and has one table for all
-// heads. It is "relative" with far "zero" and a query of its own.
+// A module projects r_i, a few columns for each head, from its tokens, and has one table for all
+// heads. It is "relative" with far "zero" and its own query.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations, whose query is q; models
 // of 2026 project one.
@@ -317,8 +318,8 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 // q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset] for
 // v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
 //
-// A table that has the future first is this one with its rows reversed, table.flip(-2). A query of
-// its own, projected from the tokens to a few columns for a table that heads share, is the
+// A table that starts with the future is this one with its rows reversed, table.flip(-2). With its
+// own query, projected from the tokens to a few columns, and a table that heads share, this is the
 // content-conditioned bias of models of 2026.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
@@ -329,7 +330,8 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 // max_offset: the offset of the table's last row.
 // far: the row beyond max_offset: "clip" is the nearest one (Shaw et al.), "zero" none (Huang et
 //   al.).
-// values: (n, Dv) of as many rows as the table, or (H, n, Dv): their row is added to v_j.
+// values: (n, Dv) with as many rows as the table, or (H, n, Dv): the row of the offset is added to
+//   v_j.
 // query: (B, H, Lq, Dr), what multiplies the rows instead of q: the table then has Dr columns, and
 //   the products are not scaled.
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
@@ -339,7 +341,7 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx = x_j - x_i.
 //
 // R are the rows and C the columns; tokens lie on a grid in row-major order, after `prefix` tokens
-// that have no such term, as in Grid.
+// without this term, as in Grid.
 //
 // Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
 // Transformers.
@@ -348,13 +350,13 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // columns: (2 width - 1, D), or (H, n, D).
 // height: height of the grid.
 // width: width of the grid.
-// prefix: tokens before the grid, as a class token is one.
+// prefix: tokens before the grid, such as a class token.
 Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
                     int64_t prefix = 0);
 
 // (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
 //
-// With dot and causal alone.
+// Only with dot and causal.
 //
 // Dai et al. 2019, Transformer-XL.
 //
@@ -379,14 +381,14 @@ Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon =
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
 // scale: how fast it grows.
-// length: up to where it is 1.
-// kind: by whole lengths, or by each key.
+// length: the length up to which it is 1.
+// kind: whether it grows by whole lengths or with each key.
 Position LogTemperature(double scale = 0.1, double length = 8192.0,
                         const std::string& kind = "steps");
 
 // s[h] log n_i times the scores of row i, n_i the keys up to its own.
 //
-// Keys beyond key_lengths do not count; other masks are not asked.
+// Keys beyond key_lengths do not count; other masks make no difference.
 //
 // Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 //
@@ -395,7 +397,7 @@ Position ScalableSoftmax(HeadValue s);
 
 // one more score s[h] in the softmax of each row, whose key has no value.
 //
-// What the argument `sink` of a call is, by name in modules.
+// The same as the argument `sink` of a call, available by name in modules.
 //
 // Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
 // Streaming Language Models with Attention Sinks.
@@ -405,7 +407,7 @@ Position Sink(torch::Tensor score);
 
 // o_i * g_i, the output of each head times the gate of its query.
 //
-// A module makes the gates of its queries' tokens, g = sigmoid(W x).
+// A module computes the gates from the tokens of its queries, g = sigmoid(W x).
 //
 // Qiu et al. 2025, Gated Attention for Large Language Models: Non-linearity, Sparsity, and
 // Attention-Sink-Free.

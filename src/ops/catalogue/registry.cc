@@ -390,7 +390,7 @@ Parameter Shape() {
 std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape) {
   parameters.push_back(shape);
   parameters.push_back(
-      Integer("prefix", "0").Means("tokens before the grid, as a class token is one").AtLeast(0));
+      Integer("prefix", "0").Means("tokens before the grid, such as a class token").AtLeast(0));
   return parameters;
 }
 
@@ -406,7 +406,7 @@ std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
 
 Parameter Length() {
   return Integer("length", "")
-      .Means("positions that a module's table is for")
+      .Means("number of positions in a module's table")
       .Otherwise("the module's")
       .AtLeast(1)
       .NoArgument();
@@ -414,7 +414,7 @@ Parameter Length() {
 
 Parameter TablePerHead() {
   return Flag("per_head", "false")
-      .Means("whether each head of a module has a table of its own")
+      .Means("whether each head of a module has its own table")
       .NoArgument();
 }
 

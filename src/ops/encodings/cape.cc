@@ -168,15 +168,16 @@ const RegisterPosition cape({
                             "Continuous Augmented Positional Embeddings",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters =
-        OnGrid({Number("global_shift", "")
-                    .Means("the farthest that training shifts all positions")
-                    .Otherwise("5 (grid: 0.5)"),
-                Number("local_shift", "0.5").Means("the farthest that it shifts each, in spacings"),
-                Number("global_scale", "")
-                    .Means("the most that it stretches them by")
-                    .Otherwise("1.03 (grid: 1.4)"),
-                Flag("normalize", "false").Means("whether positions are taken from their mean")}),
+    .parameters = OnGrid(
+        {Number("global_shift", "")
+             .Means("the largest shift of all positions in training")
+             .Otherwise("5 (grid: 0.5)"),
+         Number("local_shift", "0.5").Means("the largest shift of a single position, in spacings"),
+         Number("global_scale", "")
+             .Means("the largest factor that it stretches them by")
+             .Otherwise("1.03 (grid: 1.4)"),
+         Flag("normalize", "false")
+             .Means("whether the mean of the positions is subtracted first")}),
     .encoder = Make,
 });
 

@@ -110,7 +110,7 @@ const RegisterPosition conv({
                   .source = "Baevski et al. 2020, wav2vec 2.0",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters = {Integer("kernel", "128").Means("tokens that it spans"),
+    .parameters = {Integer("kernel", "128").Means("tokens that the kernel spans"),
                    Integer("groups", "16").Means("a divisor of E")},
     .encoder = Make,
 });

@@ -68,8 +68,9 @@ const RegisterPosition sinusoidal({
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0"},
-    .parameters = OnGrid({Choice("layout", {"interleaved", "split", "split_xl"})
-                              .Means("of sines and cosines over the columns, see sinusoid")}),
+    .parameters =
+        OnGrid({Choice("layout", {"interleaved", "split", "split_xl"})
+                    .Means("how sines and cosines are laid out over the columns, see sinusoid")}),
     .encoder = Make,
 });
 

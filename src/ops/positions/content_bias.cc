@@ -48,10 +48,11 @@ const RegisterPosition content_bias({
          .title = "content-conditioned bias",
          .formula = "r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent",
          .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
-         .note = "where n is the extent, past first; 0 at offsets of the extent and more",
-         .details = "A module projects r_i, of a few columns for each head, from its tokens, and "
-                    "has one table for all heads. It is \"relative\" with far \"zero\" and a "
-                    "query of its own.",
+         .note = "where n is the extent, rows running from the past to the future; 0 at offsets of "
+                 "the extent and beyond",
+         .details =
+             "A module projects r_i, a few columns for each head, from its tokens, and has one "
+             "table for all heads. It is \"relative\" with far \"zero\" and its own query.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations, whose "
                    "query is q; models of 2026 project one",
          .role = CatalogueEntry::Role::kContent,
@@ -69,7 +70,9 @@ const RegisterPosition content_bias({
              .AtMost(1 << 30),
          Integer("columns", "16").Means("columns of a module's rows").AtLeast(1).NoArgument(),
          TablePerHead(),
-         Flag("past", "false").Means("rows of a module for the past alone").NoArgument()},
+         Flag("past", "false")
+             .Means("whether a module's table has rows for the past only")
+             .NoArgument()},
     .content = Content,
 });
 

@@ -37,25 +37,24 @@ constexpr TokenProjection kGate = {
     .of_keys = true, .columns = OneColumn, .bias_start = BiasStart, .finish = LogGate};
 
 const RegisterPosition forget({
-    .catalogue =
-        {.name = "forget",
-         .title = "forget gate",
-         .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is "
-                    "multiplied by the gates f of the keys after it, up to the query's",
-         .latex = R"(-\sum_{l \le j} \log f_{h l})",
-         .note = "which with causal multiplies a weight by the gates of the keys after it, "
-                 "up to the query's",
-         .details = "The sum is exact over long sequences: it is kept in float64, and rows "
-                    "take off that of the key at their own position. lse and sinks take it "
-                    "as it is, without the query's own sum. Gates of keys outside "
-                    "key_starts and key_lengths count as 1. A module makes the gates of "
-                    "its tokens, f = sigmoid(w_h x + b_h), which begin as ALiBi: w at 0, and b "
-                    "where log f is minus ALiBi's slope.",
-         .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
-                   "Forget Gate",
-         .role = CatalogueEntry::Role::kKeyBias,
-         .cost = "3 + 0",
-         .class_name = "Forget"},
+    .catalogue = {.name = "forget",
+                  .title = "forget gate",
+                  .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is "
+                             "multiplied by the gates f of the keys after it, up to the query's",
+                  .latex = R"(-\sum_{l \le j} \log f_{h l})",
+                  .note = "with a causal mask, this multiplies a weight by the gates of the keys "
+                          "after it, up to the query's own",
+                  .details = "The sum is exact over long sequences: it is kept in float64, and "
+                             "each row subtracts the sum at its own position. lse and sinks see it "
+                             "without that subtraction. Gates of keys outside "
+                             "key_starts and key_lengths count as 1. A module computes the gates "
+                             "from its tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, "
+                             "with w at 0 and b such that log f is minus ALiBi's slope.",
+                  .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
+                            "Forget Gate",
+                  .role = CatalogueEntry::Role::kKeyBias,
+                  .cost = "3 + 0",
+                  .class_name = "Forget"},
     .parameters = {Table("log_forget", Index::kNone, {.projection = kGate})
                        .Means(
                            "(1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at "

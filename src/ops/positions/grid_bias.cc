@@ -26,7 +26,7 @@ const RegisterPosition grid_bias({
                     "x_j - x_i; any number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
          .note = "or over any number of axes",
-         .details = "Tokens lie on a grid in row-major order, after `prefix` tokens that have no "
+         .details = "Tokens lie on a grid in row-major order, after `prefix` tokens without a "
                     "bias, as in Grid. Swin's tables are indexed by the opposite differences: flip "
                     "them along both axes.",
          .source = "Liu et al. 2021, Swin Transformer",

@@ -48,8 +48,8 @@ const RegisterPosition hype({
          .latex =
              R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
          .details =
-             "With causal \"abs\" and \"odd\" are the same; without it \"odd\" favours later "
-             "keys, and the last one most of all. The argument of sinh and cosh is clamped "
+             "With a causal mask \"abs\" and \"odd\" are the same; without one \"odd\" favours "
+             "later keys, and the last one most of all. The argument of sinh and cosh is clamped "
              "to +-80; beyond it mu has gradient zero.",
          .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
                    "Positional Encoding",

@@ -33,8 +33,9 @@ const RegisterPosition log_temperature({
          .cost = "1 + 0",
          .class_name = "LogTemperature"},
     .parameters = {PositiveNumber("scale", "0.1").Means("how fast it grows"),
-                   PositiveNumber("length", "8192").Means("up to where it is 1"),
-                   Choice("kind", {"steps", "smooth"}).Means("by whole lengths, or by each key")},
+                   PositiveNumber("length", "8192").Means("the length up to which it is 1"),
+                   Choice("kind", {"steps", "smooth"})
+                       .Means("whether it grows by whole lengths or with each key")},
     .temperature = Temperature,
 });
 

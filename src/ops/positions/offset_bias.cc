@@ -74,9 +74,9 @@ const RegisterPosition offset_bias({
          .latex = R"(\text{table}[h, j - i + L_q - 1])",
          .note = "in attention(); in modules table[h, p_j - p_i + length - 1]",
          .details = "Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; "
-                    "-inf masks. In a module the table is (H, 2 n - 1), of positions: entry m "
+                    "-inf masks. In a module the table is (H, 2 n - 1), over positions: entry m "
                     "belongs to p_j - p_i = m - (n - 1), and calls of up to n tokens, cached ones "
-                    "counted, read what they need of it.",
+                    "included, read the part that they need.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

@@ -5,18 +5,19 @@ namespace gnomon {
 namespace {
 
 const RegisterPosition pair_bias({
-    .catalogue = {.name = "pair_bias",
-                  .title = "pair bias",
-                  .formula = "bias[b, h, i, j]",
-                  .latex = R"(\text{bias}[b, h, i, j])",
-                  .note = "an array of the caller's",
-                  .details = "-inf masks a pair: the float masks that other libraries add to the "
-                             "scores are this. Where batch or heads share it, its gradient is "
-                             "summed over them, in their order.",
-                  .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
-                  .role = CatalogueEntry::Role::kPairBias,
-                  .cost = "2 + 0",
-                  .class_name = "PairBias"},
+    .catalogue =
+        {.name = "pair_bias",
+         .title = "pair bias",
+         .formula = "bias[b, h, i, j]",
+         .latex = R"(\text{bias}[b, h, i, j])",
+         .note = "an array that comes with each call",
+         .details =
+             "-inf masks a pair: this is what other libraries call a float mask, added to the "
+             "scores. Where batches or heads share it, its gradient is summed over them in order.",
+         .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
+         .role = CatalogueEntry::Role::kPairBias,
+         .cost = "2 + 0",
+         .class_name = "PairBias"},
     .parameters = {Table("bias", Index::kPairs, {})
                        .Means("(1 or B, 1 or H, Lq, Lk), or what broadcasts to it")},
     .bias = GivenBias,

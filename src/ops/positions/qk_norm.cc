@@ -29,7 +29,7 @@ const RegisterPosition qk_norm({
          .formula = "q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them",
          .latex = R"(\frac{w_q \odot q_i}{\sqrt{|q_i|^2 / D + \epsilon}},\quad )"
                   R"(\frac{w_k \odot k_j}{\sqrt{|k_j|^2 / D + \epsilon}})",
-         .note = "in the place of q and k, before anything else acts on them",
+         .note = "instead of q and k, before anything else acts on them",
          .source = "Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. "
                    "2023, Scaling Vision Transformers to 22 Billion Parameters",
          .role = CatalogueEntry::Role::kNorm,

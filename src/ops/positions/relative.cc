@@ -63,8 +63,8 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(
-                             "(n, Dv) of as many rows as the table, or (H, n, Dv): their row is "
-                             "added to v_j");
+                             "(n, Dv) with as many rows as the table, or (H, n, Dv): the row of "
+                             "the offset is added to v_j");
   values.takes_tensor = true;
   values.index = Index::kNearOffsets;
   values.tensor = {.start = ValuesStart, .of_values = true, .present = HasValues};
@@ -93,14 +93,14 @@ const RegisterPosition relative({
              "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a query "
              "of its own, r_i.E[...]",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
-         .note = "where m is max_offset, past first; beyond it the nearest row, or none. "
-                 "With values, W[p_j - p_i + m] is added to the value; with a query of its own r, "
-                 "the term is r_i.E[p_j - p_i + m]",
+         .note = "where m is max_offset, rows running from the past to the future; beyond it the "
+                 "nearest row, or none. "
+                 "With values, W[p_j - p_i + m] is added to the value; with its own query r, the "
+                 "term is r_i.E[p_j - p_i + m]",
          .details =
-             "A table that has the future first is this one with its rows reversed, "
-             "table.flip(-2). A query of its own, projected from the tokens to a few columns "
-             "for a table that heads share, is the content-conditioned bias of models of "
-             "2026.",
+             "A table that starts with the future is this one with its rows reversed, "
+             "table.flip(-2). With its own query, projected from the tokens to a few columns, and "
+             "a table that heads share, this is the content-conditioned bias of models of 2026.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,
@@ -119,7 +119,9 @@ const RegisterPosition relative({
              .Means("the row beyond max_offset: \"clip\" is the nearest one (Shaw et al.), "
                     "\"zero\" none (Huang et al.)"),
          Values(), Query(), TablePerHead(),
-         Flag("past", "false").Means("rows of a module for the past alone").NoArgument()},
+         Flag("past", "false")
+             .Means("whether a module's table has rows for the past only")
+             .NoArgument()},
     .content = Content,
 });
 

@@ -58,9 +58,8 @@ const RegisterPosition relative2d({
                     "and dx = x_j - x_i",
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
-         .details =
-             "R are the rows and C the columns; tokens lie on a grid in row-major order, after "
-             "`prefix` tokens that have no such term, as in Grid.",
+         .details = "R are the rows and C the columns; tokens lie on a grid in row-major order, "
+                    "after `prefix` tokens without this term, as in Grid.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,

@@ -235,24 +235,21 @@ std::vector<Parameter> Parameters() {
                "axes")
            .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
-  parameters.push_back(
-      Flag("xpos", "false")
-          .Means("whether products of pairs decay with the distance, for dot alone "
-                 "and lengths up to 65536 (Sun et al. 2023)"));
+  parameters.push_back(Flag("xpos", "false")
+                           .Means("whether products of pairs decay with the distance; for dot "
+                                  "only, and lengths up to 65536 (Sun et al. 2023)"));
   Parameter sections = Shape();
   sections.name = "sections";
   parameters.push_back(
       sections
           .Means(
-              "of positions of several axes: how many pairs each of them turns, dims / 2 in all, "
+              "for positions with several axes: how many pairs each axis turns, dims / 2 in all, "
               "with the frequencies of a sequence (Qwen2-VL's temporal, height and width)")
           .Otherwise("each axis turns an equal part of the columns, with frequencies of its own"));
-  parameters.push_back(
-      Choice("section_order", {"contiguous", "interleaved"})
-          .Means("\"contiguous\": one section after the other; \"interleaved\": pairs are dealt "
-                 "out to "
-                 "the axes in turn, as long as their sections have room, and the rest is the first "
-                 "one's (Qwen3-VL)"));
+  parameters.push_back(Choice("section_order", {"contiguous", "interleaved"})
+                           .Means("\"contiguous\": one section after the other; \"interleaved\": "
+                                  "pairs are dealt out to the axes in turn while their sections "
+                                  "have room, and the first axis gets the rest (Qwen3-VL)"));
   parameters.push_back(
       Angles("angles", HasAngles,
              "(1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the "
@@ -268,23 +265,23 @@ std::vector<Parameter> Parameters() {
 }
 
 const RegisterPosition rope({
-    .catalogue = {.name = "rope",
-                  .title = "RoPE",
-                  .formula = "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by "
-                             "each coordinate",
-                  .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
-                  .note = "is the angle by which pair i of the coordinates of q and k is rotated; "
-                          "on a grid, dims / axes of them by each coordinate",
-                  .details =
-                      "Pair i of the first dims coordinates is rotated, before the map of the "
-                      "similarity. With a shape, tokens lie on a grid, after `prefix` tokens that "
-                      "are not rotated. The rotated coordinates are split evenly over its axes, "
-                      "each of which rotates its part by its own coordinate, with dims / axes for "
-                      "dims.",
-                  .source = "Su et al. 2021, RoFormer",
-                  .role = CatalogueEntry::Role::kRotation,
-                  .cost = "0 + 0",
-                  .class_name = "RoPE"},
+    .catalogue =
+        {.name = "rope",
+         .title = "RoPE",
+         .formula = "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by "
+                    "each coordinate",
+         .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
+         .note = "is the angle by which pair i of the coordinates of q and k is rotated; "
+                 "on a grid, dims / axes of them by each coordinate",
+         .details =
+             "Pair i of the first dims coordinates is rotated, before the map of the "
+             "similarity. With a shape, tokens lie on a grid, after `prefix` tokens that "
+             "are not rotated. The rotated coordinates are split evenly over its axes: each axis "
+             "rotates its part by its own coordinate, with dims / axes in place of dims.",
+         .source = "Su et al. 2021, RoFormer",
+         .role = CatalogueEntry::Role::kRotation,
+         .cost = "0 + 0",
+         .class_name = "RoPE"},
     .parameters = Parameters(),
     .rotate = Rotate,
 });

@@ -152,18 +152,17 @@ std::vector<Parameter> FrequencyParameters() {
   Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
                                          "llama3", "proportional"});
   scaling.meaning =
-      "of the frequencies, for longer sequences than those of the training, by the names and "
-      "numbers "
-      "that transformers has: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic and "
-      "longrope go by the length of the call, one past its farthest position";
+      "how frequencies are scaled for sequences longer than those in training, with the names and "
+      "numbers of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic "
+      "and longrope depend on the length of the call, one past its last position";
   return {
       scaling,
       detail(PositiveNumber("factor", ""), "how many times longer sequences are",
              "1 with longrope and proportional, else needed"),
-      detail(PositiveNumber("original_max_position_embeddings", ""), "the length of the training",
+      detail(PositiveNumber("original_max_position_embeddings", ""), "the training length",
              "needed by dynamic, yarn, longrope and llama3"),
-      detail(PositiveNumber("attention_factor", ""), "of yarn and longrope: what q and k take",
-             "by the factor"),
+      detail(PositiveNumber("attention_factor", ""),
+             "of yarn and longrope: what q and k are multiplied by", "by the factor"),
       detail(PositiveNumber("beta_fast", "32"), "of yarn: turns of the fastest pair of the ramp"),
       detail(PositiveNumber("beta_slow", "1"), "of yarn: turns of the slowest pair of the ramp"),
       detail(Flag("truncate", "true"), "of yarn: whether the ramp ends at whole pairs"),
@@ -172,11 +171,14 @@ std::vector<Parameter> FrequencyParameters() {
       detail(PositiveNumber("mscale_all_dim", ""), "of yarn: what that is divided by",
              "1, and nothing is divided"),
       detail(PositiveNumber("low_freq_factor", "1"), "of llama3: turns below which pairs are slow"),
-      detail(PositiveNumber("high_freq_factor", "4"), "of llama3: turns from which they are not"),
-      detail(PositiveNumber("partial_rotary_factor", "1"), "of proportional: pairs that turn"),
-      detail(Numbers("short_factor"), "of longrope: of each pair, up to the training's length",
+      detail(PositiveNumber("high_freq_factor", "4"), "of llama3: turns from which they are fast"),
+      detail(PositiveNumber("partial_rotary_factor", "1"),
+             "of proportional: the share of pairs that turn"),
+      detail(Numbers("short_factor"),
+             "of longrope: a factor for each pair, up to the training length",
              "needed by longrope"),
-      detail(Numbers("long_factor"), "of longrope: of each pair, beyond it", "needed by longrope"),
+      detail(Numbers("long_factor"), "of longrope: a factor for each pair, beyond it",
+             "needed by longrope"),
   };
 }
 

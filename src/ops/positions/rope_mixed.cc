@@ -82,14 +82,14 @@ std::vector<Parameter> Parameters() {
        Choice("layout", {"interleaved", "half"})
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
        PositiveNumber("base", "10")
-           .Means("of the frequencies that a module starts with")
+           .Means("base of the frequencies that a module starts with")
            .NoArgument(),
        Integer("dims", "")
            .Means("how many coordinates a module turns")
-           .Otherwise("the largest multiple of 2 * axes, but for a height")
+           .Otherwise("the largest multiple of 2 * axes, not counting a height")
            .NoArgument(),
        Integer("axes", "")
-           .Means("how many coordinates the positions have that calls of a module give")
+           .Means("how many coordinates the positions given in a module's calls have")
            .Otherwise("1, or those of the shape")
            .AtLeast(1)
            .NoArgument()});
@@ -105,7 +105,8 @@ const RegisterPosition rope_mixed({
                  "token's coordinate along axis a of a grid",
          .details =
              "Pair n of the first coordinates is rotated, before the map of the similarity, by "
-             "its position along all axes at once: diagonals are directions as the axes are. With "
+             "its position along all axes at once: diagonals are directions just as the axes are. "
+             "With "
              "a shape, tokens lie on a grid, after `prefix` tokens that are not rotated; without "
              "one the axes are those of the positions that the caller gives, or the sequence. In "
              "a module the frequencies are learned: they start as two directions at right angles "

@@ -15,8 +15,8 @@ const RegisterPosition sink({
          .title = "sink",
          .formula = "one more score s[h] in the softmax of each row, whose key has no value",
          .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
-         .note = "one more score in the softmax of each row, which no value answers to",
-         .details = "What the argument `sink` of a call is, by name in modules.",
+         .note = "one more score in the softmax of each row, with no value",
+         .details = "The same as the argument `sink` of a call, available by name in modules.",
          .source = "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
                    "2023, Efficient Streaming Language Models with Attention Sinks",
          .role = CatalogueEntry::Role::kSink,

@@ -70,7 +70,7 @@ const RegisterPosition t5({
              .Means("whether keys ahead of the query have buckets of their own")
              .Otherwise("unless causal in a sequence")
              .Required(),
-         Integer("max_distance", "128").Means("the distance from which on all share a bucket")}),
+         Integer("max_distance", "128").Means("the distance from which all share one bucket")}),
     .bias = Bias,
 });
 

@@ -87,7 +87,7 @@ const RegisterPosition transformer_xl({
                              "learned",
                   .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
                   .note = "where r maps sinusoids of the distance, or is learned",
-                  .details = "With dot and causal alone.",
+                  .details = "Only with dot and causal.",
                   .source = "Dai et al. 2019, Transformer-XL",
                   .role = CatalogueEntry::Role::kContent,
                   .cost = "2 + 0, and q times the rows",
@@ -98,7 +98,8 @@ const RegisterPosition transformer_xl({
                        .Means("(H, D), the part of the query that asks for keys"),
                    Table("v", Index::kNone, {.start = VectorStart})
                        .Means("(H, D), the part of the query that asks for distances"),
-                   DistancesParameter(), Length().Means("distances of a module's learned r")},
+                   DistancesParameter(),
+                   Length().Means("number of distances in a module's learned r")},
     .content = Content,
     .max_length = MaxLength,
 });

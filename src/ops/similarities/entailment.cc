@@ -60,8 +60,7 @@ const RegisterSimilarity entailment({
                    PositiveNumber("K", "0.1").Means("the constant of the aperture"),
                    Choice("map", {"ball", "none"})
                        .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": they are "
-                              "points of the unit ball, where those outside are pulled to its "
-                              "edge")},
+                              "points of the unit ball, points outside being pulled to its edge")},
     .map = Map,
 });
 

@@ -146,21 +146,22 @@ const RegisterSimilarity hyperbolic({
          .formula = "-beta d, d the distance in hyperbolic space",
          .latex = R"(-\beta_h\, d(q, k))",
          .note = "where d is the distance in hyperbolic space",
-         .details = "The model says what the map \"none\" takes, and which maps there are, the "
-                    "first by default:\n"
-                    "\n"
-                    "- \"hyperboloid\": \"pseudopolar\", the point at distance z, the last "
-                    "coordinate, from the origin in the direction of the others, x; \"exp\", the "
-                    "exponential map at the origin, of D-dimensional tangents; \"none\", points "
-                    "(x, t), whose time t is taken to be sqrt(1 + |x|^2)\n"
-                    "- \"half_space\": \"psi\" and \"exp\" as of umbral cones; \"xi\", height "
-                    "sigmoid(z), X = x sigmoid(z); \"none\", (X, height), heights clamped to "
-                    "e^-30 .. e^30\n"
-                    "- \"ball\" (Poincare's) and \"klein\": \"exp\"; \"none\", points of the unit "
-                    "ball, where those outside are pulled to its edge\n"
-                    "\n"
-                    "Needs D >= 2, but for the two balls and \"exp\" of the hyperboloid. Maps "
-                    "reach no farther than 30 from the origin.",
+         .details =
+             "The model decides which maps there are, the first being the default, and what the "
+             "map \"none\" expects:\n"
+             "\n"
+             "- \"hyperboloid\": \"pseudopolar\", the point at distance z, the last coordinate, "
+             "from the origin in the direction of x, the others; \"exp\", the "
+             "exponential map at the origin, applied to D-dimensional tangents; \"none\", points "
+             "(x, t), whose time t is taken to be sqrt(1 + |x|^2)\n"
+             "- \"half_space\": \"psi\" and \"exp\" as for umbral cones; \"xi\", height "
+             "sigmoid(z), X = x sigmoid(z); \"none\", (X, height), heights clamped to "
+             "e^-30 .. e^30\n"
+             "- \"ball\" (Poincare's) and \"klein\": \"exp\"; \"none\", points of the unit "
+             "ball, points outside being pulled to its edge\n"
+             "\n"
+             "Needs D >= 2, except for the two balls and for \"exp\" on the hyperboloid. Maps "
+             "reach no farther than 30 from the origin.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("factor of each head"),

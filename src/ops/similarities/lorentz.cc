@@ -97,7 +97,7 @@ Parameter OptionalHeads(const char* name, const char* default_value,
 
 std::vector<Parameter> Parameters() {
   Parameter curvature = OptionalHeads("c", "1", UnitCurvature)
-                            .Means("the curvature of the space is -1 / c, of each head; positive");
+                            .Means("the curvature of each head's space is -1 / c; positive");
   curvature.lowest = 0;
   curvature.above = true;
   return {PerHead("scale", "learned").Means("factor of each head"), curvature,
@@ -122,11 +122,11 @@ const RegisterSimilarity lorentz({
          .note =
              "where the product is -q_0 k_0 + q_1 k_1 + ..., and that of a point with itself is -c",
          .details = "Minus the squared Lorentzian distance: the scores of hyperbolic language "
-                    "models (HELM, Hypformer). RoPE turns the "
-                    "coordinates of space alone. Points lie no farther than sqrt(c) sinh(30) from "
+                    "models (HELM, Hypformer). RoPE turns only the spatial coordinates. Points lie "
+                    "no farther than sqrt(c) sinh(30) from "
                     "the axis. Values on the hyperboloid are summed up by aggregation = "
-                    "\"lorentz_centroid\", which takes c from here. Where c is a tensor and heads "
-                    "of q share keys, these are repeated.",
+                    "\"lorentz_centroid\", which takes c from here. Where c is a tensor and "
+                    "several heads of q share a key head, the keys are repeated.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
                    "Chen et al. 2022, Fully Hyperbolic Neural Networks",
          .class_name = "Lorentz"},

@@ -35,10 +35,10 @@ const RegisterSimilarity penumbral({
                     "common ancestor of penumbral cones below the horosphere of height r",
          .latex =
              R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
-         .note = "the height is that of the lowest common ancestor of penumbral cones "
-                 "below the horosphere of height r",
-         .details = "Needs D >= 2: the last coordinate z of a token is the height's, x are the "
-                    "others.",
+         .note = "where height is that of the lowest common ancestor of penumbral cones below the "
+                 "horosphere of height r",
+         .details =
+             "Needs D >= 2: the last coordinate z of a token gives its height, the others are x.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
     .parameters = {PerHead("gamma", "learned").Means("factor of each head"),

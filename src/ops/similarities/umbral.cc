@@ -29,10 +29,9 @@ const RegisterSimilarity umbral({
          .formula = "-gamma h or -gamma log h, h the height of the lowest common ancestor "
                     "of umbral cones of radius r",
          .latex = R"(-\gamma_h\, \text{height} \quad\text{or}\quad -\gamma_h \log \text{height})",
-         .note = "the height is that of the lowest common ancestor of umbral cones of "
-                 "radius r",
-         .details = "Needs D >= 2: the last coordinate z of a token is the height's, x are the "
-                    "others. The cones are those of balls of radius r.",
+         .note = "where height is that of the lowest common ancestor of umbral cones of radius r",
+         .details = "Needs D >= 2: the last coordinate z of a token gives its height, the others "
+                    "are x. The cones are cast by balls of radius r.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Umbral"},
     .parameters =
