@@ -111,7 +111,8 @@ struct AttentionOptions {
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,
 // float16, float32 or float64 on the CPU; returns o (B, H, Lq, Dv) in the dtype of q. bfloat16 and
 // float16 are widened as the kernels read them, computed in float32 and rounded at the end; where
-// the processor multiplies bfloat16 itself, the kernels let it, with the weights rounded to it. A row that sees no key gives 0.
+// the processor multiplies bfloat16 itself, the kernels let it, with the weights rounded to it. A
+// row that sees no key gives 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
