@@ -57,6 +57,8 @@ def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkey
 
         if model_type == "hangs":
             time.sleep(60)
+        while model_type == "computes":
+            pass
         if model_type == "crashes":
             os.abort()
         os.write(descriptor, json.dumps({"class": "equal", "why": ""}).encode())
@@ -64,9 +66,11 @@ def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkey
 
     monkeypatch.setattr(sweep, "_in_child", in_child)
     path = tmp_path / "outcomes.jsonl"
-    sweep.sweep(["hangs", "crashes", "works"], path, jobs=2, limit_s=2)
+    sweep.sweep(["hangs", "computes", "crashes", "works"], path, jobs=2, limit_s=1)
     outcomes = sweep.read(path)
     assert outcomes["works"]["class"] == "equal"
-    assert outcomes["hangs"]["class"] == outcomes["crashes"]["class"] == "crashed"
-    assert "more than 2 s" in outcomes["hangs"]["why"]
+    assert outcomes["hangs"]["class"] == outcomes["computes"]["class"] == "timed out"
+    assert outcomes["crashes"]["class"] == "crashed"
+    assert "within 10 s" in outcomes["hangs"]["why"]
+    assert "more than 1 s of a processor" in outcomes["computes"]["why"]
     assert "status -6" in outcomes["crashes"]["why"]

@@ -167,6 +167,8 @@ def padded(padding, batch=3, length=13):
         mask[0, :4] = mask[1, :1] = 0
     elif padding == "right":
         mask[0, -4:] = mask[1, -1:] = 0
+    elif padding == "both":
+        mask[0, :3] = mask[0, -2:] = mask[1, :1] = mask[2, -1:] = 0
     elif padding == "holes":
         mask[0, 2:4] = mask[1, 7] = mask[2, -1] = 0
     return mask
@@ -210,7 +212,7 @@ def check_outputs_and_gradients(theirs, ours, inputs, rows):
 CASES = [
     pytest.param(family, padding, id=f"{family}-{padding}")
     for family in FAMILIES
-    for padding in (("none",) if family in IMAGES else ("none", "left", "right", "holes"))
+    for padding in (("none",) if family in IMAGES else ("none", "left", "right", "both", "holes"))
     if (family, padding) != ("bloom", "holes")
 ]
 
@@ -269,10 +271,9 @@ def generate(model, family, **options):
         torch.randint(1, 61, mask.shape),
         attention_mask=mask,
         max_new_tokens=8,
-        do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
-        **options,
+        **{"do_sample": False} | options,
     )
     return out.sequences, torch.stack(out.logits)
 
@@ -287,15 +288,20 @@ def test_generation(family):
         torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
 
 
-def test_generation_with_beams():
-    theirs, ours = both("llama")
-    sequences, logits = generate(theirs, "llama", num_beams=3)
-    found, its_logits = generate(ours, "llama", num_beams=3)
+@pytest.mark.parametrize("way", ["beams", "samples"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "t5"])
+def test_generation_of_several_sequences(family, way):
+    theirs, ours = both(family)
+    options = {"num_beams": 3} if way == "beams" else {"do_sample": True}
+    options["num_return_sequences"] = 2
+    sequences, logits = generate(theirs, family, **options)
+    assert len(sequences) == 6
+    found, its_logits = generate(ours, family, **options)
     assert torch.equal(found, sequences)
     torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "t5"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "t5", "bart"])
 def test_generation_with_a_static_cache(family):
     theirs, ours = both(family)
     sequences, logits = generate(theirs, family)
@@ -539,7 +545,7 @@ HANDWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "both", "holes"])
 @pytest.mark.parametrize("family", HANDWRITTEN)
 def test_attention_that_a_model_writes_itself(family, padding):
     theirs, ours = small(HANDWRITTEN[family]())
@@ -855,17 +861,32 @@ def eager_with(part):
     return model
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "bloom", "bert", "t5", "vit", "swin", "deepseek_v3", "gptj"]
+)
 def test_autocast(family):
     """Cosines and sines of float32 make q and k of it, and v stays in autocast's type."""
-    theirs, ours = both("llama") if family == "llama" else small(ROTATING[family]())
-    inputs, rows = inputs_of("llama", "left")
+    configs = ROTATING | HANDWRITTEN
+    theirs, ours = small(configs[family]()) if family in configs else both(family)
+    inputs, rows = inputs_of("llama" if family in configs else family, "left")
+    if "input_ids" in inputs and family != "bert":
+        inputs["use_cache"] = False
     with torch.autocast("cpu", torch.bfloat16):
-        expected, found = (
-            output_of(m, inputs | {"use_cache": False}, rows) for m in (theirs, ours)
-        )
+        expected, found = (output_of(m, inputs, rows) for m in (theirs, ours))
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
+    # Both round, at different places; neither is farther from what is not rounded.
+    exact = copy.deepcopy(theirs)
+    for model, out in ((theirs, expected), (ours, found), (exact, output_of(exact, inputs, rows))):
+        model.zero_grad()
+        out.float().square().mean().backward()
+    parts = zip(ours.named_parameters(), theirs.parameters(), exact.parameters(), strict=True)
+    for (name, mine), other, true in parts:
+        assert (mine.grad is None) == (other.grad is None), name
+        if mine.grad is not None:
+            assert mine.grad.dtype == mine.dtype
+            off, their_off = ((part.grad - true.grad).norm() for part in (mine, other))
+            assert off <= 2 * their_off + 1e-2 * true.grad.norm() + 1e-6, name
 
 
 def test_other_models_stay_as_they_are():
@@ -1107,6 +1128,19 @@ def test_similarities_that_are_refused():
         integration.with_cone_attention(eager("llama"), "nonsense")
     with pytest.raises(TypeError, match="similarity is a int"):
         integration.with_cone_attention(eager("llama"), 3)
+
+
+@pytest.mark.parametrize(
+    "similarity", ["lorentz:map=none", "hyperbolic:model=ball:map=none", "umbral:map=none"]
+)
+def test_tokens_are_no_points(similarity):
+    model = eager("llama")
+    with pytest.raises(ValueError, match="map=none takes queries and keys for points"):
+        integration.with_cone_attention(model, similarity)
+    assert model.config._attn_implementation == "eager"
+    name = similarity.split(":")[0]
+    integration.with_cone_attention(model, name)
+    assert model.config.gnomon_similarity == name
 
 
 # The package itself.

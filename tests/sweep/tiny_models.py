@@ -33,8 +33,8 @@ FIRST_ID, VOCABULARY = 40, 99
 BATCH, LENGTH = 2, 13
 #: Beyond it a model is not tiny.
 MOST_PARAMETERS = 80_000_000
-#: In which what names do not say is tried.
-PATIENCE_S = 60
+#: Of the processor's time, in which what names do not say is tried.
+PATIENCE_S = 10
 
 # What a type is for; the first class that runs is taken.
 _MAPPINGS = (
@@ -67,7 +67,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     Raises:
         NotBuildableError: with the error of the attempt that came the farthest.
     """
-    end = time.monotonic() + PATIENCE_S
+    end = time.process_time() + PATIENCE_S
     attempts: list[_Attempt] = []
     # Another class than the likeliest one: a part of the model.
     part: _Attempt | None = None
@@ -104,7 +104,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
         key=lambda attempt: attempt.reached,
     )
     for attempt in [first] if part is not None else dict.fromkeys((first, farthest)):
-        mended = _mended(attempt, (end + time.monotonic()) / 2)
+        mended = _mended(attempt, (end + time.process_time()) / 2)
         if mended.error is None:
             return mended.result()
     if part is not None:
@@ -231,14 +231,14 @@ class _Attempt:
 def _mended(attempt: _Attempt, end: float) -> _Attempt:
     """An attempt that runs, or came the farthest by then."""
     tried = {repr(attempt.changes)}
-    while attempt.error is not None and time.monotonic() < end:
+    while attempt.error is not None and time.process_time() < end:
         if attempt.model is not None:
             _mend_inputs(attempt, end)
             if attempt.error is None:
                 break
         better = None
         for changes in _changes_to_try(attempt):
-            if repr(changes) in tried or time.monotonic() > end:
+            if repr(changes) in tried or time.process_time() > end:
                 continue
             tried.add(repr(changes))
             other = _Attempt(attempt.model_type, attempt.model_class, attempt.shrink, changes)
@@ -283,9 +283,9 @@ def _lines_of(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
 
 def _mend_inputs(attempt: _Attempt, end: float) -> None:
     """Adds arguments and changes shapes while the model goes farther with them."""
-    while attempt.error is not None and time.monotonic() < end:
+    while attempt.error is not None and time.process_time() < end:
         for inputs in _inputs_to_try(attempt):
-            if time.monotonic() > end or attempt.run(inputs):
+            if time.process_time() > end or attempt.run(inputs):
                 break
         else:
             return
@@ -474,7 +474,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
         names = getattr(modeling_auto, f"{mapping_name}_NAMES").get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
             found = getattr(transformers, name, None)
-            if found is not None and name not in seen:
+            if found is not None and name not in seen and _has_forward(found):
                 seen.add(name)
                 yield found
     # A part of a larger model, which no mapping names.
@@ -489,10 +489,16 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
             and issubclass(found, PreTrainedModel)
             and not name.endswith("PreTrainedModel")
             and getattr(found, "config_class", None) is config_class
+            and _has_forward(found)
             and name not in seen
         ):
             seen.add(name)
             yield found
+
+
+def _has_forward(model_class: type[PreTrainedModel]) -> bool:
+    """Whether it is more than a holder of models, which have their own."""
+    return model_class.forward is not torch.nn.Module.forward
 
 
 def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
@@ -550,13 +556,19 @@ _SERIES = {
     "lags_sequence": [1, 2, 4],
     "num_time_features": 1,
 }
+_NETWORK = {"width_coefficient": 0.125, "depth_coefficient": 0.1, "hidden_dim": 160}
 _GIVEN: dict[str, dict[str, Any]] = {
+    "align_vision_model": _NETWORK,
+    "efficientnet": _NETWORK,
     "autoformer": _SERIES | {"moving_average": 3, "label_length": 2},
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 20},
+    # Its cache asks for a number of layers that its configuration lacks.
+    "blt": {"use_cache": False},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_text": {"num_kv_shared_layers": 0},
@@ -683,6 +695,8 @@ def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
             return min(value, 2)
         if _EXPERTS.fullmatch(name) and value > 4:
             return 4
+        if name == "num_queries":
+            return min(value, 16)
         if re.fullmatch(r"\w*(experts_per_tok\w*|top_?k\w*|moe_k|n_group|topk_group)", name):
             return min(value, 2) if "group" not in name else 1
         if name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"):
@@ -906,6 +920,10 @@ def _candidates(model: PreTrainedModel) -> dict[str, list[Any]]:
     return found
 
 
+#: Without an image, GIT's masks of padding are of other tokens from the second one on.
+_OF_IMAGES = {"git"}
+
+
 def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     """Inputs that the signature of a model's forward asks for, the likeliest first."""
     torch.manual_seed(1)
@@ -939,7 +957,9 @@ def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
             wanted.append(name)
     more = [name for name in ("input_ids", "pixel_values", "input_features") if name in candidates]
     attempts = [wanted, [*wanted, *more]]
-    if {"input_ids", "pixel_values"} <= set(candidates) and hasattr(model, "get_text_features"):
+    if {"input_ids", "pixel_values"} <= set(candidates) and (
+        hasattr(model, "get_text_features") or model.config.model_type in _OF_IMAGES
+    ):
         # Two towers: one score for each pair.
         attempts.reverse()
     for names in attempts:

@@ -22,6 +22,17 @@ _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 
+def check_map(spec: str) -> None:
+    """Raises where a similarity takes tokens for points, which a model's projections are not."""
+    for component in components_of(spec):
+        if component.options.get("map") == "none":
+            raise ValueError(
+                f"{OPERATOR}: {spec!r}: map=none takes queries and keys for points already, which "
+                f"lie where {component.name} has them; those of a model are any numbers; leave map "
+                "out, or give another one"
+            )
+
+
 class LearnedSimilarity(torch.nn.Module):
     """A similarity with a factor for each head; parameters as in gnomon.nn.MultiheadAttention."""
 

@@ -125,6 +125,21 @@ class Mask:
         return function(*args, **kwargs)
 
 
+def give_arrays(layer: torch.nn.Module) -> None:
+    """Has a layer be given arrays in the place of masks; calling it again does nothing."""
+    if _to_arrays not in layer._forward_pre_hooks.values():
+        layer.register_forward_pre_hook(_to_arrays, with_kwargs=True)
+
+
+def _to_arrays(
+    _layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def given(value: Any) -> Any:
+        return value.array() if isinstance(value, Mask) else value
+
+    return tuple(map(given, args)), {name: given(value) for name, value in kwargs.items()}
+
+
 def _as_arrays(name: str) -> Callable[..., Any]:
     def operator(self: Mask, *args: Any) -> Any:
         return getattr(self.array(), name)(*args)

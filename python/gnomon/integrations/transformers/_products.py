@@ -46,6 +46,8 @@ class _Product:
     mask: Mask | None = None
     #: True where a key is hidden.
     hidden: Tensor | None = None
+    #: What the product was multiplied by: 0 where a key is to be hidden by what is added next.
+    kept: Tensor | None = None
 
     @property
     def lead(self) -> torch.Size:
@@ -61,6 +63,8 @@ class _Product:
         scores = torch.matmul(self.q, self.k.transpose(-1, -2))
         if self.scale != 1:
             scores = scores * self.scale
+        if self.kept is not None:
+            scores = scores * self.kept
         for addend in self.addends:
             scores = scores + addend
         if self.mask is not None:
@@ -91,6 +95,7 @@ class _Product:
             tuple(lead_of(addend) for addend in self._arrays()),
             None,
             None if self.hidden is None else lead_of(self.hidden),
+            None if self.kept is None else lead_of(self.kept),
         )
 
     def _arrays(self) -> tuple[Tensor, ...]:
@@ -329,11 +334,18 @@ def _mul(_seen: _Seen, _function: Any, a: Any, b: Any) -> Any:
         if number <= 0 and (product.mask is not None or product.hidden is not None):
             return NotImplemented
         return _Standing.of(product.times(number), standing.dtype)
+    if not _is_array(factor) or not _fits(factor, product):
+        return NotImplemented
+    if product.addends or product.mask is not None or product.hidden is not None:
+        return NotImplemented
+    if factor.dim() > 0 and factor.shape[-1] != 1:
+        # GPT multiplies by its mask, 0 or 1, and adds a low number where it is 0.
+        if product.kept is not None or factor.requires_grad:
+            return NotImplemented
+        if not bool(((factor == 0) | (factor == 1)).all()):
+            return NotImplemented
+        return _Standing.of(replace(product, kept=factor), standing.dtype)
     # A factor for each head or row goes to the queries.
-    if not _is_array(factor) or (factor.dim() > 0 and factor.shape[-1] != 1):
-        return NotImplemented
-    if product.addends or product.mask is not None or not _fits(factor, product):
-        return NotImplemented
     return _Standing.of(replace(product, q=product.q * factor), standing.dtype)
 
 
@@ -376,6 +388,14 @@ def _add(_seen: _Seen, _function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
         return a
     if not _is_array(b) or not b.is_floating_point() or not _fits(b, product):
         return NotImplemented
+    if product.kept is not None:
+        hidden = product.kept == 0
+        if b.requires_grad or not bool((~hidden | (b <= LOWEST)).all()):
+            return NotImplemented
+        product = replace(product, kept=None).hiding(hidden)
+        b = b.masked_fill(hidden, 0)
+        if not bool(b.any()):
+            return _Standing.of(product, a.dtype)
     return _Standing.of(replace(product, addends=(*product.addends, b)), a.dtype)
 
 
@@ -456,7 +476,7 @@ def _softmax(
     _seen: _Seen, _function: Any, a: Any, dim: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     product = _product_of(a)
-    if product is None or dim not in (-1, len(product.shape) - 1):
+    if product is None or product.kept is not None or dim not in (-1, len(product.shape) - 1):
         return NotImplemented
     dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), a.dtype)
     if torch.is_autocast_enabled(a.device.type):

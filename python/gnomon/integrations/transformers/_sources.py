@@ -5,33 +5,59 @@ transformers itself looks there whether a model has its interface.
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import re
+import sys
 
 import torch
 
 _FUNCTION = re.compile(r"scaled_dot_product_attention\(|multi_head_attention_forward\(")
 _PRODUCT = re.compile(r"matmul\(|bmm\(|einsum\(| @ ")
 
+_ASKS = re.compile(r"isinstance\(\w*mask, (torch\.)?Tensor\)")
+_SOFTMAX = re.compile(r"[sS]oftmax(\.apply)?\(")
 
-# Reading one takes longer than looking into it.
-_SOURCES: dict[type[torch.nn.Module], str] = {}
 
-
+@functools.cache
 def source_of(module_class: type[torch.nn.Module]) -> str:
     """Of a class and of those that it inherits from, PyTorch's aside."""
-    if module_class in _SOURCES:
-        return _SOURCES[module_class]
     sources = []
     for part in module_class.__mro__:
         if part.__module__.split(".")[0] == "torch" or part is object:
             continue
-        try:
-            sources.append(inspect.getsource(part))
-        except (OSError, TypeError):
-            continue
-    _SOURCES[module_class] = "\n".join(sources)
-    return _SOURCES[module_class]
+        sources.append(_classes_of_module(part.__module__).get(part.__qualname__, ""))
+    return "\n".join(sources)
+
+
+@functools.cache
+def _classes_of_module(module_name: str) -> dict[str, str]:
+    """The sources of a module's classes by qualified name; empty where it has none.
+
+    inspect.getsource parses all of the module for each of its classes.
+    """
+    try:
+        source = inspect.getsource(sys.modules[module_name])
+    except (KeyError, OSError, TypeError):
+        return {}
+    lines = source.splitlines()
+    found: dict[str, str] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.ClassDef):
+                # Of several in branches of the module, each.
+                text = "\n".join(lines[part.lineno - 1 : part.end_lineno])
+                found[prefix + part.name] = "\n".join([found.get(prefix + part.name, ""), text])
+                visit(part, f"{prefix}{part.name}.")
+            elif isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                visit(part, f"{prefix}{part.name}.<locals>.")
+            elif isinstance(part, ast.stmt):
+                visit(part, prefix)
+
+    visit(ast.parse(source), "")
+    return found
 
 
 def has_interface(module_class: type[torch.nn.Module]) -> bool:
@@ -53,4 +79,9 @@ def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
     source = source_of(module_class)
     if _FUNCTION.search(source) is not None:
         return True
-    return re.search("[sS]oftmax\\(", source) is not None and _PRODUCT.search(source) is not None
+    return _SOFTMAX.search(source) is not None and _PRODUCT.search(source) is not None
+
+
+def asks_for_an_array(module_class: type[torch.nn.Module]) -> bool:
+    """Whether a module looks whether its mask is an array, to compute with it if it is."""
+    return _ASKS.search(source_of(module_class)) is not None

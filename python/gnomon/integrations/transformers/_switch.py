@@ -12,9 +12,10 @@ from gnomon._checks import wrong_type
 from gnomon.integrations.transformers import _cones
 from gnomon.integrations.transformers._adapters import ADAPTED, NAME, replace_forwards
 from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY, attention_forward
-from gnomon.integrations.transformers._masks import to_mask
+from gnomon.integrations.transformers._masks import give_arrays, to_mask
 from gnomon.integrations.transformers._products import refuse_weights, see_products
 from gnomon.integrations.transformers._sources import (
+    asks_for_an_array,
     has_interface,
     has_own_softmax,
     is_named_attention,
@@ -116,6 +117,8 @@ def _switch_parts(model: PreTrainedModel) -> None:
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
                 see_products(layer, owner.config, NAME)
+            elif has_interface(kind) and asks_for_an_array(kind):
+                give_arrays(layer)
 
 
 def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -> PreTrainedModel:
@@ -136,7 +139,8 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
         similarity: a specification of the catalogue, "penumbral:score=height2".
 
     Raises:
-        ValueError: the specification, or a width of the heads that the similarity does not take.
+        ValueError: the specification, map=none among it, since tokens of a model are no points of a
+            space; or a width of the heads that the similarity does not take.
         NotImplementedError: as use_gnomon, or the heads of a layer are not known, or it rotates
             them in a way that is not known. But in a forward pass, the model is as it was.
     """
@@ -148,6 +152,7 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
         raise wrong_type(
             "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
         )
+    _cones.check_map(similarity)
     if dense := _unknown(model):
         raise NotImplementedError(
             f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
