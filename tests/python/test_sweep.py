@@ -14,10 +14,10 @@ SWEEP = Path(__file__).resolve().parents[1] / "sweep"
 # Text, images, sound, and both directions; rotations, biases, windows, sinks, caps, latent keys;
 # with the attention interface, adapted, and by hand.
 EQUAL = """
-    albert aria_text bart beit bert bloom clip codegen cohere2 deepseek_v3 deit distilbert
-    electra falcon gemma2 glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj granite_swa jetmoe llama mbart
-    mistral mixtral modernbert mpt mt5 opt phi3 qwen2_vl qwen3_moe starcoder2 swin swinv2 t5
-    umt5 vit wav2vec2
+    albert aria_text bart beit bert bloom bridgetower_vision_model clip codegen cohere2 deepseek_v3
+    deepseek_v4 deit distilbert electra falcon gemma2 git glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj
+    granite_swa jetmoe llama mbart mistral mixtral modernbert mpt mt5 openai-gpt opt phi3 qwen2_vl
+    qwen3_moe sew-d starcoder2 swin swinv2 t5 umt5 vit wav2vec2 wav2vec2-conformer
 """.split()
 OTHERS = {"mamba": "no attention"}
 
@@ -50,6 +50,17 @@ def sweep(monkeypatch):
     return sweep
 
 
+def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
+    outcome = {"type": "bert", "class": "equal", "why": "", "interface": True, "as_sdpa": True}
+    now = outcome | {"code": sweep._code()}
+    page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, "sweep", 3)
+    assert "1 model types were compared before" in page
+    assert "| not compared | 1 |" in page
+    assert "Of 2 with the attention interface, 2 are equal: 100.0%." in page
+    assert "masks of booleans to the scores: `bert`, `t5`." in page
+    assert "compared before" not in sweep.to_markdown({"bert": now}, "sweep", 1)
+
+
 def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):
     def in_child(model_type, descriptor):
         import os
@@ -71,6 +82,6 @@ def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkey
     assert outcomes["works"]["class"] == "equal"
     assert outcomes["hangs"]["class"] == outcomes["computes"]["class"] == "timed out"
     assert outcomes["crashes"]["class"] == "crashed"
-    assert "within 10 s" in outcomes["hangs"]["why"]
+    assert "waits, after 10 s" in outcomes["hangs"]["why"]
     assert "more than 1 s of a processor" in outcomes["computes"]["why"]
     assert "status -6" in outcomes["crashes"]["why"]

@@ -5,13 +5,16 @@
 
 Each type is a process of its own, with a limit of time, so that one that crashes or hangs costs
 none but itself. The limit is of the processor's time, which a busy machine does not change; one
-that does not compute either ends after ten times as long. The file gets a line of JSON for each as
+that waits instead ends after ten times as long. The file gets a line of JSON for each as
 it ends; started again, the sweep goes on with what is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -41,7 +44,7 @@ MEANINGS = {
 }
 CLASSES = tuple(MEANINGS)
 #: Of address space, in bytes: a type that asks for more ends alone.
-MEMORY = 24 << 30
+MEMORY = 12 << 30
 
 
 def _in_child(model_type: str, descriptor: int) -> None:
@@ -58,6 +61,11 @@ def _in_child(model_type: str, descriptor: int) -> None:
         outcome = {"class": "crashed", "why": f"{type(error).__name__}: {error}"[:300]}
     os.write(descriptor, json.dumps(outcome).encode())
     os._exit(0)
+
+
+def _is_computing(pid: int) -> bool:
+    """Rather than waiting for something else than a processor."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
 class _Job:
@@ -83,11 +91,11 @@ class _Job:
         limit_s = self.limit_s
         found: dict[str, Any]
         if pid == 0:
-            if time.monotonic() - self.start < 10 * limit_s:
+            if time.monotonic() - self.start < 10 * limit_s or _is_computing(self._pid):
                 return None
             os.kill(self._pid, signal.SIGKILL)
             _, status, used = os.wait4(self._pid, 0)
-            found = {"class": "timed out", "why": f"no end within {10 * limit_s} s"}
+            found = {"class": "timed out", "why": f"waits, after {10 * limit_s} s"}
         elif os.waitstatus_to_exitcode(status) == -signal.SIGXCPU:
             found = {"class": "timed out", "why": f"takes more than {limit_s} s of a processor"}
         else:
@@ -97,7 +105,7 @@ class _Job:
             found = json.loads(text) if text else {"class": "crashed", "why": why}
         os.close(self._from_child)
         seconds = round(used.ru_utime + used.ru_stime, 1)
-        return {"type": self.model_type} | found | {"seconds": seconds}
+        return {"type": self.model_type} | found | {"seconds": seconds, "code": _code()}
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
@@ -120,6 +128,7 @@ def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
     # Once, for all of the processes.
     import compare  # noqa: F401
 
+    _code()
     waiting, done = list(types), 0
     running: list[_Job] = []
     with path.open("a") as file:
@@ -137,6 +146,16 @@ def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
                 file.flush()
                 said = f"{job.model_type}: {outcome['class']} {outcome['why'][:120]}"
                 print(f"{done}/{len(types)} {said}", flush=True)
+
+
+@functools.cache
+def _code() -> str:
+    """Of the integration and of what compares: another one after a change of either."""
+    here = Path(__file__).resolve().parent
+    folder = here.parents[1] / "python" / "gnomon" / "integrations" / "transformers"
+    files = [*sorted(folder.glob("*.py")), here / "compare.py", here / "tiny_models.py"]
+    text = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def _versions() -> str:
@@ -171,7 +190,8 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -
         "parameter's largest gradient; beyond, both must agree in float64. With the attention "
         "interface: a module of the model attends through transformers' `AttentionInterface`.",
         "",
-        f"Written by `{command}`; {_versions()}.",
+        f"Written by `{command}` on {datetime.date.today()}; {_versions()}. It goes on with what "
+        "is not compared yet; `--again` names classes to compare anew.",
         "",
         "| | model types | with the attention interface | |",
         "|:--|--:|--:|:--|",
@@ -185,6 +205,26 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -
     if missing > 0:
         lines.append(f"| not compared | {missing} | | the sweep goes on with them |")
     lines.append(f"| all | {max(count, len(outcomes))} | | |")
+    compared = [o for o in outcomes.values() if o.get("interface")]
+    equal = sum(o["class"] == "equal" for o in compared)
+    if compared:
+        share = f"{100 * equal / len(compared):.1f}%"
+        lines += [
+            "",
+            f"Of {len(compared)} with the attention interface, {equal} are equal: {share}.",
+        ]
+    older = sum(o.get("code") != _code() for o in outcomes.values())
+    if older:
+        lines += [
+            "",
+            f"{older} model types were compared before the last change of the integration or of the "
+            "sweep (`--again older`).",
+        ]
+    lines += ["", *_NOTES]
+    for field, note in _FIELDS.items():
+        types = sorted(f"`{o['type']}`" for o in outcomes.values() if o.get(field))
+        if types:
+            lines += ["", f"{note}: {', '.join(types)}."]
     for name in CLASSES:
         if not by_class[name]:
             continue
@@ -201,12 +241,36 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -
     return "\n".join(lines) + "\n"
 
 
+_NOTES = (
+    "What to do with the others:",
+    "",
+    "- Refused: the error says why; leave the model as it is, or give `use_gnomon` the part of it "
+    "that attends (`model.language_model`).",
+    "- Dense, in whole or in part: the results are the model's own; turn the warning into an error "
+    'by `warnings.filterwarnings("error", message="gnomon.integrations")` where that will not do. '
+    "`with_cone_attention` raises there.",
+    "- Not buildable or timed out: nothing is known, of the model or of gnomon. Compare a model of "
+    "yours on inputs of its own, before `use_gnomon` and after.",
+)
+_FIELDS = {
+    "as_sdpa": "Equal to transformers' default, SDPA, and not to eager attention, which adds masks "
+    "of booleans to the scores",
+    "reads_padding": "The model's own output for tokens depends on what stands in padding; compared "
+    "in rows without",
+}
+
+
 def main() -> int:
     """0 where no type differs, crashes or is ignored."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="of outcomes, added to")
     parser.add_argument("types", nargs="*", help="model types; all by default")
-    parser.add_argument("--again", nargs="*", metavar="CLASS", help="of which to compare anew")
+    parser.add_argument(
+        "--again",
+        nargs="*",
+        metavar="CLASS",
+        help="of which to compare anew; older: those compared before the code last changed",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument(
         "--limit", type=int, default=100, metavar="SECONDS", help="of a processor, for a type"
@@ -223,7 +287,9 @@ def main() -> int:
     types = [
         name
         for name in options.types or tiny_models.model_types()
-        if name not in known or known[name]["class"] in again
+        if name not in known
+        or known[name]["class"] in again
+        or ("older" in again and known[name].get("code") != _code())
     ]
     sweep(types, options.file, options.jobs, options.limit)
     outcomes = read(options.file)

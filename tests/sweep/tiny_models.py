@@ -73,6 +73,8 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     part: _Attempt | None = None
     reasons: list[str] = []
     for shrink in (_tiny, _narrow, _short):
+        if attempts and time.process_time() > end:
+            break
         try:
             config = shrink(CONFIG_MAPPING[model_type], _AS_IT_IS)
         except Exception as error:
@@ -563,6 +565,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES | {"moving_average": 3, "label_length": 2},
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
+    "patchtsmixer": {"context_length": 12, "patch_length": 4, "patch_stride": 4},
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 20},
@@ -935,7 +938,9 @@ def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
         if parameter.default is inspect.Parameter.empty
         and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    wanted = [name for name in (model.main_input_name, *needed) if name in candidates]
+    main = model.main_input_name
+    mains = [main] if isinstance(main, str) else list(main)
+    wanted = [name for name in (*mains, *needed) if name in candidates]
     if not wanted:
         likely = ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds")
         wanted = [name for name in likely if name in candidates][:1]

@@ -14,7 +14,7 @@ import sys
 import torch
 
 _FUNCTION = re.compile(r"scaled_dot_product_attention\(|multi_head_attention_forward\(")
-_PRODUCT = re.compile(r"matmul\(|bmm\(|einsum\(| @ ")
+_PRODUCT = re.compile(r"[mM]at[mM]ul\w*\(|bmm\(|einsum\(| @ ")
 
 _ASKS = re.compile(r"isinstance\(\w*mask, (torch\.)?Tensor\)")
 _SOFTMAX = re.compile(r"[sS]oftmax(\.apply)?\(")
