@@ -565,6 +565,8 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES | {"moving_average": 3, "label_length": 2},
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
+    # A patch is a pixel.
+    "swin2sr": {"image_size": 16},
     "patchtsmixer": {"context_length": 12, "patch_length": 4, "patch_stride": 4},
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
