@@ -153,7 +153,7 @@ def _code() -> str:
     """Of the integration and of what compares: another one after a change of either."""
     here = Path(__file__).resolve().parent
     folder = here.parents[1] / "python" / "gnomon" / "integrations" / "transformers"
-    files = [*sorted(folder.glob("*.py")), here / "compare.py", here / "tiny_models.py"]
+    files = [*sorted(folder.glob("_[!_]*.py")), here / "compare.py", here / "tiny_models.py"]
     text = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(text).hexdigest()[:12]
 
@@ -217,8 +217,8 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -
     if older:
         lines += [
             "",
-            f"{older} model types were compared before the last change of the integration or of the "
-            "sweep (`--again older`).",
+            f"{older} model types were compared before the integration or the sweep last changed "
+            "(`--again older`).",
         ]
     lines += ["", *_NOTES]
     for field, note in _FIELDS.items():
@@ -255,8 +255,8 @@ _NOTES = (
 _FIELDS = {
     "as_sdpa": "Equal to transformers' default, SDPA, and not to eager attention, which adds masks "
     "of booleans to the scores",
-    "reads_padding": "The model's own output for tokens depends on what stands in padding; compared "
-    "in rows without",
+    "reads_padding": "The model's own output for tokens depends on what stands in padding, so that "
+    "rows without are compared",
 }
 
 
@@ -281,6 +281,8 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import tiny_models
 
+    if unknown := sorted(set(options.types) - set(tiny_models.model_types())):
+        parser.error(f"no model types of this transformers: {', '.join(unknown)}")
     options.file.parent.mkdir(parents=True, exist_ok=True)
     known = read(options.file)
     again = set(options.again or ())

@@ -18,7 +18,7 @@ honoured in training. A mask that is an array of all pairs is read: a band of ke
 queries, causal or a window, less those that no query sees, becomes that; any other is taken as the
 array that it is, and so are biases that are arrays (BEiT, Swin v2, UMT5), with their gradients.
 Layers that look whether their mask is an array, and append to it (DeepSeek V4), are given one. A
-mask of booleans hides keys, as it does to SDPA; eager attention would add it to the scores (Grounding
+mask of booleans hides keys, as it does to SDPA; eager attention adds it to the scores (Grounding
 DINO).
 
 Refused, with NotImplementedError: output_attentions, paged caches, an argument of a layer's own
