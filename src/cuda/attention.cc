@@ -105,9 +105,9 @@ class Plan {
     if (features_.kDropout != 0) p_.drop = New<unsigned>(2 * Size(rows_));
     if (features_.kHides != 0) p_.spoiled = New<int>(Size(n_.batch * n_.key_heads * groups));
     Constants c = OfRows();
-    if (rows_ > 0) Launch("prepare_queries", c, Up(rows_, c.kWarps), 1, 0);
+    Launch("prepare_queries", c, Up(rows_, c.kWarps), 1, 0);
     const int64_t of_keys = n_.batch * n_.key_heads * groups;
-    if (of_keys > 0 && (distance_ || features_.kHides != 0)) {
+    if ((distance_ || features_.kHides != 0)) {
       Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
     }
   }
@@ -118,6 +118,9 @@ class Plan {
     p_.exact_o = out.exact_o;
     p_.lse = out.lse;
     p_.statistics = out.statistics;
+    const bool has_values = features_.kRelativeValues != 0;
+    // What relative values add comes afterwards, to numbers that have not been rounded.
+    if (has_values && p_.exact_o == nullptr) p_.exact_o = New<float>(Size(rows_ * n_.value_dim));
     Constants c = features_;
     c.kBiasGradient = 0;
     c.kColumns = 0;
@@ -125,6 +128,10 @@ class Plan {
     // Of 99 KiB that a block may have on every GPU, and 255 registers.
     c.kWarps = bytes > 512 ? 2 : 4;
     c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && Type() == 0) ? 32 : 64;
+    // Scalars and terms need registers, too.
+    if (Terms() > 1 || (bytes > 128 && Terms() + Scalars() > 0)) {
+      c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : 32);
+    }
     c.kStages = bytes > 256 ? 1 : 2;
     c.kOwn = Type() != 0 && bytes <= 256 ? 1 : 0;
     if (n_.queries <= 16) c.kWarps = 1;
@@ -133,8 +140,9 @@ class Plan {
     const int64_t blocks = heads_ * Up(n_.queries, 16 * c.kWarps);
     const int64_t tiles = Up(n_.keys, c.kStep);
     constexpr int64_t kLeastTiles = 4;
-    const int64_t parts = std::clamp<int64_t>(std::min(kBlocks / blocks, tiles / kLeastTiles), 1,
-                                              std::max<int64_t>(1, tiles));
+    const int64_t most_parts = has_values ? 1 : std::max<int64_t>(1, tiles);
+    const int64_t parts =
+        std::clamp<int64_t>(std::min(kBlocks / blocks, tiles / kLeastTiles), 1, most_parts);
     p_.tiles_in_part = static_cast<int>(std::max<int64_t>(1, Up(tiles, parts)));
     p_.parts = static_cast<int>(std::max<int64_t>(1, Up(tiles, p_.tiles_in_part)));
     c.kParts = p_.parts > 1 ? 1 : 0;
@@ -146,8 +154,21 @@ class Plan {
         KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
     const SharedLayout layout =
         ForwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(c.kWarps), Int(c.kStep),
-                      Int(c.kStages), Int(c.kOwn), words, Int(c.kBias));
-    Launch("forward", c, blocks * p_.parts, 1, layout.size, function_.name);
+                      Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(c.kRelativeValues));
+    const int64_t of_head = Up(n_.queries, 16 * c.kWarps) * p_.parts;
+    ForEachSlice([&](int64_t first, int64_t count) {
+      if (c.kRelativeKeys != 0) MultiplyByKeys(count);
+      Launch("forward", c, count * of_head, 1, layout.size, function_.name);
+      if (!has_values) return;
+      Product& product = NewProduct();
+      product.left = Tables(p_.relative_weights);
+      product.skips = 1;
+      product.right = RowsOf(in_.relative.values, n_.value_dim, in_.relative.value_heads);
+      product.to = p_.exact_o + first * n_.queries * n_.value_dim;
+      product.adds = 1;
+      product.rounded = p_.o;
+      Multiply(n_.queries, n_.value_dim, p_.relative_size, count);
+    });
     if (p_.parts == 1) return;
     Constants merge = OfRows();
     Launch("merge", merge, Up(rows_, merge.kWarps), 1, 0);
@@ -159,8 +180,6 @@ class Plan {
     p_.o = ToArray(saved.o);
     p_.exact_o = const_cast<float*>(saved.exact_o);
     p_.statistics = const_cast<float*>(saved.statistics);
-    if (rows_ > 0) PrepareDelta();
-
     p_.d_x = ToArray(gradient.x);
     p_.d_y = ToArray(gradient.y);
     p_.d_v = ToArray(gradient.v);
@@ -179,25 +198,63 @@ class Plan {
     c.kWarps = bytes > 512 ? 1 : 4;
     c.kStep = bytes > 256 ? 16 : bytes > 64 ? 32 : 64;
     c.kStages = bytes > 256 ? 1 : 2;
-    // Scalars and their gradients need the registers, too.
-    const int scalars = function_.row_scalars + function_.column_scalars + function_.head_scalars;
-    c.kOwn = Type() != 0 && bytes <= 128 && scalars <= 2 ? 1 : 0;
+    // Scalars, terms and their gradients need the registers, too.
+    const bool plain = Terms() == 0 && Scalars() == 0 && !distance_;
+    if ((bytes > 64 && Terms() > 1) || (bytes > 128 && !plain)) c.kStep = 16;
+    c.kOwn = Type() != 0 && bytes <= 128 && Scalars() <= 2 && Terms() <= 1 ? 1 : 0;
     c.kColumns = std::min<int64_t>(128, std::max(c.kDim, c.kValueDim));
+    if (Type() == 0 && Terms() > 3) c.kColumns = Padded(c.kColumns / 2);
     p_.chunks = Int(Up(std::max(c.kDim, c.kValueDim), c.kColumns));
     c.kAligned = Aligned({&p_.x, &p_.y, &p_.v, &p_.d_o, &p_.d_x, &p_.d_y, &p_.d_v}) ? 1 : 0;
 
-    PassOverKeys(c);
-    p_.delta = p_.balanced_delta;
-    c.kBiasGradient = gradient.bias.table != nullptr ? 1 : 0;
-    PassOverQueries(c, gradient);
+    p_.largest = New<float>(Size(rows_));
+    p_.inverse = New<float>(Size(rows_));
+    float* const delta = New<float>(Size(rows_));
+    p_.balanced_delta = New<float>(Size(rows_));
+    PrepareSums(c, gradient);
+    ForEachSlice([&](int64_t first, int64_t count) {
+      if (c.kRelativeKeys != 0) MultiplyByKeys(count);
+      if (c.kRelativeValues != 0) {
+        Product& product = NewProduct();
+        product.left = RowsOf(saved.d_o);
+        product.right =
+            Transposed(RowsOf(in_.relative.values, n_.value_dim, in_.relative.value_heads));
+        product.to = p_.relative_products;
+        Multiply(n_.queries, p_.relative_size, n_.value_dim, count);
+      }
+      p_.delta = delta;
+      PrepareDelta(count);
+      PassOverKeys(c, count);
+      p_.delta = p_.balanced_delta;
+      if (SumsRelative(gradient)) {
+        // With the right deltas.
+        Constants sums = c;
+        sums.kRelativeSums = 1;
+        PassOverKeys(sums, count);
+        MultiplyRelative(gradient, first, count);
+      }
+      Constants keys = c;
+      keys.kBiasGradient = gradient.bias.table != nullptr ? 1 : 0;
+      PassOverQueries(keys, gradient, first, count);
+    });
     if (sums_heads) SumHeads(gradient);
     if (gradient.bias.table != nullptr) SumBiases(gradient.bias);
+    SumRelative(gradient);
   }
 
  private:
   static size_t Size(int64_t n) { return static_cast<size_t>(std::max<int64_t>(n, 0)); }
   static int Int(int64_t n) { return static_cast<int>(n); }
   int Type() const { return static_cast<int>(in_.element); }
+  int Scalars() const {
+    return function_.row_scalars + function_.column_scalars + function_.head_scalars;
+  }
+  // What a pair reads besides its tokens, scalars and bias by offset.
+  int64_t Terms() const {
+    const Constants& c = features_;
+    return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
+           c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
+  }
 
   template <class T>
   T* New(size_t count) {
@@ -223,6 +280,7 @@ class Plan {
 
   void Launch(const char* kind, const Constants& c, int64_t x, int64_t y, int shared,
               const char* definition = "") {
+    if (x == 0 || y == 0) return;
     const KernelName name{kind, definition, c.List()};
     const LaunchShape shape{{static_cast<uint32_t>(x), static_cast<uint32_t>(y), 1},
                             static_cast<uint32_t>(32 * c.kWarps),
@@ -254,6 +312,12 @@ class Plan {
     if (in_.bias.table != nullptr && in_.bias.layout != nullptr) {
       Describe(*in_.bias.layout, &p_.layout);
       p_.bias_size = p_.layout.size;
+    }
+    if (in_.relative.layout != nullptr) {
+      Describe(*in_.relative.layout, &p_.relative_layout);
+      p_.relative_size = p_.relative_layout.size;
+      p_.relative_values = in_.relative.values;
+      p_.relative_values_stride = in_.relative.value_heads ? p_.relative_size * n_.value_dim : 0;
     }
     p_.key_bias = in_.key_bias;
     p_.key_bias_low = in_.key_bias_low;
@@ -293,6 +357,9 @@ class Plan {
     c.kSegments = in_.mask.query_segments != nullptr ? 1 : 0;
     c.kTemperature = in_.temperature != nullptr ? 1 : 0;
     c.kDropout = in_.dropout.rate != 0 ? 1 : 0;
+    const bool relative = in_.relative.layout != nullptr;
+    c.kRelativeKeys = relative && in_.relative.keys != nullptr ? 1 : 0;
+    c.kRelativeValues = relative && in_.relative.values != nullptr ? 1 : 0;
     const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0;
     c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
                        c.kSegments != 0
@@ -300,75 +367,226 @@ class Plan {
                    : 0;
   }
 
-  void PrepareDelta() {
-    p_.largest = New<float>(Size(rows_));
-    p_.inverse = New<float>(Size(rows_));
-    p_.delta = New<float>(Size(rows_));
-    p_.balanced_delta = New<float>(Size(rows_));
+  void PrepareDelta(int64_t count) {
     Constants c = OfRows();
     c.kWarps = 1;
     c.kValueDim = features_.kValueDim;
     c.kDropout = features_.kDropout;
+    c.kRelativeValues = features_.kRelativeValues;
     c.kAligned = Aligned({&p_.d_o, &p_.v}) ? 1 : 0;
-    Launch("prepare_delta", c, heads_ * Up(n_.queries, 16), 1,
+    Launch("prepare_delta", c, count * Up(n_.queries, 16), 1,
            2 * 16 * RowBytes(Type(), Int(c.kValueDim)));
   }
 
-  int SharedOfBackward(const Constants& c, int words) const {
+  // `scores`: how many numbers of a tile's pairs are kept.
+  int SharedOfBackward(const Constants& c, int words, int64_t scores) const {
     return BackwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(c.kWarps), Int(c.kStep),
-                          Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), c.kBiasGradient != 0)
+                          Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(scores))
         .size;
   }
 
   // Gradients of queries and factors, and the deltas that the other pass reads.
-  void PassOverKeys(const Constants& c) {
-    if (rows_ == 0) return;
+  void PassOverKeys(const Constants& c, int64_t count) {
     const int words =
         KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
-    const int64_t blocks = heads_ * Up(n_.queries, 16 * c.kWarps);
-    Launch("backward_queries", c, blocks * p_.chunks, 1, SharedOfBackward(c, words),
+    const int64_t blocks = count * Up(n_.queries, 16 * c.kWarps);
+    const int64_t scores = c.kRelativeSums != 0 ? c.kRelativeKeys + c.kRelativeValues : 0;
+    Launch("backward_queries", c, blocks * p_.chunks, 1, SharedOfBackward(c, words, scores),
            function_.name);
   }
 
-  // Gradients of keys, values and biases.
-  void PassOverQueries(const Constants& c, const Gradient& gradient) {
-    const bool has_pairs = gradient.pair_bias.data != nullptr;
-    if (has_pairs && rows_ > 0) {
+  // How many blocks add to a head's biases, each to a sum of its own.
+  int64_t PartsOfKeys(const Constants& c, const Gradient& gradient) const {
+    const int64_t blocks = Up(n_.keys, 16 * c.kWarps);
+    if (gradient.bias.table == nullptr) return blocks;
+    return std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, n_.batch * n_.key_heads)));
+  }
+
+  // Of the pass over queries, for all slices.
+  void PrepareSums(const Constants& c, const Gradient& gradient) {
+    if (gradient.pair_bias.data != nullptr) {
       Constants clear = OfRows();
       clear.kType = 0;
       Launch("clear_pairs", clear, rows_, 1, 0);
     }
+    if (gradient.bias.table != nullptr) {
+      // With a layout, each warp has sums of its own.
+      p_.bias_parts = Int(PartsOfKeys(c, gradient) * (c.kBias == 2 ? c.kWarps : 1));
+      p_.d_bias_parts = New<float>(Size(heads_ * p_.bias_parts * p_.bias_size));
+    }
+    const int64_t entries = heads_ * p_.relative_size;
+    if (gradient.relative_keys != nullptr) {
+      d_relative_keys_ = New<float>(Size(entries * in_.relative.dim));
+    }
+    if (gradient.relative_values != nullptr) {
+      d_relative_values_ = New<float>(Size(entries * n_.value_dim));
+    }
+  }
+
+  // Gradients of keys, values and biases, of `count` heads of queries from `first` on.
+  void PassOverQueries(const Constants& c, const Gradient& gradient, int64_t first, int64_t count) {
+    const bool has_pairs = gradient.pair_bias.data != nullptr;
     const bool wanted = gradient.y.data != nullptr || gradient.v.data != nullptr ||
                         gradient.column_scalars != nullptr || gradient.key_bias != nullptr ||
                         gradient.bias.table != nullptr || has_pairs;
-    const int64_t key_heads = n_.batch * n_.key_heads;
-    const int64_t blocks = Up(n_.keys, 16 * c.kWarps);
-    int64_t parts = blocks;
-    if (gradient.bias.table != nullptr) {
-      parts = std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, key_heads)));
-      // With a layout, each warp has sums of its own.
-      p_.bias_parts = Int(parts * (c.kBias == 2 ? c.kWarps : 1));
-      p_.d_bias_parts = New<float>(Size(heads_ * p_.bias_parts * p_.bias_size));
-    }
-    if (!wanted || key_heads * blocks == 0) return;
+    const int64_t parts = PartsOfKeys(c, gradient);
+    const int64_t key_heads = count / p_.group;
+    if (!wanted) return;
     const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias),
                                  Int(c.kSegments), Int(c.kTemperature), Int(c.kDropout));
     // Heads that share the gradient of their pairs' bias add to it one after the other; those of
     // one key head do so anyway.
-    const bool shares_heads = has_pairs && gradient.pair_bias.stride[1] == 0;
-    const int64_t by_batch = has_pairs && gradient.pair_bias.stride[0] == 0 ? n_.batch : 1;
-    const int64_t by_head = shares_heads ? n_.key_heads : 1;
-    for (int64_t b = 0; b < by_batch; ++b) {
-      for (int64_t h = 0; h < by_head; ++h) {
-        p_.first_head = Int(b * n_.key_heads + h);
-        p_.head_step = shares_heads ? Int(n_.key_heads) : 1;
-        const int64_t heads = key_heads / by_batch / by_head;
-        Launch("backward_keys", c, heads * parts * p_.chunks, 1, SharedOfBackward(c, words),
-               function_.name);
-      }
+    const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
+    const bool by_head = has_pairs && gradient.pair_bias.stride[1] == 0;
+    int64_t at_once = key_heads;
+    p_.head_step = 1;
+    if ((by_batch && by_head) || ((by_batch || by_head) && count < heads_)) {
+      at_once = 1;
+    } else if (by_batch) {
+      at_once = n_.key_heads;
+    } else if (by_head) {
+      at_once = n_.batch;
+      p_.head_step = Int(n_.key_heads);
+    }
+    const int64_t apart = p_.head_step > 1 ? 1 : at_once;
+    for (int64_t n = 0; n < key_heads / at_once; ++n) {
+      p_.first_head = Int(first / p_.group + n * apart);
+      Launch("backward_keys", c, at_once * parts * p_.chunks, 1,
+             SharedOfBackward(c, words, c.kBiasGradient), function_.name);
+    }
+    p_.head_step = 1;
+    p_.first_head = Int(first);
+  }
+
+  // Relative keys and values.
+
+  // Calls body(first, count) for heads of queries that are worked on together, whole groups:
+  // all of them, or as many as the tables of their queries leave memory for.
+  template <class Body>
+  void ForEachSlice(const Body& body) {
+    int64_t step = heads_;
+    if (features_.kRelativeKeys + features_.kRelativeValues != 0) {
+      const int64_t of_head = std::max<int64_t>(1, n_.queries * p_.relative_size);
+      step = std::min(
+          heads_, std::max<int64_t>(1, in_.relative.most_numbers / of_head / p_.group) * p_.group);
+      if (p_.relative_scores == nullptr) AllocateTables(step * of_head);
+    }
+    for (int64_t first = 0; first < heads_; first += step) {
+      p_.first_head = Int(first);
+      p_.relative_row = first * n_.queries;
+      body(first, std::min(step, heads_ - first));
     }
     p_.first_head = 0;
-    p_.head_step = 1;
+  }
+  void AllocateTables(int64_t numbers) {
+    for (float** table : {&p_.relative_scores, &p_.relative_products, &p_.relative_weights,
+                          &p_.d_relative_scores}) {
+      *table = New<float>(Size(numbers));
+    }
+  }
+
+  Product& NewProduct() {
+    p_.product = {};
+    p_.product.factor = 1;
+    return p_.product;
+  }
+  // The tables of a slice's queries, (rows, entries) of each head.
+  Matrix Tables(const float* tables) const {
+    const int64_t of_head = n_.queries * p_.relative_size;
+    // Of its first head, first_head, on.
+    return {tables - p_.relative_row * p_.relative_size,
+            n_.heads * of_head,
+            of_head,
+            p_.relative_size,
+            1,
+            0};
+  }
+  // A table of rows, (entries, columns).
+  Matrix RowsOf(const float* table, int64_t columns, bool of_each_head) const {
+    return {table, 0, of_each_head ? p_.relative_size * columns : 0, columns, 1, 0};
+  }
+  static Matrix RowsOf(const ConstTensor& t) {
+    return {t.data, t.stride[0], t.stride[1], t.stride[2], 1, 1};
+  }
+  static Matrix Transposed(const Matrix& m) {
+    return {m.data, m.batch, m.head, m.column, m.row, m.element};
+  }
+  void Multiply(int64_t rows, int64_t columns, int64_t depth, int64_t count) {
+    p_.product.rows = Int(rows);
+    p_.product.columns = Int(columns);
+    p_.product.depth = Int(depth);
+    Constants c = OfRows();
+    Launch("multiply", c, count * Up(rows, 16) * Up(columns, 32 * c.kWarps), 1, 4 * 16 * 16);
+  }
+
+  // The scores of relative keys.
+  void MultiplyByKeys(int64_t count) {
+    const RelativeTables& relative = in_.relative;
+    Product& product = NewProduct();
+    product.left = RowsOf(relative.query);
+    product.right = Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads));
+    product.factor = relative.factor;
+    product.to = p_.relative_scores;
+    Multiply(n_.queries, p_.relative_size, relative.dim, count);
+  }
+
+  static bool SumsRelative(const Gradient& gradient) {
+    return gradient.relative_query.data != nullptr || gradient.relative_keys != nullptr ||
+           gradient.relative_values != nullptr;
+  }
+
+  // From the sums of a slice, the gradients of its queries, and its heads' parts of the tables'.
+  void MultiplyRelative(const Gradient& gradient, int64_t first, int64_t count) {
+    const RelativeTables& relative = in_.relative;
+    if (gradient.relative_query.data != nullptr) {
+      Product& product = NewProduct();
+      product.left = Tables(p_.d_relative_scores);
+      product.skips = 1;
+      product.right = RowsOf(relative.keys, relative.dim, relative.key_heads);
+      product.factor = relative.factor;
+      product.rounded = ToArray(gradient.relative_query);
+      Multiply(n_.queries, relative.dim, p_.relative_size, count);
+    }
+    if (gradient.relative_keys != nullptr) {
+      Product& product = NewProduct();
+      product.left = Transposed(Tables(p_.d_relative_scores));
+      product.skips = 1;
+      product.right = RowsOf(relative.query);
+      product.factor = relative.factor;
+      product.to = d_relative_keys_ + first * p_.relative_size * relative.dim;
+      Multiply(p_.relative_size, relative.dim, n_.queries, count);
+    }
+    if (gradient.relative_values != nullptr) {
+      Product& product = NewProduct();
+      product.left = Transposed(Tables(p_.relative_weights));
+      product.skips = 1;
+      product.right = {p_.d_o.data, p_.d_o.stride[0], p_.d_o.stride[1], p_.d_o.stride[2], 1, 1};
+      product.to = d_relative_values_ + first * p_.relative_size * n_.value_dim;
+      Multiply(p_.relative_size, n_.value_dim, n_.queries, count);
+    }
+  }
+
+  // The heads' parts, over the batch and over what shares a table.
+  void SumRelative(const Gradient& gradient) {
+    const RelativeTables& relative = in_.relative;
+    const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head) {
+      if (to == nullptr) return;
+      const int64_t size = p_.relative_size * columns;
+      p_.sum_from = from;
+      p_.sum_to = to;
+      p_.sum_size = size;
+      p_.sum_from_step = size;
+      p_.sum_to_step = size;
+      p_.sum_outer = rows_ == 0 ? 0 : n_.batch;
+      p_.sum_outer_stride = n_.heads * size;
+      p_.sum_count = of_each_head ? 1 : n_.heads;
+      p_.sum_stride = size;
+      Constants c = OfRows();
+      c.kType = 0;
+      Launch("add_up", c, Up(size, 32 * c.kWarps), of_each_head ? n_.heads : 1, 0);
+    };
+    sum(d_relative_keys_, gradient.relative_keys, relative.dim, relative.key_heads);
+    sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads);
   }
 
   // The rows' parts, over each head's rows in all batches.
@@ -427,6 +645,9 @@ class Plan {
   bool distance_;
   Constants features_;
   Parameters p_;
+  // Of each head: (B, H, entries, columns).
+  float* d_relative_keys_ = nullptr;
+  float* d_relative_values_ = nullptr;
 };
 
 }  // namespace
@@ -439,14 +660,13 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   const AttentionShape& n = in.shape;
   if (function.input != PairInput::kNone && n.dim > kMostColumns) return wide("head_dim", n.dim);
   if (n.value_dim > kMostColumns) return wide("head_dim of v", n.value_dim);
-  if (in.relative.layout != nullptr &&
-      (in.relative.keys != nullptr || in.relative.values != nullptr)) {
-    return "relative: relative keys and values are not computed on CUDA";
-  }
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&
       !Describe(*in.bias.layout, &layout)) {
     return "bias: its layout is not known on CUDA";
+  }
+  if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
+    return "relative: its layout is not known on CUDA";
   }
   return "";
 }

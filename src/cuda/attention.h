@@ -37,6 +37,9 @@ struct RelativeTables {
   bool key_heads = false;
   const float* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
   bool value_heads = false;
+  // Each query has up to four tables of `size` numbers. Of each of them, so many are held at a
+  // time, unless the heads that share one of keys have more; results do not depend on it.
+  int64_t most_numbers = int64_t{1} << 24;
 };
 
 struct Input {

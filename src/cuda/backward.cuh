@@ -6,6 +6,8 @@
 #define GNOMON_SRC_CUDA_BACKWARD_CUH_
 
 #include "cuda/pair.cuh"
+#include "cuda/relative.cuh"
+#include "cuda/tiles.cuh"
 
 namespace gnomon::device {
 
@@ -36,35 +38,15 @@ GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to
   }
 }
 
-// The same for a table with a layout. A warp adds to sums of its own, those of one query at a time:
-// lanes whose keys read the same entry have the first of them add up all.
+// The same for a table with a layout. A warp adds to sums of its own, those of one query at a time.
 template <class C>
 GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned char* scores, int rows,
                               int first_key, int first_query, int queries, Int64 position,
                               float* to) {
-  const int lane = Thread() % 32;
   const int width = C::kStep + 1;
-  for (int c = Thread() / 32; c < C::kStep; c += C::kWarps) {
-    const int i = first_query + c;
-    if (i >= queries) break;
-    for (int r = lane; r < rows + lane; r += 32) {
-      const float mine = r < rows ? LoadShared<float>(scores + 4 * (r * width + c)) : 0.0f;
-      for (int n = 0; n < EntriesOf(layout); ++n) {
-        int entry = r < rows ? LayoutEntry(layout, n, position + i, first_key + r) : -1;
-        float sum = 0;
-        bool first = entry >= 0;
-        for (int other = 0; other < 32; ++other) {
-          const float score = Shuffle(mine, other);
-          const auto its =
-              static_cast<int>(BitsOf(Shuffle(FromBits(static_cast<uint32>(entry)), other)));
-          if (its != entry) continue;
-          if (other < lane) first = false;
-          sum += score;
-        }
-        if (first) to[entry] += sum;
-        WarpBarrier();
-      }
-    }
+  for (int c = Thread() / 32; c < C::kStep && first_query + c < queries; c += C::kWarps) {
+    AddToEntries(layout, scores + 4 * c, 4 * width, rows, first_key, position + first_query + c,
+                 to);
   }
 }
 
@@ -80,9 +62,15 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                                C::kTemperature, C::kDropout)
             : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
   const bool sums_bias = kKeys && C::kBiasGradient != 0;
+  const bool sums_tables = !kKeys && C::kRelativeSums != 0;
+  const int score_count = kKeys                   ? C::kBiasGradient
+                          : C::kRelativeSums != 0 ? C::kRelativeKeys + C::kRelativeValues
+                                                  : 0;
   const SharedLayout at =
       cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages,
-                           C::kOwn, word_count, C::kBias, sums_bias);
+                           C::kOwn, word_count, C::kBias, score_count);
+  // Of the gradients of scores, and of weights.
+  const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(C::kWarps, C::kStep);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -197,15 +185,16 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
-      const Head other_x = HeadOf<C>(kKeys ? p.x : p.y, b, kKeys ? h : key_head);
-      const Head other_y = HeadOf<C>(kKeys ? p.d_o : p.v, b, kKeys ? h : key_head);
       const auto copy = [&](int start, int stage) {
+        const int other = Fresh(kKeys ? h : key_head);
         if (kReads) {
-          CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, other_x, start, C::kStep,
-                      low, high, p.dim, C::kDim);
+          CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes,
+                      HeadOf<C>(kKeys ? p.x : p.y, b, other), start, C::kStep, low, high, p.dim,
+                      C::kDim);
         }
-        CopyRows<C>(memory + at.other_y + stage * C::kStep * y_bytes, other_y, start, C::kStep, low,
-                    high, p.value_dim, C::kValueDim);
+        CopyRows<C>(memory + at.other_y + stage * C::kStep * y_bytes,
+                    HeadOf<C>(kKeys ? p.d_o : p.v, b, other), start, C::kStep, low, high,
+                    p.value_dim, C::kValueDim);
         unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
         if (kKeys) {
           CopyQueries<F, C>(words, p, b, h, start, low, high);
@@ -250,21 +239,15 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       float by_t[2][3] = {}, mean_t[2][3] = {};
       float d_key_bias[2] = {};
 
+      if (sums_tables && chunk == 0) {
+        const int own = begin + 16 * warp;
+        if (C::kRelativeKeys != 0) ClearTables<C>(p, p.d_relative_scores, b, h, own);
+        if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, own);
+      }
       if (C::kStages == 2 && first < high) copy(first, 0);
       int stage = 0;
       for (int start = first; start < high; start += C::kStep) {
-        if (C::kStages == 2) {
-          if (start + C::kStep < high) {
-            copy(start + C::kStep, stage ^ 1);
-          } else {
-            CopyCommit();
-          }
-          CopyWait<1>();
-        } else {
-          copy(start, 0);
-          CopyWait<0>();
-        }
-        Barrier();
+        WaitForTile<C>(copy, start, high, stage);
         const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
         const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
         const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
@@ -272,32 +255,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             memory + at.bias + stage * (rows_in_block + C::kStep) * 4;
         float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
         float dp[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
-        if (kReads) {
-#pragma unroll
-          for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
-            Operand left;
-            if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_x, x_bytes, 16 * warp, k);
-#pragma unroll
-            for (int n = 0; n < C::kStep / 16; ++n) {
-              Operand right;
-              LoadRight<C>(right, x_tile, x_bytes, 16 * n, k);
-              MultiplyAdd<C, kKeys>(s[2 * n], C::kOwn != 0 ? x[k] : left, right, 0);
-              MultiplyAdd<C, kKeys>(s[2 * n + 1], C::kOwn != 0 ? x[k] : left, right, 1);
-            }
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < C::kValueDim / Depth<C>(); ++k) {
-          Operand left;
-          if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_y, y_bytes, 16 * warp, k);
-#pragma unroll
-          for (int n = 0; n < C::kStep / 16; ++n) {
-            Operand right;
-            LoadRight<C>(right, y_tile, y_bytes, 16 * n, k);
-            MultiplyAdd<C, kKeys>(dp[2 * n], C::kOwn != 0 ? y[k] : left, right, 0);
-            MultiplyAdd<C, kKeys>(dp[2 * n + 1], C::kOwn != 0 ? y[k] : left, right, 1);
-          }
-        }
+        if (kReads) MultiplyRows<C, kKeys>(s, x, memory + at.own_x, x_tile, C::kDim);
+        MultiplyRows<C, kKeys>(dp, y, memory + at.own_y, y_tile, C::kValueDim);
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -333,6 +292,12 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                 const float excess = score.value - softmax.largest;
                 const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
                 const float kept = Kept<C>(p, query, j);
+                if (C::kRelativeValues != 0) {
+                  dp[n][e] +=
+                      SumOfEntries(p.relative_layout,
+                                   head.relative_products + static_cast<Int64>(i) * p.relative_size,
+                                   head.position + i, j);
+                }
                 weight = p_ij * kept;
                 const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
                 ds = C::kTemperature != 0 ? temperature * tempered : tempered;
@@ -375,6 +340,11 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
               }
               s[n][e] = weight;
               dp[n][e] = w;
+              if (sums_tables) {
+                const int place = 4 * ((rows[r] - begin) * (C::kStep + 1) + column);
+                if (C::kRelativeKeys != 0) StoreShared<float>(memory + at.scores + place, ds);
+                if (C::kRelativeValues != 0) StoreShared<float>(memory + weights + place, weight);
+              }
               if (sums_bias) {
                 StoreShared<float>(
                     memory + at.scores + 4 * ((rows[r] - begin) * (C::kStep + 1) + column), ds);
@@ -382,34 +352,18 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             }
           }
         }
-#pragma unroll
-        for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
-          if (kReads) {
-            Operand left;
-            ToLeft<C>(left, dp, k);
-#pragma unroll
-            for (int d = 0; d < C::kColumns / 16; ++d) {
-              if (first_column + 16 * d >= C::kDim) continue;
-              Operand right;
-              LoadRightRows<C>(right, x_tile, x_bytes, k, first_column + 16 * d);
-              MultiplyAdd<C, false>(dx[2 * d], left, right, 0);
-              MultiplyAdd<C, false>(dx[2 * d + 1], left, right, 1);
-            }
+        if (kReads) AddRows<C>(dx, dp, x_tile, C::kDim, first_column, C::kColumns);
+        if constexpr (kKeys) AddRows<C>(dy, s, y_tile, C::kValueDim, first_column, C::kColumns);
+        Barrier();
+        if (sums_tables && chunk == 0) {
+          const int own = begin + 16 * warp;
+          if (C::kRelativeKeys != 0) {
+            AddToTables<C>(p, p.d_relative_scores, memory + at.scores, b, h, own, start);
           }
-          if constexpr (kKeys) {
-            Operand left;
-            ToLeft<C>(left, s, k);
-#pragma unroll
-            for (int d = 0; d < C::kColumns / 16; ++d) {
-              if (first_column + 16 * d >= C::kValueDim) continue;
-              Operand right;
-              LoadRightRows<C>(right, y_tile, y_bytes, k, first_column + 16 * d);
-              MultiplyAdd<C, false>(dy[2 * d], left, right, 0);
-              MultiplyAdd<C, false>(dy[2 * d + 1], left, right, 1);
-            }
+          if (C::kRelativeValues != 0) {
+            AddToTables<C>(p, p.relative_weights, memory + weights, b, h, own, start);
           }
         }
-        Barrier();
         if (sums_bias && bias_sums != nullptr) {
           float* const of_head = bias_sums + (h - first_h) * part_step;
           if (C::kBias == 2) {

@@ -16,6 +16,8 @@
 //   kBias         0 none, 1 by offset, 2 by a layout
 //   kKeyBias      0 none, 1 one, 2 in two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kDropout
+//   kRelativeKeys, kRelativeValues
+//   kRelativeSums whether a pass over keys adds up what their gradients are made of
 //   kParts        whether results are of a part of the keys, to be merged
 //   kHides        whether a row may not see a key of its tile's that holds no finite value
 //   kBiasGradient whether it is added up
@@ -36,6 +38,9 @@
   X(kSegments)                   \
   X(kTemperature)                \
   X(kDropout)                    \
+  X(kRelativeKeys)               \
+  X(kRelativeValues)             \
+  X(kRelativeSums)               \
   X(kParts)                      \
   X(kHides)                      \
   X(kBiasGradient)
@@ -64,18 +69,22 @@ struct SharedLayout {
   int other_x, other_y;  // of each stage, one after the other
   int words;             // likewise
   int bias;              // likewise: the biases of a tile's diagonals
-  int scores;            // gradients of a tile's scores, kStep + 1 columns
+  int scores;            // numbers of a tile's pairs, kStep + 1 columns, as often as is asked for
   int size;
 };
 
+// A multiple of 16, as all that a tile is made of is.
+constexpr int ScoreBytes(int warps, int step) { return 16 * warps * (step + 1) * 4; }
+
 constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps, int step,
-                                     int stages, int own, int words, int bias) {
+                                     int stages, int own, int words, int bias, int scores) {
   SharedLayout at{};
   at.other_x = 0;
   at.other_y = at.other_x + stages * step * RowBytes(type, dim);
   at.words = at.other_y + stages * step * RowBytes(type, value_dim);
   at.bias = at.words + stages * words * step * 4;
-  at.own_x = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
+  at.scores = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
+  at.own_x = at.scores + scores * ScoreBytes(warps, step);
   const int query = 16 * warps * RowBytes(type, dim);
   at.size = at.own_x + query;
   if (own != 0) {
@@ -87,15 +96,14 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps
 }
 
 constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int warps, int step,
-                                      int stages, int own, int words, int bias, bool scores) {
+                                      int stages, int own, int words, int bias, int scores) {
   SharedLayout at{};
   at.other_x = 0;
   at.other_y = at.other_x + stages * step * RowBytes(type, dim);
   at.words = at.other_y + stages * step * RowBytes(type, value_dim);
   at.bias = at.words + stages * words * step * 4;
   at.scores = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
-  at.own_x = at.scores + (scores ? 16 * warps * (step + 1) * 4 : 0);
-  at.own_x = (at.own_x + 15) / 16 * 16;
+  at.own_x = at.scores + scores * ScoreBytes(warps, step);
   at.own_y = at.own_x + 16 * warps * RowBytes(type, dim);
   at.size = at.own_y + 16 * warps * RowBytes(type, value_dim);
   if (own != 0) {

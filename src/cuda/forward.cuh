@@ -4,6 +4,8 @@
 #define GNOMON_SRC_CUDA_FORWARD_CUH_
 
 #include "cuda/pair.cuh"
+#include "cuda/relative.cuh"
+#include "cuda/tiles.cuh"
 
 namespace gnomon::device {
 
@@ -78,8 +80,9 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
       cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
-  const SharedLayout at = cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep,
-                                              C::kStages, C::kOwn, word_count, C::kBias);
+  const SharedLayout at =
+      cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages, C::kOwn,
+                          word_count, C::kBias, C::kRelativeValues);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -94,6 +97,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     part = index % p.parts;
     index /= p.parts;
   }
+  index += p.first_head;
   const int b = index / p.heads;
   const int h = index % p.heads;
   const int key_head = h / p.group;
@@ -111,8 +115,6 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     last = Least(last, (part + 1) * of_part);
   }
 
-  const Head keys = HeadOf<C>(p.y, b, key_head);
-  const Head values = HeadOf<C>(p.v, b, key_head);
   Operand q[GNOMON_SIZE(C::kOwn != 0 ? C::kDim / Depth<C>() : 1, 32)];
   if (kReads) {
     const Head queries = HeadOf<C>(p.x, b, h);
@@ -129,12 +131,13 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
   }
   const auto copy = [&](int start, int stage) {
+    const int other = Fresh(key_head);
     if (kReads) {
-      CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, keys, start, C::kStep, low,
-                  high, p.dim, C::kDim);
+      CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, HeadOf<C>(p.y, b, other), start,
+                  C::kStep, low, high, p.dim, C::kDim);
     }
-    CopyRows<C>(memory + at.other_y + stage * C::kStep * v_bytes, values, start, C::kStep, low,
-                high, p.value_dim, C::kValueDim);
+    CopyRows<C>(memory + at.other_y + stage * C::kStep * v_bytes, HeadOf<C>(p.v, b, other), start,
+                C::kStep, low, high, p.value_dim, C::kValueDim);
     CopyKeys<F, C>(memory + at.words + stage * word_count * C::kStep * 4, p, b, h, start, low,
                    high);
     if (C::kBias == 1) {
@@ -155,42 +158,20 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   float top[2] = {-Infinity(), -Infinity()};
   float sum[2] = {};
   int top_key[2] = {-1, -1};
+  if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
   if (C::kStages == 2 && first < last) copy(first, 0);
   int stage = 0;
   for (int start = first; start < last; start += C::kStep) {
-    if (C::kStages == 2) {
-      if (start + C::kStep < last) {
-        copy(start + C::kStep, stage ^ 1);
-      } else {
-        CopyCommit();
-      }
-      CopyWait<1>();
-    } else {
-      copy(start, 0);
-      CopyWait<0>();
-    }
-    Barrier();
+    WaitForTile<C>(copy, start, last, stage);
     const unsigned char* const key_tile = memory + at.other_x + stage * C::kStep * x_bytes;
     unsigned char* const value_tile = memory + at.other_y + stage * C::kStep * v_bytes;
     const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
     const unsigned char* const window = memory + at.bias + stage * (rows_in_block + C::kStep) * 4;
 
     float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
-    if (kReads) {
-#pragma unroll
-      for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
-        Operand left;
-        if (C::kOwn == 0) LoadLeft<C>(left, memory + at.own_x, x_bytes, 16 * warp, k);
-#pragma unroll
-        for (int n = 0; n < C::kStep / 16; ++n) {
-          Operand right;
-          LoadRight<C>(right, key_tile, x_bytes, 16 * n, k);
-          MultiplyAdd<C, false>(s[2 * n], C::kOwn != 0 ? q[k] : left, right, 0);
-          MultiplyAdd<C, false>(s[2 * n + 1], C::kOwn != 0 ? q[k] : left, right, 1);
-        }
-      }
-    }
+    if (kReads) MultiplyRows<C, false>(s, q, memory + at.own_x, key_tile, C::kDim);
     float most[2] = {-Infinity(), -Infinity()};
+    float shrunk[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -240,6 +221,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       const float shrink = Exp2(top[r] - shift);
       top[r] = next;
       sum[r] *= shrink;
+      if (C::kRelativeValues != 0) shrunk[r] = shrink;
 #pragma unroll
       for (int d = 0; d < C::kValueDim / 8; ++d) {
         o[d][2 * r] *= shrink;
@@ -276,28 +258,35 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     if (C::kHides != 0) {
       if (spoiled) AddSpoiled<C>(value_tile, s, hidden, o);
     }
+    AddRows<C>(o, s, value_tile, C::kValueDim, 0, C::kValueDim);
+    if (C::kRelativeValues != 0) {
 #pragma unroll
-    for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
-      Operand left;
-      ToLeft<C>(left, s, k);
+      for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
-      for (int d = 0; d < C::kValueDim / 16; ++d) {
-        Operand right;
-        LoadRightRows<C>(right, value_tile, v_bytes, k, 16 * d);
-        MultiplyAdd<C, false>(o[2 * d], left, right, 0);
-        MultiplyAdd<C, false>(o[2 * d + 1], left, right, 1);
+        for (int e = 0; e < 4; ++e) {
+          const int row = 16 * warp + lane / 4 + e / 2 * 8;
+          StoreShared<float>(memory + at.scores + 4 * (row * (C::kStep + 1) + 8 * n + pair + e % 2),
+                             s[n][e]);
+        }
       }
     }
     Barrier();
+    if (C::kRelativeValues != 0) {
+      ScaleTables<C>(p, p.relative_weights, b, h, begin + 16 * warp, shrunk);
+      WarpBarrier();
+      AddToTables<C>(p, p.relative_weights, memory + at.scores, b, h, begin + 16 * warp, start);
+    }
     if (C::kStages == 2) stage ^= 1;
   }
   // Nothing may be on its way when the block ends.
   CopyWait<0>();
 
   const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  float scales[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] = SumOfRow(sum[r]);
+    scales[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
     float best = static_cast<float>(top_key[r]);
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) best = Most(best, ShuffleXor(best, mask));
@@ -322,7 +311,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       }
       continue;
     }
-    const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    const float scale = scales[r];
     const Head out = HeadOf<C>(p.o, b, h);
 #pragma unroll
     for (int d = 0; d < C::kValueDim / 8; ++d) {
@@ -343,6 +332,9 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     p.statistics[row] = top[r];
     p.statistics[all + row] = sum[r];
     p.statistics[2 * all + row] = key;
+  }
+  if (C::kRelativeValues != 0) {
+    ScaleTables<C>(p, p.relative_weights, b, h, begin + 16 * warp, scales);
   }
 }
 

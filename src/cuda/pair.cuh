@@ -4,6 +4,7 @@
 #define GNOMON_SRC_CUDA_PAIR_CUH_
 
 #include "cuda/primitives.cuh"
+#include "cuda/tables.cuh"
 
 namespace gnomon::device {
 
@@ -31,7 +32,9 @@ struct HeadTerms {
   Int64 position;  // of query 0
   float factor;    // c
   float t[3];
-  const float* bias;  // the head's table
+  const float* bias;             // the head's table
+  const float* relative_scores;  // of query 0
+  const float* relative_products;
 };
 
 template <class F>
@@ -43,14 +46,6 @@ GNOMON_DEVICE constexpr bool ReadsTokens() {
   return F::kInput != PairInput::kNone;
 }
 
-GNOMON_DEVICE Int64 Near(Int64 p) {
-  constexpr Int64 kFar = Int64{1} << 61;
-  return Most(-kFar, Least(p, kFar));
-}
-GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
-  return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
-}
-
 template <class F, class C>
 GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   HeadTerms head{};
@@ -59,10 +54,16 @@ GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   head.factor = p.factor[h];
 #pragma unroll
   for (int s = 0; s < F::kHeadScalars; ++s) head.t[s] = p.head_scalars[s * p.heads + h];
-  if (C::kBias != 0) {
+  if (C::kBias != 0 || C::kRelativeKeys != 0 || C::kRelativeValues != 0) {
     head.position = QueryOffset(p, b);
+  }
+  if (C::kBias != 0) {
     head.bias = p.bias + b * p.bias_batch_stride + static_cast<Int64>(h) * p.bias_size;
   }
+  const Int64 first =
+      ((static_cast<Int64>(b) * p.heads + h) * p.queries - p.relative_row) * p.relative_size;
+  if (C::kRelativeKeys != 0) head.relative_scores = p.relative_scores + first;
+  if (C::kRelativeValues != 0) head.relative_products = p.relative_products + first;
   return head;
 }
 
@@ -119,6 +120,7 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
 template <class F, class C>
 GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h, int first,
                             int low, int high) {
+  h = Fresh(h);
   const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
   const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
   const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys;
@@ -160,6 +162,7 @@ struct RowSoftmax {
 template <class F, class C>
 GNOMON_DEVICE void CopyQueries(unsigned char* to, const Parameters& p, int b, int h, int first,
                                int low, int high) {
+  h = Fresh(h);
   const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 in_batch = static_cast<Int64>(b) * p.queries;
@@ -212,47 +215,6 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   return q;
 }
 
-// How many entries of a table a pair reads.
-GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
-  return layout.sums != 0 ? layout.axes : 1;
-}
-// The n-th of them for the query at `position` and key j; -1 if there is none.
-GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
-  if (layout.kind == LayoutParameters::kByOffset) {
-    Int64 offset = j - position;
-    if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return -1;
-    offset = Most(-layout.past, Least(offset, layout.future));
-    return static_cast<int>(offset + layout.past);
-  }
-  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? j : -1;
-  if (position < layout.prefix || position >= layout.tokens || j < layout.prefix ||
-      j >= layout.tokens) {
-    return -1;
-  }
-  int query = static_cast<int>(position) - layout.prefix;
-  int key = j - layout.prefix;
-  int entry = 0;
-  for (int axis = layout.axes - 1; axis >= 0; --axis) {
-    const int length = layout.shape[axis];
-    const int at =
-        layout.first[axis] + (key % length - query % length + length - 1) * layout.step[axis];
-    if (layout.sums != 0 && axis == n) return at;
-    entry += at;
-    key /= length;
-    query /= length;
-  }
-  return entry;
-}
-GNOMON_DEVICE float LayoutBias(const LayoutParameters& layout, const float* table, Int64 position,
-                               int j) {
-  float sum = 0;
-  for (int n = 0; n < EntriesOf(layout); ++n) {
-    const int entry = LayoutEntry(layout, n, position, j);
-    if (entry >= 0) sum += table[entry];
-  }
-  return sum;
-}
-
 // A pair's score in units of log2: -inf where it is hidden.
 struct Score {
   float value;
@@ -283,7 +245,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kBias == 2) {
-    if (s.seen) s.added = LayoutBias(p.layout, head.bias, head.position + i, j);
+    if (s.seen) s.added = SumOfEntries(p.layout, head.bias, head.position + i, j);
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kKeyBias != 0) {
@@ -298,6 +260,13 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
           bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] + i * bias.stride[2] + j];
       s.seen = value != -Infinity();
       s.added += value;
+    }
+  }
+  if (C::kRelativeKeys != 0) {
+    if (s.seen) {
+      s.added += SumOfEntries(p.relative_layout,
+                              head.relative_scores + static_cast<Int64>(i) * p.relative_size,
+                              head.position + i, j);
     }
   }
   s.g = product;
@@ -321,7 +290,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   }
   s.f = F::Value(s.g, q.a, k.b, head.t);
   s.value = q.factor * s.f;
-  if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0) {
+  if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0 || C::kRelativeKeys != 0) {
     s.value = Fma(q.temperature, s.added, s.value);
   }
   if (!s.seen) s.value = -Infinity();

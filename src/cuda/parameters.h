@@ -30,6 +30,25 @@ struct LayoutParameters {
   int step[kMostAxes];
 };
 
+// Numbers of heads, each (row, column), by strides in elements: of the call's element type, or
+// fp32.
+struct Matrix {
+  const void* data;
+  Int64 batch, head, row, column;
+  int element;
+};
+
+// Of each head of a launch: to = factor left right, (rows, depth) times (depth, columns).
+struct Product {
+  Matrix left, right;
+  int rows, columns, depth;
+  float factor;
+  float* to;      // (heads of the launch, rows, columns), contiguous; null: not kept
+  int adds;       // whether it is added to what is there
+  Array rounded;  // the same in the call's element type; null: not kept
+  int skips;      // whether a 0 of `left` stands for what nothing has read
+};
+
 // One struct for all kernels. Arrays are contiguous unless they are an Array; B batches, H heads of
 // queries, Hkv of keys, Lq queries and Lk keys.
 struct Parameters {
@@ -53,6 +72,19 @@ struct Parameters {
   const float* temperature;    // (B, H, Lq)
   const int* query_segments;   // (B, Lq)
   const int* key_segments;     // (B, Lk)
+
+  // Relative keys and values: tables (rows, relative_size), of which each query has one, for the
+  // queries of a launch; their first belongs to row relative_row of (B, H, Lq).
+  LayoutParameters relative_layout;
+  int relative_size;
+  Int64 relative_row;
+  float* relative_scores;        // r_i . E_n
+  float* relative_products;      // dO_i . W_n
+  float* relative_weights;       // the sum of what n weighs, dropout included
+  float* d_relative_scores;      // the sum of what the scores' gradients are
+  const float* relative_values;  // W: (1 or H, relative_size, Dv)
+  Int64 relative_values_stride;  // of heads
+  Product product;               // relative.cuh
 
   // The mask's part that is an interval of keys, and what rows.cuh makes of it.
   Int64 left, right, chunk_size, chunks_before, chunks_after, query_offset;
@@ -101,7 +133,7 @@ struct Parameters {
   int bias_parts;
   Array d_pair_bias;
   int chunks;      // of the columns of gradients
-  int first_head;  // of a launch over some of the B x H heads
+  int first_head;  // of a launch over some of the B x H heads, or B x Hkv: every head_step-th on
   int head_step;
 
   // Sums in fixed order (sums.cuh): to[n] = sum over m < count of from[m * stride + n], n < size,

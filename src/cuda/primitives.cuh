@@ -68,6 +68,12 @@ GNOMON_DEVICE void CopyWait() {
 }
 GNOMON_DEVICE void Barrier() { __syncthreads(); }
 GNOMON_DEVICE void WarpBarrier() { __syncwarp(); }
+// The same number, of which the compiler does not know that it is: addresses that depend on it are
+// computed where they are used. Those that are the same for all tiles would take up the registers.
+GNOMON_DEVICE int Fresh(int a) {
+  asm volatile("" : "+r"(a));
+  return a;
+}
 
 // Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n.
 template <bool kTranspose>
@@ -334,7 +340,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   const int row_bytes = cuda::RowBytes(C::kType, padded);
   if (C::kAligned != 0) {
     const int pieces = padded * Bytes<C>() / 16;
-    for (int n = Thread(); n < rows * pieces; n += threads) {
+    for (int n = Fresh(Thread()); n < rows * pieces; n += threads) {
       const int r = n / pieces;
       const int byte = n % pieces * 16;
       const int row = first + r;
@@ -345,7 +351,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
     }
     return;
   }
-  for (int n = Thread(); n < rows * padded; n += threads) {
+  for (int n = Fresh(Thread()); n < rows * padded; n += threads) {
     const int r = n / padded;
     const int column = n % padded;
     const int row = first + r;
@@ -366,7 +372,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
 template <class C>
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
                              int high) {
-  for (int n = Thread(); n < count; n += 32 * C::kWarps) {
+  for (int n = Fresh(Thread()); n < count; n += 32 * C::kWarps) {
     const bool inside = first + n >= low && first + n < high;
     CopyAsync4(to + 4 * n, static_cast<const uint32*>(from) + (inside ? first + n : low), inside);
   }

@@ -110,7 +110,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const int lane = Thread();
   const int blocks = DivideUp(p.queries, 16);
   const int begin = BlockX() % blocks * 16;
-  const int head = BlockX() / blocks;
+  const int head = p.first_head + BlockX() / blocks;
   const int b = head / p.heads;
   const int h = head % p.heads;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -146,7 +146,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const int column = r % 8;
     const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
                              : (column % 2 == 0 ? product[1][2] : product[1][3]);
-    const float largest_product = Shuffle(mine, 4 * column + column / 2);
+    float largest_product = Shuffle(mine, 4 * column + column / 2);
     const int i = begin + r;
     if (i >= p.queries) break;
     const Int64 row = first + r;
@@ -159,13 +159,29 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       q.drop_second = p.drop[rows + row];
       kept = Kept<C>(p, q, static_cast<int>(top));
     }
+    // Of the value of the largest score, its relative part.
+    const int key = static_cast<int>(top);
+    const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
+    if (C::kRelativeValues != 0 && kept != 0) {
+      largest_product += SumOfEntries(
+          p.relative_layout, p.relative_products + (row - p.relative_row) * p.relative_size,
+          position, key);
+    }
     float others = 0;
     for (int d = lane; d < p.value_dim; d += 32) {
       const float out = p.exact_o != nullptr ? p.exact_o[row * p.value_dim + d]
                                              : LoadElement<C>(o.data, i * o.stride + d);
       const float by = LoadElement<C>(d_o.data, i * d_o.stride + d);
       float value = 0;
-      if (kept != 0) value = kept * LoadElement<C>(v.data, static_cast<int>(top) * v.stride + d);
+      if (kept != 0) value = LoadElement<C>(v.data, key * v.stride + d);
+      if (C::kRelativeValues != 0 && kept != 0) {
+        const float* const values = p.relative_values + h * p.relative_values_stride + d;
+        for (int n = 0; n < EntriesOf(p.relative_layout); ++n) {
+          const int entry = LayoutEntry(p.relative_layout, n, position, key);
+          if (entry >= 0) value += values[static_cast<Int64>(entry) * p.value_dim];
+        }
+      }
+      value *= kept;
       others = Fma(by, out - value, others);
     }
     others = SumOfWarp(others);

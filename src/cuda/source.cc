@@ -26,6 +26,7 @@ constexpr Kind kKinds[] = {
     {"prepare_delta", "cuda/rows.cuh", "PrepareDelta<Constants>", false},
     {"add_up", "cuda/rows.cuh", "AddUp<Constants>", false},
     {"add_up_all", "cuda/rows.cuh", "AddUpAll<Constants>", false},
+    {"multiply", "cuda/relative.cuh", "Multiply<Constants>", false},
     {"clear_pairs", "cuda/rows.cuh", "ClearPairs<Constants>", false},
 };
 
@@ -56,7 +57,7 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
   add(
       {"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
        "__launch_bounds__(",
-       std::to_string(32 * warps), ") ", kKernelEntry,
+       std::to_string(32 * warps), ", 1) ", kKernelEntry,
        "(const __grid_constant__ gnomon::cuda::Parameters p) {\n  using namespace "
        "gnomon::device;\n  ",
        kind.call, "(p);\n}\n"});
@@ -65,8 +66,9 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
 
 const std::vector<std::string>& KernelSourceFiles() {
   static const std::vector<std::string> kFiles = {
-      "cuda/backward.cuh", "cuda/constants.h",    "cuda/forward.cuh", "cuda/pair.cuh",
-      "cuda/parameters.h", "cuda/primitives.cuh", "cuda/rows.cuh"};
+      "cuda/backward.cuh", "cuda/constants.h",    "cuda/forward.cuh",  "cuda/pair.cuh",
+      "cuda/parameters.h", "cuda/primitives.cuh", "cuda/relative.cuh", "cuda/rows.cuh",
+      "cuda/tables.cuh",   "cuda/tiles.cuh"};
   return kFiles;
 }
 

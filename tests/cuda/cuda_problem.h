@@ -83,6 +83,7 @@ struct CudaOptions {
   bool keeps_exact_o = true;
   bool keeps_statistics = true;
   bool forward_only = false;
+  int64_t table_numbers = int64_t{1} << 24;  // RelativeTables::most_numbers
   std::vector<float>* statistics = nullptr;  // those of the forward pass
   std::string only = "";                     // the gradient that is computed; empty: all
 };
@@ -98,6 +99,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   Elements y(p.y, how.element);
   Elements v(p.v, how.element);
   Elements d_o(p.d_o, how.element);
+  Elements relative_query(p.relative_query, how.element);
   cuda::Input in;
   in.element = how.element;
   in.shape = options.shape;
@@ -113,6 +115,15 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   in.key_bias_low = from.key_bias_low;
   in.key_bias_base = from.key_bias_base;
   in.pair_bias = from.pair_bias;
+  in.relative.most_numbers = how.table_numbers;
+  in.relative.layout = from.relative.layout;
+  in.relative.query = relative_query.const_tensor();
+  in.relative.dim = from.relative.dim;
+  in.relative.factor = from.relative.factor;
+  in.relative.keys = from.relative.keys;
+  in.relative.key_heads = from.relative.key_heads;
+  in.relative.values = from.relative.values;
+  in.relative.value_heads = from.relative.value_heads;
   in.temperature = from.temperature;
   in.dropout = from.dropout;
   in.mask = from.mask;
@@ -162,6 +173,13 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   }
   if (options.key_bias) gradient.key_bias = pointer("d_key_bias", p.key_bias);
   if (options.temperature) gradient.temperature = pointer("d_temperature", p.temperature);
+  if (in.relative.keys != nullptr) {
+    gradient.relative_query = tensor("d_relative_query", p.relative_query);
+    gradient.relative_keys = pointer("d_relative_keys", p.relative_keys);
+  }
+  if (in.relative.values != nullptr) {
+    gradient.relative_values = pointer("d_relative_values", p.relative_values);
+  }
   if (options.pair_bias.exists && wanted("d_pair_bias")) {
     Array<float>& pairs = arrays["d_pair_bias"] =
         Array<float>(p.pair_bias.size(), options.padded, kNan);
@@ -188,7 +206,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
 inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptions& options,
                                 Element element) {
   Problem<float> p = RandomProblem(function, options);
-  for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o}) {
+  for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o, &p.relative_query}) {
     array->ForEach([element](float& x) { x = Rounded(x, element); });
   }
   return p;
@@ -216,7 +234,8 @@ inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& e
   for (const auto& [name, values] : expected) {
     if (!actual.contains(name)) continue;
     const double least = name == "d_factor" || name == "d_head" ? std::max(1e-2, 0.1 * rows) : 1e-2;
-    const bool rounded = name == "o" || name == "d_x" || name == "d_y" || name == "d_v";
+    const bool rounded = name == "o" || name == "d_x" || name == "d_y" || name == "d_v" ||
+                         name == "d_relative_query";
     const double units = rounded ? 4 * Unit(element) / (1 - rate) : 0;
     EXPECT_LE(Difference(actual.at(name), values, least), tolerance + units) << name;
   }

@@ -2,6 +2,7 @@
 #include "emulation.h"
 // After it:
 #include "cuda/forward.cuh"
+#include "cuda/relative.cuh"
 #include "cuda/rows.cuh"
 
 namespace gnomon::device {
@@ -14,6 +15,7 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("prepare_delta", "", PrepareDelta<Constants>);
   testing::AddEmulatedKernel("add_up", "", AddUp<Constants>);
   testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
+  testing::AddEmulatedKernel("multiply", "", Multiply<Constants>);
   testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
   return true;
 }();

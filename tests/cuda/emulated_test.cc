@@ -21,6 +21,10 @@ const OffsetLayout kClipped(7, 3, OffsetLayout::Far::kClip);
 const GridLayout kGrid({5, 9}, 1, GridLayout::Kind::kTable);
 const GridLayout kAxes({5, 9}, 1, GridLayout::Kind::kAxes);
 
+const OffsetLayout kShaw(20, 6, OffsetLayout::Far::kClip);
+const OffsetLayout kPast(12, 0, OffsetLayout::Far::kZero);
+const KeyLayout kByKey(70);
+
 std::vector<Case> Cases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
@@ -78,6 +82,32 @@ std::vector<Case> Cases() {
       {"Layout",
        {.shape = {2, 2, 1, 30, 46, 8, 8}, .query_offset = 9, .bias = kShared, .layout = &kClipped}},
       {"GridTable", {.shape = {2, 2, 1, 46, 46, 8, 8}, .bias = kEach, .layout = &kGrid}},
+      {"Relative",
+       {.shape = {2, 4, 2, 37, 70, 16, 24},
+        .right = 40,
+        .query_offset = 3,
+        .bias = kShared,
+        .relative = &kShaw}},
+      {"RelativeOfHeads",
+       {.shape = {2, 2, 1, 33, 70, 8, 17},
+        .query_offset = 30,
+        .temperature = true,
+        .relative = &kPast,
+        .relative_dim = 16,
+        .relative_heads = true,
+        .dropout = 0.25,
+        .padded = true,
+        .seed = 3}},
+      {"AbsoluteKeys",
+       {.shape = {1, 2, 2, 20, 70, 8, 8}, .relative = &kByKey, .relative_values = false}},
+      {"RelativeOnGrid",
+       {.shape = {1, 2, 1, 46, 46, 8, 8}, .relative = &kAxes, .relative_heads = true}},
+      {"RelativeValuesOnGrid",
+       {.shape = {2, 2, 2, 46, 46, 8, 16}, .relative = &kGrid, .relative_dim = 0}},
+      {"RelativeDecode",
+       {.shape = {1, 2, 1, 1, 600, 8, 8}, .query_offset = 599, .relative = &kShaw}},
+      {"RelativeWithoutKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .relative = &kShaw}},
+      {"RelativeWithoutQueries", {.shape = {2, 2, 1, 0, 5, 8, 8}, .relative = &kShaw}},
       {"GridAxes", {.shape = {1, 2, 1, 46, 46, 8, 8}, .bias = kShared, .layout = &kAxes}},
   };
 }

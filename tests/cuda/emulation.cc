@@ -418,6 +418,11 @@ std::map<std::pair<std::string, std::string>, EmulatedKernel>& Kernels() {
   return kernels;
 }
 
+std::vector<EmulatedKernelName>& KernelNames() {
+  static std::vector<EmulatedKernelName> names;
+  return names;
+}
+
 void SetConstants(const cuda::KernelName& name) {
   std::map<std::string, int64_t> values(name.constants.begin(), name.constants.end());
 #define GNOMON_SET(constant) device::Constants::constant = static_cast<int>(values.at(#constant));
@@ -486,9 +491,12 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
 
 }  // namespace
 
-void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel) {
+void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel,
+                       const char* structure) {
   Kernels()[{kind, definition}] = kernel;
+  KernelNames().push_back({kind, definition, structure});
 }
+const std::vector<EmulatedKernelName>& EmulatedKernelNames() { return KernelNames(); }
 
 namespace {
 

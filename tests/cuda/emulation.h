@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <source_location>
+#include <string>
 #include <vector>
 
 #include "cuda/backend.h"
@@ -133,6 +134,8 @@ inline float ShuffleXor(float a, int mask, Place place = Place::current()) {
 
 inline void WarpBarrier(Place place = Place::current()) { Meet({}, ShuffleOfWarp, 0, place); }
 
+inline int Fresh(int a) { return a; }
+
 inline uint32 BitsOf(float a) {
   uint32 bits;
   std::memcpy(&bits, &a, sizeof(bits));
@@ -184,8 +187,13 @@ namespace gnomon::testing {
 
 // A kernel compiled for the emulation.
 using EmulatedKernel = void (*)(const cuda::Parameters&);
-// kind, definition ("" for none).
-void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel);
+// kind, definition ("" for none) and its struct.
+void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel,
+                       const char* structure = "");
+struct EmulatedKernelName {
+  std::string kind, definition, structure;
+};
+const std::vector<EmulatedKernelName>& EmulatedKernelNames();
 
 // Pair functions whose kernels are compiled for the emulation, by name.
 void AddEmulatedPairFunction(const PairFunction& function);

@@ -30,7 +30,8 @@ class Builder:
         self.generated = build / "generated" / "gnomon_cuda_tests"
         self.objects = [
             path
-            for path in sorted(build.glob("tests/CMakeFiles/gnomon_cuda_tests.dir/cuda/*.o"))
+            for target in ("gnomon_cuda_tests", "gnomon_cuda_emulation")
+            for path in sorted(build.glob(f"tests/CMakeFiles/{target}.dir/cuda/*.o"))
             if not path.name.startswith("emulated_rows")
         ]
         self.core = build / "lib" / "libgnomon_core.a"

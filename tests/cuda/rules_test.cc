@@ -315,6 +315,28 @@ std::string ErrorOf(const Problem<float>& p) {
   return "";
 }
 
+// Heads whose tables are not held at the same time have the same results, to the last bit.
+TEST(RelativeTest, HeadsMayBeTakenOneAfterTheOther) {
+  const OffsetLayout layout(9, 5, OffsetLayout::Far::kClip);
+  for (const PairOptions pairs : {PairOptions{true, true, false}, PairOptions{true, false, true}}) {
+    const Problem<float> p = ProblemOf(EmulatedPairFunction("dot"),
+                                       {.shape = {3, 4, 2, 20, 40, 8, 8},
+                                        .query_offset = 9,
+                                        .bias = ProblemOptions::kSharedBias,
+                                        .pair_bias = pairs,
+                                        .relative = &layout},
+                                       Element::kFloat32);
+    EmulatedBackend whole;
+    const Results<float> expected = RunCuda(p, {}, &whole);
+    const int64_t of_head = 20 * layout.size();
+    for (const int64_t numbers : {int64_t{1}, 5 * of_head}) {
+      EmulatedBackend sliced;
+      ExpectSame(RunCuda(p, {.table_numbers = numbers}, &sliced), expected);
+      EXPECT_GT(sliced.launched().size(), whole.launched().size());
+    }
+  }
+}
+
 class UnknownLayout final : public TableLayout {
  public:
   int64_t size() const override { return 3; }
@@ -332,14 +354,8 @@ TEST(RefusalTest, NamesTheArgument) {
                                         .bias = ProblemOptions::kSharedBias,
                                         .layout = &layout})),
             "attention on CUDA: bias: its layout is not known on CUDA");
-  cuda::Input in;
-  in.shape = {1, 1, 1, 2, 3, 8, 8};
-  const OffsetLayout near(2, 2, OffsetLayout::Far::kClip);
-  in.relative.layout = &near;
-  const float table[5 * 8] = {};
-  in.relative.keys = table;
-  EXPECT_EQ(cuda::Unsupported(dot, in),
-            "relative: relative keys and values are not computed on CUDA");
+  EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8}, .relative = &layout})),
+            "attention on CUDA: relative: its layout is not known on CUDA");
 }
 
 }  // namespace

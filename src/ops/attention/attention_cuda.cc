@@ -133,6 +133,8 @@ cuda::Input InputOf(const CallTensors& call) {
   }
   input.element = ElementOf(type);
   const AttentionInput<float> terms = call.Terms<float>();
+  TORCH_CHECK_NOT_IMPLEMENTED(terms.query_positions == nullptr, kOperation,
+                              ": positions on a GPU; expected query_offset");
   input.shape = terms.shape;
   input.x = Rows(call.x());
   input.y = Rows(call.y());

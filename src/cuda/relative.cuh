@@ -1,0 +1,120 @@
+// Relative keys and values: what a pair reads of a table of rows. Each query has a table of numbers
+// with an entry for each row: its products with the keys, what its weights add up to, and so on.
+// The passes read and write these by the layout, and here they are multiplied by the rows.
+#ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
+#define GNOMON_SRC_CUDA_RELATIVE_CUH_
+
+#include "cuda/tables.cuh"
+
+namespace gnomon::device {
+
+using cuda::Matrix;
+using cuda::Product;
+
+template <class C>
+GNOMON_DEVICE float LoadNumber(const Matrix& m, Int64 head, int row, int column) {
+  const Int64 at = head + row * m.row + column * m.column;
+  return m.element != 0 ? LoadElement<C>(m.data, at) : static_cast<const float*>(m.data)[at];
+}
+
+// to = factor left right, of each head. A block makes 16 rows of as many columns as it has threads.
+template <class C>
+GNOMON_DEVICE void Multiply(const Parameters& p) {
+  constexpr int kRows = 16;
+  constexpr int kDepth = 16;
+  const Product& product = p.product;
+  const int threads = 32 * C::kWarps;
+  const int column_blocks = DivideUp(product.columns, threads);
+  const int row_blocks = DivideUp(product.rows, kRows);
+  const int column = BlockX() % column_blocks * threads + Thread();
+  const int first_row = BlockX() / column_blocks % row_blocks * kRows;
+  const int index = BlockX() / column_blocks / row_blocks;
+  const int b = (p.first_head + index) / p.heads;
+  const int h = (p.first_head + index) % p.heads;
+  const Int64 left = b * product.left.batch + h * product.left.head;
+  const Int64 right = b * product.right.batch + h * product.right.head;
+  unsigned char* const memory = SharedMemory();
+  float sum[kRows] = {};
+  for (int start = 0; start < product.depth; start += kDepth) {
+    for (int n = Thread(); n < kRows * kDepth; n += threads) {
+      const int row = first_row + n / kDepth;
+      const int k = start + n % kDepth;
+      const bool inside = row < product.rows && k < product.depth;
+      StoreShared<float>(memory + 4 * n, inside ? LoadNumber<C>(product.left, left, row, k) : 0.0f);
+    }
+    Barrier();
+    if (column < product.columns) {
+      for (int k = 0; k < kDepth && start + k < product.depth; ++k) {
+        const float factor = LoadNumber<C>(product.right, right, start + k, column);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const float number = LoadShared<float>(memory + 4 * (r * kDepth + k));
+          // Of what no pair has read, 0 times what is not finite is 0.
+          if (product.skips == 0 || number != 0) sum[r] = Fma(number, factor, sum[r]);
+        }
+      }
+    }
+    Barrier();
+  }
+  if (column >= product.columns) return;
+  const Head rounded = HeadOf<C>(product.rounded, b, h);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r;
+    if (row >= product.rows) continue;
+    float value = product.factor * sum[r];
+    if (product.to != nullptr) {
+      float& to =
+          product.to[(static_cast<Int64>(index) * product.rows + row) * product.columns + column];
+      if (product.adds != 0) value += to;
+      to = value;
+    }
+    if (product.rounded.data != nullptr) {
+      StorePair<C>(rounded.data, row * rounded.stride + column, value, 0.0f, 1);
+    }
+  }
+}
+
+// A query's tables, of which a warp's 16 rows are its own.
+
+template <class C>
+GNOMON_DEVICE Int64 RelativeEntryOf(const Parameters& p, int b, int h, int i) {
+  const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + i;
+  return (row - p.relative_row) * p.relative_size;
+}
+
+template <class C>
+GNOMON_DEVICE void ClearTables(const Parameters& p, float* tables, int b, int h, int first) {
+  for (int r = 0; r < 16 && first + r < p.queries; ++r) {
+    float* const to = tables + RelativeEntryOf<C>(p, b, h, first + r);
+    for (int n = Thread() % 32; n < p.relative_size; n += 32) to[n] = 0;
+  }
+}
+
+// Multiplies the tables of rows lane / 4 and lane / 4 + 8 by by[0] and by[1].
+template <class C>
+GNOMON_DEVICE void ScaleTables(const Parameters& p, float* tables, int b, int h, int first,
+                               const float (&by)[2]) {
+  for (int r = 0; r < 16; ++r) {
+    const float factor = Shuffle(r < 8 ? by[0] : by[1], r % 8 * 4);
+    if (first + r >= p.queries || factor == 1.0f) continue;
+    float* const to = tables + RelativeEntryOf<C>(p, b, h, first + r);
+    for (int n = Thread() % 32; n < p.relative_size; n += 32) to[n] *= factor;
+  }
+}
+
+// Adds the numbers of a tile, rows of kStep + 1 in shared memory, to the tables.
+template <class C>
+GNOMON_DEVICE void AddToTables(const Parameters& p, float* tables, const unsigned char* numbers,
+                               int b, int h, int first, int first_key) {
+  const int warp = Thread() / 32;
+  const Int64 position = QueryOffset(p, b);
+  for (int r = 0; r < 16 && first + r < p.queries; ++r) {
+    AddToEntries(p.relative_layout, numbers + 4 * (16 * warp + r) * (C::kStep + 1), 4, C::kStep,
+                 first_key, position + first + r, tables + RelativeEntryOf<C>(p, b, h, first + r));
+  }
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_RELATIVE_CUH_

@@ -1,0 +1,95 @@
+// Tables that pairs of a query and a key read by a layout (gnomon/table_layout.h).
+#ifndef GNOMON_SRC_CUDA_TABLES_CUH_
+#define GNOMON_SRC_CUDA_TABLES_CUH_
+
+#include "cuda/primitives.cuh"
+
+namespace gnomon::device {
+
+GNOMON_DEVICE Int64 Near(Int64 p) {
+  constexpr Int64 kFar = Int64{1} << 61;
+  return Most(-kFar, Least(p, kFar));
+}
+GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
+  return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
+}
+
+// How many entries of a table a pair reads.
+GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
+  return layout.sums != 0 ? layout.axes : 1;
+}
+// The n-th of them for the query at `position` and key j; -1 if there is none.
+GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
+  if (layout.kind == LayoutParameters::kByOffset) {
+    Int64 offset = j - position;
+    if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return -1;
+    offset = Most(-layout.past, Least(offset, layout.future));
+    return static_cast<int>(offset + layout.past);
+  }
+  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? j : -1;
+  if (position < layout.prefix || position >= layout.tokens || j < layout.prefix ||
+      j >= layout.tokens) {
+    return -1;
+  }
+  int query = static_cast<int>(position) - layout.prefix;
+  int key = j - layout.prefix;
+  int entry = 0;
+  for (int axis = layout.axes - 1; axis >= 0; --axis) {
+    const int length = layout.shape[axis];
+    const int at =
+        layout.first[axis] + (key % length - query % length + length - 1) * layout.step[axis];
+    if (layout.sums != 0 && axis == n) return at;
+    entry += at;
+    key /= length;
+    query /= length;
+  }
+  return entry;
+}
+
+// The sum of the entries that a pair reads.
+GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* table, Int64 position,
+                                 int j) {
+  float sum = 0;
+  for (int n = 0; n < EntriesOf(layout); ++n) {
+    const int entry = LayoutEntry(layout, n, position, j);
+    if (entry >= 0) sum += table[entry];
+  }
+  return sum;
+}
+
+// Adds the number of each of `count` keys, which stand `step` bytes apart in shared memory, to the
+// entries that the query at `position` reads for it. A warp's work: lanes whose keys read the same
+// entry have the first of them add up all.
+GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned char* numbers,
+                                int step, int count, int first_key, Int64 position, float* to) {
+  const int lane = Thread() % 32;
+  // Two keys read the same entry where offsets are clipped, or along one axis of several.
+  const bool meet =
+      layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
+  for (int r = lane; r < count + lane; r += 32) {
+    const float mine = r < count ? LoadShared<float>(numbers + r * step) : 0.0f;
+    for (int n = 0; n < EntriesOf(layout); ++n) {
+      const int entry = r < count ? LayoutEntry(layout, n, position, first_key + r) : -1;
+      float sum = mine;
+      bool first = entry >= 0;
+      if (meet) {
+        sum = 0;
+        for (int other = 0; other < 32; ++other) {
+          const float number = Shuffle(mine, other);
+          const auto its =
+              static_cast<int>(BitsOf(Shuffle(FromBits(static_cast<uint32>(entry)), other)));
+          if (its != entry) continue;
+          if (other < lane) first = false;
+          sum += number;
+        }
+      }
+      if (first) to[entry] += sum;
+      // What the next numbers are added to may be another lane's.
+      WarpBarrier();
+    }
+  }
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_TABLES_CUH_

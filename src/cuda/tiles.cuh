@@ -1,0 +1,73 @@
+// What the passes do with tiles in shared memory: bring them, multiply their rows by those that a
+// block owns, and add up weighted rows.
+#ifndef GNOMON_SRC_CUDA_TILES_CUH_
+#define GNOMON_SRC_CUDA_TILES_CUH_
+
+#include "cuda/primitives.cuh"
+
+namespace gnomon::device {
+
+// Waits for the tile at `start`, and has copy(first row, stage) bring the one behind it unless that
+// is not before `last`. With two stages the first tile has been asked for before.
+template <class C, class Copy>
+GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage) {
+  if (C::kStages == 2) {
+    if (start + C::kStep < last) {
+      copy(start + C::kStep, stage ^ 1);
+    } else {
+      CopyCommit();
+    }
+    CopyWait<1>();
+  } else {
+    copy(start, 0);
+    CopyWait<0>();
+  }
+  Barrier();
+}
+
+// s += a warp's own 16 rows times the rows of a tile, all of `columns` numbers. The own ones are in
+// registers, or at `own_tile`.
+template <class C, bool kSwapped, int kTiles, int kOwned>
+GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwned],
+                                const unsigned char* own_tile, const unsigned char* tile,
+                                int columns) {
+  const int row_bytes = cuda::RowBytes(C::kType, columns);
+  const int warp = Thread() / 32;
+#pragma unroll
+  for (int k = 0; k < columns / Depth<C>(); ++k) {
+    Operand left;
+    if (C::kOwn == 0) LoadLeft<C>(left, own_tile, row_bytes, 16 * warp, k);
+#pragma unroll
+    for (int n = 0; n < C::kStep / 16; ++n) {
+      Operand right;
+      LoadRight<C>(right, tile, row_bytes, 16 * n, k);
+      MultiplyAdd<C, kSwapped>(s[2 * n], C::kOwn != 0 ? own[k] : left, right, 0);
+      MultiplyAdd<C, kSwapped>(s[2 * n + 1], C::kOwn != 0 ? own[k] : left, right, 1);
+    }
+  }
+}
+
+// out += weights times the rows of a tile: `count` of their columns, from `first` on, as far as
+// there are `columns`.
+template <class C, int kOutputs, int kTiles>
+GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
+                           const unsigned char* tile, int columns, int first, int count) {
+  const int row_bytes = cuda::RowBytes(C::kType, columns);
+#pragma unroll
+  for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
+    Operand left;
+    ToLeft<C>(left, weights, k);
+#pragma unroll
+    for (int d = 0; d < count / 16; ++d) {
+      if (first + 16 * d >= columns) continue;
+      Operand right;
+      LoadRightRows<C>(right, tile, row_bytes, k, first + 16 * d);
+      MultiplyAdd<C, false>(out[2 * d], left, right, 0);
+      MultiplyAdd<C, false>(out[2 * d + 1], left, right, 1);
+    }
+  }
+}
+
+}  // namespace gnomon::device
+
+#endif  // GNOMON_SRC_CUDA_TILES_CUH_

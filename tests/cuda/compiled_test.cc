@@ -1,0 +1,229 @@
+// The kernels as the NVRTC of the installed PyTorch compiles them: that it does, and what they take
+// of a GPU. Skips where there is no NVRTC.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "core/cuda_program.h"
+#include "cuda/attention.h"
+#include "cuda/nvrtc.h"
+#include "cuda/runtime.h"
+#include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
+#include "gtest/gtest.h"
+
+namespace gnomon {
+namespace {
+
+using cuda::Element;
+using cuda::KernelName;
+
+// Notes what is launched.
+class NamesOfKernels final : public cuda::Backend {
+ public:
+  void Launch(const KernelName& name, const cuda::LaunchShape& /*shape*/,
+              const void* /*parameters*/, size_t /*bytes*/) override {
+    for (const KernelName& known : names_) {
+      if (known == name) return;
+    }
+    names_.push_back(name);
+  }
+  void* Scratch(size_t /*bytes*/) override { return Memory<void>(); }
+
+  // An aligned address; nothing is read.
+  template <class T>
+  static T* Memory() {
+    return reinterpret_cast<T*>(uintptr_t{1} << 16);
+  }
+  const std::vector<KernelName>& names() const { return names_; }
+
+ private:
+  std::vector<KernelName> names_;
+};
+
+struct Form {
+  const char* name;
+  Element element;
+  int64_t dim;
+  bool bias;
+  bool mask;    // by segments and pairs, and dropout
+  bool biases;  // of keys in two parts, and of pairs
+  bool tables;  // by layouts: biases, relative keys and values
+  bool temperature;
+};
+constexpr Form kForms[] = {
+    {"Plain", Element::kBfloat16, 64, false, false, false, false, false},
+    {"BiasFp32", Element::kFloat32, 64, true, false, false, false, false},
+    {"MaskWide", Element::kFloat16, 128, true, true, false, false, false},
+    {"All", Element::kBfloat16, 64, true, true, true, false, true},
+    {"AllFp32", Element::kFloat32, 64, true, true, true, false, true},
+    {"AllWide", Element::kBfloat16, 128, true, true, true, false, true},
+    {"AllWideFp32", Element::kFloat32, 128, true, true, true, false, true},
+    {"Tables", Element::kBfloat16, 64, false, false, false, true, true},
+};
+constexpr size_t kFormCount = std::size(kForms);
+constexpr int kArchitectures[] = {80, 90, 100, 120};
+
+// The kernels of the forward and the backward pass.
+std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form) {
+  constexpr int64_t kLength = 4096;
+  const auto strides = [&] {
+    return std::array<int64_t, 3>{2 * kLength * form.dim, kLength * form.dim, form.dim};
+  };
+  const cuda::ConstTensor tokens{NamesOfKernels::Memory<void>(), strides()};
+  const cuda::Tensor gradients{NamesOfKernels::Memory<void>(), strides()};
+  auto* const numbers = NamesOfKernels::Memory<float>();
+  const OffsetLayout layout(16, 16, OffsetLayout::Far::kClip);
+  cuda::Input in;
+  cuda::Gradient gradient;
+  in.element = form.element;
+  in.shape = {1, 2, 1, kLength, kLength, form.dim, form.dim};
+  in.x = in.y = in.v = tokens;
+  gradient.x = gradient.y = gradient.v = gradients;
+  in.row_scalars = in.column_scalars = in.head_scalars = in.factor = numbers;
+  gradient.row_scalars = gradient.column_scalars = gradient.head_scalars = gradient.factor =
+      numbers;
+  in.mask.right = 0;
+  if (form.bias) {
+    in.bias.table = numbers;
+    gradient.bias.table = numbers;
+  }
+  if (form.mask) {
+    in.mask.query_segments = in.mask.key_segments = NamesOfKernels::Memory<int32_t>();
+    in.mask.pairs = {NamesOfKernels::Memory<uint8_t>(), {0, 0, kLength}};
+    in.dropout = {0.1, 1};
+  }
+  if (form.biases) {
+    in.key_bias = in.key_bias_low = in.key_bias_base = numbers;
+    gradient.key_bias = numbers;
+    in.pair_bias = {numbers, {0, kLength * kLength, kLength}};
+    gradient.pair_bias = {numbers, {0, kLength * kLength, kLength}};
+  }
+  if (form.tables) {
+    in.bias = {numbers, 0, &layout};
+    gradient.bias = {numbers, 0, &layout};
+    in.relative.layout = &layout;
+    in.relative.query = tokens;
+    in.relative.dim = form.dim;
+    in.relative.keys = in.relative.values = numbers;
+    gradient.relative_query = gradients;
+    gradient.relative_keys = gradient.relative_values = numbers;
+  }
+  if (form.temperature) {
+    in.temperature = numbers;
+    gradient.temperature = numbers;
+  }
+  NamesOfKernels backend;
+  Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
+  Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
+  return backend.names();
+}
+
+// The compiler, kept for all tests; null if there is none.
+const cuda::Nvrtc* Compiler() {
+  static const std::unique_ptr<cuda::Nvrtc> compiler = [] {
+    std::vector<std::string> folders;
+#ifdef GNOMON_TORCH_FOLDER
+    folders = cuda::NvrtcFoldersOfTorch(GNOMON_TORCH_FOLDER);
+#endif
+    try {
+      return std::make_unique<cuda::Nvrtc>(cuda::OptionsOfEnvironment(folders).nvrtc);
+    } catch (const cuda::CudaError&) {
+      return std::unique_ptr<cuda::Nvrtc>();
+    }
+  }();
+  return compiler.get();
+}
+
+// The number that stands before the words in what the assembler says.
+int NumberBefore(const std::string& log, const std::string& words) {
+  const size_t end = log.find(" " + words);
+  if (end == std::string::npos) throw std::runtime_error("no '" + words + "' in\n" + log);
+  const size_t begin = log.find_last_not_of("0123456789", end - 1) + 1;
+  return std::stoi(log.substr(begin, end - begin));
+}
+
+void ExpectFits(const KernelName& name, int architecture, int most_stack) {
+  cuda::Program program = CudaProgram(name);
+  program.options.emplace_back("--ptxas-options=-v");
+  std::string log;
+  const std::string target = Compiler()->TargetFor(architecture);
+  EXPECT_EQ(target, "sm_" + std::to_string(architecture));
+  const std::string cubin = Compiler()->Compile(program, target, &log);
+  EXPECT_TRUE(
+      cubin.starts_with("\x7f"
+                        "ELF"));
+  const int stack = NumberBefore(log, "bytes stack frame");
+  EXPECT_LE(stack, most_stack) << name.kind << " " << name.definition << " for " << target;
+  EXPECT_LE(NumberBefore(log, "bytes spill stores"), most_stack == 0 ? 0 : 2 * most_stack)
+      << name.kind << " " << name.definition << " for " << target;
+  EXPECT_LE(NumberBefore(log, "registers"), 255) << name.kind;
+}
+
+class CompiledTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, size_t, int>> {
+};
+
+TEST_P(CompiledTest, FitsIntoRegisters) {
+  if (Compiler() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  const auto& [function, form, architecture] = GetParam();
+  for (const KernelName& name : KernelsOf(*function, kForms[form])) {
+    if (name.definition.empty()) continue;
+    ExpectFits(name, architecture, kForms[form].dim > 64 ? 64 : 0);
+  }
+}
+
+// Every pair function for each architecture, in forms that take turns; all forms of dot for the
+// first, and two for the others.
+std::vector<std::tuple<const PairFunction*, size_t, int>> Cases() {
+  std::vector<std::tuple<const PairFunction*, size_t, int>> cases;
+  size_t n = 0;
+  for (const PairFunction* function : PairFunctions()) {
+    ++n;
+    for (size_t a = 0; a < std::size(kArchitectures); ++a) {
+      const bool all = std::string_view(function->name) == "dot" && a == 0;
+      for (size_t form = 0; form < kFormCount; ++form) {
+        // 3 and 8 have no common factor: all forms come up.
+        if (all || form == (n + 3 * a) % kFormCount) {
+          cases.emplace_back(function, form, kArchitectures[a]);
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
+  const auto& [function, form, architecture] = test.param;
+  return std::string(function->name) + kForms[form].name + "Sm" + std::to_string(architecture);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf);
+
+// What asks for no pair function.
+class CompiledRowsTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(CompiledRowsTest, FitIntoRegisters) {
+  if (Compiler() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  std::set<std::string> kinds;
+  for (const size_t form : {size_t{6}, size_t{7}}) {
+    for (const KernelName& name : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
+      if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
+      ExpectFits(name, GetParam(), 0);
+    }
+  }
+  EXPECT_GE(kinds.size(), 7);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CompiledRowsTest, ::testing::ValuesIn(kArchitectures),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace gnomon

@@ -1,0 +1,312 @@
+"""The operators of a GPU on tensors of the CPU, in the emulation of tests/cuda.
+
+All that a call goes through on a GPU is there: the checks, the plan, the text of the kernels, the
+cache, the driver's interface. Only what a launch does is computed by the emulation, and no tensor
+says that it is on a GPU. The operators of the CPU are what the results are compared with.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from test_cli import ROOT
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gnomon
+from gnomon.position import (
+    T5,
+    AbsoluteKeys,
+    ALiBi,
+    Forget,
+    GridBias,
+    HyPE,
+    OffsetBias,
+    PairBias,
+    Relative,
+    Relative2D,
+    RoPE,
+    Sink,
+    TransformerXL,
+)
+from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
+
+ops = torch.ops.gnomon
+GPU = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
+ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+TOKENS = {"x", "y", "v", "relative_query"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def emulated(tmp_path_factory):
+    if not GPU.exists():
+        pytest.skip(f"{GPU.name} is not built")
+    # The driver is looked for once, when the first kernel is called.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNOMON_CUDA_DRIVER", str(GPU))
+        patch.setenv("GNOMON_NVRTC", str(GPU))
+        patch.setenv("GNOMON_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class OnCuda(TorchDispatchMode):
+    """gnomon's operators by their kernels for GPUs, with tokens of the given type."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.dtype = dtype
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function._schema.name
+        if not name.startswith("gnomon::"):
+            return function(*args, **kwargs)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            return function(*args, **kwargs)
+        self.calls[name.partition("::")[2]] += 1
+        if "attention" not in name:
+            return function.redispatch(ON_CUDA, *args, **kwargs)
+        names = [argument.name for argument in function._schema.arguments]
+        args = [
+            value.to(self.dtype) if of in TOKENS and value is not None else value
+            for of, value in zip(names, args, strict=False)
+        ]
+        results = function.redispatch(ON_CUDA, *args, **kwargs)
+        if not name.endswith("backward"):
+            return results
+        # Gradients come in the order of the arguments, of which x is the first.
+        own = names[names.index("x") :]
+        for of, gradient in zip(own, results, strict=False):
+            assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == self.dtype, of
+        return [gradient.float() for gradient in results]
+
+
+@dataclass
+class Case:
+    options: Callable[[dict[str, Tensor]], dict] = lambda p: {}
+    parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # B, H, Hkv, Lq, Lk, D, Dv.
+    shape: tuple[int, ...] = (2, 4, 2, 21, 37, 20, 12)
+
+
+def ids(batch: int, length: int, size: int) -> Tensor:
+    return (torch.arange(length) // size).expand(batch, length)
+
+
+CASES = {
+    "dot": Case(lambda p: {}),
+    "causal": Case(lambda p: {"causal": True, "query_offset": 16}),
+    "window": Case(lambda p: {"window": (9, 4), "query_offset": torch.tensor([3, 11])}),
+    "lengths": Case(
+        lambda p: {"key_starts": torch.tensor([0, 5]), "key_lengths": torch.tensor([37, 20])}
+    ),
+    "segments": Case(lambda p: {"query_segments": ids(2, 21, 8), "key_segments": ids(2, 37, 13)}),
+    "mask": Case(lambda p: {"mask": torch.rand(2, 1, 21, 37) < 0.6}),
+    "dropout": Case(lambda p: {"dropout": 0.3, "seed": 11}),
+    "temperature": Case(lambda p: {"temperature": p["t"].exp()}, {"t": (2, 4, 21)}),
+    "one query": Case(
+        lambda p: {"causal": True, "query_offset": 299, "position": ALiBi(p["slopes"])},
+        {"slopes": (4,)},
+        (1, 4, 2, 1, 300, 16, 16),
+    ),
+    "rope and alibi": Case(
+        lambda p: {"position": [RoPE(), ALiBi(p["slopes"])], "causal": True},
+        {"slopes": (4,)},
+        (2, 4, 4, 30, 30, 16, 24),
+    ),
+    "hype": Case(
+        lambda p: {"position": HyPE(p["tau"], 0.1 * p["mu"]), "query_offset": 5},
+        {"tau": (4,), "mu": (4,)},
+    ),
+    "t5": Case(
+        lambda p: {"position": T5(p["table"], bidirectional=True), "query_offset": 5},
+        {"table": (8, 4)},
+    ),
+    "offset bias": Case(
+        lambda p: {"position": OffsetBias(p["table"]), "query_offset": 0}, {"table": (4, 57)}
+    ),
+    "pair bias": Case(
+        lambda p: {"position": PairBias(p["pairs"]), "window": (30, 9), "query_offset": 5},
+        {"pairs": (2, 1, 21, 37)},
+    ),
+    "forget": Case(
+        lambda p: {"position": Forget(p["gates"]), "causal": True},
+        {"gates": (2, 4, 33)},
+        (2, 4, 2, 33, 33, 16, 16),
+    ),
+    "sink": Case(lambda p: {"position": Sink(p["sink"])}, {"sink": (4,)}),
+    "relative": Case(
+        lambda p: (
+            {"position": Relative(p["keys"], max_offset=6, values=p["values"])}
+            | {"query_offset": 8}
+        ),
+        {"keys": (13, 20), "values": (13, 12)},
+    ),
+    "relative past": Case(
+        lambda p: {"position": Relative(p["keys"], max_offset=6, far="zero"), "causal": True},
+        {"keys": (4, 7, 16)},
+        (2, 4, 4, 33, 33, 16, 24),
+    ),
+    "transformer-xl": Case(
+        lambda p: (
+            {"position": TransformerXL(p["u"], p["v"], p["r"]), "causal": True}
+            | {"query_offset": 4}
+        ),
+        {"u": (4, 16), "v": (4, 16), "r": (4, 40, 16)},
+        (1, 4, 2, 25, 29, 16, 16),
+    ),
+    "relative 2-d": Case(
+        lambda p: {"position": Relative2D(p["rows"], p["columns"], height=4, width=6)},
+        {"rows": (7, 16), "columns": (11, 16)},
+        (2, 2, 2, 24, 24, 16, 8),
+    ),
+    "absolute keys": Case(
+        lambda p: {"position": AbsoluteKeys(p["table"]), "query_offset": 0},
+        {"table": (37, 20)},
+    ),
+    "grid bias": Case(
+        lambda p: {"position": GridBias(p["table"])},
+        {"table": (2, 7, 11)},
+        (2, 2, 2, 24, 24, 16, 8),
+    ),
+    "laplacian": Case(lambda p: {"similarity": Laplacian(p["g"].exp())}, {"g": (4,)}),
+    "umbral": Case(
+        lambda p: {"similarity": Umbral(p["g"].exp()), "position": RoPE(), "query_offset": 2},
+        {"g": (4,)},
+    ),
+    "penumbral": Case(
+        lambda p: {"similarity": Penumbral(p["g"].exp(), score="log"), "causal": True},
+        {"g": (4,)},
+        (1, 4, 1, 40, 40, 9, 16),
+    ),
+    "entailment": Case(lambda p: {"similarity": Entailment(p["g"].exp())}, {"g": (4,)}),
+}
+
+
+def results(case: Case, mode=None) -> dict[str, Tensor]:
+    """Outputs and gradients; q, k and v are transposed, as most projections leave them."""
+    torch.manual_seed(0)
+    b, h, g, n, m, d, e = case.shape
+
+    def tokens(heads: int, length: int, columns: int) -> Tensor:
+        # Numbers that all types of tokens have.
+        x = torch.randn(b, length, heads, columns).bfloat16().float() * 0.5
+        return x.transpose(1, 2).detach().requires_grad_()
+
+    inputs = {"q": tokens(h, n, d), "k": tokens(g, m, d), "v": tokens(g, m, e)}
+    parameters = {
+        name: (0.3 * torch.randn(size)).requires_grad_() for name, size in case.parameters.items()
+    }
+    options = case.options(parameters)
+    d_o, d_lse = torch.randn(b, h, n, e).bfloat16().float(), torch.randn(b, h, n)
+
+    def run():
+        o, lse = gnomon.attention(*inputs.values(), **options, return_lse=True)
+        every = inputs | parameters
+        gradients = torch.autograd.grad([o, lse], [*every.values()], [d_o, d_lse])
+        return {"o": o, "lse": lse} | {
+            f"d_{name}": gradient for name, gradient in zip(every, gradients, strict=True)
+        }
+
+    if mode is None:
+        return run()
+    with mode:
+        return run()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_as_on_the_cpu(name, dtype):
+    case = CASES[name]
+    mode = OnCuda(dtype)
+    ours, expected = results(case, mode), results(case)
+    assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
+    # Tokens may be rounded again behind a map or a rotation, weights and outputs are.
+    tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}[dtype]
+    for what, value in expected.items():
+        scale = value[value.isfinite()].abs().max().clamp(min=0.1).item()
+        torch.testing.assert_close(
+            ours[what] / scale, value / scale, rtol=0, atol=tolerance, msg=f"{what} of {name}"
+        )
+
+
+def test_dropout_is_that_of_the_cpu():
+    """The values are the keys' own unit vectors: o is zero where a weight has been dropped."""
+    q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 40, 8)
+    v = torch.eye(40).expand(1, 2, 40, 40)
+    expected = gnomon.attention(q, k, v, dropout=0.4, seed=3)
+    with OnCuda():
+        ours = gnomon.attention(q, k, v, dropout=0.4, seed=3)
+    assert 0.3 < (expected == 0).float().mean() < 0.5
+    assert torch.equal(ours == 0, expected == 0)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+def test_modules(similarity):
+    torch.manual_seed(0)
+    attention = gnomon.nn.MultiheadAttention(
+        24, 4, kv_heads=2, similarity=similarity, position="rope+alibi:slopes=learned"
+    )
+    x = torch.randn(2, 19, 24)
+
+    def run():
+        attention.zero_grad()
+        o = attention(x, causal=True)
+        o.square().sum().backward()
+        return {"o": o} | {name: p.grad for name, p in attention.named_parameters()}
+
+    expected = run()
+    with OnCuda() as mode:
+        ours = run()
+    assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
+    for what, value in expected.items():
+        torch.testing.assert_close(ours[what], value, rtol=1e-4, atol=1e-4, msg=what)
+
+
+def test_linear_attention():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 70, 8) for _ in range(3))
+    for options in ({"causal": True}, {"feature": "relu"}, {"feature": "favor", "causal": True}):
+        expected = gnomon.linear_attention(q, k, v, **options)
+        with OnCuda():
+            ours = gnomon.linear_attention(q, k, v, **options)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_of_the_callers_are_refused_by_name():
+    q = torch.randn(1, 2, 9, 8)
+    places = torch.arange(9).expand(1, 9)
+    with OnCuda(), pytest.raises(NotImplementedError, match=r"positions on a GPU; expected"):
+        gnomon.attention(q, q, q, positions=places, position=ALiBi(torch.ones(2)))
+
+
+def test_what_the_emulation_sees_is_an_error():
+    """A launch that fails is not taken for a result."""
+    code = """
+    import torch, gnomon
+    from test_cuda_operators import OnCuda
+    q = torch.randn(1, 2, 9, 8)
+    with OnCuda():
+        try:
+            gnomon.attention(q, q, q)
+        except RuntimeError as error:
+            print(error)
+    """.replace("\n    ", "\n")
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "GNOMON_EMULATION_FAILS": "1",
+            "PYTHONPATH": str(ROOT / "tests" / "python"),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "gnomon.attention: CUDA: launching prepare_queries" in result.stdout
