@@ -175,6 +175,7 @@ class Plan {
   }
 
   void Backward(const Saved& saved, const Gradient& gradient) {
+    is_backward_ = true;
     p_.d_o = ToArray(saved.d_o);
     p_.d_lse = saved.d_lse;
     p_.o = ToArray(saved.o);
@@ -469,7 +470,7 @@ class Plan {
       const int64_t of_head = std::max<int64_t>(1, n_.queries * p_.relative_size);
       step = std::min(
           heads_, std::max<int64_t>(1, in_.relative.most_numbers / of_head / p_.group) * p_.group);
-      if (p_.relative_scores == nullptr) AllocateTables(step * of_head);
+      AllocateTables(step * of_head);
     }
     for (int64_t first = 0; first < heads_; first += step) {
       p_.first_head = Int(first);
@@ -478,11 +479,17 @@ class Plan {
     }
     p_.first_head = 0;
   }
+  // Those that the pass needs.
   void AllocateTables(int64_t numbers) {
-    for (float** table : {&p_.relative_scores, &p_.relative_products, &p_.relative_weights,
-                          &p_.d_relative_scores}) {
-      *table = New<float>(Size(numbers));
-    }
+    const auto need = [&](bool is_needed, float*& table) {
+      if (is_needed && table == nullptr) table = New<float>(Size(numbers));
+    };
+    const bool keys = features_.kRelativeKeys != 0;
+    const bool values = features_.kRelativeValues != 0;
+    need(keys, p_.relative_scores);
+    need(values, p_.relative_weights);
+    need(keys && is_backward_, p_.d_relative_scores);
+    need(values && is_backward_, p_.relative_products);
   }
 
   Product& NewProduct() {
@@ -645,6 +652,7 @@ class Plan {
   bool distance_;
   Constants features_;
   Parameters p_;
+  bool is_backward_ = false;
   // Of each head: (B, H, entries, columns).
   float* d_relative_keys_ = nullptr;
   float* d_relative_values_ = nullptr;
