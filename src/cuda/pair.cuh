@@ -279,6 +279,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
         const Head x = HeadOf<C>(p.x, head.b, head.h);
         const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
         float g = 0;
+#pragma unroll 1
         for (int d = 0; d < p.dim; ++d) {
           const float difference =
               LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);

@@ -33,7 +33,8 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
                                 int columns) {
   const int row_bytes = cuda::RowBytes(C::kType, columns);
   const int warp = Thread() / 32;
-#pragma unroll
+  // What is in registers needs it; all operands from shared memory at once would fill them.
+#pragma unroll(C::kOwn != 0 ? 32 : 4)
   for (int k = 0; k < columns / Depth<C>(); ++k) {
     Operand left;
     if (C::kOwn == 0) LoadLeft<C>(left, own_tile, row_bytes, 16 * warp, k);

@@ -13,6 +13,11 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#endif
 
 namespace gnomon::device {
 
@@ -450,6 +455,8 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   block.all.size = threads;
   for (int t = 0; t < threads; ++t) {
     device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
+    // What ran there before has left its frames without returning.
+    ASAN_UNPOISON_MEMORY_REGION(fiber.stack.get(), device::kStack);
     fiber.done = false;
     fiber.held = nullptr;
     fiber.copies.clear();
