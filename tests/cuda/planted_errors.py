@@ -28,11 +28,10 @@ class Builder:
         self.compiler = compiler
         self.flags = flags
         self.generated = build / "generated" / "gnomon_cuda_tests"
+        objects = build / "tests" / "CMakeFiles"
         self.objects = [
-            path
-            for target in ("gnomon_cuda_tests", "gnomon_cuda_emulation")
-            for path in sorted(build.glob(f"tests/CMakeFiles/{target}.dir/cuda/*.o"))
-            if not path.name.startswith("emulated_rows")
+            *sorted(objects.glob("gnomon_cuda_tests.dir/cuda/*_test.cc.o")),
+            *objects.glob("gnomon_cuda_emulation.dir/cuda/emulation.cc.o"),
         ]
         self.core = build / "lib" / "libgnomon_core.a"
         if not self.objects or not self.core.exists():
