@@ -922,6 +922,11 @@ def _candidates(model: PreTrainedModel) -> dict[str, list[Any]]:
     for name in ("grid_thw", "image_grid_thw"):
         if name in parameters and "input_ids" not in parameters:
             found |= {name: [grid], "hidden_states": [patches], "pixel_values": [patches]}
+    if "spatial_shapes" in parameters:
+        # Patches of images that need not be alike (SigLIP 2).
+        found["pixel_values"] = [torch.randn(BATCH, 16, patches.shape[-1])]
+        found["pixel_attention_mask"] = [torch.ones(BATCH, 16, dtype=torch.int64)]
+        found["spatial_shapes"] = [torch.tensor([[4, 4]] * BATCH)]
     return found
 
 
@@ -959,6 +964,8 @@ def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
         "visual_feats",
         "visual_pos",
         "qformer_input_ids",
+        "pixel_attention_mask",
+        "spatial_shapes",
     ):
         if name in candidates:
             wanted.append(name)

@@ -15,20 +15,24 @@ import torch
 
 _FUNCTION = re.compile(r"scaled_dot_product_attention\(|multi_head_attention_forward\(")
 _PRODUCT = re.compile(r"[mM]at[mM]ul\w*\(|bmm\(|einsum\(| @ ")
-
 _ASKS = re.compile(r"isinstance\(\w*mask, (torch\.)?Tensor\)")
 _SOFTMAX = re.compile(r"[sS]oftmax(\.apply)?\(")
 
 
-@functools.cache
+_SOURCES: dict[type[torch.nn.Module], str] = {}
+
+
 def source_of(module_class: type[torch.nn.Module]) -> str:
     """Of a class and of those that it inherits from, PyTorch's aside."""
+    if module_class in _SOURCES:
+        return _SOURCES[module_class]
     sources = []
     for part in module_class.__mro__:
         if part.__module__.split(".")[0] == "torch" or part is object:
             continue
         sources.append(_classes_of_module(part.__module__).get(part.__qualname__, ""))
-    return "\n".join(sources)
+    _SOURCES[module_class] = "\n".join(sources)
+    return _SOURCES[module_class]
 
 
 @functools.cache
