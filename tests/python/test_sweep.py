@@ -53,12 +53,12 @@ def sweep(monkeypatch):
 def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     outcome = {"type": "bert", "class": "equal", "why": "", "interface": True, "as_sdpa": True}
     now = outcome | {"code": sweep._code()}
-    page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, "sweep", 3)
+    page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, 3)
     assert "1 model types were compared before" in page
     assert "| not compared | 1 |" in page
     assert "Of 2 with the attention interface, 2 are equal: 100.0%." in page
     assert "masks of booleans to the scores: `bert`, `t5`." in page
-    assert "compared before" not in sweep.to_markdown({"bert": now}, "sweep", 1)
+    assert "compared before" not in sweep.to_markdown({"bert": now}, 1)
 
 
 def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):

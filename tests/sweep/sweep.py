@@ -176,7 +176,7 @@ def _reason(why: str) -> str:
     return re.sub(r"\[[^\]]*\]|\b\d[\d.e+-]*", "n", why).replace("|", "\\|")
 
 
-def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -> str:
+def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
     """The page of the documentation; count: of all model types."""
     by_class = defaultdict(list)
     for outcome in outcomes.values():
@@ -190,8 +190,9 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], command: str, count: int) -
         "parameter's largest gradient; beyond, both must agree in float64. With the attention "
         "interface: a module of the model attends through transformers' `AttentionInterface`.",
         "",
-        f"Written by `{command}` on {datetime.date.today()}; {_versions()}. It goes on with what "
-        "is not compared yet; `--again` names classes to compare anew.",
+        f"Of {datetime.date.today()}: {_versions()}. `make sweep` writes this page and goes on with "
+        "what is not compared yet; `tests/sweep/sweep.py --help` tells how to compare some types, or "
+        "some anew.",
         "",
         "| | model types | with the attention interface | |",
         "|:--|--:|--:|:--|",
@@ -298,9 +299,8 @@ def main() -> int:
     counts = {name: sum(o["class"] == name for o in outcomes.values()) for name in CLASSES}
     print(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     if options.table is not None:
-        command = " ".join([".venv/bin/python", *sys.argv])
         count = len(tiny_models.model_types())
-        options.table.write_text(to_markdown(outcomes, command, count))
+        options.table.write_text(to_markdown(outcomes, count))
     return int(any(counts[name] for name in ("in part", "ignored", "differs", "crashed")))
 
 
