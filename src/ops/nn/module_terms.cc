@@ -163,11 +163,11 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
     std::vector<Use> uses;
     for (const Parameter* parameter : entry.Tensors(term)) uses.push_back(UseOf(term, *parameter));
     const auto called = [&](bool both_ways) {
-      Component called = term;
-      called.SetDefault("bidirectional", both_ways ? "true" : "false");
+      Component component = term;
+      component.SetDefault("bidirectional", both_ways ? "true" : "false");
       // A table of offsets is that of positions, of which a call has some.
-      if (!term.Find("shape")) called.SetDefault("centred", "true");
-      return called;
+      if (!term.Find("shape")) component.SetDefault("centred", "true");
+      return component;
     };
     // Along the axes of a grid a token looks both ways even at those before it.
     const bool lies_on_grid = term.Find("shape").has_value();
