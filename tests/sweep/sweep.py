@@ -190,9 +190,9 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
         "parameter's largest gradient; beyond, both must agree in float64. With the attention "
         "interface: a module of the model attends through transformers' `AttentionInterface`.",
         "",
-        f"Of {datetime.date.today()}: {_versions()}. `make sweep` writes this page and goes on with "
-        "what is not compared yet; `tests/sweep/sweep.py --help` tells how to compare some types, or "
-        "some anew.",
+        f"Of {datetime.date.today()}: {_versions()}. `make sweep` writes this page and goes on "
+        "with what is not compared yet; `tests/sweep/sweep.py --help` tells how to compare some "
+        "types, or some anew.",
         "",
         "| | model types | with the attention interface | |",
         "|:--|--:|--:|:--|",
