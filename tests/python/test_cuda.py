@@ -178,7 +178,7 @@ def test_on_the_cpu_what_is_made_of_them_is_wide(dtype):
         ({"similarity": gnomon.similarity.Laplacian(0.5)}, {"x", "y", "v"}),
         ({"similarity": Penumbral(0.5)}, {"v"}),
         ({"position": gnomon.position.RoPE()}, {"v"}),
-        ({"position": gnomon.position.Relative(torch.randn(1, 5, 8))}, {"x", "y", "v"}),
+        ({"position": gnomon.position.Relative(torch.randn(5, 8), max_offset=2)}, {"x", "y", "v"}),
         ({"aggregation": "einstein_midpoint"}, {"x", "y"}),
     ]
     for options, low in cases:
@@ -411,6 +411,5 @@ def test_tensors_of_another_device_are_named():
                 1.0,
                 0.0,
                 0.0,
-                False,
             ),
         )
