@@ -83,7 +83,10 @@ GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned c
           sum += number;
         }
       }
-      if (first) to[entry] += sum;
+      // All lanes read before any writes, here and in an emulation that takes one after the other.
+      const float before = first ? to[entry] : 0.0f;
+      WarpBarrier();
+      if (first) to[entry] = before + sum;
       // What the next numbers are added to may be another lane's.
       WarpBarrier();
     }

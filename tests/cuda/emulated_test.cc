@@ -106,6 +106,9 @@ std::vector<Case> Cases() {
        {.shape = {2, 2, 2, 46, 46, 8, 16}, .relative = &kGrid, .relative_dim = 0}},
       {"RelativeDecode",
        {.shape = {1, 2, 1, 1, 600, 8, 8}, .query_offset = 599, .relative = &kShaw}},
+      // In most rows one key weighs more than all others.
+      {"RelativeOfFewKeys",
+       {.shape = {1, 2, 2, 7, 7, 8, 8}, .right = 0, .relative = &kShaw, .relative_heads = true}},
       {"RelativeWithoutKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .relative = &kShaw}},
       {"RelativeWithoutQueries", {.shape = {2, 2, 1, 0, 5, 8, 8}, .relative = &kShaw}},
       {"GridAxes", {.shape = {1, 2, 1, 46, 46, 8, 8}, .bias = kShared, .layout = &kAxes}},
