@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "build_info.h"
@@ -137,6 +138,16 @@ void Together(const models::Processes& processes, const std::function<void()>& p
   }
 }
 
+// Of "--out=", as a shell makes of --out=$EMPTY, CLI11 would take the next option for the value.
+void RefuseOptionsWithoutValue(int argc, char** argv) {
+  for (int n = 1; n < argc; ++n) {
+    const std::string_view word = argv[n];
+    if (word.starts_with("--") && word.find('=') + 1 == word.size()) {
+      throw Error(StrCat(word.substr(0, word.size() - 1), " is empty (see --help)"));
+    }
+  }
+}
+
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   // Memory that there is not is an error like others, no reason to abort.
   FLAGS_caffe2_use_fatal_for_enforce = false;
@@ -165,6 +176,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       for (const char* name : {"train", "eval", "generate", "compare", "list"}) {
         AddTermsFlag(app.get_subcommand(name));
       }
+      RefuseOptionsWithoutValue(argc, argv);
       try {
         app.parse(argc, argv);
       } catch (const CLI::Success& asked) {

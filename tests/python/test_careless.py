@@ -121,8 +121,10 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
                 given += ["--data", "text.txt"]
             if command == "bench" and option in ("--depth", "--mlp"):
                 given += ["--model", "dot/none"]
-            line = refuse(*given, option, "")
-            assert f"{option} is empty" in line, (command, option, line)
+            # The second is what a shell makes of --option=$EMPTY; what follows is no value of it.
+            for words in ([option, ""], [f"{option}=", "--help"]):
+                line = refuse(*given, *words)
+                assert f"{option} is empty" in line, (command, words, line)
     assert swept > 60
     assert sorted(p.name for p in folder.iterdir()) == before
 
