@@ -76,8 +76,9 @@ struct SharedLayout {
 // A multiple of 16, as all that a tile is made of is.
 constexpr int ScoreBytes(int warps, int step) { return 16 * warps * (step + 1) * 4; }
 
-constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps, int step,
-                                     int stages, int own, int words, int bias, int scores) {
+// What a block walks over, up to where its own rows begin.
+constexpr SharedLayout LayoutOfOthers(int type, int dim, int value_dim, int warps, int step,
+                                      int stages, int words, int bias, int scores) {
   SharedLayout at{};
   at.other_x = 0;
   at.other_y = at.other_x + stages * step * RowBytes(type, dim);
@@ -85,6 +86,12 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps
   at.bias = at.words + stages * words * step * 4;
   at.scores = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
   at.own_x = at.scores + scores * ScoreBytes(warps, step);
+  return at;
+}
+
+constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps, int step,
+                                     int stages, int own, int words, int bias, int scores) {
+  SharedLayout at = LayoutOfOthers(type, dim, value_dim, warps, step, stages, words, bias, scores);
   const int query = 16 * warps * RowBytes(type, dim);
   at.size = at.own_x + query;
   if (own != 0) {
@@ -97,13 +104,7 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps
 
 constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int warps, int step,
                                       int stages, int own, int words, int bias, int scores) {
-  SharedLayout at{};
-  at.other_x = 0;
-  at.other_y = at.other_x + stages * step * RowBytes(type, dim);
-  at.words = at.other_y + stages * step * RowBytes(type, value_dim);
-  at.bias = at.words + stages * words * step * 4;
-  at.scores = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
-  at.own_x = at.scores + scores * ScoreBytes(warps, step);
+  SharedLayout at = LayoutOfOthers(type, dim, value_dim, warps, step, stages, words, bias, scores);
   at.own_y = at.own_x + 16 * warps * RowBytes(type, dim);
   at.size = at.own_y + 16 * warps * RowBytes(type, value_dim);
   if (own != 0) {
