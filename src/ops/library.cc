@@ -13,6 +13,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/hype_augment.h"
+#include "ops/attention/outputs.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/graph/graph_attention.h"
 #include "ops/graph/graph_operators.h"

@@ -8,7 +8,9 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
+#include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
+#include "ops/attention/kept_tensor.h"
 #include "ops/nn/module_terms.h"
 
 namespace gnomon {

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/attention/compose.h"
+#include "ops/attention/call.h"
 
 namespace gnomon {
 

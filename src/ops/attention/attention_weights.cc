@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/call_checks.h"
+#include "ops/attention/compose.h"
 #include "ops/attention/operators.h"
 #include "ops/nn/module_terms.h"
 #include "ops/positions/rope_frequencies.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/compose.h"
+#include "ops/attention/call.h"
 
 namespace gnomon {
 

@@ -50,7 +50,7 @@ void CheckNoTangents(const char* operation, const Tensors&... tensors) {
 // their outputs come with the arguments, from an operator that was called below autograd as Torch's
 // own formulas do, so that the transforms can be out of sight meanwhile.
 template <class Function, class... Args>
-auto Record(Args&&... args) {
+auto ApplyFunction(Args&&... args) {
   class WithoutTransforms {
    public:
     WithoutTransforms() : state_(std::move(at::functorch::functorchTLSAccessor())) {}

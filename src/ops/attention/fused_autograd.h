@@ -127,7 +127,7 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
     if (!RecordsGradients(needed)) return outputs;
     const Tensors recorded = std::apply(
         [&](const auto&... members) {
-          return Record<RecordedOperator>(outputs, needed, members...);
+          return ApplyFunction<RecordedOperator>(outputs, needed, members...);
         },
         Arguments::Tie(arguments));
     return {recorded[0], recorded[1], std::get<2>(outputs)};

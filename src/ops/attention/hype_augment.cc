@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "ops/attention/compose.h"
+#include "ops/attention/call_checks.h"
 #include "ops/attention/hype_augment.h"
 #include "ops/coordinates/token_grid.h"
 

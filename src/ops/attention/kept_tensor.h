@@ -14,6 +14,9 @@ namespace gnomon {
 at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
                       const std::function<at::Tensor()>& make);
 
+// A number in every head, in the computing type.
+at::Tensor HeadNumber(const at::Tensor& q, double number);
+
 }  // namespace gnomon
 
 #endif  // GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_

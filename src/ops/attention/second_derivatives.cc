@@ -61,7 +61,7 @@ void CallAndRefuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     outputs.push_back(std::move(output).toTensor());
   }
   for (at::Tensor& recorded :
-       Record<RefusingFunction>(call, at::TensorList(inputs), std::tuple(outputs))) {
+       ApplyFunction<RefusingFunction>(call, at::TensorList(inputs), std::tuple(outputs))) {
     stack->emplace_back(std::move(recorded));
   }
 }

@@ -440,8 +440,8 @@ MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string
   CheckNoTangents("gnomon.attention", q, k);
   const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
   if (!RecordsGradients(needed)) return outputs;
-  const variable_list recorded =
-      Record<ConeMapFunction>(q, k, std::string(function), std::string(map), r, needed, outputs);
+  const variable_list recorded = ApplyFunction<ConeMapFunction>(
+      q, k, std::string(function), std::string(map), r, needed, outputs);
   return {recorded[0], recorded[1], recorded[2], recorded[3]};
 }
 

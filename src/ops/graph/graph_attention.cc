@@ -6,6 +6,8 @@
 #include <gnomon/torch/graph_attention.h>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/call_checks.h"
+#include "ops/attention/compose.h"
 #include "ops/graph/graph_operators.h"
 
 namespace gnomon {

@@ -245,7 +245,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
   const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
   if (!RecordsGradients(Needed(x, y, z))) return output;
   // In a tuple, where autograd does not take it for an input.
-  return Record<SumsFunction>(x, y, z, reverse, std::tuple(output));
+  return ApplyFunction<SumsFunction>(x, y, z, reverse, std::tuple(output));
 }
 
 std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
@@ -253,7 +253,8 @@ std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at:
   CheckNoTangents(kLinearAttention, q, k, v);
   const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
   if (!RecordsGradients(Needed(q, k, v))) return outputs;
-  const variable_list recorded = Record<LinearFunction>(q, k, v, std::string(feature), outputs);
+  const variable_list recorded =
+      ApplyFunction<LinearFunction>(q, k, v, std::string(feature), outputs);
   return {recorded[0], recorded[1]};
 }
 

@@ -21,7 +21,7 @@
 #include <cmath>
 #include <string>
 
-#include "ops/attention/compose.h"
+#include "ops/attention/call_checks.h"
 #include "ops/catalogue/registry.h"
 #include "ops/linear/causal_sums.h"
 

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "base/kept.h"
+#include "ops/attention/call_checks.h"
+#include "ops/attention/compose.h"
 #include "ops/attention/kept_tensor.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/coordinates/token_positions.h"

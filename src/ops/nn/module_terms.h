@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/compose.h"
+#include "ops/attention/call.h"
 #include "ops/nn/module_tensor.h"
 
 namespace gnomon {

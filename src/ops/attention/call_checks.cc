@@ -1,0 +1,141 @@
+#include "ops/attention/call_checks.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+#include <vector>
+
+#include "ops/attention/attention_cuda.h"
+
+namespace gnomon {
+namespace {
+
+bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+void CheckDropout(const CallArguments& arguments) {
+  TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
+                    "gnomon.attention: dropout is ", arguments.dropout, "; expected 0 to 1");
+  if (!arguments.seed) return;
+  TORCH_CHECK_TYPE(arguments.seed->scalar_type() == at::kLong, "gnomon.attention: seed has dtype ",
+                   arguments.seed->scalar_type(), "; expected int64");
+  TORCH_CHECK_VALUE(arguments.seed->numel() == 1, "gnomon.attention: seed has shape ",
+                    arguments.seed->sizes(), "; expected one number");
+}
+
+void CheckTolerance(double tolerance) {
+  TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, OperatorArguments::kOperation,
+                    ": tolerance is ", tolerance, "; expected at least 0, and less than 1");
+}
+
+void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
+  if (!chunks) return;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const std::vector<int64_t>& n = *chunks;
+  bool right = n.size() == 3 && n[0] >= 1;
+  for (const int64_t number : n) right = right && number >= 0 && number < kMost;
+  TORCH_CHECK_VALUE(right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
+                    "; expected (size, before, after), size at least 1, the others at least 0");
+}
+
+}  // namespace
+
+void CheckOptions(const CallArguments& arguments) {
+  CheckDropout(arguments);
+  CheckTolerance(arguments.tolerance);
+  CheckChunks(arguments.chunks);
+  for (const auto& [name, side] :
+       {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
+    TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
+                      "; expected at least 0, or None for unbounded");
+  }
+}
+
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(), operation,
+                              ": ", name, " is on ", tensor.device(),
+                              "; expected the CPU or a CUDA device");
+  CheckCudaIsOn(operation, name, tensor);
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, operation, ": ", name, " has layout ",
+                   tensor.layout(), "; expected a strided tensor");
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype), operation, ": ",
+                   name, " has dtype ", dtype, "; expected bfloat16, float16, float32 or float64");
+  TORCH_CHECK_TYPE(dtype == q.scalar_type(), operation, ": ", name, " has dtype ", dtype, " and q ",
+                   q.scalar_type(), "; expected the same");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q) {
+  TORCH_CHECK_TYPE(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), operation, ": ",
+                   name, " has dtype ", tensor.scalar_type(), "; expected integers");
+  TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
+                   " and q on ", q.device(), "; expected the same");
+}
+
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length) {
+  if (!tensor) return std::nullopt;
+  CheckIntegerType(operation, name, *tensor, q);
+  std::vector<c10::SymInt> sizes = {q.sym_size(0)};
+  if (length) sizes.push_back(*length);
+  // Without the axis of the batch they are for all of it.
+  const size_t absent = tensor->dim() + 1 == static_cast<int64_t>(sizes.size()) ? 1 : 0;
+  const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
+  TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",
+                    tensor->sym_sizes(), "; expected (B,) = (", q.sym_size(0),
+                    ",), or () for all batches");
+  TORCH_CHECK_VALUE(!length || tensor->sym_sizes() == expected, operation, ": ", name,
+                    " has shape ", tensor->sym_sizes(), "; expected (B, length) = (", q.sym_size(0),
+                    ", ", length.value_or(0), "), or (length,) for all batches");
+  const at::Tensor integers = tensor->to(at::kLong);
+  return absent == 0 ? integers : integers.expand_symint(sizes).contiguous();
+}
+
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v) {
+  for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
+    CheckTokenType(operation, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->dim() == 4, operation, ": ", name, " has shape ", tensor->sym_sizes(),
+                      "; expected four axes, (batch, heads, length, columns)");
+    TORCH_CHECK_VALUE(tensor->sym_size(3) >= 1, operation, ": ", name, " has shape ",
+                      tensor->sym_sizes(), "; expected at least one column");
+  }
+  TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3), operation,
+                    ": k has shape ", k.sym_sizes(),
+                    "; expected (B, Hkv, Lk, D) with B = ", q.sym_size(0),
+                    " and D = ", q.sym_size(3), " as in q ", q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1) &&
+                        v.sym_size(2) == k.sym_size(2),
+                    operation, ": v has shape ", v.sym_sizes(),
+                    "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
+                    q.sym_size(1), " heads and k ", k.sym_size(1), "; expected a multiple");
+}
+
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths) {
+  if (!key_starts && !key_lengths) return k;
+  const at::Tensor columns = at::arange(k.sym_size(2), k.options().dtype(at::kLong)).unsqueeze(0);
+  at::Tensor visible = columns >= 0;
+  if (key_starts) visible = visible.logical_and(columns >= key_starts->unsqueeze(1));
+  if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));
+  return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
+}
+
+at::ScalarType ComputingType(const at::Tensor& q) {
+  return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
+}
+
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what) {
+  const at::ScalarType computing = ComputingType(q);
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what, " has dtype ", dtype,
+                   " and q ", q.scalar_type(), "; expected ", computing,
+                   computing == q.scalar_type() ? "" : " or that of q");
+  return tensor.to(computing);
+}
+
+}  // namespace gnomon

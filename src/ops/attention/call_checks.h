@@ -1,0 +1,50 @@
+// What the operators ask of their arguments. Mistakes throw c10::ValueError, c10::TypeError or
+// c10::NotImplementedError, with messages that begin with `operation`.
+#ifndef GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
+#define GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "ops/attention/call.h"
+
+namespace gnomon {
+
+// Dropout, tolerance, chunks and window.
+void CheckOptions(const CallArguments& arguments);
+
+// q, k and v of attention.
+void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v);
+
+// A token of any operator: a floating-point dtype and a device that there are kernels for, both as
+// in q.
+void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
+                    const at::Tensor& q);
+
+// Integers, on the device of q.
+void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& q);
+
+// An integer tensor of q's batch, (B,) or (B, length), as int64. One without the axis of the batch
+// applies to all of it.
+OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
+                             const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
+
+// k (B, Hkv, Lk, D) with zeros where no query may look: NaN there would come back in the gradient
+// of a token map.
+at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
+                         const OptionalTensor& key_lengths);
+
+// The type of a call's sums, parameters and lse: q's dtype, or float32 where that is lower.
+at::ScalarType ComputingType(const at::Tensor& q);
+
+// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError; `what`
+// begins the message.
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_CALL_CHECKS_H_

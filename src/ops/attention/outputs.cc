@@ -1,0 +1,35 @@
+#include "ops/attention/outputs.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "ops/geometry/geometry.h"
+
+namespace gnomon {
+
+std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
+                                           const at::Tensor& sink) {
+  TORCH_CHECK_VALUE(sink.dim() == 0 || (sink.dim() == 1 && sink.sym_size(0) == lse.sym_size(1)) ||
+                        (sink.dim() == 3 && sink.sym_sizes() == lse.sym_sizes()),
+                    OperatorArguments::kOperation, ": sink has shape ", sink.sym_sizes(),
+                    "; expected (), (H,) = (", lse.sym_size(1),
+                    ",) or (B, H, Lq) = ", lse.sym_sizes());
+  const at::Tensor score = (sink.dim() == 1 ? sink.unsqueeze(1) : sink).expand_as(lse);
+  // A row that sees no key has lse = -inf, and a sink of -inf is none: differences of these are no
+  // numbers, nor are their gradients.
+  constexpr double kNothing = -1e30;
+  const at::Tensor finite = lse.clamp_min(kNothing);
+  const at::Tensor total = at::logaddexp(finite, score);
+  return {(o * at::sigmoid(finite - score).unsqueeze(3)).to(o.scalar_type()),
+          at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
+}
+
+at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity) {
+  const at::Tensor points = OntoHyperboloid(o);
+  if (similarity.entry->curvature == nullptr) return points;
+  const at::Tensor root = OverRows(similarity.entry->curvature(similarity.others).sqrt());
+  return (points * OverColumns(root.unsqueeze(0))).to(o.scalar_type());
+}
+
+}  // namespace gnomon

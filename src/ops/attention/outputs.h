@@ -1,0 +1,24 @@
+// What becomes of o and lse once the operator has computed them.
+#ifndef GNOMON_OPS_ATTENTION_OUTPUTS_H_
+#define GNOMON_OPS_ATTENTION_OUTPUTS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "ops/attention/call.h"
+
+namespace gnomon {
+
+// o (B, H, Lq, Dv) and lse (B, H, Lq) with one more score in each row, whose key has the value 0.
+std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
+                                           const at::Tensor& sink);
+
+// The sums o (B, H, Lq, Dv) of points of hyperboloids, times first, back on them: of all points
+// those that have the least sum of squared Lorentzian distances from what was summed up (Law et al.
+// 2019). 0 stays 0.
+at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_OUTPUTS_H_
