@@ -14,12 +14,12 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry has its name and
-        title, formula (as text and in LaTeX, with a note), details, source, role ("similarity"; of
-        a position "none", "embedding", "rotation", "bias", "grid_bias", "key_bias", "pair_bias" or
-        "content"), cost, whether it needs a grid, causal or the dot product, the name of its class
-        here, the library of load_terms that it is from, and parameters: name, kind, meaning,
-        default, choices, range, whether it may be a tensor, what a table is indexed by, and whether
-        it is an argument of the class. The fields are those of include/gnomon/catalogue.h.
+        title, formula (as text and in LaTeX, with a note), details, source, role ("similarity", or
+        what a position does: "rotation", "bias", "content", ...), cost, whether it needs a grid,
+        causal or the dot product, the name of its class here, the library of load_terms that it
+        comes from, and parameters: name, kind, meaning, default, choices, range, whether it may be
+        a tensor, what a table is indexed by, and whether it is an argument of the class. The fields
+        and the roles are those of include/gnomon/catalogue.h.
     """
     found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
     return found

@@ -216,6 +216,60 @@ def test_tables(draw, absolute, buckets):
         close(entry["values"], tensors[f"model.blocks.{layer}.attention.t5_table"])
 
 
+@pytest.fixture(scope="module")
+def pattern(folder):
+    return trained(folder, "rope:base=50;t5+t5:buckets=8")
+
+
+def test_layers_with_positions_of_their_own(draw, pattern):
+    tensors = load_file(pattern / "checkpoint.safetensors")
+    tables = draw("tables", "--model", pattern)["tables"]
+    assert [table["name"] for table in tables] == [
+        "blocks.1.attention.t5_table",
+        "blocks.1.attention.t52_table",
+    ]
+    for table in tables:
+        assert table["kind"] == "biases"
+        close(table["values"], tensors[f"model.{table['name']}"])
+    panels = draw("decay", "--model", pattern, "--distance", 20)["panels"]
+    assert [(panel["title"], panel["kind"]) for panel in panels] == [
+        ("rope:base=50", "bound"),
+        ("layer 1", "bias"),
+    ]
+
+
+def test_tables_by_what_they_are_indexed_by():
+    """Of all learned tables of a position, one panel each, whatever their names are."""
+    positions = {
+        "t5": {"t5_table": "buckets"},
+        "grid_bias:shape=3x4": {"grid_bias_table": "grid"},
+        "offset_bias": {"offset_bias_table": "offsets"},
+        "absolute_keys": {"absolute_keys_table": "keys"},
+        "relative:values=true:max_offset=3": {
+            "relative_table": "near_offsets",
+            "relative_values": "near_offsets",
+        },
+        "relative2d:shape=3x4": {
+            "relative2d_rows": "first_axis",
+            "relative2d_columns": "second_axis",
+        },
+        "transformer_xl:r=learned": {"transformer_xl_r": "distances"},
+        "transformer_xl": {},
+        "alibi:slopes=learned+rope_mixed": {},
+    }
+    for position, expected in positions.items():
+        found = model_pictures.learned_tables(MultiheadAttention(12, 2, position=position))
+        assert {table.name.strip("."): table.indexed_by for table in found} == expected, position
+
+
+@pytest.mark.parametrize("spec", ["laplacian", "hyperbolic:model=ball", "penumbral:score=height2"])
+def test_rank_of_any_similarity(draw, spec):
+    arguments = ["rank", "--similarity", spec, "--dims", "4", "--depth", 2]
+    (entry,) = draw(*arguments, "--steps", 3, "--restarts", 1)["results"]
+    assert entry["similarity"] == spec
+    assert math.isfinite(entry["margins"][0])
+
+
 def test_buckets_are_drawn_over_distance(buckets):
     table = torch.randn(8, 2, dtype=torch.float64)
     axes = Figure().add_subplot()
@@ -318,7 +372,7 @@ def test_margins():
 
 def test_scores_of_pairs():
     q, k = torch.randn(2, 2, 7, 3, dtype=torch.float64)
-    dot = rank.scores(rank.SIMILARITIES["dot"], q, k)
+    dot = rank.scores("dot", q, k)
     torch.testing.assert_close(dot, q @ k.transpose(1, 2) / math.sqrt(3))
 
 

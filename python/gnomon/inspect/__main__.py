@@ -32,8 +32,8 @@ PICTURES: dict[
         encodings.draw_encoding,
     ),
     "decay": (
-        "what RoPE, ALiBi, HyPE, T5 and other positions do to a score with distance; with --model, "
-        "as each layer has learned it",
+        "what a position does to scores as the distance grows; with --model, as each layer has "
+        "learned it",
         decay.add_arguments,
         decay.draw,
     ),
@@ -64,7 +64,7 @@ PICTURES: dict[
         encodings.draw_terms,
     ),
     "rank": (
-        "the margin that cones and the dot product reach for the order of a tree, by dimensions",
+        "the margin by which similarities tell the order of a tree, by dimensions",
         rank.add_arguments,
         rank.draw,
     ),

@@ -103,30 +103,38 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             )
         return panels
     model = load_model(options.model).model
-    spec = model.options["position"]
-    for part in components_of(spec):
-        if part.entry.get("role") == "rotation":
-            columns = turned_columns(model.blocks[0].attention)
-            bound = rope_bound(part.spec, options.distance, columns)
-            panels.append({"title": part.spec, "kind": "bound", "curves": bound[None]})
-    # Where training began, which is drawn dashed.
-    trained = model.blocks[0].attention
-    start = MultiheadAttention(
+    # A rotation that several layers share is drawn once.
+    rotations = {
+        part.spec: block.attention
+        for block in reversed(model.blocks)
+        for part in components_of(block.attention.position)
+        if part.entry.get("role") == "rotation"
+    }
+    for spec, module in reversed(rotations.items()):
+        bound = rope_bound(spec, options.distance, turned_columns(module))
+        panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
+    for layer, block in enumerate(model.blocks):
+        curves = biases(block.attention, options.distance)
+        if curves.abs().max() > 0:
+            # Where training began, which is drawn dashed.
+            starts = biases(_start_of(block.attention), options.distance)
+            panels.append(
+                {"title": f"layer {layer}", "kind": "bias", "curves": curves, "starts": starts}
+            )
+    if not panels:
+        position = model.options["position"]
+        raise ValueError(f'the position of {options.model}, "{position}", adds nothing by distance')
+    return panels
+
+
+def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
+    """The module as it was before training."""
+    return MultiheadAttention(
         trained.embed_dim,
         trained.num_heads,
         similarity=trained.similarity,
         position=trained.position,
     ).double()
-    for layer, block in enumerate(model.blocks):
-        curves = biases(block.attention, options.distance)
-        if curves.abs().max() > 0:
-            starts = biases(start, options.distance)
-            panels.append(
-                {"title": f"layer {layer}", "kind": "bias", "curves": curves, "starts": starts}
-            )
-    if not panels:
-        raise ValueError(f'the position of {options.model}, "{spec}", adds nothing by distance')
-    return panels
 
 
 def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) -> Tensor:

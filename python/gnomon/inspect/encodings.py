@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 import gnomon
+from gnomon._catalogue import components_of
 from gnomon._plots import colour
 from gnomon.inspect._pictures import (
     SIGNED,
@@ -49,11 +50,16 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
         )
     tokens = length if module.max_length is None else module.max_length
     encoding = module(torch.zeros(1, tokens, dim, dtype=torch.float64))[0]
-    shape = None
-    for part in spec.split(":"):
-        if part.startswith("shape=") and "prefix=" not in spec:
-            shape = [int(size) for size in part.removeprefix("shape=").split("x")]
-    return encoding, shape
+    return encoding, _grid_of(spec)
+
+
+def _grid_of(spec: str) -> list[int] | None:
+    """The shape of the grid that all positions lie on, if there is one."""
+    for component in components_of(spec):
+        shape, prefix = component.options.get("shape"), component.options.get("prefix", "0")
+        if shape is not None and int(prefix) == 0:
+            return [int(size) for size in shape.split("x")]
+    return None
 
 
 def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:

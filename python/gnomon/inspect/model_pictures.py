@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.colors import PowerNorm
@@ -25,14 +26,14 @@ from gnomon.inspect._pictures import (
 )
 from gnomon.inspect._probe import biases, weights
 from gnomon.models import LanguageModel
-from gnomon.nn import MultiheadAttention
+from gnomon.nn import MultiheadAttention, TokenEncoding
 
-# Tables end in one of these.
-TABLES = ("table", "values", "rows", "columns")
+# What a table of scores is indexed by; the rows of others are vectors.
+SCORES = ("buckets", "offsets", "grid")
 # Tokens whose names fit beside a map.
 NAMED_TOKENS = 64
 LONGEST_TEXT = 1024
-# Tokens back that a table of T5 is drawn for.
+# Tokens back that a table of buckets is drawn for.
 FARTHEST = 256
 
 
@@ -153,50 +154,46 @@ def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
 
 def draw_tables(options: argparse.Namespace) -> Picture:
     model = load_model(options.model).model
-    tables = {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters()
-        if name.endswith(TABLES)
-    }
+    tables = learned_tables(model)
     if not tables:
         position = model.options["position"]
         raise ValueError(
             f'{options.model} has learned no position table, its position being "{position}"; '
             "`gnomon inspect decay --model` draws biases by distance"
         )
-    panels: list[tuple[str, Tensor, bool]] = []
-    ends = _tables_of(model.options["position"])
-    bucketed = ends["buckets"]
-    for name, table in tables.items():
-        scores = name.endswith((*ends["buckets"], *ends["offsets"], *ends["grid"]))
-        if scores and table.dim() == 2:
-            panels.append((name, table if name.endswith(bucketed) else table.T, True))
-        else:
-            # One for each head.
-            each = [table] if table.dim() == 2 else list(table)
-            for head, rows in enumerate(each):
-                title = name if table.dim() == 2 else f"{name}, head {head}"
-                while scores and rows.dim() > 2:
-                    rows = rows[len(rows) // 2]  # of the farther axes, offset 0
-                panels.append((title, rows if scores else cosines(rows), scores))
+    panels: list[_Panel] = []
+    for table in tables:
+        rows, scores = table.rows, table.indexed_by in SCORES
+        if scores and rows.dim() == 2:
+            by_distance = table.indexed_by == "buckets"
+            spec = table.spec if by_distance else None
+            panels.append(_Panel(table.name, rows if by_distance else rows.T, True, spec))
+            continue
+        # One for each head.
+        for head, its in enumerate([rows] if rows.dim() == 2 else rows):
+            title = table.name if rows.dim() == 2 else f"{table.name}, head {head}"
+            while scores and its.dim() > 2:
+                its = its[len(its) // 2]  # of the farther axes, offset 0
+            panels.append(_Panel(title, its if scores else cosines(its), scores))
     columns = min(4, len(panels))
     rows_of_panels = -(-len(panels) // columns)
     figure = new_figure(max(4.2 * columns, 5.5), 3.8 * rows_of_panels)
     grid = figure.subplots(rows_of_panels, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    for axes, (title, values, scores) in zip(grid.flat, panels, strict=False):
-        axes.set_title(title, fontsize=10)
-        if title.endswith(bucketed):
-            _draw_buckets(axes, model.options["position"], values)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        axes.set_title(panel.title, fontsize=10)
+        if panel.spec is not None:
+            _draw_buckets(axes, panel.spec, panel.values)
             continue
-        limits = signed(values) if scores else {"cmap": SIGNED, "vmin": -1, "vmax": 1}
-        image = heat_map(axes, values, aspect="auto" if scores else "equal", **limits)
+        limits = signed(panel.values) if panel.scores else {"cmap": SIGNED, "vmin": -1, "vmax": 1}
+        aspect = "auto" if panel.scores else "equal"
+        image = heat_map(axes, panel.values, aspect=aspect, **limits)
         figure.colorbar(image, ax=axes, shrink=0.85)
-        if not scores:
+        if not panel.scores:
             axes.set_xlabel("row j")
             axes.set_ylabel("row i")
-    kinds = {scores for _, _, scores in panels}
+    kinds = {panel.scores for panel in panels}
     title = {
         frozenset({True}): "Learned biases",
         frozenset({False}): "Cosine of the learned rows",
@@ -205,27 +202,80 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     numbers = {
         "model": str(options.model),
         "tables": [
-            {"name": name, "kind": "biases" if scores else "cosines", "values": values}
-            for name, values, scores in panels
+            {
+                "name": panel.title,
+                "kind": "biases" if panel.scores else "cosines",
+                "values": panel.values,
+            }
+            for panel in panels
         ],
     }
     return Picture(figure, numbers)
 
 
-def _tables_of(position: str) -> dict[str, tuple[str, ...]]:
-    """By what tables of scores are indexed: how their names end. Others have rows of vectors."""
-    return {
-        index: tuple(
-            f"{component.name}_{table}"
-            for component in components_of(position)
-            for table in component.tables(index)
-        )
-        for index in ("buckets", "offsets", "grid")
-    }
+class _Panel(NamedTuple):
+    """A matrix to draw: scores as they are, or the cosines of a table's rows."""
+
+    title: str
+    values: Tensor
+    scores: bool
+    #: Of a table of buckets, which is drawn over distance instead: its position.
+    spec: str | None = None
+
+
+class LearnedTable(NamedTuple):
+    """A table of a model's position."""
+
+    name: str
+    rows: Tensor
+    #: What it is indexed by, as the catalogue says.
+    indexed_by: str
+    #: The component of the position that it belongs to.
+    spec: str
+
+
+def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
+    """The tables that a model's positions have learned, in the order of its modules."""
+    tables = []
+    for place, module in model.named_modules():
+        known: dict[str, tuple[str, str]] = {}
+        if isinstance(module, MultiheadAttention):
+            known = _tables_in_attention(module.position)
+        elif isinstance(module, TokenEncoding) and module.max_length is not None:
+            known = {
+                name: ("positions", module.spec)
+                for name, parameter in module.named_parameters(recurse=False)
+                if len(parameter) == module.max_length
+            }
+        tables += [
+            LearnedTable(f"{place}.{name}", parameter.detach(), *known[name])
+            for name, parameter in module.named_parameters(recurse=False)
+            if name in known
+        ]
+    return tables
+
+
+def _tables_in_attention(position: str) -> dict[str, tuple[str, str]]:
+    """What the tables of a module with that position are indexed by, and of which component."""
+    tables: dict[str, tuple[str, str]] = {}
+    counts = Counter[str]()
+    for component in components_of(position):
+        for parameter in component.entry.get("parameters", []):
+            name, index = parameter["name"], parameter["index"]
+            # A choice that is not "learned" has no table.
+            is_table = parameter["kind"] != "choice" or component.options.get(name) == "learned"
+            if index is None or not is_table:
+                continue
+            counts[f"{component.name}_{name}"] += 1
+            # A second one has a number, "t52_table".
+            count = counts[f"{component.name}_{name}"]
+            number = "" if count == 1 else count
+            tables[f"{component.name}{number}_{name}"] = (index, component.spec)
+    return tables
 
 
 def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
-    """The table of T5, (buckets, H), as the biases that it gives to distances."""
+    """A table like T5's, (buckets, H), as the biases that it gives to distances."""
     heads = table.shape[1]
     component = next(part for part in components_of(position) if part.tables("buckets"))
     module = MultiheadAttention(heads, heads, position=component.spec).to(table.dtype)

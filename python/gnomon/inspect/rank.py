@@ -1,4 +1,4 @@
-"""How wide a margin tree orders reach in few dimensions: cones against the dot product.
+"""How wide a margin similarities give the order of a tree in few dimensions.
 
 After Tseng et al. 2023, section 7.7: a cone in two dimensions holds any set of descendants, and
 scores all of them alike; a half-plane can cut out a set too, but the more nodes, the thinner. What
@@ -28,18 +28,11 @@ from gnomon.inspect._pictures import (
     named,
     new_figure,
     seed,
-    unknown,
 )
-from gnomon.similarity import Dot, Penumbral, Similarity, Umbral
+from gnomon.similarity import Similarity
 
 #: A margin that rises by more than this in the last quarter of the steps has not converged.
 RISING = 0.05
-
-SIMILARITIES: dict[str, Similarity] = {
-    "dot": Dot(),
-    "penumbral": Penumbral(1.0),
-    "umbral": Umbral(1.0),
-}
 
 
 def descendants(branching: int, depth: int) -> Tensor:
@@ -51,7 +44,7 @@ def descendants(branching: int, depth: int) -> Tensor:
     return below
 
 
-def scores(similarity: Similarity, q: Tensor, k: Tensor) -> Tensor:
+def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
     """s_ij (R, N, N) of queries and keys (R, N, d): lse where a query sees one key alone."""
     one_key = k.transpose(0, 1).unsqueeze(2)
     _, lse = gnomon.attention(
@@ -85,7 +78,7 @@ def _spread(s: Tensor) -> Tensor:
 
 
 def train(
-    similarity: Similarity, dim: int, below: Tensor, *, steps: int, restarts: int, seed: int
+    similarity: Similarity | str, dim: int, below: Tensor, *, steps: int, restarts: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """The margins (restarts,) that Adam reaches with queries and keys of `dim` numbers.
 
@@ -129,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--similarity",
         type=named,
         default="dot,penumbral,umbral",
-        help="of dot, penumbral and umbral, joined by commas (default %(default)s)",
+        help="specifications joined by commas (default %(default)s)",
     )
     parser.add_argument(
         "--dims",
@@ -169,9 +162,6 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def draw(options: argparse.Namespace) -> Picture:
     names = options.similarity.split(",")
-    for name in names:
-        if name not in SIMILARITIES:
-            raise unknown("similarity", name, SIMILARITIES)
     dims = options.dims
     if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
@@ -186,7 +176,7 @@ def draw(options: argparse.Namespace) -> Picture:
     for index, name in enumerate(names):
         reached = [
             train(
-                SIMILARITIES[name],
+                name,
                 dim,
                 below,
                 steps=options.steps,
