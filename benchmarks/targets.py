@@ -59,7 +59,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import gnomon
 
-CORA = ROOT.parent / "shared" / "data" / "cora" / "edges.txt"
+CORA = ROOT / "data" / "cora" / "edges.txt"
 CORA_PAPERS = 2708
 MEMORY_LENGTH = 32768
 CURVE_LENGTHS = [2**n for n in range(10, 16)]
@@ -121,7 +121,7 @@ def measure_model(rounds: int) -> Measured:
 def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
     """The edges (2, E) with both directions and self loops, and the same in compressed rows."""
     if not CORA.exists():
-        raise NotMeasuredError("there is no ../shared/data/cora")
+        raise NotMeasuredError("no data/cora: gnomon data get cora --out data/cora")
     pairs = [[int(node) for node in line.split()] for line in CORA.read_text().splitlines()]
     one_way = torch.tensor(pairs).t()
     loops = torch.arange(CORA_PAPERS).repeat(2, 1)

@@ -681,20 +681,27 @@ class Case:
             **self.arguments(),
         )
 
+    def rotated(self, inputs: Parameters, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """q (B, H, Lq, D) and k (B, H, Lk, D), rotated to the positions i and j if the case is."""
+        q = inputs["q"]
+        k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
+        rotation = self.rotation()
+        if rotation is None:
+            return q, k
+        similarity = SIMILARITIES[self.similarity]
+        first = int(similarity.height_is_first)
+        q, k = (
+            rotate(x.roll(-first, -1), p, similarity.has_height, **rotation).roll(first, -1)
+            for x, p in ((q, i), (k, j))
+        )
+        return q, k
+
     def scores(self, inputs: Parameters) -> Tensor:
         """(B, H, Lq, Lk), -inf where no query may look."""
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
         i = torch.arange(self.queries, dtype=torch.float64)[:, None] + self.mask.first(self.batch)
         j = torch.arange(self.keys, dtype=torch.float64)
-        q = inputs["q"]
-        k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
-        rotation = self.rotation()
-        if rotation is not None:
-            first = int(similarity.height_is_first)
-            q, k = (x.roll(-first, -1) for x in (q, k))
-            q = rotate(q, i[:, :, :, 0], similarity.has_height, **rotation)
-            k = rotate(k, j, similarity.has_height, **rotation)
-            q, k = (x.roll(first, -1) for x in (q, k))
+        q, k = self.rotated(inputs, i[:, :, :, 0], j)
         shape = self.heads, self.queries, self.keys
         bias = [
             torch.as_tensor(position.bias(inputs, row[0], j[None, :])).expand(shape)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -305,17 +306,8 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
 
 def test_interrupted_training_with_memory_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, "--steps", 300, "--position", "alibi", *WORDS]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*arguments, "--out", whole, cwd=folder)
-    file = "checkpoint.safetensors"
-    code, errors = interrupt(
-        [*arguments, "--out", parts, "--checkpoint-every", 20],
-        folder,
-        lambda: (parts / file).exists() and step_of(parts / file) >= 20,
-    )
-    assert code == 130, errors
-    succeed("train", "--resume", parts, cwd=folder)
-    assert_same_tensors(parts / file, whole / file)
+    with Interrupted(arguments, folder, tmp_path, every=20):
+        pass
 
 
 def test_compare_of_words_with_memory(folder, tmp_path):
@@ -608,19 +600,9 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, "--steps", 400, "--length", 16, "--position", "rope+alibi:slopes=learned",
                  "--dropout", 0.1, *TINY]  # fmt: skip
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*arguments, "--out", whole, cwd=folder)
-    file = "checkpoint.safetensors"
-    code, errors = interrupt(
-        [*arguments, "--out", parts, "--checkpoint-every", 50],
-        folder,
-        lambda: (parts / file).exists() and step_of(parts / file) >= 50,
-    )
-    assert code == 130, errors
-    assert f"resume with: gnomon train --resume {parts}" in errors
-    assert 50 <= step_of(parts / file) < 400
-    succeed("train", "--resume", parts, cwd=folder)
-    assert_same_tensors(parts / file, whole / file)
+    with Interrupted(arguments, folder, tmp_path, every=50) as run:
+        assert f"resume with: gnomon train --resume {run.folder}" in run.errors
+        assert 50 <= step_of(run.file) < 400
 
 
 def config_of(file: pathlib.Path) -> dict[str, Any]:
@@ -639,6 +621,68 @@ def assert_same_tensors(got: pathlib.Path, expected: pathlib.Path) -> None:
     assert tensors.keys() == load_file(expected).keys()
     for name, tensor in load_file(expected).items():
         np.testing.assert_array_equal(tensors[name], tensor, err_msg=name)
+
+
+class Interrupted:
+    """A training run that Ctrl-C stopped after a checkpoint, for a `with` statement.
+
+    At its end the run is resumed, by a command with the words `resume`, and must have the weights
+    of one that was never stopped.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        cwd: pathlib.Path,
+        tmp_path: pathlib.Path,
+        *,
+        every: int,
+        resume: Sequence[object] = (),
+    ) -> None:
+        self.cwd = cwd
+        self.resume = resume
+        self.whole, self.folder = tmp_path / "whole", tmp_path / "parts"
+        self.file = self.folder / "checkpoint.safetensors"
+        succeed(*arguments, "--out", self.whole, cwd=cwd)
+        code, self.errors = interrupt(
+            [*arguments, "--out", self.folder, "--checkpoint-every", every],
+            cwd,
+            lambda: self.file.exists() and step_of(self.file) >= every,
+        )
+        assert code == 130, self.errors
+
+    def __enter__(self) -> Interrupted:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            succeed("train", "--resume", self.folder, *self.resume, cwd=self.cwd)
+            assert_same_tensors(self.file, self.whole / self.file.name)
+
+
+def assert_resumes_bitwise(
+    train: Callable[..., object], cwd: pathlib.Path, arguments: Sequence[object]
+) -> None:
+    """A run of three steps, taken up again to do six, has the weights of a run of six.
+
+    train(folder, *words) makes a run in a folder. All steps are in the warm-up, in which the
+    learning rate does not depend on how many there are.
+    """
+    name = "checkpoint.safetensors"
+    train("whole", "--steps", 6, "--warmup", 3, *arguments)
+    train("half", "--steps", 3, "--warmup", 3, *arguments)
+    copy_with_steps(cwd / "half" / name, cwd / "half" / name, steps=6)
+    succeed("train", "--resume", "half", cwd=cwd)
+    assert step_of(cwd / "half" / name) == 6
+    assert_same_tensors(cwd / "half" / name, cwd / "whole" / name)
+
+
+def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Each similarity as a word of --run, and the entries of the positions that models take."""
+    catalogue = json.loads(succeed("list", "--json", cwd=cwd))
+    similarities = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
+    # Those of calls alone need tensors.
+    return similarities, [e for e in catalogue["positions"] if e["use"] != "attention()"]
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:

@@ -13,7 +13,6 @@ from formulas import (
     Mask,
     assert_near,
     check,
-    rotate,
     values_and_gradients,
 )
 from operator_checks import peak_memory
@@ -58,15 +57,7 @@ class Placed(Case):
     def scores(self, inputs):
         similarity, term = SIMILARITIES[self.similarity], POSITIONS[self.position]
         i, j = (p.double() for p in (self.places, self.of_keys()))
-        q = inputs["q"]
-        k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
-        rotation = self.rotation()
-        if rotation is not None:
-            first = int(similarity.height_is_first)
-            q, k = (x.roll(-first, -1) for x in (q, k))
-            q = rotate(q, i[:, None], similarity.has_height, **rotation)
-            k = rotate(k, j[:, None], similarity.has_height, **rotation)
-            q, k = (x.roll(first, -1) for x in (q, k))
+        q, k = self.rotated(inputs, i[:, None], j[:, None])
         shape = self.heads, self.queries, self.keys
         bias = torch.stack(
             [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
@@ -12,7 +13,7 @@ import scipy.linalg
 import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from test_cli import ROOT, assert_same_tensors, copy_with_steps, refused, step_of, succeed
+from test_cli import ROOT, assert_resumes_bitwise, refused, runs_of_the_catalogue, succeed
 from test_distributed_training import assert_same, run_one, run_two
 from test_task_images import Checkpoint
 
@@ -296,13 +297,8 @@ def test_loss_of_a_training_step(folder):
 
 
 def test_resuming_is_bitwise(folder):
-    arguments = ["--position", "rope:shape=grid", "--dropout", 0.2, "--warmup", 3]
-    whole = train(folder, "whole", "--steps", 6, *arguments)
-    half = train(folder, "half", "--steps", 3, *arguments)
-    copy_with_steps(half / FILE, half / FILE, steps=6)
-    succeed("train", "--resume", half, cwd=folder)
-    assert step_of(half / FILE) == 6
-    assert_same_tensors(half / FILE, whole / FILE)
+    arguments = ["--position", "rope:shape=grid", "--dropout", 0.2]
+    assert_resumes_bitwise(functools.partial(train, folder), folder, arguments)
 
 
 def test_two_processes_give_the_result_of_one(folder):
@@ -317,18 +313,15 @@ def test_two_processes_give_the_result_of_one(folder):
 
 def test_the_catalogue_goes_in_by_name(folder):
     """What only a causal model can have is refused by name."""
-    catalogue = json.loads(succeed("list", "--json", cwd=folder))
-    runs = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
-    for entry in catalogue["positions"]:
+    runs, positions = runs_of_the_catalogue(folder)
+    for entry in positions:
         name = entry["name"]
-        if entry["use"] == "attention()":
-            continue  # their tensors are those of a call
-        if name == "transformer_xl":
+        if entry["needs_causal"]:
             line = refused(
                 "train", "--task", "diffusion", "--data", "bars.safetensors", *tiny(),
                 "--position", name, cwd=folder,
             )  # fmt: skip
-            assert "position 'transformer_xl'" in line
+            assert f"position '{name}'" in line
             assert "causal" in line
             continue
         runs.append(f"penumbral/{name}")

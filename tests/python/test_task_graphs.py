@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from test_cli import assert_same_tensors, config_of, interrupt, refused, step_of, succeed
+from test_cli import Interrupted, config_of, refused, step_of, succeed
 from test_distributed_training import assert_same, run_one, run_two
 from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GATConv
@@ -189,22 +189,12 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     """With the best weights so far, which a checkpoint has beside the last ones."""
     arguments = [*TRAIN, "--steps", 500, "--similarity", "penumbral"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*arguments, "--out", whole, cwd=folder)
-    code, errors = interrupt(
-        [*arguments, "--out", parts, "--checkpoint-every", 20],
-        folder,
-        lambda: (parts / FILE).exists() and step_of(parts / FILE) >= 20,
-    )
-    assert code == 130, errors
-    best, last = weights_of(parts / FILE, "best."), weights_of(parts / FILE)
-    assert best.keys() == last.keys() - {f"layers.{n}.similarity.gamma_start" for n in (0, 1)}
-    selection = config_of(parts / FILE)["selection"]
-    assert 1 <= selection["step"] <= step_of(parts / FILE)
-    succeed("train", "--resume", parts, cwd=folder)
-    assert_same_tensors(parts / FILE, whole / FILE)
-    assert not any(name.startswith("best.") for name in load_file(parts / FILE))
-    assert config_of(parts / FILE)["selection"] is None
+    with Interrupted(arguments, folder, tmp_path, every=20) as run:
+        best, last = weights_of(run.file, "best."), weights_of(run.file)
+        assert best.keys() == last.keys() - {f"layers.{n}.similarity.gamma_start" for n in (0, 1)}
+        assert 1 <= config_of(run.file)["selection"]["step"] <= step_of(run.file)
+    assert not any(name.startswith("best.") for name in load_file(run.file))
+    assert config_of(run.file)["selection"] is None
 
 
 @pytest.mark.parametrize("selection", ["accuracy", "loss"])

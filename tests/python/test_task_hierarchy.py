@@ -12,7 +12,7 @@ import pytest
 import torch
 from formulas import ball_exp, entailment
 from safetensors.numpy import load_file, save_file
-from test_cli import assert_same_tensors, interrupt, refused, step_of, succeed
+from test_cli import Interrupted, refused, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
 WORDNET = pathlib.Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wordnet"
@@ -180,16 +180,8 @@ def test_the_loss_by_definition(tmp_path, corrupt):
 
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, *FEW, "--steps", 500, "--similarity", "umbral"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*arguments, "--out", whole, cwd=folder)
-    code, errors = interrupt(
-        [*arguments, "--out", parts, "--checkpoint-every", 20],
-        folder,
-        lambda: (parts / FILE).exists() and step_of(parts / FILE) >= 20,
-    )
-    assert code == 130, errors
-    succeed("train", "--resume", parts, cwd=folder)
-    assert_same_tensors(parts / FILE, whole / FILE)
+    with Interrupted(arguments, folder, tmp_path, every=20):
+        pass
 
 
 def test_two_processes_do_what_one_does(folder):

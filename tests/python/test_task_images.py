@@ -14,12 +14,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 from test_cli import (
     ROOT,
-    assert_same_tensors,
+    Interrupted,
     config_of,
     gnomon,
-    interrupt,
     refused,
-    step_of,
+    runs_of_the_catalogue,
     succeed,
 )
 from test_distributed_training import assert_same, run_two
@@ -283,16 +282,13 @@ def test_what_is_learned_of_places_ends_with_its_grid(folder):
 
 
 def test_every_similarity_and_position_that_there_is(folder):
-    catalogue = json.loads(succeed("list", "--json", cwd=folder))
-    runs = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
-    for entry in catalogue["positions"]:
+    runs, positions = runs_of_the_catalogue(folder)
+    for entry in positions:
         name = entry["name"]
-        if entry["use"] == "attention()":
-            continue  # their tensors are those of a call
-        if name == "transformer_xl":
+        if entry["needs_causal"]:
             message = refused("train", "--task", "images", "--data", "grey", "--position", name,
                               *tiny(), cwd=folder)  # fmt: skip
-            assert "position 'transformer_xl'" in message
+            assert f"position '{name}'" in message
             assert "causal" in message
             continue
         runs += [f"penumbral/{name}"]
@@ -344,18 +340,10 @@ RANDOM = ["--similarity", "penumbral", "--position", "cape:shape=grid+learned", 
 
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     words = ["train", "--task", "images", "--data", "colour", "--steps", 150, *tiny(), *RANDOM]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*words, "--out", whole, cwd=folder)
-    code, errors = interrupt(
-        [*words, "--out", parts, "--checkpoint-every", 10],
-        folder,
-        lambda: (parts / FILE).exists() and step_of(parts / FILE) >= 20,
-    )
-    assert code == 130, errors
-    succeed("train", "--resume", parts, "--threads", 1, cwd=folder)
-    assert_same_tensors(parts / FILE, whole / FILE)
+    with Interrupted(words, folder, tmp_path, every=10, resume=["--threads", 1]) as run:
+        pass
     # The classes differ in how bright they are.
-    assert evaluate(folder, whole)[0]["accuracy"] > 0.9
+    assert evaluate(folder, run.whole)[0]["accuracy"] > 0.9
 
 
 def test_two_processes_do_what_one_does(folder):

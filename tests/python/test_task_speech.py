@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from test_cli import ROOT, assert_same_tensors, copy_with_steps, refused, step_of, succeed
+from test_cli import ROOT, assert_resumes_bitwise, refused, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
 from gnomon.data import read_arrays
@@ -343,14 +343,8 @@ def test_loss_of_a_training_step(folder, comparison):
 
 
 def test_resuming_is_bitwise(folder):
-    arguments = ["--position", "rope+cape", "--dropout", 0.2, "--warmup", 3]
-    whole = train(folder, "whole", "--steps", 6, *arguments)
-    # All of its steps are of the warm-up, which is the same in both.
-    half = train(folder, "half", "--steps", 3, *arguments)
-    copy_with_steps(half / FILE, half / FILE, steps=6)
-    succeed("train", "--resume", half, cwd=folder)
-    assert step_of(half / FILE) == 6
-    assert_same_tensors(half / FILE, whole / FILE)
+    arguments = ["--position", "rope+cape", "--dropout", 0.2]
+    assert_resumes_bitwise(functools.partial(train, folder), folder, arguments)
 
 
 def test_two_processes_give_the_result_of_one(folder):

@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 import torch
 from safetensors.numpy import load_file
-from test_cli import assert_same_tensors, config_of, interrupt, losses, refused, step_of
+from test_cli import Interrupted, config_of, losses, refused, step_of
 from test_cli import gnomon as run_gnomon
 from test_cli import succeed as run
 from test_distributed_training import assert_same, run_two
@@ -466,17 +466,9 @@ def test_label_smoothing_is_in_the_training_loss_alone(folder, tmp_path):
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, "--data", folder / "data", "--source-language", "de", "--steps", 120,
                  "--batch", 16, "--position", "rope+cape", "--dropout", 0.3]  # fmt: skip
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeed(*arguments, "--out", whole, cwd=folder)
-    code, errors = interrupt(
-        [*arguments, "--out", parts, "--checkpoint-every", 10],
-        folder,
-        lambda: (parts / FILE).exists() and step_of(parts / FILE) >= 10,
-    )
-    assert code == 130, errors
-    assert step_of(parts / FILE) < 120
-    succeed("train", "--resume", parts, "--threads", 1, "--beam", 1, cwd=folder)
-    assert_same_tensors(parts / FILE, whole / FILE)
+    more = ["--threads", 1, "--beam", 1]
+    with Interrupted(arguments, folder, tmp_path, every=10, resume=more) as run:
+        assert step_of(run.file) < 120
 
 
 def test_two_processes_do_what_one_does(folder, tmp_path):
