@@ -396,7 +396,7 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
   CLI::App* command = app.add_subcommand(
       "compare",
       "Train a small model with each combination of similarity and position on the same data, "
-      "order and budget, and evaluate each under several conditions, as lengths. Leaves "
+      "order and budget, and evaluate each under several conditions, such as lengths. Leaves "
       "results.json, table.md and report.html in a folder.");
   auto flags = std::make_shared<CompareFlags>();
   flags->task = task->name();

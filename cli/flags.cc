@@ -104,9 +104,11 @@ void SetAgain(CLI::App& command, const models::OptionList& list) {
 }
 
 void AddTaskFlag(CLI::App* command, std::string* name) {
-  std::string help = "What is trained; --task NAME --help shows the options of";
+  std::string help = "What is trained; --task NAME --help shows its options";
+  const char* separator = ". Tasks: ";
   for (const std::unique_ptr<models::Task>& task : models::AllTasks()) {
-    help += StrCat(help.ends_with("of") ? " " : "; ", task->name(), ": ", task->summary());
+    help += StrCat(separator, task->name(), ": ", task->summary());
+    separator = "; ";
   }
   command->add_option("--task", *name, help)->capture_default_str();
 }

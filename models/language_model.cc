@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "gnomon/attention.h"
-#include "ops/catalogue/component.h"
+#include "ops/nn/token_encoding.h"
 #include "training/strings.h"
 #include "training/terms.h"
 
@@ -154,7 +154,7 @@ torch::Tensor LanguageModelImpl::losses(const torch::Tensor& tokens, const torch
 torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
                                             const torch::Tensor& positions,
                                             const std::optional<BatchRows>& rows) {
-  CheckPlacedAnywhere(options_.position);
+  CheckPlacedAnywhere(options_);
   return Logits(
       Layers(Embed(tokens, nullptr, nullptr, rows, positions), nullptr, nullptr, rows, positions));
 }
@@ -188,10 +188,10 @@ LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
   return LanguageModel(options);
 }
 
-void CheckPlacedAnywhere(const std::string& position) {
-  for (const std::string& part : PatternParts(position)) {
-    for (const Component& component : ParseSum(part)) {
-      if (component.name() != "conv") continue;
+void CheckPlacedAnywhere(const LanguageModelOptions& options) {
+  for (const std::string& part : PatternParts(options.position)) {
+    for (const Component& component : TokenEncodings(part, options.max_length)) {
+      if (MakeTokenEncoder(component, options.dim, /*causal=*/true)->history() == 0) continue;
       throw Error(StrCat("'", component.Text(),
                          "' reads the tokens beside each other and does not take positions that "
                          "are drawn at random"));

@@ -121,9 +121,9 @@ TORCH_MODULE(LanguageModel);
 // The model that a seed begins with.
 LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
 
-// Throws Error unless tokens may stand at any positions: a convolution reads those beside each
-// other.
-void CheckPlacedAnywhere(const std::string& position);
+// Throws Error unless tokens may stand at any positions: an encoding that reads the tokens beside
+// each other, such as a convolution, does not know where they are.
+void CheckPlacedAnywhere(const LanguageModelOptions& options);
 
 // Throws Error where the position of the model ends at a length: a memory carries it beyond any.
 void CheckMemory(const LanguageModel& model, int64_t memory);

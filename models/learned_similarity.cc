@@ -1,20 +1,20 @@
 #include "models/learned_similarity.h"
 
 #include "gnomon/torch/nn.h"
-#include "training/strings.h"
+#include "ops/catalogue/component.h"
 
 namespace gnomon::models {
 namespace {
 
 // "umbral:r=0.2" or "umbral:gamma=learned:r=0.2" as "umbral:r=0.2:gamma=tensor".
 std::string WithTensor(const std::string& spec, const std::string& parameter) {
-  std::string text;
-  std::istringstream parts(spec);
-  for (std::string part; std::getline(parts, part, ':');) {
-    if (part == parameter + "=learned") continue;
-    text += (text.empty() ? "" : ":") + part;
+  const Component component = Component::Parse(spec);
+  Component made = Component::Parse(component.name());
+  for (const auto& [key, value] : component.options()) {
+    if (key != parameter) made.SetDefault(key, value);
   }
-  return StrCat(text, ":", parameter, "=tensor");
+  made.SetDefault(parameter, "tensor");
+  return made.Text();
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ struct TransformerOptions {
          .may_lack = true, .choices = {"layer", "rms"})                                          \
   OPTION(std::string, activation, "gelu",                                                        \
          .help =                                                                                 \
-             "Of the MLP: gelu or relu; or swiglu or geglu, which gate its hidden units by as "  \
-             "many others",                                                                      \
+             "Activation of the MLP: gelu, relu, or swiglu or geglu, which gate its hidden "     \
+             "units by as many others",                                                          \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
   OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
          .may_lack = true)

@@ -264,8 +264,9 @@ class GeneratedLearner final : public Learner {
 
 std::unique_ptr<Learner> GeneratedTask::MakeLearner(const Terms& terms,
                                                     const TrainingOptions& training) {
-  if (random_positions() > 0) CheckPlacedAnywhere(terms.position);
-  return std::make_unique<GeneratedLearner>(*this, LanguageModel(ModelOptions(terms)), training);
+  const LanguageModelOptions options = ModelOptions(terms);
+  if (random_positions() > 0) CheckPlacedAnywhere(options);
+  return std::make_unique<GeneratedLearner>(*this, LanguageModel(options), training);
 }
 
 torch::Tensor GeneratedLearner::Predict(const torch::Tensor& tokens, const torch::Tensor& positions,

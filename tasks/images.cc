@@ -461,7 +461,9 @@ class VolumesTask final : public ImageTask {
  public:
   // Sinusoids of three coordinates need a multiple of 6 columns.
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
-  const char* summary() const override { return "the same for volumes, images with three axes"; }
+  const char* summary() const override {
+    return "a vision transformer tells the class of a volume, an image of three axes";
+  }
   const char* data_help() const override {
     return "A file of arrays PART.volumes (N x D x H x W, or with channels at the end), and "
            "PART.labels, numbers from 0; the parts are train and valid";

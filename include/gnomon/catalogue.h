@@ -1,6 +1,6 @@
 // The similarities and positions of the library, as data: what `gnomon list` prints, what the
-// specifications of calls, modules and the command line may say, and what a program may ask about
-// a term that it does not know. No Torch.
+// specifications of calls, modules and the command line may contain, and what a program may ask
+// about a term that it does not know. No Torch.
 //
 //   similarity = component
 //   position   = component ("+" component)*          their sum
@@ -18,48 +18,44 @@
 namespace gnomon {
 
 struct CatalogueParameter {
-  // What a specification may give: a number, an integer, "true" or "false", one of the choices, the
-  // lengths of a grid's axes ("14x14"), numbers likewise ("1x1.5x2"), a number for all heads or
-  // "learned" or "fixed", or nothing, since there are only tensors for it.
+  // What a specification may give, in the order of the names: a number, an integer, "true" or
+  // "false", one of the choices, the lengths of a grid's axes ("14x14"), numbers in the same way
+  // ("1x1.5x2"), a number for all heads or "learned" or "fixed", or nothing, since only a tensor
+  // will do.
   enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
-  // What the entries or rows of a table are for: nothing that a place has to do with, buckets of
-  // offsets, the offsets from a row of the call to a column, offsets that end somewhere, distances
-  // to the past, the columns (a row of the table each, or an entry), the offsets on a grid, those
-  // along the first or the second of its axes, the rows, pairs of a row and a column, or tokens, be
-  // they rows or columns. Of entries the last axis is meant, of rows the last but one.
+  // What the entries of a table (its last axis) or its rows (the last axis but one) belong to.
   enum class Index {
-    kNone,
-    kBuckets,
-    kOffsets,
-    kNearOffsets,
-    kDistances,
-    kKeys,
-    kKeyEntries,
-    kGrid,
-    kFirstAxis,
-    kSecondAxis,
-    kQueries,
-    kPairs,
-    kTokens
+    kNone,         // nothing that depends on places
+    kBuckets,      // buckets of offsets
+    kOffsets,      // all offsets from a row of the call to a column
+    kNearOffsets,  // offsets up to some largest one
+    kDistances,    // distances to the past
+    kKeys,         // columns of the call, a row of the table each
+    kKeyEntries,   // columns of the call, an entry each
+    kGrid,         // offsets on a grid
+    kFirstAxis,    // offsets along the first axis of a grid
+    kSecondAxis,   // and along the second
+    kQueries,      // rows of the call
+    kPairs,        // pairs of a row and a column
+    kTokens        // tokens, whether rows or columns
   };
-  // As an argument of the term's class in Python and of its function in C++: none, since something
-  // else says it, a module, a grid or a table; one that a caller must give; or one that has a
-  // default, the parameter's.
+  // As an argument of the term's class in Python and of its function in C++: none, since a module,
+  // a grid or a table says it; one that a caller must give; or one that may be left out, with the
+  // parameter's default.
   enum class Argument { kNone, kRequired, kOptional };
 
   std::string name;
   Kind kind = Kind::kNumber;
-  // What a specification that does not mention it stands for, in the same words; where that depends
-  // on something else it is empty, and `otherwise` says what it is.
+  // The value where a specification does not mention it, as a specification would give it; where
+  // that depends on something else it is empty, and `otherwise` says what it is.
   std::string default_value = "";
   std::string otherwise = "";
   // What it is, with the shape of a table: a phrase, or several.
   std::string meaning = "";
-  // The parameter that it belongs to, one of choices of which some need more words: facades take
-  // them with it, scaling="yarn:factor=4".
+  // The choice that it gives details of; classes take both together, scaling="yarn:factor=4".
   std::string detail_of = "";
   std::vector<std::string> choices = {};
-  // Of a number or an integer; without the lowest itself where it is `above`.
+  // The range of a number or an integer; `above`: the lowest itself is excluded.
   std::optional<double> lowest = std::nullopt;
   std::optional<double> highest = std::nullopt;
   bool above = false;
@@ -67,7 +63,7 @@ struct CatalogueParameter {
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
-  // Of a table: whether it is a call's alone, since no module has one to begin with.
+  // Of a table: whether only calls take it, since no module has one to begin with.
   bool of_call = false;
   // Of a shape that always has the same axes: what their lengths are called, each an argument.
   std::vector<std::string> axes = {};
@@ -77,25 +73,21 @@ struct CatalogueParameter {
 };
 
 struct CatalogueEntry {
-  // What it acts on: the scores of pairs (a similarity); nothing; the embeddings; the coordinates
-  // of q and k; the scores, by offset in the sequence or along the axes of a grid (a bias), by a
-  // table over a grid, by the key, by the pair, or by the product of the query and the rows of
-  // tables (content); q and k, before all else (a norm); all scores of a row, as a factor
-  // (temperature); the softmax, as one more score (a sink); or the output, as a factor (a gate).
+  // What it does.
   enum class Role {
-    kSimilarity,
-    kNone,
-    kEmbedding,
-    kRotation,
-    kBias,
-    kGridBias,
-    kKeyBias,
-    kPairBias,
-    kContent,
-    kNorm,
-    kTemperature,
-    kSink,
-    kGate
+    kSimilarity,   // gives the scores of pairs
+    kNone,         // nothing
+    kEmbedding,    // is added to the embeddings
+    kRotation,     // rotates coordinates of q and k
+    kBias,         // is added to scores, by offset in the sequence or along the axes of a grid
+    kGridBias,     // is added to scores, from a table over the offsets on a grid
+    kKeyBias,      // is added to scores, by key
+    kPairBias,     // is added to scores, by pair
+    kContent,      // adds products of the query and the rows of tables to scores
+    kNorm,         // normalises q and k before anything else acts on them
+    kTemperature,  // multiplies all scores of a row
+    kSink,         // is one more score in the softmax
+    kGate          // multiplies the output
   };
 
   std::string name;
@@ -105,8 +97,8 @@ struct CatalogueEntry {
   // words.
   std::string latex = "";
   std::string note = "";
-  // What else there is to know of a call: paragraphs with an empty line between them, and items of
-  // a list, each a line that begins with "- ".
+  // What else a caller should know: paragraphs with an empty line between them, and items of a
+  // list, each a line that begins with "- ".
   std::string details = "";
   std::string source;
   Role role = Role::kSimilarity;
@@ -147,14 +139,14 @@ std::vector<CatalogueEntry> PositionCatalogue();
 std::string CatalogueJson();
 
 // Loads a shared library of terms, made by gnomon_add_terms() of gnomon's CMake package, and
-// returns their names, in the order of the catalogue. From then on they are terms as the library's
-// own are. A library that is loaded already has none to add and returns them again. Throws
-// c10::ValueError where there is no such file, where it was built for another gnomon or another
-// PyTorch, where it has no terms, and where a name is taken; then it adds nothing.
+// returns their names, in the order of the catalogue. From then on they can be used like the
+// library's own. Loading a library again adds nothing and returns the same names. Throws
+// c10::ValueError if there is no such file, if it was built for another gnomon or another PyTorch,
+// if it has no terms, or if a name is taken; then it adds nothing.
 std::vector<std::string> LoadTerms(const std::string& path);
 
-// A specification as a person says it: "RoPE + learned HyPE" of "rope+hype:tau=learned". Mistakes
-// throw c10::ValueError.
+// A specification as a person would say it: "RoPE + learned HyPE" for "rope+hype:tau=learned".
+// Mistakes throw c10::ValueError.
 std::string SimilarityTitle(const std::string& specification);
 std::string PositionTitle(const std::string& specification);
 

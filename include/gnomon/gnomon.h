@@ -1,6 +1,6 @@
 /* Attention from C: the operator of gnomon/attention.h on contiguous float arrays, row-major. Zero
- * a structure before use; a null pointer is an array that is not there. The functions return
- * GNOMON_OK or what went wrong, and write nothing where an argument is invalid. */
+ * a structure before use; a null pointer means that there is no such array. The functions return
+ * GNOMON_OK or what went wrong, and write nothing if an argument is invalid. */
 #ifndef GNOMON_GNOMON_H_
 #define GNOMON_GNOMON_H_
 
@@ -26,13 +26,13 @@ typedef struct gnomon_attention {
   const float* bias;           /* (heads, queries + keys - 1) or null: entry j - i + queries - 1 */
   int causal;                  /* not 0: query i sees the keys j <= i + query_offset */
   int64_t query_offset;
-  int threads; /* at most so many; 0 is 1 */
+  int threads; /* at most this many; 0 is 1 */
   /* (3, batch, heads, queries) or null: what the forward function keeps of each row for the
-   * backward function (AttentionOutput of gnomon/attention.h), which without it computes the
-   * forward pass again. */
+   * backward function (AttentionOutput of gnomon/attention.h), which computes the forward pass
+   * again if it is null. */
   float* statistics;
-  /* What may be left out of a row's sum of weights (AttentionInput of gnomon/attention.h), at least
-   * 0 and below 1; 0: nothing. */
+  /* How much may be left out of a row's sum of weights (AttentionInput of gnomon/attention.h), at
+   * least 0 and below 1; 0: nothing. */
   double tolerance;
 } gnomon_attention;
 

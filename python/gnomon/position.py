@@ -526,8 +526,8 @@ class QKNorm(Position):
 
 @dataclass(frozen=True, eq=False)
 class LogTemperature(Position):
-    """times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / length)); smooth: 1 +
-    scale log(max(1, n_i / length)), n_i the keys up to its own.
+    """multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) / length)) (steps) or 1 +
+    scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to its own.
 
     Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 
@@ -547,7 +547,7 @@ class LogTemperature(Position):
 
 @dataclass(frozen=True, eq=False)
 class ScalableSoftmax(Position):
-    """s[h] log n_i times the scores of row i, n_i the keys up to its own.
+    """multiplies the scores of row i by s[h] log n_i, n_i the number of keys up to its own.
 
     Keys beyond key_lengths do not count; other masks make no difference.
 
@@ -565,7 +565,7 @@ class ScalableSoftmax(Position):
 
 @dataclass(frozen=True, eq=False)
 class Sink(Position):
-    """one more score s[h] in the softmax of each row, whose key has no value.
+    """adds one more score s[h] to the softmax of each row, whose key has no value.
 
     The same as the argument `sink` of a call, available by name in modules.
 

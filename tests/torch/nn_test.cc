@@ -133,6 +133,22 @@ TEST(MultiheadAttentionTest, Golden) {
   EXPECT_TRUE(torch::allclose(out, expected, 0, 1e-9)) << out;
 }
 
+TEST(MultiheadAttentionTest, TakesAMaskOfPairs) {
+  torch::manual_seed(0);
+  MultiheadAttention module(MultiheadAttentionOptions(16, 4).kv_heads(2).position("alibi"));
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor x = torch::randn({2, 9, 16});
+  const torch::Tensor past = torch::ones({9, 9}, torch::kBool).tril();
+  EXPECT_TRUE(torch::allclose(module->forward(x, {}, {}, AttentionCall{.mask = past}),
+                              module->forward(x, {}, {}, AttentionCall{.causal = true})));
+  const torch::Tensor first = torch::arange(9) < 1;
+  EXPECT_TRUE(torch::equal(
+      module->attention_weights(x, {}, {0, 5}, AttentionCall{.mask = first}).select(3, 0),
+      torch::ones({2, 4, 2})));
+  EXPECT_THROW(module->forward(x, {}, {}, AttentionCall{.mask = torch::ones({9, 9})}),
+               c10::TypeError);
+}
+
 // As test_nn.py::test_norms_gates_and_sinks, whose names these are.
 TEST(MultiheadAttentionTest, NormsGatesAndSinks) {
   torch::manual_seed(0);

@@ -1,13 +1,13 @@
-// Attention on Torch tensors: any similarity, any position, exact gradients, memory linear in the
-// lengths. Works under autograd; not under torch.func transforms.
+// Attention on Torch tensors: any similarity, any position, exact gradients through autograd,
+// memory linear in the lengths.
 //
 //   o = gnomon::attention(q, k, v, AttentionOptions()
 //                                      .similarity(similarity::Umbral(gamma))
 //                                      .position(position::RoPE() + position::ALiBi(slopes))
 //                                      .causal(true));
 //
-// Query row i stands at p_i = query_offset + i, key column j at p_j = j, in every formula below, or
-// both where the caller says (positions).
+// In every formula below, query row i is at position p_i = query_offset + i and key column j at
+// p_j = j, unless positions are given.
 // Mistakes throw c10::ValueError (a shape or a value), c10::TypeError (a dtype or a device) or
 // c10::NotImplementedError (what this version does not offer), naming the argument.
 #ifndef GNOMON_TORCH_ATTENTION_H_
@@ -52,67 +52,69 @@ struct AttentionOptions {
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
   // number is both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers, or () for all batches: row b sees the columns [key_starts[b], key_lengths[b])
-  // only. The columns outside may hold NaN. They shift no position.
+  // (B,) integers, or () for all batches: batch b sees only the columns from key_starts[b] to
+  // before key_lengths[b]. Columns outside may hold NaN; positions are not shifted.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query sees the
-  // keys of its own segment only (packed documents). Both or neither.
+  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query sees
+  // only the keys of its own segment (packed documents). Both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
-  // Any sign. nullopt is 0 where Lq = Lk; elsewhere, with causal, a window or a position, it is an
-  // error.
+  // Any sign. nullopt means 0 where Lq = Lk; elsewhere it is an error together with causal, a
+  // window or a position.
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers, or () for all batches: an offset for each batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
-  // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: p_i of the queries,
-  // and key_positions (B, Lk) or (Lk,) p_j of the keys, instead of query_offset and the columns, in
-  // all positions and masks that go by them. By default those of the keys are those of the queries,
-  // where Lq = Lk. On a grid a position is a place in row-major order. The table of OffsetBias is
-  // one of positions then, (H, 2 n - 1) with offset 0 in its middle. Positions of a batch lie less
-  // than 2^30 apart, and with biases by offset their differences are at most 2^22 numbers.
+  // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the positions p_i of
+  // the queries, and (B, Lk) or (Lk,) the positions p_j of the keys, for masks as well as for
+  // everything else that depends on positions, instead of query_offset and columns. Where Lq = Lk
+  // the keys have the positions of the queries by default. On a grid a position is a place in
+  // row-major order, and the table of OffsetBias is indexed by position, (H, 2 n - 1) with offset 0
+  // in its middle. The positions of a batch must lie less than 2^30 apart and, with biases by
+  // offset, have at most 2^22 differences.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
-  // Of the dot product and of content terms, by default 1/sqrt(D); with neither it is an error.
+  // Multiplies the dot product and content terms, by default 1/sqrt(D); an error where there is
+  // neither.
   TORCH_ARG(std::optional<double>, scale);
-  // {size, before, after}: positions lie in chunks of that size, of which a query sees its own and
-  // so many before and after it. With Relative, the relative local attention of Huang et al. 2019.
+  // {size, before, after}: positions are divided into chunks of that size, and a query sees its own
+  // chunk and so many before and after it. With Relative, this is the relative local attention of
+  // Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
   // (H,) or (B, H, Lq), or () for all: one more score in each row's softmax, whose key has no value
-  // (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse is that of all
-  // scores with the sink. -inf is none.
+  // (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse then includes
+  // the sink. -inf means no sink.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
-  // Booleans that broadcast to (B, H, Lq, Lk), (1 or B, 1 or H, Lq, Lk) say: whether query i sees
-  // key j, besides what the other masks say. They shift no position, and blocks of which nothing is
-  // seen are skipped.
+  // Booleans that broadcast to (B, H, Lq, Lk): true where query i sees key j, unless another mask
+  // hides it. Blocks in which nothing is seen are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  // What broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, but for the sink
-  // (scalable softmax, Nakanishi 2025; Llama 4).
+  // A tensor that broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, except the
+  // sink (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
-  // The chance with which a weight is dropped; the others are multiplied by 1 / (1 - dropout). lse
-  // is that of all. What is dropped depends on the seed and on the batch, head, row and column of a
-  // pair alone; without a seed, Torch's generator draws one.
+  // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
+  // includes all weights. What is dropped depends only on the seed and on the batch, head, row and
+  // column of a pair; without a seed, Torch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);
-  // "mean", sum_j p_ij v_j, or "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
-  // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, where those outside are pulled to its
-  // edge (Gulcehre et al. 2019): log g_j is added to s_ij. "lorentz_centroid":
-  // m sqrt(c / |(m.m)_L|) of m = sum_j p_ij v_j, of values on the hyperboloid
-  // (v.v)_L = -v_0^2 + v_1^2 + ... = -c, whose time comes first (Law et al. 2019); c is that of
-  // similarity::Lorentz, or else 1.
+  // "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
+  // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, those outside being pulled to its
+  // edge (Gulcehre et al. 2019): log g_j is added to s_ij; "lorentz_centroid", m sqrt(c /
+  // |(m.m)_L|) with m = sum_j p_ij v_j, of values on the hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ...
+  // = -c, time first (Law et al. 2019); c is that of similarity::Lorentz, otherwise 1.
   TORCH_ARG(std::string, aggregation) = "mean";
-  // At least 0, below 1: what may be left out of a row's sum of weights. Blocks of keys whose
-  // weights are proved to add less, all of them together, are not computed, neither forward nor
-  // backward; biases that fall with the distance let that be proved. By default float32's own
-  // rounding, 2^-24; 0 computes all, as float64 does. What is not finite is never left out.
+  // At least 0, below 1: how much may be left out of a row's sum of weights, relative to that sum.
+  // Blocks of keys that are proved to add less than this, all of them together, are not computed,
+  // neither forward nor backward; biases that fall with the distance make such proofs possible. The
+  // default, 2^-24, is float32's own rounding; 0 computes everything, as float64 always does. What
+  // is not finite is never left out.
   TORCH_ARG(double, tolerance) = 0x1p-24;
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,
 // float16, float32 or float64 on the CPU; returns o (B, H, Lq, Dv) in the dtype of q. bfloat16 and
-// float16 are widened as the kernels read them, computed in float32 and rounded at the end; where
-// the processor multiplies bfloat16 itself, the kernels let it, with the weights rounded to it. A
-// row that sees no key gives 0.
+// float16 are widened as the kernels read them, computed in float32 and rounded at the end; a
+// processor that multiplies bfloat16 natively does so instead, with weights rounded to it. A row
+// that sees no key gives 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
@@ -123,16 +125,16 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options = {});
 
-// The weights p_ij (B, H, rows, Lk), in the dtype of q, of the rows of q that are asked for: what
-// attention with those options multiplies the values by, without dropout and aggregation.
-// Differentiable. Rows are from 0 to Lq - 1, or from -Lq on, -1 the last; memory is linear in their
-// number times Lk. A row that sees no key gives 0.
+// The weights p_ij (B, H, rows, Lk) by which attention with those options multiplies the values,
+// for the given rows of q, in its dtype; without dropout and aggregation. Differentiable. Rows
+// count from 0, or backwards from -1, the last; memory is their number times Lk. A row that sees no
+// key gives 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});
 
-// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) for a power of two; else those of the power
-// of two below H, then every second one of the next (Press et al. 2022).
+// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) where H is a power of two; otherwise those
+// of the power of two below H, then every second one of the next (Press et al. 2022).
 torch::Tensor alibi_slopes(int64_t num_heads);
 
 // The buckets of T5 for integers p_j - p_i of any shape, int64 (Raffel et al. 2020).
@@ -151,17 +153,17 @@ torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
 torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
                             const std::string& layout = "interleaved", int64_t prefix = 0);
 
-// q and k with 2 * copies columns more, whose inner product is sqrt(D) times the odd HyPE bias, for
-// kernels that know no bias: keep their scale at 1/sqrt(D), D the head size before. tau and mu
-// (H,); k gets the H heads of q (Angelotti 2023). axes is the shape of a grid that the tokens lie
-// on in row-major order; the bias is then the sum over its axes, with 2 * copies columns for each.
+// q and k with 2 * copies more columns, whose inner product is sqrt(D) times the odd HyPE bias, for
+// kernels without a bias: keep their scale at 1/sqrt(D), D being the head size before. tau and mu
+// are (H,); k gets the H heads of q (Angelotti 2023). axes is the shape of a grid that the tokens
+// lie on in row-major order; the bias is then the sum over its axes, with 2 * copies columns each.
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,
                                                       const std::vector<int64_t>& axes = {},
                                                       int64_t query_offset = 0);
 
-// The order that cones make of points (..., D), D >= 2, of the upper half-space, whose last
+// The order that cones define on points (..., D), D >= 2, of the upper half-space, whose last
 // coordinate is the height (Tseng et al. 2023). cone "penumbral": below the horosphere of height r,
 // by default 1, heights clamped to [0, r]; "umbral": of balls of radius r, by default 0.1.
 namespace cones {
@@ -172,8 +174,8 @@ torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
                        const std::string& cone = "penumbral",
                        std::optional<double> r = std::nullopt);
 
-// The lowest point whose cone holds u and v, (..., D). Penumbral cones of points too far apart have
-// none below r; the top of the geodesic through both then stands for it, higher than r.
+// The lowest point whose cone contains u and v, (..., D). Points too far apart have none in a
+// penumbral cone below r; the result is then the top of the geodesic through both, higher than r.
 torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor& v,
                                      const std::string& cone = "penumbral",
                                      std::optional<double> r = std::nullopt);
@@ -181,15 +183,16 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
 }  // namespace cones
 
 // Points of the hyperboloid (x.x)_L = -x_0^2 + x_1^2 + ... = -c, the model of a space of curvature
-// -1 / c that similarity::Lorentz and the aggregation lorentz_centroid are of. c is a number, or a
+// -1 / c that similarity::Lorentz and the aggregation lorentz_centroid use. c is a number, or a
 // tensor that broadcasts with points without their columns, (H, 1) with (B, H, L, D).
 namespace lorentz {
 
-// The points above places x (..., D): (..., D + 1), of which the first is the time sqrt(c + |x|^2).
+// The points above places x (..., D): (..., D + 1), the first coordinate being the time
+// sqrt(c + |x|^2).
 torch::Tensor lift(const torch::Tensor& x, const HeadValue& c = 1.0);
 
-// Of points (..., n, D) the one that has the least sum of squared Lorentzian distances from them,
-// (..., D) (Law et al. 2019).
+// The point with the least sum of squared Lorentzian distances from points (..., n, D): (..., D)
+// (Law et al. 2019).
 torch::Tensor centroid(const torch::Tensor& points, const HeadValue& c = 1.0);
 
 }  // namespace lorentz

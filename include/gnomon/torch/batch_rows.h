@@ -6,9 +6,9 @@
 
 namespace gnomon {
 
-// The sequences of a call are rows `first`, `first` + 1 ... of a batch of `total`. What training
-// draws for them is what it draws for these rows of the whole batch, from a generator of the same
-// state.
+// The sequences of a call are rows `first`, `first` + 1 ... of a batch of `total`. Training draws
+// the same random numbers for them as it does for these rows of the whole batch, from a generator
+// in the same state.
 struct BatchRows {
   int64_t first = 0;
   int64_t total = 0;

@@ -19,15 +19,16 @@ namespace gnomon {
 
 struct GraphAttentionOptions {
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // Of the dot product, by default 1/sqrt(D); with another similarity it is an error.
+  // Multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
   TORCH_ARG(std::optional<double>, scale);
 };
 
 // o_i = sum_e p_e v_{indices[e]} over the edges e in [indptr[i], indptr[i + 1]) of node i, p the
 // softmax of their scores. q (N, H, D), k (Nk, Hkv, D), v (Nk, Hkv, Dv), H a multiple of Hkv, as in
-// attention(); keys may be other nodes than queries. indptr (N + 1,) and indices (E,) integers: the
-// rows of a sparse matrix (CSR), from 0 to E and never falling, and keys in [0, Nk). An edge that
-// is there twice counts twice. Returns o (N, H, Dv) in the dtype of q; 0 in a row without edges.
+// attention(); keys may be other nodes than queries. indptr (N + 1,) and indices (E,) are integers,
+// the rows of a sparse matrix (CSR): indptr goes from 0 to E and never falls, indices are keys in
+// [0, Nk). An edge that is there twice counts twice. Returns o (N, H, Dv) in the dtype of q; 0 in a
+// row without edges.
 torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,
                               const torch::Tensor& v, const torch::Tensor& indptr,
                               const torch::Tensor& indices,

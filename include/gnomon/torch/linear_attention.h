@@ -21,15 +21,15 @@ struct LinearAttentionOptions {
   TORCH_ARG(std::optional<Position>, rope);
   // Sums over j <= i. Needs Lq = Lk.
   TORCH_ARG(bool, causal) = false;
-  // (B,) integers, or () for all batches: the keys from key_lengths[b] on have no part; they may
-  // hold NaN.
+  // (B,) integers, or () for all batches: keys from key_lengths[b] on are left out; they may hold
+  // NaN.
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // The position of the first query, for rope. nullopt is 0 where Lq = Lk; elsewhere, with rope, it
-  // is an error.
+  // The position of the first query, for rope. nullopt means 0 where Lq = Lk; elsewhere it is an
+  // error together with rope.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // "favor" alone: the rows of the projection, by default the even number next to D ln D, at least
-  // 2, and the seed that they are drawn from, by default 0; or the projection itself, (features,
-  // D).
+  // Only for "favor": the number of rows of the projection, by default the even number next to
+  // D ln D, at least 2, and the seed that they are drawn from, by default 0; or the projection
+  // itself, (features, D).
   TORCH_ARG(std::optional<int64_t>, num_features);
   TORCH_ARG(std::optional<int64_t>, seed);
   TORCH_ARG(std::optional<torch::Tensor>, projection);

@@ -23,17 +23,17 @@
 
 namespace gnomon::nn {
 
-// Projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before any
-// rotation or map, and what else a position makes of tokens that are keys, (B, H, L, ...).
+// The projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
+// any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
   std::vector<torch::Tensor> projections;
-  // (B, L) or (L,): where they stand, if the calls say so; else undefined.
+  // (B, L) or (L,): their positions, if the calls gave them; otherwise undefined.
   torch::Tensor positions;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
-  // Tokens that came without positions before others with them stand one after the other.
+  // Tokens without positions are consecutive where later ones have positions.
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
@@ -43,9 +43,8 @@ struct KVCache {
 // The components of a position that act in attention, "none" where there are none.
 std::string attention_position(const std::string& position);
 
-// What a module has learned: a value for each head as it acts in the scores, not the theta that
-// the optimiser moves, or a table, and, of a value for each head, where it started; a tensor that
-// came with a term is remembered as it is, without its start.
+// A value that a module has learned, as it acts in the scores (not the theta that the optimiser
+// moves), and where it started; start is nullopt for tables and for tensors given in terms.
 struct LearnedValue {
   std::string name;  // "gamma", "hype_tau", "t5_table"
   torch::Tensor value;
@@ -62,12 +61,12 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, kv_heads);
   // Columns of one head of q and k; embed_dim / num_heads by default.
   TORCH_ARG(std::optional<int64_t>, qk_dim);
-  // Specifications, or terms, whose tensors the module copies: as parameters, named
-  // "<component>_<name>", where they require grad, and else as buffers.
+  // Specifications, or terms, whose tensors the module copies as "<component>_<name>": as
+  // parameters where they require grad, otherwise as buffers.
   TORCH_ARG(Similarity, similarity) = Similarity("dot");
   // A component that is added to embeddings is an error; see attention_position.
   TORCH_ARG(Position, position) = Position("none");
-  // The chance with which an attention weight is dropped in training.
+  // The probability of dropping a weight, in training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(bool, bias) = true;
   // Rows of a learned table of positions ("absolute_keys"), unless the component has a length.
@@ -75,12 +74,12 @@ struct MultiheadAttentionOptions {
   // Columns of key and of value; embed_dim by default.
   TORCH_ARG(std::optional<int64_t>, kdim);
   TORCH_ARG(std::optional<int64_t>, vdim);
-  // Whether q and k of each head are normed before anything else acts on them, by RMSNorm (Henry et
-  // al. 2020; Dehghani et al. 2023).
+  // Whether q and k of each head are normalised by RMSNorm before anything else acts on them (Henry
+  // et al. 2020; Dehghani et al. 2023).
   TORCH_ARG(bool, qk_norm) = false;
   // Whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al. 2025).
   TORCH_ARG(bool, gate) = false;
-  // Whether each head has a learned sink, AttentionOptions::sink, that starts at 0.
+  // Whether each head has a learned sink (AttentionOptions::sink), which starts at 0.
   TORCH_ARG(bool, sink) = false;
   // AttentionOptions::tolerance.
   TORCH_ARG(double, tolerance) = 0x1p-24;
@@ -109,13 +108,14 @@ struct AttentionCall {
   std::optional<torch::Tensor> query_segments = std::nullopt;
   std::optional<torch::Tensor> key_segments = std::nullopt;
   std::optional<std::vector<int64_t>> chunks = std::nullopt;
-  // By default the length of the cache before the call; without a cache 0 where Lq = Lk.
+  std::optional<torch::Tensor> mask = std::nullopt;
+  // By default the length of the cache before the call, or, without a cache, 0 where Lq = Lk.
   std::optional<int64_t> query_offset = std::nullopt;
   std::optional<torch::Tensor> query_offsets = std::nullopt;
-  // Of the tokens of this call; the cache keeps those of the keys.
+  // Those of this call's tokens; the cache keeps those of the keys.
   std::optional<torch::Tensor> positions = std::nullopt;
   std::optional<torch::Tensor> key_positions = std::nullopt;
-  // The projected keys and values of this call are appended, and the queries see all of the cache.
+  // The projected keys and values of this call are appended to it, and the queries see all of it.
   KVCache* cache = nullptr;
 };
 
@@ -124,16 +124,16 @@ struct AttentionCall {
 // Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
 // inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
 // similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
-// value = start * exp(5 theta) (AdamW barely moves a large tau itself), "gamma_theta" or
-// "beta_theta" among them, and tables: of biases, which start at 0, "t5_table" (buckets, H) and
-// "grid_bias_table" (H, 2 height - 1, 2 width - 1) among them; of content terms, which start as
-// N(0, 1 / columns), "relative_table" (2 max_offset + 1, D) among them; "transformer_xl_u" and
+// value = start * exp(5 theta) (AdamW barely moves a large tau itself), such as "gamma_theta" or
+// "beta_theta", and tables: those of biases start at 0, such as "t5_table" (buckets, H) and
+// "grid_bias_table" (H, 2 height - 1, 2 width - 1); those of content terms start as
+// N(0, 1 / columns), such as "relative_table" (2 max_offset + 1, D); "transformer_xl_u" and
 // "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to
-// rows. What is made of tokens in each call has a weight (H columns, embed_dim or kdim) and may
-// have a bias (H columns): "forget_log_forget_weight" and "forget_log_forget_bias",
+// rows. What is projected from the tokens of each call has a weight (H columns, embed_dim or kdim)
+// and may have a bias (H columns): "forget_log_forget_weight" and "forget_log_forget_bias",
 // "content_bias_query_weight". The start of gamma or beta, the buffer "gamma_start" or
-// "beta_start", makes the spread of the logits of N(0, 1) tokens 1. There are q_norm, k_norm,
-// gate_proj and the parameter "sink" (H,) where the options say so.
+// "beta_start", is such that the logits of N(0, 1) tokens have a standard deviation of 1. There are
+// q_norm, k_norm, gate_proj and the parameter "sink" (H,) where the options ask for them.
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -147,13 +147,13 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
-  // The weights (B, H, n, Lk) of n rows of query (-1 the last), as gnomon::attention_weights, with
-  // the projections, the similarity and the position of this module; without dropout, and without a
-  // cache, which is an error. `key` is query by default.
+  // The weights (B, H, n, Lk) of n rows of query (-1 the last), like gnomon::attention_weights,
+  // with this module's projections, similarity and position, without dropout; a cache is an error.
+  // `key` is query by default.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::vector<int64_t>& rows, const AttentionCall& call = {});
 
-  // Of the similarity and of the position, without gradients.
+  // Those of the similarity and of the position, without gradients.
   std::vector<LearnedValue> learned_values() const;
 
   MultiheadAttentionOptions options;
@@ -199,7 +199,7 @@ struct LorentzMultiheadAttentionOptions {
   TORCH_ARG(bool, normalize) = false;
   // Specifications, or terms without tensors.
   TORCH_ARG(Position, position) = Position("none");
-  // The chance with which an attention weight is dropped in training.
+  // The probability of dropping a weight, in training.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
@@ -207,7 +207,7 @@ struct LorentzMultiheadAttentionOptions {
 // layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer). Submodules
 // Wq, Wk and Wv make the coordinates of space of each head, final_linear those of the output, and
 // times follow from them; parameters scale (1,), which starts at sqrt(num_heads * out_channels) and
-// divides the scores, and bias (), added to all of them, which the softmax takes no note of.
+// divides the scores, and bias (), added to all of them, which the softmax ignores.
 class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultiheadAttentionImpl> {
  public:
   LorentzMultiheadAttentionImpl(int64_t in_channels, int64_t out_channels, int64_t num_heads)
@@ -234,8 +234,8 @@ class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultihe
 };
 TORCH_MODULE(LorentzMultiheadAttention);
 
-// What token encodings keep of the tokens so far: how many there were, and the embeddings of those
-// that the next ones read (a convolution's), (B, N, dim).
+// What token encodings keep of the tokens so far: how many there were, and the embeddings (B, N,
+// dim) of those that the next tokens read, as in a convolution.
 struct TokenCache {
   torch::Tensor embeddings;
   int64_t tokens = 0;
@@ -256,11 +256,12 @@ struct TokenCall {
   std::optional<torch::Tensor> lengths = std::nullopt;
   // The tokens of this call follow those that went through the cache.
   TokenCache* cache = nullptr;
-  // Of what training draws; Torch's own by default.
+  // The source of what training draws at random; Torch's own by default.
   std::optional<at::Generator> generator = std::nullopt;
-  // Of a larger batch, which other processes have the rest of; by default these are all.
+  // Which rows of a larger batch these are, the rest of which other processes have; by default the
+  // batch is whole.
   std::optional<BatchRows> rows = std::nullopt;
-  // (B, L) or (L,) integers: where the tokens stand, instead of one after the other from offset on.
+  // (B, L) or (L,) integers: the tokens' positions, instead of consecutive ones from offset on.
   std::optional<torch::Tensor> positions = std::nullopt;
 };
 
@@ -274,8 +275,8 @@ struct TokenEncodingOptions {
   TORCH_ARG(bool, causal) = false;
 };
 
-// A component of a position that is added to embeddings. What it learns are parameters with the
-// names of the functions below.
+// A component of a position that is added to embeddings. The functions below name the parameters
+// that it learns.
 class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
  public:
   TokenEncodingImpl(std::string spec, int64_t dim)
@@ -287,8 +288,8 @@ class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
   // embeddings (B, L, dim) and their encoding, their sum; the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
-  // What forward adds; it broadcasts with the embeddings. `before` (B, N, dim) are the embeddings
-  // of the tokens before the first, undefined for none.
+  // What forward adds; it broadcasts with the embeddings. `before` (B, N, dim) holds the embeddings
+  // of the N tokens before the first one, undefined for none.
   torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
                        const TokenCall& call);
 
@@ -306,8 +307,8 @@ class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
 };
 TORCH_MODULE(TokenEncoding);
 
-// Sinusoids of the positions; see gnomon::sinusoid. With a shape, those of the coordinates of
-// tokens on a grid; see gnomon::grid_sinusoid.
+// Adds the sinusoids of their positions to embeddings; see gnomon::sinusoid. With a shape, those of
+// the coordinates of tokens on a grid; see gnomon::grid_sinusoid.
 TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",
                          const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
@@ -332,8 +333,8 @@ struct CAPEOptions {
   TORCH_ARG(std::optional<double>, global_scale);
   // Subtracts the mean of the positions first; in a sequence only.
   TORCH_ARG(bool, normalize) = false;
-  // (height, width) of a grid, rows by columns, with tokens in row-major order after `prefix` that
-  // get nothing.
+  // (height, width) of a grid, rows by columns, with tokens in row-major order after `prefix`
+  // tokens that get nothing.
   TORCH_ARG(std::vector<int64_t>, shape);
   TORCH_ARG(int64_t, prefix) = 0;
 };
@@ -356,9 +357,9 @@ struct TokenPositionOptions {
   TORCH_ARG(bool, causal) = false;
 };
 
-// Adds the token encodings of a position ("sinusoidal", "learned", "conv", "cape") to embeddings;
-// nothing for the components that act in attention. Each reads the embeddings that came in, so that
-// their order does not matter.
+// Adds the components of a position that are token encodings, such as "sinusoidal" or "learned", to
+// embeddings, and nothing for those that act in attention. Each reads the embeddings that came in,
+// so that their order does not matter.
 class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
  public:
   TokenPositionImpl(std::string position, int64_t dim, int64_t max_length)

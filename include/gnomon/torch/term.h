@@ -27,10 +27,10 @@ class HeadValue {
 };
 
 // A similarity or a position, as the operator reads it: a specification in the grammar of
-// include/gnomon/catalogue.h, and the tensors of those of its parameters that are "name=tensor"
-// there, in the order of the catalogue. Made by the functions below, or of a specification alone,
-// "penumbral:gamma=0.5", of which parameters that it does not mention are as a module has them at
-// its start.
+// gnomon/catalogue.h, and the tensors of those of its parameters that are "name=tensor" there, in
+// the order of the catalogue. The functions of gnomon/torch/terms.h make them, and a specification
+// alone is one, too: "penumbral:gamma=0.5". What it leaves out has the value that a module starts
+// with.
 struct Term {
   std::string spec;
   std::vector<torch::Tensor> tensors;
@@ -52,10 +52,10 @@ Position operator+(const Position& a, const Position& b);
 
 namespace position {
 
-// One bias for each axis of a grid, summed: it reads the coordinates along its axis instead of p_i
-// and p_j. Tokens are in row-major order, after `prefix` tokens (a class token) that have no bias,
-// neither as queries nor as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product
-// of the shape, query_offset nullopt or 0.
+// One bias for each axis of a grid, summed; each reads the coordinates along its axis instead of
+// p_i and p_j. Tokens are in row-major order, after `prefix` tokens (a class token) that have no
+// bias, neither as queries nor as keys. Self-attention of all tokens only: Lq = Lk = prefix + the
+// product of the shape, query_offset nullopt or 0.
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
               int64_t prefix = 0);
 

@@ -375,8 +375,8 @@ Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r);
 // epsilon: added to the mean of the squares.
 Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon = 1e-06);
 
-// times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / length)); smooth: 1 + scale
-// log(max(1, n_i / length)), n_i the keys up to its own.
+// multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) / length)) (steps) or 1 +
+// scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to its own.
 //
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
@@ -386,7 +386,7 @@ Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon =
 Position LogTemperature(double scale = 0.1, double length = 8192.0,
                         const std::string& kind = "steps");
 
-// s[h] log n_i times the scores of row i, n_i the keys up to its own.
+// multiplies the scores of row i by s[h] log n_i, n_i the number of keys up to its own.
 //
 // Keys beyond key_lengths do not count; other masks make no difference.
 //
@@ -395,7 +395,7 @@ Position LogTemperature(double scale = 0.1, double length = 8192.0,
 // s: factor of each head.
 Position ScalableSoftmax(HeadValue s);
 
-// one more score s[h] in the softmax of each row, whose key has no value.
+// adds one more score s[h] to the softmax of each row, whose key has no value.
 //
 // The same as the argument `sink` of a call, available by name in modules.
 //

@@ -63,6 +63,7 @@ CallArguments ToArguments(const AttentionCall& call) {
   arguments.positions = call.positions;
   arguments.key_positions = call.key_positions;
   arguments.chunks = call.chunks;
+  arguments.mask = call.mask;
   return arguments;
 }
 

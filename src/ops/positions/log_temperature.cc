@@ -21,12 +21,13 @@ const RegisterPosition log_temperature({
     .catalogue =
         {.name = "log_temperature",
          .title = "temperature by length",
-         .formula = "times the scores of row i, steps: 1 + scale log(1 + floor((p_i + 1) / "
-                    "length)); smooth: 1 + scale log(max(1, n_i / length)), n_i the keys up to its "
-                    "own",
+         .formula =
+             "multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) / length)) "
+             "(steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of "
+             "keys up to its own",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note = "times the scores of row i, where a is the scale, n_0 the length and n_i the "
+         .note = "multiplies the scores of row i, where a is the scale, n_0 the length and n_i the "
                  "number of keys up to the row's own",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,

@@ -13,7 +13,7 @@ const RegisterPosition sink({
     .catalogue =
         {.name = "sink",
          .title = "sink",
-         .formula = "one more score s[h] in the softmax of each row, whose key has no value",
+         .formula = "adds one more score s[h] to the softmax of each row, whose key has no value",
          .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
          .note = "one more score in the softmax of each row, with no value",
          .details = "The same as the argument `sink` of a call, available by name in modules.",
