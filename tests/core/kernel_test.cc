@@ -376,21 +376,13 @@ std::vector<const PairFunction*> Distances() {
 INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Squared distances are differences of norms unless the tokens are near, where these have no digits
-// left: on both sides of that border, and far below it.
+// On both sides of the border at which tokens are near, and far below it.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (int fraction = 8; fraction <= 4096; fraction *= 2) {
       SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
-      const float spread = 1.0f / static_cast<float>(fraction);
-      Problem<float> p = RandomProblem(FindPairFunction(name),
-                                       {.shape = {1, 2, 1, 60, 150, 24, 17}, .on_grid = false});
-      for (Array<float>* tokens : {&p.x, &p.y}) {
-        tokens->ForEach([&](float& element) { element = 1 + spread * element; });
-      }
-      // Scores of about 1.
-      const float scale = std::string(name) == "gaussian" ? spread * spread : spread;
-      for (float& factor : p.factor) factor /= scale;
+      const Problem<float> p = NearTokensProblem(FindPairFunction(name),
+                                                 {.shape = {1, 2, 1, 60, 150, 24, 17}}, fraction);
       const Results<double> forward = p.InDouble().Forward();
       const Results<double> all = p.InDouble().Run();
       OnEveryTarget([&] {

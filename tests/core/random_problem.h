@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cpu/bfloat16.h"
@@ -590,6 +591,21 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     set_norms(p.row, p.x);
     set_norms(p.column, p.y);
   }
+  return p;
+}
+
+// The same with tokens 1 / fraction apart, near (1, 1, ...), and scores of about 1. Squared
+// distances are differences of norms unless the tokens are near, where these have no digits left.
+inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions options,
+                                        int fraction) {
+  const float spread = 1.0f / static_cast<float>(fraction);
+  options.on_grid = false;
+  Problem<float> p = RandomProblem(f, std::move(options));
+  for (Array<float>* tokens : {&p.x, &p.y}) {
+    tokens->ForEach([&](float& element) { element = 1 + spread * element; });
+  }
+  const float scale = f.name == std::string("gaussian") ? spread * spread : spread;
+  for (float& factor : p.factor) factor /= scale;
   return p;
 }
 

@@ -15,6 +15,7 @@
 
 #include "core/random_problem.h"
 #include "cuda/attention.h"
+#include "cuda/input_of.h"
 #include "emulation.h"
 #include "gnomon/attention.h"
 #include "gtest/gtest.h"
@@ -100,35 +101,13 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   Elements v(p.v, how.element);
   Elements d_o(p.d_o, how.element);
   Elements relative_query(p.relative_query, how.element);
-  cuda::Input in;
+  cuda::Input in = cuda::WithoutTokens(from);
   in.element = how.element;
-  in.shape = options.shape;
   in.x = x.const_tensor();
   in.y = y.const_tensor();
   in.v = v.const_tensor();
-  in.row_scalars = from.row_scalars;
-  in.column_scalars = from.column_scalars;
-  in.head_scalars = from.head_scalars;
-  in.factor = from.factor;
-  in.bias = from.bias;
-  in.key_bias = from.key_bias;
-  in.key_bias_low = from.key_bias_low;
-  in.key_bias_base = from.key_bias_base;
-  in.pair_bias = from.pair_bias;
-  in.relative.most_numbers = how.table_numbers;
-  in.relative.layout = from.relative.layout;
   in.relative.query = relative_query.const_tensor();
-  in.relative.dim = from.relative.dim;
-  in.relative.factor = from.relative.factor;
-  in.relative.keys = from.relative.keys;
-  in.relative.key_heads = from.relative.key_heads;
-  in.relative.values = from.relative.values;
-  in.relative.value_heads = from.relative.value_heads;
-  in.temperature = from.temperature;
-  in.dropout = from.dropout;
-  in.mask = from.mask;
-  in.query_offset = from.query_offset;
-  in.query_offsets = from.query_offsets;
+  in.relative.most_numbers = how.table_numbers;
 
   Array<float> o(p.d_o.size(), options.padded, kNan);
   Elements o_elements(o, how.element);

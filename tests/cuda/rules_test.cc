@@ -262,21 +262,13 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   }
 }
 
-// Squared distances are differences of norms unless the tokens are near, where these have no digits
-// left: on both sides of that border, and far below it.
+// On both sides of the border at which tokens are near, and far below it.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (int fraction = 8; fraction <= 4096; fraction *= 8) {
       SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
-      const float spread = 1.0f / static_cast<float>(fraction);
-      Problem<float> p = RandomProblem(EmulatedPairFunction(name),
-                                       {.shape = {1, 2, 1, 30, 70, 24, 17}, .on_grid = false});
-      for (Array<float>* tokens : {&p.x, &p.y}) {
-        tokens->ForEach([&](float& element) { element = 1 + spread * element; });
-      }
-      // Scores of about 1.
-      const float scale = std::string(name) == "gaussian" ? spread * spread : spread;
-      for (float& factor : p.factor) factor /= scale;
+      const Problem<float> p = NearTokensProblem(EmulatedPairFunction(name),
+                                                 {.shape = {1, 2, 1, 30, 70, 24, 17}}, fraction);
       const Results<double> expected = p.InDouble().Run();
       const Results<float> actual = RunCuda(p, {});
       for (const char* result : {"o", "lse"}) {

@@ -17,6 +17,7 @@
 
 #include "core/cuda_program.h"
 #include "cuda/attention.h"
+#include "cuda/input_of.h"
 #include "cuda/runtime.h"
 #include "ops/attention/call_tensors.h"
 
@@ -124,43 +125,22 @@ cuda::Tensor MutableTokens(at::Tensor& tensor) {
 }
 
 cuda::Input InputOf(const CallTensors& call) {
-  cuda::Input input;
   const at::ScalarType type = call.x().scalar_type();
   for (const at::Tensor& tokens : {call.y(), call.v(), call.relative_query()}) {
     TORCH_CHECK_TYPE(!tokens.defined() || tokens.scalar_type() == type, kOperation,
                      ": tokens of dtypes ", type, " and ", tokens.scalar_type(),
                      " on a GPU; expected one");
   }
-  input.element = ElementOf(type);
+  const cuda::Element element = ElementOf(type);
   const AttentionInput<float> terms = call.Terms<float>();
   TORCH_CHECK_NOT_IMPLEMENTED(terms.query_positions == nullptr, kOperation,
                               ": positions on a GPU; expected query_offset");
-  input.shape = terms.shape;
+  cuda::Input input = cuda::WithoutTokens(terms);
+  input.element = element;
   input.x = Rows(call.x());
   input.y = Rows(call.y());
   input.v = Rows(call.v());
-  input.row_scalars = terms.row_scalars;
-  input.column_scalars = terms.column_scalars;
-  input.head_scalars = terms.head_scalars;
-  input.factor = terms.factor;
-  input.bias = terms.bias;
-  input.key_bias = terms.key_bias;
-  input.key_bias_low = terms.key_bias_low;
-  input.key_bias_base = terms.key_bias_base;
-  input.pair_bias = terms.pair_bias;
-  input.relative.layout = terms.relative.layout;
   if (call.relative_query().defined()) input.relative.query = Rows(call.relative_query());
-  input.relative.dim = terms.relative.dim;
-  input.relative.factor = terms.relative.factor;
-  input.relative.keys = terms.relative.keys;
-  input.relative.key_heads = terms.relative.key_heads;
-  input.relative.values = terms.relative.values;
-  input.relative.value_heads = terms.relative.value_heads;
-  input.temperature = terms.temperature;
-  input.dropout = terms.dropout;
-  input.mask = terms.mask;
-  input.query_offset = terms.query_offset;
-  input.query_offsets = terms.query_offsets;
   const std::string problem = cuda::Unsupported(call.function(), input);
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kOperation, ": ", problem);
   return input;
