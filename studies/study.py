@@ -392,9 +392,9 @@ def write_page(name: str, study: Study) -> None:
     if study.claims:
         parts.append("## What was asked, and what came out")
         parts.append(
-            "A difference is left less right, the mean over the seeds; beside it half of its 95% "
-            "confidence interval and p of a paired t test. *Better* and *worse* are of the left, "
-            "where p < 0.05; no account is taken of there being many tests."
+            "A difference is left minus right, the mean over the seeds; beside it are half of its "
+            "95% confidence interval and p of a paired t test. *Better* and *worse* say how the "
+            "left does, where p < 0.05; there is no correction for the number of tests."
         )
     for claim in study.claims:
         rows = []
@@ -415,7 +415,7 @@ def write_page(name: str, study: Study) -> None:
     parts.append("## What it does not show\n\n" + study.limits)
     parts.append("## Results")
     if missing:
-        parts.append("Not begun: " + ", ".join(missing) + ".")
+        parts.append("Not begun: " + "; ".join(missing) + ".")
     for comparison, results in found:
         parts.append(f"### {comparison.title}")
         parts.append(describe(results, comparison))

@@ -100,7 +100,7 @@ class MultiheadAttention(torch.nn.Module):
         qk_norm: bool = False,
         gate: bool = False,
         sink: bool = False,
-        tolerance: float = 2.0**-24,
+        tolerance: float = UNSET["tolerance"],
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
