@@ -90,30 +90,40 @@ LanguageModelMemory Joined(std::vector<LanguageModelMemory> parts) {
   return whole;
 }
 
-// The memory that `windows` windows before each of `stretches` leave, read one after the other from
-// an empty one. All but the last of them fit into it, so that each token sees all before it, and
-// many windows can be read at once. None: `proceed` said no.
+// Reads the `tokens` tokens before each of `starts` into `memory`, as many windows of `length` at
+// once as there is room for. False: `proceed` said no.
+bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<int64_t>& starts,
+                int64_t tokens, int64_t length, const std::function<bool()>& proceed,
+                LanguageModelMemory* memory) {
+  const auto count = static_cast<int64_t>(starts.size());
+  const int64_t most = std::max<int64_t>(kEvaluationBatch / length / count, 1) * length;
+  for (int64_t left = tokens; left > 0;) {
+    if (proceed != nullptr && !proceed()) return false;
+    const int64_t read = std::min(most, left);
+    std::vector<int64_t> from = starts;
+    for (int64_t& start : from) start -= left;
+    model->read(Windows(text, from.data(), count, read).narrow(1, 0, read), memory);
+    left -= read;
+  }
+  return true;
+}
+
+// The memory that `tokens` tokens before each of `stretches` leave: windows of `length`, of which
+// all but the last fit into it, so that each token sees all before it. None: `proceed` said no.
 std::optional<LanguageModelMemory> FillMemory(LanguageModel& model, const TokenText& text,
-                                              const std::vector<int64_t>& stretches,
-                                              int64_t windows, int64_t length, int64_t memory,
+                                              const std::vector<int64_t>& stretches, int64_t tokens,
+                                              int64_t length, int64_t memory,
                                               const std::function<bool()>& proceed) {
-  const int64_t batch = std::max<int64_t>(kEvaluationBatch / length, 1);
   const auto total = static_cast<int64_t>(stretches.size());
-  const int64_t rows = std::clamp<int64_t>(batch / std::max<int64_t>(windows, 1), 1, total);
+  const int64_t rows =
+      std::clamp<int64_t>(kEvaluationBatch / std::max<int64_t>(tokens, 1), 1, total);
   std::vector<LanguageModelMemory> parts;
   for (int64_t at = 0; at < total; at += rows) {
-    const int64_t count = std::min(rows, total - at);
     LanguageModelMemory& part = parts.emplace_back();
     part.max_length = memory;
-    for (int64_t window = 0; window < windows;) {
-      if (proceed != nullptr && !proceed()) return std::nullopt;
-      const int64_t at_once = std::clamp<int64_t>(batch / count, 1, windows - window);
-      std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
-      for (int64_t& start : starts) start -= (windows - window) * length;
-      const int64_t read = at_once * length;
-      model->read(Windows(text, starts.data(), count, read).narrow(1, 0, read), &part);
-      window += at_once;
-    }
+    const std::vector<int64_t> starts(stretches.begin() + at,
+                                      stretches.begin() + std::min(at + rows, total));
+    if (!ReadBefore(model, text, starts, tokens, length, proceed, &part)) return std::nullopt;
   }
   return Joined(std::move(parts));
 }
@@ -126,19 +136,41 @@ bool AddStretches(LanguageModel& model, const TokenText& text,
   const int64_t length = sums->length();
   const LanguageModelOptions& options = model->options();
   batch = std::clamp<int64_t>(kEvaluationMemory / options.dim / options.depth / memory, 1, batch);
-  // Windows before a stretch that fill the memory, as far as the text goes back.
+  // Tokens before a stretch, in whole windows, that fill the memory, as far as the text goes back.
   const auto before = [&](int64_t start) {
-    return std::min((memory + length - 1) / length, start / length);
+    return std::min((memory + length - 1) / length, start / length) * length;
   };
   const auto total = static_cast<int64_t>(stretches.size());
+  const int64_t counted = stretch / length * length;
+  // Whether reading on from the stretch before costs less than filling the memory anew: attention
+  // is what a long memory costs. Where filling it takes fewer tokens than the stretch has, reading
+  // many stretches at once is worth more.
+  const auto reads_on = [&] {
+    if (total == 1) return false;
+    const int64_t gap = (stretches.back() - stretches[0]) / (total - 1) - counted;
+    const int64_t filling = before(stretches.back());
+    const auto cost = [](int64_t tokens, int64_t remembered) {
+      return static_cast<double>(tokens) * static_cast<double>(2 * remembered + tokens);
+    };
+    const int64_t remembered = before(stretches.back() - gap);
+    return filling > counted && cost(gap, remembered) <= cost(filling, 0);
+  }();
+  std::optional<LanguageModelMemory> remembered;
   for (int64_t at = 0, count = 0; at < total; at += count) {
-    const int64_t filling = before(stretches[at]);
-    count = 1;
-    while (count < batch && at + count < total && before(stretches[at + count]) == filling) ++count;
-    std::vector<int64_t> starts(stretches.begin() + at, stretches.begin() + at + count);
-    std::optional<LanguageModelMemory> remembered =
-        FillMemory(model, text, starts, filling, length, memory, proceed);
-    if (!remembered) return false;
+    std::vector<int64_t> starts = {stretches[at]};
+    if (reads_on && at > 0) {
+      const int64_t skipped = stretches[at] - stretches[at - 1] - counted;
+      if (!ReadBefore(model, text, starts, skipped, length, proceed, &*remembered)) return false;
+    } else {
+      const int64_t filling = before(stretches[at]);
+      for (int64_t n = at + 1; !reads_on && n < std::min(at + batch, total); ++n) {
+        if (before(stretches[n]) != filling) break;
+        starts.push_back(stretches[n]);
+      }
+      remembered = FillMemory(model, text, starts, filling, length, memory, proceed);
+      if (!remembered) return false;
+    }
+    count = static_cast<int64_t>(starts.size());
     for (int64_t window = 0; window < stretch / length; ++window) {
       if (proceed != nullptr && !proceed()) return false;
       sums->Read(model, starts.data(), count, &*remembered);

@@ -469,32 +469,41 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   }
 }
 
-// The mean loss where the memory of each stretch is read anew, one window after the other.
+// The mean loss where the memory of each stretch is read anew, one window after the other, or,
+// where the text was read as far as the stretch before, from there on.
 double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length, int64_t longest,
-                     int64_t budget, int64_t memory) {
+                     int64_t budget, int64_t memory, bool reads_on) {
   const torch::NoGradGuard no_grad;
   double sum = 0;
   int64_t count = 0;
+  LanguageModelMemory remembered;
+  int64_t end = 0;  // of what was read
   for (const int64_t stretch : EvaluationStarts(text.size(), longest, longest, budget)) {
     const int64_t windows = std::min((memory + length - 1) / length, stretch / length);
-    LanguageModelMemory remembered;
+    int64_t begin = end;
+    if (!reads_on) {
+      remembered.reset();
+      begin = stretch - windows * length;
+    }
     remembered.max_length = memory;
-    for (int64_t begin = stretch - windows * length; begin < stretch + longest; begin += length) {
+    end = stretch + longest;
+    for (int64_t read = 0; begin < end; begin += read) {
+      read = begin < stretch ? std::min(length, stretch - begin) : length;
       std::vector<int64_t> bytes;
-      for (int64_t n = begin; n <= begin + length; ++n) bytes.push_back(text[n]);
+      for (int64_t n = begin; n <= begin + read; ++n) bytes.push_back(text[n]);
       const torch::Tensor tokens = torch::tensor(bytes).unsqueeze(0);
       const torch::Tensor logs = torch::log_softmax(
-          model->forward(tokens.narrow(1, 0, length), nullptr, &remembered).to(torch::kDouble), 2);
+          model->forward(tokens.narrow(1, 0, read), nullptr, &remembered).to(torch::kDouble), 2);
       if (begin < stretch) continue;
-      sum -= logs.gather(2, tokens.narrow(1, 1, length).unsqueeze(2)).sum().item<double>();
-      count += length;
+      sum -= logs.gather(2, tokens.narrow(1, 1, read).unsqueeze(2)).sum().item<double>();
+      count += read;
     }
   }
   return sum / static_cast<double>(count);
 }
 
 TEST(EvaluateTest, MemoryIsThatOfReadingOneWindowAfterTheOther) {
-  const std::string text = Text().substr(0, 1203);
+  const std::string text = Text().substr(0, 1203);  // 10 stretches, 98 bytes between them
   for (const char* position :
        {"none", "rope+alibi", "t5", "kerple", "sinusoidal", "cape", "conv:kernel=5:groups=4",
         "relative:max_offset=9:values=true", "transformer_xl"}) {
@@ -502,12 +511,35 @@ TEST(EvaluateTest, MemoryIsThatOfReadingOneWindowAfterTheOther) {
     options.depth = 2;
     LanguageModel model = NewModel(options, 1);
     model->eval();
-    for (const int64_t memory : {7, 24, 100, 600, 5000}) {
+    for (const int64_t memory : {7, 24, 100, 5000}) {
       const std::vector<LengthLoss> losses = Evaluate(model, text, {8, 32}, 320, memory);
       for (const LengthLoss& at : losses) {
-        EXPECT_NEAR(*at.loss, LossByWindows(model, text, at.length, 32, 320, memory), 2e-5)
+        const bool reads_on = memory == 5000;
+        EXPECT_NEAR(*at.loss, LossByWindows(model, text, at.length, 32, 320, memory, reads_on),
+                    2e-5)
             << position << " " << memory << " " << at.length;
       }
+    }
+  }
+}
+
+TEST(EvaluateTest, StretchesThatAdjoinAreReadOn) {
+  const std::string text = Text().substr(0, 40 * 16 + 1);  // 40 stretches, nothing between them
+  LanguageModelOptions options = Small("umbral", "rope+alibi");
+  options.depth = 2;
+  LanguageModel model = NewModel(options, 1);
+  model->eval();
+  for (const int64_t length : {8, 16}) {
+    for (const int64_t memory : {100, 5000}) {
+      int64_t passes = 0;
+      const auto count = [&] {
+        ++passes;
+        return true;
+      };
+      const LengthLoss at = Evaluate(model, text, {length, 16}, 640, memory, count)[0];
+      EXPECT_NEAR(*at.loss, LossByWindows(model, text, length, 16, 640, memory, true), 2e-5)
+          << memory << " " << length;
+      EXPECT_EQ(passes, 640 / length + 640 / 16) << memory;  // each window of both lengths once
     }
   }
 }
