@@ -118,7 +118,7 @@ void AddTermsFlag(CLI::App* command) {
 
 }  // namespace
 
-void Together(const models::Processes& processes, const std::function<void()>& part) {
+void RunInEveryProcess(const models::Processes& processes, const std::function<void()>& part) {
   if (processes.size() == 1) return part();
   std::optional<Failure> failure;
   try {
@@ -163,7 +163,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   const ThrowingOutput throwing;
   try {
     RememberCommand(argc, argv);
-    Together(*processes, [&] {
+    RunInEveryProcess(*processes, [&] {
       const std::shared_ptr<models::Task> task = ChooseTask(argc, argv);
       AddTrain(app, task, processes, &action);
       AddEval(app, task, &action);

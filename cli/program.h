@@ -15,7 +15,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes);
 // Does a part of the work that may fail in some processes and not in others, without a collective
 // that the others could be left waiting in. Returns when all have done it. Where it threw in any of
 // several processes, the first of them prints why, and this throws Stopped in all.
-void Together(const models::Processes& processes, const std::function<void()>& part);
+void RunInEveryProcess(const models::Processes& processes, const std::function<void()>& part);
 
 // Leaves the program; what there is to say has been said.
 struct Stopped {

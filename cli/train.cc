@@ -54,7 +54,7 @@ struct Work {
 
 // What process 0 learns from the data, in all of them.
 void ShareAssets(const models::Processes& processes, models::Task& task) {
-  Together(processes, [&] {
+  RunInEveryProcess(processes, [&] {
     if (processes.rank() == 0) task.Prepare();
   });
   if (processes.size() == 1) return;
@@ -68,7 +68,7 @@ void ShareAssets(const models::Processes& processes, models::Task& task) {
 void CheckSameData(const models::Processes& processes, const models::Task& task,
                    const std::string& path) {
   const std::string sha256 = processes.BroadcastText(task.data_sha256());
-  Together(processes, [&] {
+  RunInEveryProcess(processes, [&] {
     if (task.data_sha256() == sha256) return;
     throw Error(StrCat("the ", task.data_noun(), " at ", path, " of process ", processes.rank(),
                        " is not that of process 0"));
@@ -80,7 +80,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
              const models::ProcessesPtr& processes) {
   Work work;
   models::TrainingOptions& training = flags.training;
-  Together(*processes, [&] {
+  RunInEveryProcess(*processes, [&] {
     if (task.data_help() != nullptr && flags.data.empty()) {
       throw Error("train: --data is required");
     }
@@ -95,7 +95,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
   });
   CheckSameData(*processes, task, flags.data);
   ShareAssets(*processes, task);
-  Together(*processes, [&] {
+  RunInEveryProcess(*processes, [&] {
     task.CheckData(&training);
     task.CheckFits(training, processes->size());
     if (processes->rank() == 0) {
@@ -117,7 +117,7 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
                  const models::ProcessesPtr& processes) {
   Work work;
   models::Checkpoint checkpoint;
-  Together(*processes, [&] {
+  RunInEveryProcess(*processes, [&] {
     work.checkpoint = models::CheckpointFile(flags->resume);
     if (processes->rank() == 0) {
       work.lock = models::FolderLock(models::FolderOf(work.checkpoint));
@@ -168,7 +168,7 @@ void PrintMeasurements(const models::Task& task,
 
 int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
         const models::ProcessesPtr& processes) {
-  Together(*processes, [&] {
+  RunInEveryProcess(*processes, [&] {
     if (flags->resume.empty()) return;
     CheckStandsAlone(command, "--resume", {"--threads", "--task", "--terms"},
                      RunFlags(flags, task));
@@ -178,7 +178,7 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
                                     : ResumedWork(command, flags, task, processes);
   models::Trainer& trainer = *work.trainer;
   const auto save = [&] {
-    Together(*processes, [&] {
+    RunInEveryProcess(*processes, [&] {
       models::SaveCheckpoint(work.checkpoint, trainer, task, work.terms, work.run, work.data);
     });
   };
@@ -196,7 +196,7 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
     double loss = 0;
     NamingOptions(step_flags, [&] { loss = trainer.Step(); });
     if (!std::isfinite(loss)) {
-      Together(*processes, [&] {
+      RunInEveryProcess(*processes, [&] {
         throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
                                         work.checkpoint.string(),
                                         " is from before (a lower --learning-rate may help)"));

@@ -233,6 +233,88 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
                           num_features, seed, projection});
 }
 
+// The compositions of the kernels' operators with Torch's: calls add(schema, function) for each.
+template <typename Add>
+void ForCompositions(const Add& add) {
+  const std::string call = SchemaWithDefaults<CallArguments>();
+  // lse and the rows' statistics are empty unless asked for.
+  add("attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
+      "str[] position, Tensor[] position_tensors, bool return_lse, " +
+          call + ") -> (Tensor o, Tensor lse, Tensor statistics)",
+      kFlat<Attention>);
+  // What a sink makes of o and lse.
+  add("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
+  // What the aggregation lorentz_centroid makes of o.
+  add("aggregate_centroid(Tensor o, Tensor q, str similarity, Tensor[] similarity_tensors) -> "
+      "Tensor",
+      AggregateCentroid);
+  add("module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
+      "Tensor[] tensors, " +
+          call + ") -> Tensor",
+      kFlat<AttentionOfModule>);
+  add("attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
+      "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, " +
+          call + ") -> Tensor",
+      kFlat<WeightsOfSpecs>);
+  add("module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
+      "Tensor[] tensors, int value_dim, " +
+          call + ") -> Tensor",
+      kFlat<WeightsOfModule>);
+  add("module_tensors(str similarity, str position, int num_heads, int head_dim, "
+      "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
+      "(str[], Tensor[], bool[])",
+      TensorsOfModule);
+  add("module_has_projections(str position) -> bool", HasProjections);
+  // The tensors of a call of a module, and which of them are of keys.
+  add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
+      "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
+      ProjectionsOfModule);
+  add("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
+  add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
+      "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
+      LearnedOfModule);
+  add("attention_position(str position) -> str", AttentionPosition);
+  // gnomon/catalogue.h; JSON.
+  add("catalogue() -> str", CatalogueJson);
+  add("load_terms(str path) -> str[]", LoadTerms);
+  // A sum's components: their names, options as "key=value", and each by itself.
+  add("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
+      ComponentsOf);
+  add("has_height(str similarity) -> bool", HasHeight);
+  // Whether a position is another in a call of another length.
+  add("goes_by_length(str position) -> bool", GoesByLength);
+  add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
+  add("token_encoding_tensors(str spec, int dim, bool causal) -> "
+      "(str[] names, Tensor[] starts, int? max_length, int history)",
+      TensorsOfEncoding);
+  add("encode_tokens(Tensor embeddings, str spec, int dim, bool causal, Tensor[] tensors, "
+      "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator, "
+      "Tensor? positions=None) -> Tensor",
+      EncodeTokensOp);
+  add("graph_attention(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
+      "str similarity, Tensor[] similarity_tensors, float? scale) -> (Tensor, Tensor)",
+      GraphAttentionOfSpecs);
+  add("linear_attention(Tensor q, Tensor k, Tensor v, str feature, str? rope, bool causal, "
+      "Tensor? key_lengths, SymInt? query_offset, int? num_features, int? seed, "
+      "Tensor? projection) -> Tensor",
+      LinearAttentionOp);
+  add("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
+  add("t5_bucket(Tensor relative_position, bool bidirectional, int num_buckets, "
+      "int max_distance) -> Tensor",
+      t5_bucket);
+  add("sinusoid(Tensor positions, int dim, str layout) -> Tensor", sinusoid);
+  add("grid_sinusoid(int[] shape, int dim, str layout, int prefix) -> Tensor", GridSinusoid);
+  add("hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, int[] axes, "
+      "SymInt query_offset) -> (Tensor, Tensor)",
+      HypeAugmentOp);
+  // Points of hyperboloids.
+  add("lorentz_lift(Tensor x, Tensor? c, float number) -> Tensor", LorentzLift);
+  add("lorentz_centroid(Tensor points, Tensor? c, float number) -> Tensor", LorentzCentroidOf);
+  add("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
+  add("cone_lowest_common_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor",
+      cones::lowest_common_ancestor);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
@@ -258,123 +340,15 @@ TORCH_LIBRARY(gnomon, m) {
   m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");
   // (num_features, D) in float64, D and the device those of `like`.
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
-
-  // Compositions of these with Torch's operators.
-  const std::string call = SchemaWithDefaults<CallArguments>();
-  // lse and the rows' statistics are empty unless asked for.
-  m.def(("attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
-         "str[] position, Tensor[] position_tensors, bool return_lse, " +
-         call + ") -> (Tensor o, Tensor lse, Tensor statistics)")
-            .c_str(),
-        kFlat<Attention>);
-  // What a sink makes of o and lse.
-  m.def("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
-  // What the aggregation lorentz_centroid makes of o.
-  m.def(
-      "aggregate_centroid(Tensor o, Tensor q, str similarity, Tensor[] similarity_tensors) -> "
-      "Tensor",
-      AggregateCentroid);
-  m.def(("module_attention(Tensor q, Tensor k, Tensor v, str similarity, str position, "
-         "Tensor[] tensors, " +
-         call + ") -> Tensor")
-            .c_str(),
-        kFlat<AttentionOfModule>);
-  m.def(("attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
-         "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, " +
-         call + ") -> Tensor")
-            .c_str(),
-        kFlat<WeightsOfSpecs>);
-  m.def(("module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
-         "Tensor[] tensors, int value_dim, " +
-         call + ") -> Tensor")
-            .c_str(),
-        kFlat<WeightsOfModule>);
-  m.def(
-      "module_tensors(str similarity, str position, int num_heads, int head_dim, "
-      "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
-      "(str[], Tensor[], bool[])",
-      TensorsOfModule);
-  m.def("module_has_projections(str position) -> bool", HasProjections);
-  // The tensors of a call of a module, and which of them are of keys.
-  m.def(
-      "module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
-      "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
-      ProjectionsOfModule);
-  m.def("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
-  m.def(
-      "module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
-      "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
-      LearnedOfModule);
-  m.def("attention_position(str position) -> str", AttentionPosition);
-  // gnomon/catalogue.h; JSON.
-  m.def("catalogue() -> str", CatalogueJson);
-  m.def("load_terms(str path) -> str[]", LoadTerms);
-  // A sum's components: their names, options as "key=value", and each by itself.
-  m.def("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
-        ComponentsOf);
-  m.def("has_height(str similarity) -> bool", HasHeight);
-  // Whether a position is another in a call of another length.
-  m.def("goes_by_length(str position) -> bool", GoesByLength);
-  m.def("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
-  m.def(
-      "token_encoding_tensors(str spec, int dim, bool causal) -> "
-      "(str[] names, Tensor[] starts, int? max_length, int history)",
-      TensorsOfEncoding);
-  m.def(
-      "encode_tokens(Tensor embeddings, str spec, int dim, bool causal, Tensor[] tensors, "
-      "SymInt offset, bool training, Tensor? lengths, Tensor? before, Generator? generator, "
-      "Tensor? positions=None) -> Tensor",
-      EncodeTokensOp);
-  m.def(
-      "graph_attention(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
-      "str similarity, Tensor[] similarity_tensors, float? scale) -> (Tensor, Tensor)",
-      GraphAttentionOfSpecs);
-  m.def(
-      "linear_attention(Tensor q, Tensor k, Tensor v, str feature, str? rope, bool causal, "
-      "Tensor? key_lengths, SymInt? query_offset, int? num_features, int? seed, "
-      "Tensor? projection) -> Tensor",
-      LinearAttentionOp);
-  m.def("alibi_slopes(int num_heads) -> Tensor", alibi_slopes);
-  m.def(
-      "t5_bucket(Tensor relative_position, bool bidirectional, int num_buckets, "
-      "int max_distance) -> Tensor",
-      t5_bucket);
-  m.def("sinusoid(Tensor positions, int dim, str layout) -> Tensor", sinusoid);
-  m.def("grid_sinusoid(int[] shape, int dim, str layout, int prefix) -> Tensor", GridSinusoid);
-  m.def(
-      "hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, int[] axes, "
-      "SymInt query_offset) -> (Tensor, Tensor)",
-      HypeAugmentOp);
-  // Points of hyperboloids.
-  m.def("lorentz_lift(Tensor x, Tensor? c, float number) -> Tensor", LorentzLift);
-  m.def("lorentz_centroid(Tensor points, Tensor? c, float number) -> Tensor", LorentzCentroidOf);
-  m.def("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
-  m.def("cone_lowest_common_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor",
-        cones::lowest_common_ancestor);
+  ForCompositions([&](const std::string& schema, auto run) { m.def(schema.c_str(), run); });
 }
 
 // vmap sees through a composition if it finds it here, and otherwise calls it once a sample or not
 // at all. Its rules for the operators below are in python/gnomon/_vmap.py.
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
-  m.impl("attention", kFlat<Attention>);
-  m.impl("add_sink", AddSink);
-  m.impl("aggregate_centroid", AggregateCentroid);
-  m.impl("module_attention", kFlat<AttentionOfModule>);
-  m.impl("attention_weights", kFlat<WeightsOfSpecs>);
-  m.impl("module_attention_weights", kFlat<WeightsOfModule>);
-  m.impl("module_tensors", TensorsOfModule);
-  m.impl("module_projections", ProjectionsOfModule);
-  m.impl("module_learned", LearnedOfModule);
-  m.impl("encode_tokens", EncodeTokensOp);
-  m.impl("graph_attention", GraphAttentionOfSpecs);
-  m.impl("linear_attention", LinearAttentionOp);
-  m.impl("t5_bucket", t5_bucket);
-  m.impl("sinusoid", sinusoid);
-  m.impl("hype_augment", HypeAugmentOp);
-  m.impl("cone_ancestor", cones::ancestor);
-  m.impl("lorentz_lift", LorentzLift);
-  m.impl("lorentz_centroid", LorentzCentroidOf);
-  m.impl("cone_lowest_common_ancestor", cones::lowest_common_ancestor);
+  ForCompositions([&](const std::string& schema, auto run) {
+    m.impl(schema.substr(0, schema.find('(')).c_str(), run);
+  });
 }
 
 }  // namespace gnomon

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gnomon
+from gnomon._catalogue import entry_of
 from gnomon.nn import (
     CAPE,
     Convolutional,
@@ -242,6 +243,16 @@ def test_modules_are_their_specifications():
         other = TokenEncoding(spec, 16)
         other.load_state_dict(module.state_dict())
         assert torch.equal(module.eval()(x), other.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "dim"),
+    [(Sinusoidal, "sinusoidal", 8), (Convolutional, "conv", 32), (CAPE, "cape", 8)],
+)
+def test_defaults_of_modules_are_the_catalogue_s(module, name, dim):
+    said = dict(option.split("=") for option in module(dim).spec.split(":")[1:])
+    defaults = {p["name"]: p["default"] for p in entry_of(name)["parameters"]}
+    assert said.items() <= defaults.items()
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -411,6 +411,16 @@ TEST(TokenEncodingTest, FunctionsAreTheirSpecifications) {
       torch::equal(Sinusoidal(8, "split", {2, 3}, 1)(x), x + grid_sinusoid({2, 3}, 8, "split", 1)));
   EXPECT_EQ(LearnedAbsolute(9, 8)->max_length(), 9);
   EXPECT_EQ(Convolutional(8, 5, 2, /*causal=*/true)->history(), 4);
+  // Their defaults are the specification's.
+  EXPECT_TRUE(torch::equal(Sinusoidal(8)(x), TokenEncoding("sinusoidal", 8)(x)));
+  const auto sizes = [](const TokenEncoding& module) {
+    std::map<std::string, std::vector<int64_t>> sizes;
+    for (const auto& [name, tensor] : module->named_parameters().pairs()) {
+      sizes[name] = tensor.sizes().vec();
+    }
+    return sizes;
+  };
+  EXPECT_EQ(sizes(Convolutional(32)), sizes(TokenEncoding("conv", 32)));
   TokenEncoding cape = CAPE(8, CAPEOptions().global_shift(1.5).global_scale(1.25).normalize(true));
   EXPECT_EQ(cape->options.spec(),
             "cape:global_shift=1.5:global_scale=1.25:normalize=true:prefix=0");

@@ -13,6 +13,7 @@
 #ifndef GNOMON_TORCH_ATTENTION_H_
 #define GNOMON_TORCH_ATTENTION_H_
 
+#include <gnomon/attention.h>
 #include <gnomon/torch/terms.h>
 #include <torch/arg.h>
 #include <torch/types.h>
@@ -107,7 +108,7 @@ struct AttentionOptions {
   // neither forward nor backward; biases that fall with the distance make such proofs possible. The
   // default, 2^-24, is float32's own rounding; 0 computes everything, as float64 always does. What
   // is not finite is never left out.
-  TORCH_ARG(double, tolerance) = 0x1p-24;
+  TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,

@@ -82,7 +82,7 @@ struct MultiheadAttentionOptions {
   // Whether each head has a learned sink (AttentionOptions::sink), which starts at 0.
   TORCH_ARG(bool, sink) = false;
   // AttentionOptions::tolerance.
-  TORCH_ARG(double, tolerance) = 0x1p-24;
+  TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
 // x / sqrt(mean x^2 + 1e-6) times a weight that starts at 1, over the last axis, of `dim` columns

@@ -11,6 +11,7 @@
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/kept_tensor.h"
+#include "ops/attention/options.h"
 #include "ops/nn/module_terms.h"
 
 namespace gnomon {
@@ -158,32 +159,6 @@ std::pair<std::vector<std::string>, std::vector<at::Tensor>> Lowered(
     tensors.insert(tensors.end(), position.tensors.begin(), position.tensors.end());
   }
   return {specs, tensors};
-}
-
-CallArguments ArgumentsOf(const AttentionOptions& options) {
-  const AttentionOptions::Window window = options.window().value_or(AttentionOptions::Window());
-  CallArguments arguments;
-  arguments.causal = options.causal();
-  arguments.left = window.first;
-  arguments.right = window.second;
-  arguments.key_starts = options.key_starts();
-  arguments.key_lengths = options.key_lengths();
-  arguments.query_segments = options.query_segments();
-  arguments.key_segments = options.key_segments();
-  arguments.query_offset = options.query_offset();
-  arguments.query_offsets = options.query_offsets();
-  arguments.positions = options.positions();
-  arguments.key_positions = options.key_positions();
-  arguments.scale = options.scale();
-  arguments.chunks = options.chunks();
-  arguments.sink = options.sink();
-  arguments.mask = options.mask();
-  arguments.temperature = options.temperature();
-  arguments.dropout = options.dropout();
-  if (options.seed()) arguments.seed = torch::tensor({*options.seed()}, torch::kLong);
-  arguments.aggregation = options.aggregation();
-  arguments.tolerance = options.tolerance();
-  return arguments;
 }
 
 Outputs AttentionOfOptions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

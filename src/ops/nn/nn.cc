@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ops/attention/attention_weights.h"
+#include "ops/attention/options.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
@@ -45,26 +46,6 @@ std::shared_ptr<const ModuleTerms> TermsOf(const MultiheadAttentionOptions& opti
 // (B, L, heads columns) to (B, heads, L, columns).
 torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
   return projected.unflatten(2, {count, -1}).transpose(1, 2);
-}
-
-CallArguments ToArguments(const AttentionCall& call) {
-  CallArguments arguments;
-  arguments.causal = call.causal;
-  if (call.window) {
-    arguments.left = call.window->first;
-    arguments.right = call.window->second;
-  }
-  arguments.key_starts = call.key_starts;
-  arguments.key_lengths = call.key_lengths;
-  arguments.query_segments = call.query_segments;
-  arguments.key_segments = call.key_segments;
-  arguments.query_offset = call.query_offset;
-  arguments.query_offsets = call.query_offsets;
-  arguments.positions = call.positions;
-  arguments.key_positions = call.key_positions;
-  arguments.chunks = call.chunks;
-  arguments.mask = call.mask;
-  return arguments;
 }
 
 void Check(const MultiheadAttentionOptions& options) {
@@ -300,7 +281,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
       terms.tensors[terms.of_keys[n]] = joined.projections[n];
     }
   }
-  CallArguments arguments = ToArguments(call);
+  CallArguments arguments = ArgumentsOf(call);
   arguments.query_offset = query_offset;
   arguments.key_positions = key_positions;
   if (options.sink()) arguments.sink = sink;
@@ -327,7 +308,7 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
   if (has_projections_) {
     tensors = ProjectTokens(*TermsOf(options), options.num_heads(), tensors, query, keys).tensors;
   }
-  CallArguments arguments = ToArguments(call);
+  CallArguments arguments = ArgumentsOf(call);
   if (options.sink()) arguments.sink = sink;
   return ModuleAttentionWeights(q, k, rows, *TermsOf(options), tensors,
                                 options.embed_dim() / options.num_heads(), arguments);
