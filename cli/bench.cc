@@ -1,5 +1,6 @@
 // Times against torch's scaled_dot_product_attention (SDPA), in one process and interleaved: each
-// round runs every case once, so that a change of the machine's clock meets all of them.
+// round runs every case once, so that a change of the machine's clock meets all of them. The same
+// on a GPU, where events tell the times, and each of SDPA's kernels is a case.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -19,12 +20,14 @@
 #include "cli/progress.h"
 #include "cli/record.h"
 #include "cli/shortage.h"
+#include "cli/timer.h"
 #include "core/peak.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
 #include "ops/attention/executor.h"
 #include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "training/device.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
@@ -47,6 +50,8 @@ struct BenchFlags {
   std::optional<int64_t> depth;
   std::optional<int64_t> mlp;
   int64_t repeats = 9;
+  std::string dtype = "float32";
+  std::string device = "cpu";
   int64_t threads = 0;
   std::vector<std::string> cases;
   std::vector<std::string> models;
@@ -58,6 +63,36 @@ struct Shape {
   int64_t heads = 8;
   int64_t length = 2048;
   int64_t dim = 64;
+  torch::TensorOptions tokens = torch::TensorOptions();  // their type and device
+
+  std::vector<int64_t> sizes() const { return {batch, heads, length, dim}; }
+};
+
+// Normal numbers, the same on each device.
+Tensor Normal(const std::vector<int64_t>& sizes, const torch::TensorOptions& options) {
+  return torch::randn(sizes).to(options);
+}
+
+// SDPA's kernels on a GPU.
+constexpr const char* kSdpaKernels[] = {"cudnn", "flash", "efficient"};
+
+// While it lives, SDPA has that kernel alone; null: the one that it chooses.
+class OneSdpaKernel {
+ public:
+  explicit OneSdpaKernel(const char* name) { Use(name); }
+  ~OneSdpaKernel() { Use(nullptr); }
+  OneSdpaKernel(const OneSdpaKernel&) = delete;
+  OneSdpaKernel& operator=(const OneSdpaKernel&) = delete;
+
+ private:
+  static void Use(const char* name) {
+    const auto uses = [&](std::string_view kernel) { return name == nullptr || name == kernel; };
+    at::Context& context = at::globalContext();
+    context.setSDPUseCuDNN(uses("cudnn"));
+    context.setSDPUseFlash(uses("flash"));
+    context.setSDPUseMemEfficient(uses("efficient"));
+    context.setSDPUseMath(name == nullptr);
+  }
 };
 
 // What a case computes and what its gradient is taken of.
@@ -66,6 +101,7 @@ struct Case {
   std::string note;
   std::vector<Tensor> inputs;
   std::function<Tensor(bool causal)> run;
+  bool is_sdpa = false;  // without a mask of its own
 };
 
 struct Mode {
@@ -86,15 +122,14 @@ class Cases {
  public:
   explicit Cases(const Shape& shape) : shape_(shape) {
     torch::manual_seed(0);
-    const std::vector<int64_t> sizes = {shape.batch, shape.heads, shape.length, shape.dim};
-    q_ = torch::randn(sizes);
-    k_ = torch::randn(sizes);
-    v_ = torch::randn(sizes);
+    q_ = Normal(shape.sizes(), shape.tokens);
+    k_ = Normal(shape.sizes(), shape.tokens);
+    v_ = Normal(shape.sizes(), shape.tokens);
     AddSdpa();
     Add("dot", "", similarity::Dot(), {});
     AddBiases();
     AddRelative();
-    const Tensor gamma = torch::full({shape.heads}, 0.5);
+    const Tensor gamma = torch::full({shape.heads}, 0.5).to(shape.tokens.device());
     Add("laplacian", "", similarity::Laplacian(gamma), {}, {gamma});
     AddMapped("laplacian", gamma);
     if (shape.dim >= 2) {
@@ -122,8 +157,8 @@ class Cases {
     }
     for (const Case& one : cases_) {
       const bool asked = std::find(asked_for.begin(), asked_for.end(), one.name) != asked_for.end();
-      // Every ratio is to one of these two.
-      if (asked || one.name == "sdpa" || one.name == "dot") chosen.push_back(one);
+      // Every ratio is to one of these.
+      if (asked || one.is_sdpa || one.name == "dot") chosen.push_back(one);
     }
     return chosen;
   }
@@ -131,21 +166,51 @@ class Cases {
  private:
   void AddSdpa() {
     const std::vector<Tensor> inputs = {Leaf(q_), Leaf(k_), Leaf(v_)};
-    cases_.push_back({"sdpa", "torch", inputs, [inputs](bool causal) {
-                        return torch::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2],
-                                                                   {}, 0.0, causal);
-                      }});
-    const Tensor positions = torch::arange(shape_.length, torch::kFloat);
-    const Tensor relative = positions.unsqueeze(0) - positions.unsqueeze(1);
-    const Tensor slopes = alibi_slopes(shape_.heads).to(torch::kFloat);
-    const Tensor full = -slopes.view({-1, 1, 1}) * relative.abs();
-    const Tensor causal_mask =
-        full.masked_fill(relative > 0, -std::numeric_limits<float>::infinity());
+    const auto add = [&](const std::string& name, const char* note, const char* kernel) {
+      cases_.push_back({name, note, inputs,
+                        [inputs, kernel](bool causal) {
+                          const OneSdpaKernel one(kernel);
+                          return torch::scaled_dot_product_attention(inputs[0], inputs[1],
+                                                                     inputs[2], {}, 0.0, causal);
+                        },
+                        /*is_sdpa=*/true});
+    };
+    add("sdpa", "torch", nullptr);
+    for (const char* kernel : kSdpaKernels) {
+      if (shape_.tokens.device().is_cuda() && Takes(kernel)) {
+        add(StrCat("sdpa-", kernel), "torch, this kernel", kernel);
+      }
+    }
+    // The L x L numbers are made when the case is run.
+    auto masks = std::make_shared<std::pair<Tensor, Tensor>>();
     cases_.push_back({"sdpa+mask", "torch, ALiBi as a mask of L x L", inputs,
-                      [inputs, full, causal_mask](bool causal) {
-                        return torch::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2],
-                                                                   causal ? causal_mask : full);
+                      [inputs, masks, shape = shape_](bool causal) {
+                        if (!masks->first.defined()) *masks = AlibiMasks(shape);
+                        return torch::scaled_dot_product_attention(
+                            inputs[0], inputs[1], inputs[2], causal ? masks->second : masks->first);
                       }});
+  }
+
+  // Whether a kernel of SDPA takes tokens of these sizes and this type.
+  bool Takes(const char* kernel) const {
+    try {
+      const torch::NoGradGuard no_grad;
+      const OneSdpaKernel one(kernel);
+      torch::scaled_dot_product_attention(q_, k_, v_, {}, 0.0, /*is_causal=*/true);
+      return true;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }
+
+  // Full and causal.
+  static std::pair<Tensor, Tensor> AlibiMasks(const Shape& shape) {
+    const Tensor positions = torch::arange(shape.length, torch::kFloat).to(shape.tokens.device());
+    const Tensor relative = positions.unsqueeze(0) - positions.unsqueeze(1);
+    const Tensor slopes =
+        alibi_slopes(shape.heads).to(shape.tokens.device(), torch::kFloat).view({-1, 1, 1});
+    const Tensor full = (-slopes * relative.abs()).to(shape.tokens);
+    return {full, full.masked_fill(relative > 0, -std::numeric_limits<float>::infinity())};
   }
 
   void Add(const std::string& name, const std::string& note, const Similarity& similarity,
@@ -167,7 +232,7 @@ class Cases {
       const char* note = learned ? "learned" : "fixed";
       const std::string suffix = learned ? "-learned" : "";
       const auto make = [&](const Tensor& start) {
-        return start.to(torch::kFloat).clone().requires_grad_(learned);
+        return start.to(shape_.tokens.device(), torch::kFloat).clone().requires_grad_(learned);
       };
       const Tensor slopes = make(alibi_slopes(shape_.heads));
       Add("alibi" + suffix, note, similarity::Dot(), {position::ALiBi(slopes)}, {slopes});
@@ -184,8 +249,8 @@ class Cases {
   void AddRelative() {
     for (const int64_t most : {kShawOffset, shape_.length - 1}) {
       const bool is_clipped = most == kShawOffset;
-      const Tensor table = Leaf(torch::randn({2 * most + 1, shape_.dim}) /
-                                std::sqrt(static_cast<double>(shape_.dim)));
+      const Tensor rows = torch::randn({2 * most + 1, shape_.dim}).to(shape_.tokens.device());
+      const Tensor table = Leaf(rows / std::sqrt(static_cast<double>(shape_.dim)));
       Add(is_clipped ? "relative-clipped" : "relative", is_clipped ? "learned, 33 rows" : "learned",
           similarity::Dot(), {position::Relative(table, most)}, {table});
     }
@@ -193,6 +258,8 @@ class Cases {
 
   // The operator alone, on tokens mapped beforehand.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
+    // A call maps tokens of lower types in float32.
+    if (q_.scalar_type() != torch::kFloat) return;
     const Component component = Component::Parse(spec);
     const MappedTokens tokens = FindSimilarity(component).map(component, q_, k_, {gamma, {}});
     std::vector<Tensor> inputs = {Leaf(tokens.x), Leaf(tokens.y), Leaf(v_)};
@@ -243,20 +310,20 @@ std::vector<Tensor> RunOnce(const Case& one, const Mode& mode, const Tensor& d_o
 }
 
 double TimeOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
-  const Stopwatch clock;
-  RunOnce(one, mode, d_o);
-  return clock.seconds();
+  return TimeOn(d_o.device(), [&] { RunOnce(one, mode, d_o); });
 }
 
 // The peak beyond what is there before and after: inputs, output and gradients. Null where the
 // system does not tell.
 nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_o) {
   int64_t results = 0;
-  const std::optional<int64_t> peak = PeakBytes([&] {
+  const auto run = [&] {
     for (const Tensor& tensor : RunOnce(one, mode, d_o)) {
       results += static_cast<int64_t>(tensor.nbytes());
     }
-  });
+  };
+  const std::optional<int64_t> peak =
+      d_o.is_cpu() ? PeakBytes(run) : PeakBytesOn(d_o.device(), run);
   if (!peak) return {};
   return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
@@ -279,6 +346,16 @@ double CountFlops(const Shape& shape, const Mode& mode) {
                      static_cast<double>(shape.length) * static_cast<double>(shape.length);
   const double gemms = mode.backward ? 7 : 2;
   return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
+}
+
+// Multiplications and additions a second of a matrix product: of the kernels' own on the CPU, of
+// PyTorch's on another device, of the tokens' type and as large as the scores.
+double MeasurePeak(const Tensor& like) {
+  if (like.is_cpu()) return MeasurePeakFlops(kPeakSeconds, TorchExecutor());
+  const int64_t rows = std::min<int64_t>(like.size(2), 8192);
+  const Tensor a = torch::randn({rows, rows}).to(like.options());
+  const double seconds = TimeOn(like.device(), [&] { torch::matmul(a, a); });
+  return 2 * std::pow(static_cast<double>(rows), 3) / seconds;
 }
 
 void PrintMode(const nlohmann::json& mode) {
@@ -314,7 +391,7 @@ std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mod
       const double taken = TimeOnce(cases[c], mode, d_o);
       if (round > 0) seconds[c].push_back(taken);
     }
-    peaks.push_back(MeasurePeakFlops(kPeakSeconds, TorchExecutor()));
+    peaks.push_back(MeasurePeak(d_o));
     progress->Update(StrCat(mode.name, ": round ", round, " of ", repeats));
   }
   const double peak = Median(peaks);
@@ -323,7 +400,7 @@ std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mod
   double dot = 0;
   for (size_t c = 0; c < cases.size(); ++c) {
     medians.push_back(Median(seconds[c]));
-    if (cases[c].name == "sdpa") sdpa = medians[c];
+    if (cases[c].is_sdpa) sdpa = sdpa == 0 ? medians[c] : std::min(sdpa, medians[c]);
     if (cases[c].name == "dot") dot = medians[c];
   }
   nlohmann::json rows = nlohmann::json::array();
@@ -344,21 +421,23 @@ std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mod
 
 int BenchOperator(const Shape& shape, const BenchFlags& flags) {
   const std::vector<Case> cases = Cases(shape).Chosen(flags.cases);
-  nlohmann::json record = {{"machine", DescribeMachine()},
+  const torch::Device device = shape.tokens.device();
+  nlohmann::json record = {{"machine", DescribeMachine(device)},
                            {"versions", DescribeVersions()},
                            {"shape",
                             {{"batch", shape.batch},
                              {"heads", shape.heads},
                              {"length", shape.length},
-                             {"dim", shape.dim}}},
+                             {"dim", shape.dim},
+                             {"dtype", flags.dtype}}},
                            {"repeats", flags.repeats},
                            {"modes", nlohmann::json::array()}};
   if (!flags.as_json) {
-    std::cout << MachineLine() << "\nB " << shape.batch << ", H " << shape.heads << ", L "
-              << shape.length << ", D " << shape.dim << ", fp32; medians of " << flags.repeats
-              << ", interleaved" << std::endl;
+    std::cout << MachineLine(device) << "\nB " << shape.batch << ", H " << shape.heads << ", L "
+              << shape.length << ", D " << shape.dim << ", " << flags.dtype << "; medians of "
+              << flags.repeats << ", interleaved" << std::endl;
   }
-  const Tensor d_o = torch::randn({shape.batch, shape.heads, shape.length, shape.dim});
+  const Tensor d_o = Normal(shape.sizes(), shape.tokens);
   Progress progress;
   for (const Mode& mode : kModes) {
     if (const auto timed = TimeMode(cases, mode, shape, flags.repeats, d_o, &progress)) {
@@ -388,8 +467,18 @@ void Set(const std::optional<int64_t>& given, int64_t* value) {
   if (given) *value = *given;
 }
 
+torch::ScalarType FindType(const std::string& name) {
+  for (const auto& [known, type] :
+       {std::pair("float32", torch::kFloat), std::pair("bfloat16", torch::kBFloat16),
+        std::pair("float16", torch::kHalf)}) {
+    if (name == known) return type;
+  }
+  throw Error(StrCat("--dtype is '", name, "', expected float32, bfloat16 or float16"));
+}
+
 int Run(const BenchFlags& flags) {
   SetThreads(flags.threads);
+  const torch::Device device = models::FindDevice(flags.device);
   CatchInterrupts();
   if (flags.models.empty()) {
     Shape shape;
@@ -397,6 +486,7 @@ int Run(const BenchFlags& flags) {
     Set(flags.heads, &shape.heads);
     Set(flags.length, &shape.length);
     Set(flags.dim, &shape.dim);
+    shape.tokens = torch::TensorOptions(device).dtype(FindType(flags.dtype));
     int code = 0;
     NamingOptions(StrCat("--batch ", shape.batch, ", --heads ", shape.heads, ", --length ",
                          shape.length, " and --dim ", shape.dim),
@@ -404,6 +494,7 @@ int Run(const BenchFlags& flags) {
     return code;
   }
   ModelBench bench;
+  bench.device = device;
   Set(flags.batch, &bench.training.batch);
   Set(flags.length, &bench.text.window.length);
   Set(flags.heads, &bench.text.model.heads);
@@ -440,6 +531,10 @@ void AddBench(CLI::App& app, Action* action) {
   AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
             "Rounds that the medians are taken over")
       ->capture_default_str();
+  CLI::Option* dtype =
+      command->add_option("--dtype", flags->dtype, "Of q, k and v: float32, bfloat16 or float16")
+          ->capture_default_str();
+  AddDeviceFlag(command, &flags->device, "it is timed");
   AddThreadsFlag(command, &flags->threads);
   CLI::Option* cases =
       command
@@ -452,7 +547,8 @@ void AddBench(CLI::App& app, Action* action) {
                        "SIMILARITY/POSITION joined by commas: time training steps of the language "
                        "model with each, in turn, and give their ratios to the first")
           ->delimiter(',')
-          ->excludes(cases);
+          ->excludes(cases)
+          ->excludes(dtype);
   add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);
   add("--mlp", &flags->mlp, "With --model: hidden units of each layer's MLP; default 512")
       ->needs(model);

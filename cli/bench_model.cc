@@ -43,14 +43,14 @@ double TimeStep(models::Trainer* trainer) {
   return taken;
 }
 
-void PrintRecord(const json& record) {
+void PrintRecord(const json& record, torch::Device device) {
   const json& model = record["model"];
   const json& training = record["training"];
   const std::string first = record["models"][0]["label"];
-  std::cout << MachineLine() << "\nbatch " << training["batch"] << ", length " << training["length"]
-            << ", dim " << model["dim"] << ", depth " << model["depth"] << ", heads "
-            << model["heads"] << ", mlp " << model["mlp"] << "; medians of " << record["repeats"]
-            << ", interleaved\n\n### training step\n\n"
+  std::cout << MachineLine(device) << "\nbatch " << training["batch"] << ", length "
+            << training["length"] << ", dim " << model["dim"] << ", depth " << model["depth"]
+            << ", heads " << model["heads"] << ", mlp " << model["mlp"] << "; medians of "
+            << record["repeats"] << ", interleaved\n\n### training step\n\n"
             << "| model | parameters | ms | / " << first << " |\n|:--|--:|--:|--:|\n";
   for (const json& row : record["models"]) {
     std::cout << "| " << row["label"].get<std::string>() << " | " << row["parameters"] << " | "
@@ -82,7 +82,8 @@ int BenchModels(const ModelBench& bench) {
   for (const std::string& name : bench.models) {
     combinations.push_back(ParseTerms("--model", name));
     trainers.push_back(std::make_unique<models::Trainer>(
-        CheckTerms(task, combinations.back(), training, models::Command::kTrain), training));
+        CheckTerms(task, combinations.back(), training, models::Command::kTrain, bench.device),
+        training));
   }
   std::vector<std::vector<double>> seconds(trainers.size());
   Progress progress;
@@ -108,7 +109,7 @@ int BenchModels(const ModelBench& bench) {
                     {"to_first", median / Median(seconds[0])}});
   }
   const json record = {
-      {"machine", DescribeMachine()},
+      {"machine", DescribeMachine(bench.device)},
       {"versions", DescribeVersions()},
       {"model",
        {{"dim", model.dim}, {"depth", model.depth}, {"heads", model.heads}, {"mlp", model.mlp}}},
@@ -118,7 +119,7 @@ int BenchModels(const ModelBench& bench) {
   if (bench.as_json) {
     std::cout << record.dump(2) << std::endl;
   } else {
-    PrintRecord(record);
+    PrintRecord(record, bench.device);
   }
   return 0;
 }

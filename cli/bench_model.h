@@ -16,6 +16,7 @@ struct ModelBench {
   std::vector<std::string> models;  // SIMILARITY/POSITION
   models::TextOptions text;         // similarity and position come from above
   models::TrainingOptions training;
+  torch::Device device = torch::kCPU;
   int64_t repeats = 1;
   bool as_json = false;
 };

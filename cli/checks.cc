@@ -31,10 +31,10 @@ models::Terms CompleteTerms(const models::Task& task, const models::Terms& terms
 
 std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Terms& terms,
                                             const models::TrainingOptions& training,
-                                            models::Command command) {
+                                            models::Command command, torch::Device device) {
   task.CheckModelFits();
   try {
-    std::unique_ptr<models::Learner> learner = models::NewLearner(task, terms, training);
+    std::unique_ptr<models::Learner> learner = models::NewLearner(task, terms, training, device);
     const torch::NoGradGuard no_grad;
     if (!torch::isfinite(learner->Probe()).all().item<bool>()) {
       throw Error("gives numbers that are not finite");
@@ -51,6 +51,20 @@ std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Te
     throw Error(Named(terms) + (torch_error == nullptr ? StrCat("cannot be built: ", error.what())
                                                        : torch_error->what_without_backtrace()));
   }
+}
+
+models::Checkpoint LoadModel(const std::string& path, models::Task& task, torch::Device device) {
+  models::Checkpoint checkpoint =
+      models::LoadCheckpoint(models::CheckpointFile(path), task, device);
+  if (device.is_cpu()) return checkpoint;
+  // It may have been trained on another one.
+  try {
+    const torch::NoGradGuard no_grad;
+    checkpoint.learner->Probe();
+  } catch (const c10::NotImplementedError& error) {
+    throw Error(StrCat(path, " on ", device.str(), ": ", error.what_without_backtrace()));
+  }
+  return checkpoint;
 }
 
 }  // namespace gnomon::cli

@@ -3,7 +3,9 @@
 #define GNOMON_CLI_CHECKS_H_
 
 #include <memory>
+#include <string>
 
+#include "training/checkpoint.h"
 #include "training/task.h"
 #include "training/training_options.h"
 
@@ -16,7 +18,12 @@ models::Terms CompleteTerms(const models::Task& task, const models::Terms& terms
 // before any work; throws Error with the operator's own words. Returns its learner.
 std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Terms& terms,
                                             const models::TrainingOptions& training,
-                                            models::Command command);
+                                            models::Command command,
+                                            torch::Device device = torch::kCPU);
+
+// The checkpoint at `path` on a device, whose model runs there: throws Error where the file is not
+// sound, or has what the kernels of the device do not compute.
+models::Checkpoint LoadModel(const std::string& path, models::Task& task, torch::Device device);
 
 }  // namespace gnomon::cli
 

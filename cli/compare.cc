@@ -22,6 +22,7 @@
 #include "cli/run_folder.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
+#include "training/device.h"
 #include "training/files.h"
 #include "training/strings.h"
 #include "training/task.h"
@@ -52,6 +53,7 @@ struct CompareFlags {
   models::TrainingOptions training;
   std::string out;
   std::string resume;
+  std::string device = "cpu";
   int64_t threads = 0;
 };
 
@@ -59,6 +61,7 @@ struct CompareFlags {
 struct Comparison {
   models::Task* task = nullptr;
   CompareSettings settings;
+  torch::Device device = torch::kCPU;
   std::string data;
   fs::path folder;
   models::FolderLock lock;  // of the folder
@@ -103,7 +106,7 @@ void CheckAll(Comparison* work) {
   for (const models::Terms& terms : work->settings.combinations) {
     models::TrainingOptions training = work->settings.training;
     training.seed = work->settings.seeds[0];
-    CheckTerms(*work->task, terms, training, Command::kCompare);
+    CheckTerms(*work->task, terms, training, Command::kCompare, work->device);
   }
 }
 
@@ -137,8 +140,8 @@ void ResumeAssets(const Comparison& work) {
   work.task->TakeAssets(assets, /*is_stored=*/true);
 }
 
-json DescribeSession() {
-  return {{"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine()}};
+json DescribeSession(torch::Device device) {
+  return {{"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine(device)}};
 }
 
 Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
@@ -148,6 +151,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   const bool named = command.count("--position") > 0 || command.count("--similarity") > 0;
   Comparison work;
   work.task = &task;
+  work.device = models::FindDevice(flags.device);
   work.data = flags.data;
   CompareSettings& settings = work.settings;
   settings.combinations = Combinations(flags, named || flags.runs.empty());
@@ -179,7 +183,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   work.record.update({{"format", kResultsFormat},
                       {"name", work.folder.filename().string()},
                       {"started", Now()},
-                      {"sessions", json::array({DescribeSession()})},
+                      {"sessions", json::array({DescribeSession(work.device)})},
                       {"versions", DescribeVersions()},
                       {"task", DescribeTask(task)},
                       {"settings", ToJson(settings, task)}});
@@ -198,10 +202,11 @@ json ReadRecord(const fs::path& file) {
   return record;
 }
 
-Comparison ResumedComparison(const std::string& folder, models::Task& task) {
+Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   Comparison work;
   work.task = &task;
-  work.folder = folder;
+  work.device = models::FindDevice(flags.device);
+  work.folder = flags.resume;
   const fs::path file = work.folder / kResultsName;
   if (fs::is_directory(work.folder)) work.lock = models::FolderLock(work.folder);
   work.record = ReadRecord(file);
@@ -234,7 +239,7 @@ Comparison ResumedComparison(const std::string& folder, models::Task& task) {
   CheckAll(&work);
   CheckData(work);
   work.record["task"] = DescribeTask(task);
-  work.record["sessions"].push_back(DescribeSession());
+  work.record["sessions"].push_back(DescribeSession(work.device));
   return work;
 }
 
@@ -261,8 +266,9 @@ std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int
   const Stopwatch clock;
   models::TrainingOptions training = settings.training;
   training.seed = seed;
-  models::Trainer trainer(models::NewLearner(task, settings.combinations[combination], training),
-                          training);
+  models::Trainer trainer(
+      models::NewLearner(task, settings.combinations[combination], training, work.device),
+      training);
   RunResult result;
   result.combination = combination;
   result.seed = seed;
@@ -383,10 +389,10 @@ int RunAll(Comparison* work) {
 int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
   if (!flags.resume.empty()) {
-    CheckStandsAlone(command, "--resume", {"--threads", "--task", "--terms"});
+    CheckStandsAlone(command, "--resume", {"--device", "--threads", "--task", "--terms"});
   }
-  Comparison work = flags.resume.empty() ? NewComparison(command, flags, task)
-                                         : ResumedComparison(flags.resume, task);
+  Comparison work =
+      flags.resume.empty() ? NewComparison(command, flags, task) : ResumedComparison(flags, task);
   return RunAll(&work);
 }
 
@@ -429,6 +435,7 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
       "--resume", flags->resume,
       "Resume the comparison in this folder with its own settings: finished runs are "
       "kept, an unfinished one starts again");
+  AddDeviceFlag(command, &flags->device, "the models are trained");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,
            task->Options(Command::kCompare) +

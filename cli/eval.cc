@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/interrupts.h"
@@ -12,6 +13,7 @@
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
+#include "training/device.h"
 #include "training/strings.h"
 #include "training/task.h"
 
@@ -24,6 +26,7 @@ using models::StrCat;
 struct EvalFlags {
   std::string model;
   std::string data;
+  std::string device = "cpu";
   int64_t threads = 0;
   bool as_json = false;
 };
@@ -45,7 +48,7 @@ void PrintTable(const models::Task& task, const std::vector<models::Measurement>
 
 int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  models::Checkpoint checkpoint = models::LoadCheckpoint(models::CheckpointFile(flags.model), task);
+  models::Checkpoint checkpoint = LoadModel(flags.model, task, models::FindDevice(flags.device));
   // What is evaluated may be named like what was trained.
   SetAgain(command, task.Options(Command::kEval));
   const std::optional<models::TrainingState>& training = checkpoint.training;
@@ -103,6 +106,7 @@ void AddEval(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* a
               "; default: what the model was trained on, where the checkpoint holds its training");
   AddFlags(command, task->Options(Command::kEval));
   command->add_flag("--json", flags->as_json, "Print JSON");
+  AddDeviceFlag(command, &flags->device, "the model is measured");
   AddThreadsFlag(command, &flags->threads);
   command->callback([action, command, flags, task] {
     *action = [command, flags, task] { return Run(*command, *flags, *task); };

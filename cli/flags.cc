@@ -123,6 +123,13 @@ void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
   if (task.data_help() != nullptr) command->add_option("--data", *path, task.data_help() + more);
 }
 
+void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what) {
+  command
+      ->add_option("--device", *device,
+                   StrCat("Where ", what, ": cpu, cuda or cuda:N, which needs GNOMON_CUDA=1"))
+      ->capture_default_str();
+}
+
 void AddThreadsFlag(CLI::App* command, int64_t* threads) {
   AddNumber(command, "--threads", threads, 0, 4096, "Threads; 0: one per core")
       ->capture_default_str();

@@ -46,6 +46,9 @@ void SetWarmup(const CLI::App& command, models::TrainingOptions* options);
 void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
                  const std::string& more = "");
 
+// --device, of which `what` tells what is done there.
+void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what);
+
 // --threads.
 void AddThreadsFlag(CLI::App* command, int64_t* threads);
 // 0 leaves Torch's own choice, the number of cores.

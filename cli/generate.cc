@@ -4,12 +4,14 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/checks.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/interrupts.h"
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
+#include "training/device.h"
 #include "training/strings.h"
 #include "training/task.h"
 
@@ -21,6 +23,7 @@ using models::StrCat;
 struct GenerateFlags {
   std::string model;
   std::string out;
+  std::string device = "cpu";
   int64_t threads = 0;
 };
 
@@ -38,7 +41,7 @@ void CheckGenerates(const models::Task& task) {
 int Run(const GenerateFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
   const models::Checkpoint checkpoint =
-      models::LoadCheckpoint(models::CheckpointFile(flags.model), task);
+      LoadModel(flags.model, task, models::FindDevice(flags.device));
   CheckGenerates(task);
   models::CheckRanges(task.GenerationOptions(), "");
   if (task.generated_file() != nullptr && flags.out.empty()) {
@@ -67,6 +70,7 @@ void AddGenerate(CLI::App& app, const std::shared_ptr<models::Task>& task, Actio
     command->add_option("--out", flags->out, task->generated_file());
   }
   AddFlags(command, task->GenerationOptions());
+  AddDeviceFlag(command, &flags->device, "the model runs");
   AddThreadsFlag(command, &flags->threads);
   command->callback(
       [action, flags, task] { *action = [flags, task] { return Run(*flags, *task); }; });

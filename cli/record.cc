@@ -11,6 +11,7 @@
 
 #include "build_info.h"
 #include "gnomon/attention.h"
+#include "ops/attention/devices.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
@@ -57,13 +58,14 @@ std::string Now() { return FormatTime("%Y-%m-%dT%H:%M:%SZ", /*local=*/false); }
 
 std::string LocalTime() { return FormatTime("%Y%m%d-%H%M%S", /*local=*/true); }
 
-json DescribeMachine() {
+json DescribeMachine(c10::Device device) {
   utsname system = {};
   ::uname(&system);
   return {{"cpu", CpuModel()},
           {"cores", std::thread::hardware_concurrency()},
           {"threads", at::get_num_threads()},
           {"instruction_set", CurrentTarget()},
+          {"device", DeviceName(device)},
           {"system", StrCat(system.sysname, " ", system.release, " ", system.machine)}};
 }
 
@@ -71,7 +73,8 @@ json DescribeVersions() {
   return {{"gnomon", GNOMON_VERSION}, {"torch", TORCH_VERSION}, {"compiler", __VERSION__}};
 }
 
-std::string MachineLine() {
+std::string MachineLine(c10::Device device) {
+  if (!device.is_cpu()) return StrCat(DeviceName(device), ", torch ", TORCH_VERSION);
   return StrCat(CpuModel(), ", ", at::get_num_threads(), " threads, ", CurrentTarget(), ", torch ",
                 TORCH_VERSION);
 }

@@ -2,6 +2,8 @@
 #ifndef GNOMON_CLI_RECORD_H_
 #define GNOMON_CLI_RECORD_H_
 
+#include <c10/core/Device.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -18,10 +20,11 @@ std::string Now();
 // "20260131-120000", of the place where the program runs.
 std::string LocalTime();
 
-nlohmann::json DescribeMachine();
+// With the device that models are on.
+nlohmann::json DescribeMachine(c10::Device device = c10::Device(c10::kCPU));
 nlohmann::json DescribeVersions();
-// "AMD EPYC, 2 threads, AVX3, torch 2.15.0".
-std::string MachineLine();
+// "AMD EPYC, 2 threads, AVX3, torch 2.15.0"; of a GPU "NVIDIA H100 PCIe, torch 2.15.0".
+std::string MachineLine(c10::Device device = c10::Device(c10::kCPU));
 
 }  // namespace gnomon::cli
 

@@ -17,6 +17,7 @@
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
+#include "training/device.h"
 #include "training/strings.h"
 #include "training/task.h"
 #include "training/trainer.h"
@@ -35,6 +36,7 @@ struct TrainFlags {
   models::Terms terms;
   models::TrainingOptions training;
   models::RunOptions run;
+  std::string device = "cpu";
   int64_t threads = 0;
 };
 
@@ -75,12 +77,24 @@ void CheckSameData(const models::Processes& processes, const models::Task& task,
   });
 }
 
+// Throws Error where there is none, or where several processes would share it.
+torch::Device DeviceOf(const TrainFlags& flags, const models::Processes& processes) {
+  const torch::Device device = models::FindDevice(flags.device);
+  if (!device.is_cpu() && processes.size() > 1) {
+    throw Error(StrCat("train: --device ", flags.device, " is for one process, and ",
+                       processes.size(), " were started"));
+  }
+  return device;
+}
+
 // Everything that can be wrong is found here, before the first step.
 Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
              const models::ProcessesPtr& processes) {
   Work work;
   models::TrainingOptions& training = flags.training;
+  torch::Device device(torch::kCPU);
   RunInEveryProcess(*processes, [&] {
+    device = DeviceOf(flags, *processes);
     if (task.data_help() != nullptr && flags.data.empty()) {
       throw Error("train: --data is required");
     }
@@ -91,7 +105,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
     task.ReadData(flags.data);
     flags.terms = CompleteTerms(task, flags.terms);
     // With any assets: learning them may take minutes.
-    CheckTerms(task, flags.terms, training, Command::kTrain);
+    CheckTerms(task, flags.terms, training, Command::kTrain, device);
   });
   CheckSameData(*processes, task, flags.data);
   ShareAssets(*processes, task);
@@ -108,8 +122,8 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
   work.terms = flags.terms;
   work.data = flags.data;
   work.run = flags.run;
-  work.trainer = std::make_unique<models::Trainer>(models::NewLearner(task, flags.terms, training),
-                                                   training, processes);
+  work.trainer = std::make_unique<models::Trainer>(
+      models::NewLearner(task, flags.terms, training, device), training, processes);
   return work;
 }
 
@@ -118,12 +132,13 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
   Work work;
   models::Checkpoint checkpoint;
   RunInEveryProcess(*processes, [&] {
+    const torch::Device device = DeviceOf(*flags, *processes);
     work.checkpoint = models::CheckpointFile(flags->resume);
     if (processes->rank() == 0) {
       work.lock = models::FolderLock(models::FolderOf(work.checkpoint));
       models::RemoveUnfinished(work.checkpoint);
     }
-    checkpoint = models::LoadCheckpoint(work.checkpoint, task);
+    checkpoint = LoadModel(work.checkpoint.string(), task, device);
     if (!checkpoint.training) {
       throw Error(StrCat(work.checkpoint.string(),
                          " holds a model alone; --resume needs its training, too: optimizer, "
@@ -170,7 +185,7 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
         const models::ProcessesPtr& processes) {
   RunInEveryProcess(*processes, [&] {
     if (flags->resume.empty()) return;
-    CheckStandsAlone(command, "--resume", {"--threads", "--task", "--terms"},
+    CheckStandsAlone(command, "--resume", {"--device", "--threads", "--task", "--terms"},
                      RunFlags(flags, task));
   });
   SetThreads(flags->threads);
@@ -250,6 +265,7 @@ void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
       "--resume", flags->resume,
       "Resume the run in this folder with its own settings; only options of the group Run may be "
       "changed");
+  AddDeviceFlag(command, &flags->device, "the model is trained");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,
            RunFlags(flags.get(), *task) + models::InSection("training", flags->training.Options()));

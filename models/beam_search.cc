@@ -98,10 +98,13 @@ std::vector<Hypothesis> BeamSearch(Seq2Seq& model, const PaddedTokens& source, i
     const auto count = static_cast<int64_t>(searches.size());
     const int64_t followed = std::ssize(searches[0].followed);
     const torch::Tensor logits = model->decode(tokens, encoded, lengths, &cache).select(1, 0);
-    const torch::Tensor sums = (torch::log_softmax(logits, -1) + scores.view({-1, 1}))
-                                   .view({count, followed * vocabulary});
+    const torch::Tensor before = scores.view({-1, 1}).to(logits.device());
+    const torch::Tensor sums =
+        (torch::log_softmax(logits, -1) + before).view({count, followed * vocabulary});
     const int64_t likeliest = std::min(2 * options.beam, followed * vocabulary);
-    const auto [values, places] = sums.topk(likeliest, /*dim=*/1);
+    const auto likely = sums.topk(likeliest, /*dim=*/1);
+    const torch::Tensor values = std::get<0>(likely).cpu();
+    const torch::Tensor places = std::get<1>(likely).cpu();
     Next next;
     for (int64_t n = 0; n < count; ++n) {
       Advance(values[n], places[n], vocabulary, end, length, n * followed, options, &searches[n],
@@ -116,9 +119,10 @@ std::vector<Hypothesis> BeamSearch(Seq2Seq& model, const PaddedTokens& source, i
     // Hypotheses of one sentence have the same source.
     const bool is_same_source =
         std::ssize(searches) == count && std::ssize(searches[0].followed) == followed;
-    cache.Select(selected, is_same_source);
+    const torch::Tensor rows = selected.to(encoded.device());
+    cache.Select(rows, is_same_source);
     if (!is_same_source) {
-      encoded = encoded.index_select(0, selected);
+      encoded = encoded.index_select(0, rows);
       lengths = lengths.index_select(0, selected);
     }
     tokens = torch::tensor(next.tokens, torch::kLong).unsqueeze(1);

@@ -46,7 +46,8 @@ torch::Tensor Modulate(const std::string& norm, const torch::Tensor& x, const to
 torch::Tensor TimeSinusoids(const torch::Tensor& timesteps) {
   constexpr int64_t kHalf = kTimeColumns / 2;
   const torch::Tensor frequencies =
-      torch::exp(torch::arange(kHalf, torch::kFloat) * (-std::log(10000.0) / kHalf));
+      torch::exp(torch::arange(kHalf, timesteps.options().dtype(torch::kFloat)) *
+                 (-std::log(10000.0) / kHalf));
   const torch::Tensor angles = timesteps.to(torch::kFloat).unsqueeze(1) * frequencies;
   return torch::cat({angles.cos(), angles.sin()}, 1);
 }
@@ -118,11 +119,11 @@ torch::Tensor DiffusionTransformerImpl::forward(const torch::Tensor& images,
                                                 const torch::Tensor& timesteps,
                                                 const torch::Tensor& labels,
                                                 const std::optional<BatchRows>& rows) {
-  torch::Tensor x = token_position_->forward(patches_->forward(Patches(images, options_.patch)),
-                                             nn::TokenCall{.rows = rows});
+  torch::Tensor x = token_position_->forward(
+      patches_->forward(Patches(images.to(device()), options_.patch)), nn::TokenCall{.rows = rows});
   const torch::Tensor time =
-      time_out_->forward(torch::silu(time_in_->forward(TimeSinusoids(timesteps))));
-  const torch::Tensor condition = time + labels_->forward(labels);
+      time_out_->forward(torch::silu(time_in_->forward(TimeSinusoids(timesteps.to(device())))));
+  const torch::Tensor condition = time + labels_->forward(labels.to(device()));
   for (const auto& block : *blocks_) {
     x = block->as<DiffusionBlock>()->forward(x, condition, rows);
   }
@@ -161,7 +162,9 @@ torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& lab
   const DiffusionModelOptions& images = model->options();
   const std::vector<int64_t> shape = {labels.size(0), images.channels, images.size[0],
                                       images.size[1]};
-  torch::Tensor x = torch::randn(shape, generator);
+  // Drawn on the CPU: the same on every device.
+  const auto draw = [&] { return torch::randn(shape, generator).to(model->device()); };
+  torch::Tensor x = draw();
   for (int64_t step = options.steps; step > 0; --step) {
     if (!proceed()) return {};
     const torch::Tensor times = torch::full_like(labels, step * kTimesteps / options.steps - 1);
@@ -183,7 +186,7 @@ torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& lab
     const double fresh =
         options.eta * std::sqrt((1 - next) / (1 - now)) * std::sqrt(1 - now / next);
     x = std::sqrt(next) * image + std::sqrt(std::max(1 - next - fresh * fresh, 0.0)) * rest;
-    if (fresh > 0) x = x + fresh * torch::randn(shape, generator);
+    if (fresh > 0) x = x + fresh * draw();
   }
   return x;
 }

@@ -76,6 +76,8 @@ class DiffusionTransformerImpl : public torch::nn::Module {
 
   const DiffusionModelOptions& options() const { return options_; }
   int64_t tokens() const { return grid_.tokens(); }
+  // Where it is, and takes what it is given to.
+  torch::Device device() const { return labels_->weight.device(); }
   // The most tokens that the position is defined for; none if any number will do.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }
 

@@ -15,6 +15,16 @@ torch::Tensor Glorot(const std::vector<int64_t>& shape, int64_t inputs, int64_t 
 
 }  // namespace
 
+Graph Graph::To(torch::Device device) const {
+  Graph there = *this;
+  there.indptr = indptr.to(device);
+  there.indices = indices.to(device);
+  there.edges = edges.To(device);
+  there.sparse_features = sparse_features.To(device);
+  if (dense_features.defined()) there.dense_features = dense_features.to(device);
+  return there;
+}
+
 Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed) {
   const torch::Tensor from = edges.select(1, 0);
   const torch::Tensor to = edges.select(1, 1);
@@ -62,10 +72,12 @@ torch::Tensor GraphAttentionLayerImpl::forward(const Graph& graph, const torch::
   const int64_t split = heads * k.size(2);
   const torch::Tensor keys = tokens.narrow(1, 0, split).view({edges, heads, k.size(2)});
   const torch::Tensor kept =
-      torch::dropout(torch::ones({edges, heads, 1}), dropout_, /*train=*/true);
+      torch::dropout(torch::ones({edges, heads, 1}, h.options()), dropout_, /*train=*/true);
   const torch::Tensor values =
       tokens.narrow(1, split, h.size(1)).view({edges, heads, v.size(2)}) * kept;
-  return graph_attention(q, keys, values, graph.indptr, torch::arange(edges), options) + bias;
+  return graph_attention(q, keys, values, graph.indptr,
+                         torch::arange(edges, graph.indices.options()), options) +
+         bias;
 }
 
 GraphNetworkImpl::GraphNetworkImpl(const GraphNetworkOptions& options,
@@ -107,7 +119,7 @@ torch::Tensor GraphNetworkImpl::forward(const Graph& graph) {
 }
 
 torch::Tensor GraphNetworkImpl::Penalty() const {
-  torch::Tensor sum = torch::zeros({});
+  torch::Tensor sum = torch::zeros({}, device());
   for (const GraphAttentionLayer& layer : layers_) {
     for (const torch::Tensor& part : {layer->weight, layer->query_weight, layer->key_weight}) {
       sum = sum + part.square().sum();

@@ -24,6 +24,8 @@ struct Graph {
   // (nodes, features), one of the two.
   SparseMatrix sparse_features;
   torch::Tensor dense_features;
+
+  Graph To(torch::Device device) const;
 };
 
 // Without features. Node j attends to node i for each row (i, j) of edges (E, 2), and, unless they
@@ -76,7 +78,8 @@ TORCH_MODULE(GraphAttentionLayer);
 class GraphNetworkImpl : public torch::nn::Module {
  public:
   GraphNetworkImpl(const GraphNetworkOptions& options, const std::string& similarity);
-  // Logits (nodes, classes).
+  torch::Device device() const { return layers_[0]->bias.device(); }
+  // Logits (nodes, classes) of a graph that is where the model is.
   torch::Tensor forward(const Graph& graph);
   // Half the sum of the squares of all weights, without biases and factors of similarities.
   torch::Tensor Penalty() const;

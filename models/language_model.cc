@@ -33,7 +33,7 @@ double Uniform(std::mt19937_64* generator) {
 
 int64_t Sample(const torch::Tensor& logits, const GenerationOptions& options,
                std::mt19937_64* generator) {
-  const torch::Tensor row = logits.to(torch::kDouble).contiguous();
+  const torch::Tensor row = logits.to(torch::kCPU, torch::kDouble).contiguous();
   const double* values = row.const_data_ptr<double>();
   const int64_t size = row.numel();
   if (options.temperature == 0) return std::max_element(values, values + size) - values;
@@ -84,8 +84,9 @@ void LanguageModelMemory::reset() {
 }
 
 torch::Tensor LanguageModelImpl::Rows(const torch::Tensor& tokens) {
+  const torch::Tensor here = tokens.to(norm_->device());
   const torch::Tensor rows =
-      adaptive_.is_empty() ? embedding_->forward(tokens) : adaptive_->forward(tokens);
+      adaptive_.is_empty() ? embedding_->forward(here) : adaptive_->forward(here);
   return rows * std::sqrt(static_cast<double>(options_.dim));
 }
 
@@ -143,10 +144,11 @@ torch::Tensor LanguageModelImpl::losses(const torch::Tensor& tokens, const torch
                                         LanguageModelMemory* memory,
                                         const std::optional<BatchRows>& rows) {
   const torch::Tensor x = Layers(Embed(tokens, nullptr, memory, rows), nullptr, memory, rows);
-  if (!adaptive_.is_empty()) return adaptive_->Losses(x, targets);
+  const torch::Tensor told = targets.to(x.device());
+  if (!adaptive_.is_empty()) return adaptive_->Losses(x, told);
   const torch::Tensor logits = Logits(x);
   return torch::nn::functional::cross_entropy(
-             logits.reshape({-1, logits.size(2)}), targets.reshape({-1}),
+             logits.reshape({-1, logits.size(2)}), told.reshape({-1}),
              torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone))
       .view_as(targets);
 }
@@ -155,8 +157,8 @@ torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
                                             const torch::Tensor& positions,
                                             const std::optional<BatchRows>& rows) {
   CheckPlacedAnywhere(options_);
-  return Logits(
-      Layers(Embed(tokens, nullptr, nullptr, rows, positions), nullptr, nullptr, rows, positions));
+  const torch::Tensor here = positions.to(norm_->device());
+  return Logits(Layers(Embed(tokens, nullptr, nullptr, rows, here), nullptr, nullptr, rows, here));
 }
 
 torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cache,

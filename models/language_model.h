@@ -57,8 +57,9 @@ struct LanguageModelMemory {
 };
 
 // Weights come from Torch's default generator, those of the encodings last: two models built from
-// one seed begin with the same weights wherever they have the same ones. Throws gnomon::Error or
-// c10::Error where an option or a spec is wrong.
+// one seed begin with the same weights wherever they have the same ones. Tokens, targets and
+// positions are taken to where the model is. Throws gnomon::Error or c10::Error where an option or
+// a spec is wrong.
 class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);

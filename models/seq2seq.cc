@@ -133,14 +133,15 @@ Seq2SeqImpl::Seq2SeqImpl(Seq2SeqOptions options) : options_(std::move(options)) 
 
 torch::Tensor Seq2SeqImpl::Embed(const torch::Tensor& tokens,
                                  const std::optional<BatchRows>& rows) {
-  const torch::Tensor x =
-      embedding_->forward(tokens) * std::sqrt(static_cast<double>(options_.dim));
+  const torch::Tensor x = embedding_->forward(tokens.to(decoder_norm_->device())) *
+                          std::sqrt(static_cast<double>(options_.dim));
   return is_training() ? DropOut(x, options_.dropout, rows) : x;
 }
 
 torch::Tensor Seq2SeqImpl::encode(const PaddedTokens& source,
                                   const std::optional<BatchRows>& rows) {
-  return encoder_->forward(Embed(source.tokens, rows), source.lengths, rows);
+  return encoder_->forward(Embed(source.tokens, rows), source.lengths.to(decoder_norm_->device()),
+                           rows);
 }
 
 torch::Tensor Seq2SeqImpl::decode(const torch::Tensor& target, const torch::Tensor& encoded,
@@ -153,9 +154,10 @@ torch::Tensor Seq2SeqImpl::decode(const torch::Tensor& target, const torch::Tens
   call.cache = cache == nullptr ? nullptr : &cache->tokens;
   call.rows = rows;
   torch::Tensor x = decoder_position_->forward(Embed(target, rows), call);
+  const torch::Tensor here = lengths.to(x.device());
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     x = decoder_blocks_[layer]->as<TransformerDecoderBlock>()->forward(
-        x, keys, lengths, offset, cache == nullptr ? nullptr : &cache->self[layer],
+        x, keys, here, offset, cache == nullptr ? nullptr : &cache->self[layer],
         cache == nullptr ? nullptr : &cache->cross[layer], rows);
   }
   return torch::matmul(decoder_norm_->forward(x), embedding_->weight.t());

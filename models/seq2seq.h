@@ -86,8 +86,8 @@ TORCH_MODULE(TransformerDecoderBlock);
 
 // Weights come from Torch's default generator, those of the encodings last, as the language model's
 // do. Dropout is on each residual branch and on the embeddings of tokens; it draws as for the batch
-// that `rows` are of, by default these. Throws gnomon::Error or c10::Error where an option or a
-// spec is wrong.
+// that `rows` are of, by default these. Tokens and lengths are taken to where the model is. Throws
+// gnomon::Error or c10::Error where an option or a spec is wrong.
 class Seq2SeqImpl : public torch::nn::Module {
  public:
   explicit Seq2SeqImpl(Seq2SeqOptions options);

@@ -45,18 +45,28 @@ class SparseProduct : public torch::autograd::Function<SparseProduct> {
 
 torch::Tensor RowStarts(const torch::Tensor& row_of_entry, int64_t rows) {
   const torch::Tensor counts = torch::bincount(row_of_entry, {}, rows);
-  return torch::cat({torch::zeros({1}, torch::kLong), counts.cumsum(0)});
+  return torch::cat({torch::zeros({1}, counts.options()), counts.cumsum(0)});
 }
 
 SparseMatrix::SparseMatrix(torch::Tensor indptr, torch::Tensor indices, int64_t columns,
                            std::optional<torch::Tensor> values)
     : indptr_(std::move(indptr)), indices_(std::move(indices)), values_(std::move(values)) {
-  const torch::Tensor rows =
-      torch::repeat_interleave(torch::arange(indptr_.size(0) - 1), indptr_.diff());
+  const torch::Tensor rows = torch::repeat_interleave(
+      torch::arange(indptr_.size(0) - 1, indptr_.options()), indptr_.diff());
   // Stable: sums have a fixed order.
   order_ = std::get<1>(indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false));
   transposed_indices_ = rows.index_select(0, order_);
   transposed_indptr_ = RowStarts(indices_, columns);
+}
+
+SparseMatrix SparseMatrix::To(torch::Device device) const {
+  SparseMatrix there = *this;
+  for (torch::Tensor* tensor : {&there.indptr_, &there.indices_, &there.transposed_indptr_,
+                                &there.transposed_indices_, &there.order_}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  if (values_) there.values_ = values_->to(device);
+  return there;
 }
 
 torch::Tensor SparseMatrix::Multiply(const torch::Tensor& x,
@@ -66,7 +76,8 @@ torch::Tensor SparseMatrix::Multiply(const torch::Tensor& x,
 }
 
 torch::Tensor TakeRows(const torch::Tensor& x, const torch::Tensor& indices) {
-  return SparseMatrix(torch::arange(indices.size(0) + 1), indices, x.size(0)).Multiply(x);
+  const torch::Tensor indptr = torch::arange(indices.size(0) + 1, indices.options());
+  return SparseMatrix(indptr, indices, x.size(0)).Multiply(x);
 }
 
 }  // namespace gnomon::models

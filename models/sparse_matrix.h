@@ -9,7 +9,8 @@
 
 namespace gnomon::models {
 
-// A constant sparse matrix: row i has the columns indices[indptr[i] .. indptr[i + 1]).
+// A constant sparse matrix, on the device of its indices: row i has the columns indices[indptr[i]
+// .. indptr[i + 1]).
 class SparseMatrix {
  public:
   SparseMatrix() = default;
@@ -18,6 +19,7 @@ class SparseMatrix {
                std::optional<torch::Tensor> values = std::nullopt);
 
   bool defined() const { return indptr_.defined(); }
+  SparseMatrix To(torch::Device device) const;
   const std::optional<torch::Tensor>& values() const { return values_; }
   // Its product with x (columns, D), differentiable in x; with other numbers for its own.
   torch::Tensor Multiply(const torch::Tensor& x, const std::optional<torch::Tensor>& values) const;

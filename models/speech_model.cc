@@ -65,7 +65,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
 
 // Which of `length` places are none of a row's padding, (B, 1, length).
 torch::Tensor IsInside(const torch::Tensor& lengths, int64_t length) {
-  return (torch::arange(length) < lengths.unsqueeze(1)).unsqueeze(1);
+  return (torch::arange(length, lengths.options()) < lengths.unsqueeze(1)).unsqueeze(1);
 }
 
 torch::nn::Conv1d Convolution(int64_t in, int64_t out) {
@@ -141,7 +141,9 @@ SpeechOutput SpeechModelImpl::forward(const std::vector<torch::Tensor>& sounds, 
   for (int64_t row = 0; row < batch; ++row) {
     x[row].narrow(0, 0, counts[row]).copy_(features[row]);
   }
-  const torch::Tensor lengths = torch::tensor(counts, torch::kLong);
+  const torch::Device device = front_norm_->weight.device();
+  x = x.to(device);
+  const torch::Tensor lengths = torch::tensor(counts, torch::kLong).to(device);
   const auto halve = [](const torch::Tensor& of) {
     return (of + (kStride - 1)).floor_divide(kStride);
   };
@@ -155,10 +157,11 @@ SpeechOutput SpeechModelImpl::forward(const std::vector<torch::Tensor>& sounds, 
 }
 
 std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output) {
-  const torch::Tensor classes = output.log_probabilities.argmax(-1);
+  const torch::Tensor classes = output.log_probabilities.argmax(-1).cpu();
+  const torch::Tensor counts = output.lengths.cpu();
   std::vector<std::vector<int64_t>> labels(classes.size(0));
   const auto entries = classes.accessor<int64_t, 2>();
-  const auto lengths = output.lengths.accessor<int64_t, 1>();
+  const auto lengths = counts.accessor<int64_t, 1>();
   for (int64_t row = 0; row < classes.size(0); ++row) {
     int64_t last = 0;
     for (int64_t token = 0; token < lengths[row]; ++token) {

@@ -122,6 +122,8 @@ class NormImpl : public torch::nn::Module {
  public:
   NormImpl(const std::string& kind, int64_t dim);
   torch::Tensor forward(const torch::Tensor& x) const;
+  // Where it is, and the model with it.
+  torch::Device device() const { return weight_.device(); }
 
  private:
   int64_t dim_;

@@ -148,7 +148,7 @@ torch::Tensor VisionTransformerImpl::Tokens(const torch::Tensor& images) {
   std::vector<int64_t> of_channels(images.dim() - 1, 1);
   of_channels[0] = options_.channels;
   const torch::Tensor pixels =
-      (images - pixel_mean_.view(of_channels)) / pixel_deviation_.view(of_channels);
+      (images.to(device()) - pixel_mean_.view(of_channels)) / pixel_deviation_.view(of_channels);
   const torch::Tensor tokens =
       stem_.is_empty() ? patches_->forward(pixels) : stem_->forward(pixels);
   if (!class_token_.defined()) return tokens;
@@ -198,6 +198,7 @@ std::optional<VisionTransformer> ForSize(const VisionTransformer& model,
       !copy(model->named_buffers(), made->named_buffers())) {
     return std::nullopt;
   }
+  made->to(model->device());
   made->train(model->is_training());
   return made;
 }

@@ -106,6 +106,8 @@ class VisionTransformerImpl : public torch::nn::Module {
   void SetPixels(const torch::Tensor& mean, const torch::Tensor& deviation);
 
   const VisionTransformerOptions& options() const { return options_; }
+  // Where it is, and takes images to.
+  torch::Device device() const { return pixel_mean_.device(); }
   // The most tokens that the position is defined for; none if any number will do.
   std::optional<int64_t> max_length() const { return encoder_->max_length(); }
 

@@ -357,7 +357,8 @@ torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
       part.labels.index_select(0, own(rows)).masked_fill(own(unnamed), options.classes);
   const torch::Tensor predicted =
       model_->forward(AddNoise(images, noise, own(times)), own(times), labels, batch.rows());
-  return (predicted - noise).square().sum() / static_cast<double>(all_noise.numel());
+  return (predicted - noise.to(predicted.device())).square().sum() /
+         static_cast<double>(all_noise.numel());
 }
 
 std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>& proceed) {
@@ -387,7 +388,11 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
     const torch::Tensor predicted =
         model_->forward(AddNoise(Centred(part.Take(first, rows)), noise, at), at,
                         part.labels.narrow(0, first, rows));
-    const torch::Tensor losses = (predicted - noise).square().flatten(1).mean(1).to(torch::kDouble);
+    const torch::Tensor losses = (predicted - noise.to(predicted.device()))
+                                     .square()
+                                     .flatten(1)
+                                     .mean(1)
+                                     .to(torch::kCPU, torch::kDouble);
     for (int64_t row = 0; row < rows; ++row) {
       const auto loss = losses[row].item<double>();
       const int64_t range = 1 + at[row].item<int64_t>() * kRanges / kTimesteps;
@@ -430,7 +435,7 @@ std::optional<double> DiffusionLearner::Frechet(const std::function<bool()>& pro
     // As the pixels of the data, from 0 to 1.
     of_model.push_back(classifier.features((drawn.clamp(-1, 1) + 1) / 2));
   }
-  return FrechetDistance(torch::cat(of_data), torch::cat(of_model));
+  return FrechetDistance(torch::cat(of_data).cpu(), torch::cat(of_model).cpu());
 }
 
 torch::Tensor DiffusionLearner::Images(int64_t classes, const DiffusionGenerationOptions& how,
@@ -445,7 +450,7 @@ torch::Tensor DiffusionLearner::Images(int64_t classes, const DiffusionGeneratio
     lines.push_back(images);
   }
   // (classes, samples, C, H, W), channels last.
-  return ((torch::stack(lines) + 1) * 127.5)
+  return ((torch::stack(lines).cpu() + 1) * 127.5)
       .round()
       .clamp(0, 255)
       .to(torch::kByte)

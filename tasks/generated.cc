@@ -310,7 +310,8 @@ torch::Tensor GeneratedLearner::Loss(const Batch& batch) {
   constexpr int64_t kNone = -100;
   const torch::Tensor is_answer = all.is_answer.narrow(0, batch.first, batch.count);
   const torch::Tensor targets = tokens.masked_fill(is_answer.logical_not(), kNone).slice(1, 1);
-  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten(),
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              targets.flatten().to(logits.device()),
                                               torch::nn::functional::CrossEntropyFuncOptions()
                                                   .reduction(torch::kSum)
                                                   .ignore_index(kNone)) /
@@ -362,7 +363,7 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
       const int64_t count = std::min(rows, examples - at);
       const ProblemRows batch = MakeRows(problem, task_.symbols(), length, count, &draws);
       const torch::Tensor positions = DrawPositions(kEvaluationPositions, length, at, count, read);
-      const torch::Tensor logits = Predict(batch.tokens, positions, std::nullopt);
+      const torch::Tensor logits = Predict(batch.tokens, positions, std::nullopt).cpu();
       const torch::Tensor targets = batch.tokens.slice(1, 1);
       const torch::Tensor is_answer = batch.is_answer.slice(1, 1);
       const torch::Tensor losses =

@@ -158,12 +158,15 @@ class GraphsLearner final : public Learner {
   };
 
   bool IsBetter(const Outcome& outcome) const;
-  // With dropout off.
+  // With dropout off, on the CPU.
   torch::Tensor Logits();
+  // The task's, where the model is.
+  const Graph& graph();
   Outcome Measure(const torch::Tensor& logits, const std::string& part) const;
 
   const GraphsTask& task_;
   GraphNetwork model_;
+  Graph graph_;
   Terms terms_;
   int64_t steps_;  // of the whole training
   int64_t taken_ = 0;
@@ -368,7 +371,7 @@ torch::Tensor GraphsLearner::Probe() {
                                        torch::tensor({int64_t{0}, options.features - 1}),
                                        options.features, torch::ones({2}));
   model_->eval();
-  return model_->forward(graph);
+  return model_->forward(graph.To(model_->device()));
 }
 
 torch::Tensor GraphsLearner::Loss(const Batch& batch) {
@@ -382,17 +385,27 @@ torch::Tensor GraphsLearner::Loss(const Batch& batch) {
   const int64_t first = batch.first * count / batch.total;
   const int64_t last = (batch.first + batch.count) * count / batch.total;
   const torch::Tensor own = nodes.narrow(0, first, last - first);
+  const torch::Tensor logits = model_->forward(graph());
   const torch::Tensor losses = torch::nn::functional::cross_entropy(
-      model_->forward(task_.graph()).index_select(0, own), task_.labels().index_select(0, own),
+      logits.index_select(0, own.to(logits.device())),
+      task_.labels().index_select(0, own).to(logits.device()),
       torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
   const double share = static_cast<double>(batch.count) / static_cast<double>(batch.total);
   return losses / static_cast<double>(count) + share * task_.learning().l2 * model_->Penalty();
 }
 
+const Graph& GraphsLearner::graph() {
+  const torch::Device device = model_->device();
+  if (!graph_.indptr.defined() || graph_.indptr.device() != device) {
+    graph_ = task_.graph().To(device);
+  }
+  return graph_;
+}
+
 torch::Tensor GraphsLearner::Logits() {
   const torch::NoGradGuard no_grad;
   model_->eval();
-  return model_->forward(task_.graph());
+  return model_->forward(graph()).cpu();
 }
 
 Outcome GraphsLearner::Measure(const torch::Tensor& logits, const std::string& part) const {

@@ -140,6 +140,9 @@ class HierarchyModelImpl : public torch::nn::Module {
     points_ = register_parameter("points", torch::randn({nodes, dim}));
   }
 
+  // Where it is, and takes nodes and masks to.
+  torch::Device device() const { return points_.device(); }
+
   // The score of each node of `ancestors` (B, N) and the one of `descendants` (B,): (B, N). With
   // one key, lse is its score.
   torch::Tensor ScoreAncestors(const torch::Tensor& ancestors, const torch::Tensor& descendants) {
@@ -150,18 +153,19 @@ class HierarchyModelImpl : public torch::nn::Module {
   torch::Tensor SumDescendants(const torch::Tensor& ancestors, const torch::Tensor& descendants,
                                const torch::Tensor& mask) {
     return LogSumExp(Points(ancestors.unsqueeze(1)), Points(descendants),
-                     mask.unsqueeze(1).unsqueeze(1))
+                     mask.unsqueeze(1).unsqueeze(1).to(device()))
         .squeeze(1);
   }
 
  private:
   // (B, 1, N, dim) of nodes (B, N).
   torch::Tensor Points(const torch::Tensor& nodes) {
-    return TakeRows(points_, nodes.flatten()).view({nodes.size(0), 1, nodes.size(1), -1});
+    return TakeRows(points_, nodes.flatten().to(device()))
+        .view({nodes.size(0), 1, nodes.size(1), -1});
   }
   torch::Tensor LogSumExp(const torch::Tensor& q, const torch::Tensor& k,
                           const std::optional<torch::Tensor>& mask) {
-    const torch::Tensor no_values = torch::zeros({k.size(0), 1, k.size(2), 1});
+    const torch::Tensor no_values = torch::zeros({k.size(0), 1, k.size(2), 1}, k.options());
     return std::get<1>(
                attention_with_lse(q, k, no_values,
                                   AttentionOptions().similarity(similarity_->term()).mask(mask)))
@@ -495,7 +499,7 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
     mask.select(1, 0).fill_(true);
     return mask;
   };
-  torch::Tensor sum = torch::zeros({});
+  torch::Tensor sum = torch::zeros({}, model_->device());
   double sides = 0;
   torch::Tensor scores;  // of the pairs
   if (learning.corrupt != "descendant") {
@@ -505,7 +509,8 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
     const torch::Tensor all = model_->ScoreAncestors(nodes, descendants);
     scores = all.select(1, 0);
     constexpr double kHidden = -std::numeric_limits<double>::infinity();
-    sum = sum + (all.masked_fill(mask.logical_not(), kHidden).logsumexp(1) - scores).sum();
+    const torch::Tensor hidden = mask.logical_not().to(all.device());
+    sum = sum + (all.masked_fill(hidden, kHidden).logsumexp(1) - scores).sum();
     ++sides;
   }
   if (learning.corrupt != "ancestor") {
@@ -530,7 +535,7 @@ torch::Tensor HierarchyLearner::Ranks(const torch::Tensor& pairs,
     const torch::Tensor child = part.narrow(1, 0, 1);
     const torch::Tensor parent = part.narrow(1, 1, 1);
     const torch::Tensor scores =
-        model_->ScoreAncestors(nodes.expand({part.size(0), -1}), child.squeeze(1));
+        model_->ScoreAncestors(nodes.expand({part.size(0), -1}), child.squeeze(1)).cpu();
     const torch::Tensor own = scores.gather(1, parent);
     const torch::Tensor others =
         task_.known().Has(child, nodes).logical_or(nodes.eq(child)).logical_not();
@@ -558,7 +563,7 @@ double HierarchyLearner::PrecisionOf(const torch::Tensor& pairs) {
                                      .logical_not();
   const torch::Tensor all = torch::cat({pairs, wrong.index({is_wrong})});
   const torch::Tensor scores =
-      model_->ScoreAncestors(all.narrow(1, 1, 1), all.select(1, 0)).squeeze(1);
+      model_->ScoreAncestors(all.narrow(1, 1, 1), all.select(1, 0)).squeeze(1).cpu();
   if (!scores.isfinite().all().item<bool>()) return NAN;
   return AveragePrecision(scores, torch::arange(all.size(0)) < pairs.size(0));
 }

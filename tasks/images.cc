@@ -315,7 +315,8 @@ class ImageLearner final : public Learner {
       images = Shifted(images, all.narrow(0, batch.first, batch.count));
     }
     return torch::nn::functional::cross_entropy(
-               model_->forward(images, batch.rows()), train.labels.index_select(0, chosen),
+               model_->forward(images, batch.rows()),
+               train.labels.index_select(0, chosen).to(model_->device()),
                torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum)) /
            static_cast<double>(batch.total);
   }
@@ -351,7 +352,7 @@ class ImageLearner final : public Learner {
     std::vector<int64_t> shape = {images.size(0), 1};
     const std::vector<int64_t> places = options.grid().shape();
     shape.insert(shape.end(), places.begin(), places.end());
-    torch::Tensor map = Scaled(model_->attention_map(images).view(shape));
+    torch::Tensor map = Scaled(model_->attention_map(images).cpu().view(shape));
     images = Scaled(images);
     map = Resized(map, options.size);
     if (options.size.size() == 3) {  // the slice in the middle
@@ -414,7 +415,7 @@ class ImageLearner final : public Learner {
       const int64_t count = std::min(batch, total - at);
       const torch::Tensor labels = valid.labels.narrow(0, at, count);
       const torch::Tensor logits =
-          model->forward(Resized(valid.Take(at, count), size)).to(torch::kDouble);
+          model->forward(Resized(valid.Take(at, count), size)).to(torch::kCPU, torch::kDouble);
       loss += torch::nn::functional::cross_entropy(
                   logits, labels,
                   torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum))

@@ -191,11 +191,11 @@ torch::Tensor EventLosses(LanguageModel& model, const torch::Tensor& rows,
   const int64_t length = rows.size(1) - 1;
   const torch::Tensor logits =
       model->forward(rows.narrow(1, 0, length).clamp_min(0), nullptr, nullptr, batch);
-  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
-                                              rows.narrow(1, 1, length).flatten(),
-                                              torch::nn::functional::CrossEntropyFuncOptions()
-                                                  .reduction(torch::kNone)
-                                                  .ignore_index(-100))
+  return torch::nn::functional::cross_entropy(
+             logits.flatten(0, 1), rows.narrow(1, 1, length).flatten().to(logits.device()),
+             torch::nn::functional::CrossEntropyFuncOptions()
+                 .reduction(torch::kNone)
+                 .ignore_index(-100))
       .view({-1, length});
 }
 

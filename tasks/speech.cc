@@ -195,8 +195,9 @@ torch::Tensor CtcLosses(const SpeechOutput& output,
     lengths.push_back(static_cast<int64_t>(row.size()));
   }
   return torch::ctc_loss(output.log_probabilities.transpose(0, 1),
-                         torch::tensor(targets, torch::kLong), output.lengths,
-                         torch::tensor(lengths, torch::kLong), /*blank=*/0, at::Reduction::None);
+                         torch::tensor(targets, torch::kLong).to(output.lengths.device()),
+                         output.lengths, torch::tensor(lengths, torch::kLong), /*blank=*/0,
+                         at::Reduction::None);
 }
 
 class SpeechTask;

@@ -167,7 +167,8 @@ PairBatch MakeBatch(const Pairs& pairs, const std::vector<int64_t>& rows, int64_
 // The sum over the tokens, in nats.
 torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels,
                         double label_smoothing) {
-  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), labels.flatten(),
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              labels.flatten().to(logits.device()),
                                               torch::nn::functional::CrossEntropyFuncOptions()
                                                   .reduction(torch::kSum)
                                                   .label_smoothing(label_smoothing));

@@ -126,7 +126,7 @@ json ReadConfig(const std::map<std::string, std::string>& metadata) {
   return object;
 }
 
-Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task) {
+Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task, torch::Device device) {
   const json object = ReadConfig(file.metadata);
   if (TaskOf(object) != task.name()) {
     throw Error(StrCat("it is of the task '", TaskOf(object), "', expected '", task.name(), "'"));
@@ -142,7 +142,7 @@ Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task) {
   }
   const TrainingOptions training =
       checkpoint.training ? checkpoint.training->options : TrainingOptions();
-  checkpoint.learner = NewLearner(task, checkpoint.terms, training);
+  checkpoint.learner = NewLearner(task, checkpoint.terms, training, device);
   if (checkpoint.training) {
     LearnerState& state = checkpoint.training->learner;
     state = {OtherTensors(file, task), object};
@@ -197,6 +197,7 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& t
     file.tensors[asset.tensor] =
         torch::from_blob(asset.bytes.data(), {bytes}, torch::kByte).clone();
   }
+  for (auto& [name, tensor] : file.tensors) tensor = tensor.cpu();
   Terms named = terms;
   TrainingOptions training = trainer.options();
   RunOptions beside = run;
@@ -213,14 +214,14 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& t
   WriteSafeTensors(path, file);
 }
 
-Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task) {
+Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task, torch::Device device) {
   const SafeTensors file = ReadSafeTensors(path);
   const auto fail = [&](const std::string& fault) {
     throw Error(StrCat(path.string(), " is not a valid checkpoint: ", fault));
   };
   Checkpoint checkpoint;
   try {
-    checkpoint = BuildCheckpoint(file, task);
+    checkpoint = BuildCheckpoint(file, task, device);
   } catch (const Error& error) {
     fail(error.what());
   } catch (const c10::Error& error) {

@@ -43,8 +43,10 @@ void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& t
                     const Terms& terms, const RunOptions& run, const std::string& data_path);
 
 // Sets the options of the task and its assets to what the file holds; the learner refers to the
-// task. Throws Error where the file is not a sound checkpoint of this task.
-Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task);
+// task, and is on that device, whichever one the file was written on. Throws Error where the file
+// is not a sound checkpoint of this task.
+Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task,
+                          torch::Device device = torch::kCPU);
 
 inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
 

@@ -85,10 +85,12 @@ std::unique_ptr<Task> NewTask(const std::string& name) {
   throw Error(StrCat("--task is '", name, "', expected ", Join(names, ", ")));
 }
 
-std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms,
-                                    const TrainingOptions& training) {
+std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
+                                    torch::Device device) {
   torch::manual_seed(static_cast<uint64_t>(training.seed));
-  return task.MakeLearner(terms, training);
+  std::unique_ptr<Learner> learner = task.MakeLearner(terms, training);
+  learner->module().to(device);
+  return learner;
 }
 
 int64_t CountParameters(const torch::nn::Module& module) {

@@ -85,7 +85,8 @@ struct LearnerState {
   nlohmann::json fields = nlohmann::json::object();
 };
 
-// One model of a task.
+// One model of a task. Data are on the CPU, and its module may be on another device: models take
+// what they are given to where they are.
 class Learner {
  public:
   // The rows of the whole batch, from those of each process; a collective.
@@ -217,7 +218,7 @@ class Task {
   // The terms with what the data tell filled in, as the shape of a grid; called after ReadData().
   // What comes back is what is run and what records keep. Throws Error or c10::Error for a mistake.
   virtual Terms Complete(const Terms& terms) const { return terms; }
-  // Weights come from Torch's default generator. See NewLearner() below.
+  // On the CPU, with weights from Torch's default generator. See NewLearner() below.
   virtual std::unique_ptr<Learner> MakeLearner(const Terms& terms,
                                                const TrainingOptions& training) = 0;
   // Compares the options with tensors that a file does hold, so that none of them makes a model
@@ -268,9 +269,9 @@ class RegisterTask {
   }
 };
 
-// The learner that training.seed begins with.
-std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms,
-                                    const TrainingOptions& training);
+// The learner that training.seed begins with, the same on each device.
+std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
+                                    torch::Device device = torch::kCPU);
 
 int64_t CountParameters(const torch::nn::Module& module);
 

@@ -157,7 +157,7 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
       throw Error(StrCat("the optimizer's tensor '", name, "' is ", found->second.sizes(),
                          ", expected ", parameter.sizes()));
     }
-    return found->second.clone();
+    return found->second.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
   };
   if (step > 0) {
     for (const auto& entry : module_.named_parameters()) {

@@ -39,7 +39,8 @@ def linear_attention(
     A causal call goes by chunks, with running sums of phi(k_j) v_j^T over the chunks before.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU; k and v as q.
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or on a
+            GPU where the environment says GNOMON_CUDA=1.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive

@@ -511,8 +511,11 @@ def settings(results: dict[str, Any]) -> str:
         rows.append(("command", f"<code>{html.escape(shlex.join(session['command']))}</code>"))
         text = (
             f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
-            f"{machine['instruction_set']}, {machine['system']}; started {session['started']}"
+            f"{machine['instruction_set']}, {machine['system']}"
         )
+        if (device := machine.get("device", "cpu")) != "cpu":
+            text += f"; models on {device}"
+        text += f"; started {session['started']}"
         rows.append(("machine", html.escape(text)))
     rows.append(("task", html.escape(task["name"])))
     if data.get("path"):

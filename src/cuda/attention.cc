@@ -338,6 +338,7 @@ class Plan {
     p_.query_offsets = reinterpret_cast<const Int64*>(in_.query_offsets);
     p_.key_starts = reinterpret_cast<const Int64*>(in_.mask.key_starts);
     p_.key_lengths = reinterpret_cast<const Int64*>(in_.mask.key_lengths);
+    p_.key_rows = reinterpret_cast<const Int64*>(in_.key_rows);
     p_.seed = in_.dropout.seed;
     p_.threshold = DropoutThreshold(in_.dropout);
     p_.kept = static_cast<float>(DropoutScale(in_.dropout));
@@ -361,7 +362,8 @@ class Plan {
     const bool relative = in_.relative.layout != nullptr;
     c.kRelativeKeys = relative && in_.relative.keys != nullptr ? 1 : 0;
     c.kRelativeValues = relative && in_.relative.values != nullptr ? 1 : 0;
-    const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0;
+    const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar ||
+                         in_.mask.chunks.size > 0 || in_.key_rows != nullptr;
     c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
                        c.kSegments != 0
                    ? 1

@@ -61,6 +61,9 @@ struct Input {
   const float* temperature = nullptr;
   Dropout dropout;
   Mask mask;  // its pointers are the device's
+  // (Lq + 1), ascending, on the device: of what the mask leaves, query i of every batch sees the
+  // keys from key_rows[i] to key_rows[i + 1] - 1. Null: all.
+  const int64_t* key_rows = nullptr;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B), on the device
 };

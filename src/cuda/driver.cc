@@ -11,6 +11,7 @@ Driver::Driver(const std::string& library) : library_(library) {
   library_.Bind("cuGetErrorString", get_error_string_);
   library_.Bind("cuDeviceGet", device_get);
   library_.Bind("cuDeviceGetAttribute", device_get_attribute_);
+  library_.Bind("cuDeviceGetName", device_get_name_);
   library_.Bind("cuDevicePrimaryCtxRetain", primary_context_retain);
   library_.Bind("cuCtxGetCurrent", context_get_current);
   library_.Bind("cuCtxGetDevice", context_get_device);
@@ -43,6 +44,13 @@ int Driver::Attribute(int device, int attribute) const {
   Check(device_get_attribute_(&value, attribute, device),
         "asking device " + std::to_string(device) + " for attribute " + std::to_string(attribute));
   return value;
+}
+
+std::string Driver::Name(int device) const {
+  char name[256] = "";
+  Check(device_get_name_(name, sizeof(name), device),
+        "asking device " + std::to_string(device) + " for its name");
+  return name;
 }
 
 CurrentContext::CurrentContext(const Driver& driver, int device) : driver_(driver) {

@@ -26,6 +26,8 @@ class Driver {
   void Check(int result, const std::string& what) const;
   // A number that the device is described by (CUdevice_attribute).
   int Attribute(int device, int attribute) const;
+  // "NVIDIA H100 PCIe".
+  std::string Name(int device) const;
 
   static constexpr int kComputeCapabilityMajor = 75;
   static constexpr int kComputeCapabilityMinor = 76;
@@ -57,6 +59,7 @@ class Driver {
   SharedLibrary library_;
   int (*init_)(unsigned flags);
   int (*device_get_attribute_)(int* value, int attribute, int device);
+  int (*device_get_name_)(char* name, int size, int device);
   int (*get_error_name_)(int error, const char** name);
   int (*get_error_string_)(int error, const char** text);
 };

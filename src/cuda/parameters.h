@@ -91,6 +91,7 @@ struct Parameters {
   const Int64* query_offsets;
   const Int64* key_starts;
   const Int64* key_lengths;
+  const Int64* key_rows;
   int* low;   // (B, Lq): the first key that a query sees
   int* high;  // (B, Lq): one past the last
 

@@ -36,6 +36,10 @@ GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
     low = Most(low, (chunk - p.chunks_before) * p.chunk_size);
     high = Least(high, (chunk + p.chunks_after + 1) * p.chunk_size);
   }
+  if (p.key_rows != nullptr) {
+    low = Most(low, Least(p.key_rows[i], keys));
+    high = Least(high, p.key_rows[i + 1]);
+  }
   low = Least(low, keys);
   const Int64 at = static_cast<Int64>(b) * p.queries + i;
   p.low[at] = static_cast<int>(low);

@@ -132,6 +132,13 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
   kernel.function = function;
 }
 
+std::string Runtime::DeviceName(int device) {
+  const Driver& d = driver();
+  int own = 0;
+  d.Check(d.device_get(&own, device), "asking for device " + std::to_string(device));
+  return d.Name(own);
+}
+
 void Runtime::Launch(int device, void* stream, const KernelName& name, const LaunchShape& shape,
                      const void* parameters, size_t bytes) {
   const auto& [x, y, z] = shape.grid;

@@ -52,6 +52,9 @@ class Runtime {
   void Launch(int device, void* stream, const KernelName& name, const LaunchShape& shape,
               const void* parameters, size_t bytes);
 
+  // What the driver calls the device. Throws CudaError.
+  std::string DeviceName(int device);
+
  private:
   struct Kernel;
 

@@ -27,7 +27,7 @@ TARGET = "gnomon_core_tests"
 # that functions which objects share are linked from it), one of products and one of distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
 # The tests take less than a minute. An error may have them wait for ever.
-LIMIT_S = 1200
+LIMIT_S = 300
 
 
 class PlantError(Exception):

@@ -19,18 +19,46 @@ import torch
 torch.set_num_threads(1)
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request, monkeypatch) -> Iterator[torch.device]:
-    """Tensors are made there. Modules whose tests should hold on every device use it for all.
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        help="run tests there alone: cpu, cuda, or other, which stands in for a GPU; by default on "
+        "the CPU and on a GPU",
+    )
 
-    What there are no kernels for on a GPU is skipped with what the call says.
-    """
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "cpu(reason): holds, or can be seen, on the CPU alone; skipped elsewhere"
+    )
+    if config.getoption("--device") == "other":
+        import other_device
+
+        other_device.install()
+
+
+def pytest_generate_tests(metafunc):
+    """Every test is there once for each device, and says why where it does not run on one."""
+    chosen = metafunc.config.getoption("--device")
+    marker = metafunc.definition.get_closest_marker("cpu")
+    devices = []
+    for name in [chosen] if chosen else ["cpu", "cuda"]:
+        marks = []
+        if name != "cpu" and marker is not None:
+            marks.append(pytest.mark.skip(reason=f"on the CPU alone: {marker.args[0]}"))
+        elif name == "cuda" and not torch.cuda.is_available():
+            marks.append(pytest.mark.skip(reason="no GPU: torch.cuda.is_available() is False"))
+        devices.append(pytest.param(name, marks=marks))
+    metafunc.parametrize("device", devices, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def device(request, monkeypatch) -> Iterator[torch.device]:
+    """Tensors are made there."""
     chosen = torch.device(request.param)
     if chosen.type == "cpu":
         yield chosen
         return
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU: torch.cuda.is_available() is False")
     monkeypatch.setenv("GNOMON_CUDA", "1")
     with chosen:
         yield chosen
@@ -38,11 +66,11 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    """What there are no kernels for on a GPU is skipped with what the call says."""
     try:
         return (yield)
     except NotImplementedError as error:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if parameters.get("device") != "cuda":
+        if item.callspec.params["device"] != "cuda":
             raise
         pytest.skip(str(error))
 

@@ -21,8 +21,6 @@ from formulas import (
 import gnomon
 from gnomon.position import OffsetBias
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def check(case, dtype=torch.float64):
     formulas.check(case.ours, case.theirs, case.inputs(), dtype)

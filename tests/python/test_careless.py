@@ -36,6 +36,8 @@ from test_cli import (
 from gnomon.__main__ import main
 from gnomon.inspect.__main__ import main as inspect
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 FILE = "checkpoint.safetensors"
 COMMANDS = ("train", "eval", "generate", "compare", "list", "bench")
 PICTURES = ("encoding", "decay", "tables", "attention", "cones", "rotation", "terms", "rank")

@@ -11,6 +11,8 @@ import gnomon
 from gnomon import position, similarity
 from gnomon._catalogue import components_of, entry_of, names_of
 
+pytestmark = pytest.mark.cpu("files alone")
+
 CATALOGUE = gnomon.catalogue()
 ENTRIES = CATALOGUE["similarities"] + CATALOGUE["positions"]
 #: What callers of the first release have written: names, order, defaults.

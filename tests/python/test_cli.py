@@ -17,6 +17,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BESIDE = pathlib.Path(sys.executable).parent / "gnomon"
 PROGRAM = os.environ.get("GNOMON_PROGRAM", BESIDE if BESIDE.exists() else ROOT / "build/bin/gnomon")

@@ -20,6 +20,8 @@ import gnomon
 from gnomon.position import RoPE
 from gnomon.similarity import Gaussian, Penumbral, Umbral
 
+pytestmark = pytest.mark.cpu("what is seen of a GPU without one")
+
 ops = torch.ops.gnomon
 ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 FAKES = ROOT / "build" / "lib"
@@ -279,13 +281,17 @@ def test_the_random_matrix_is_the_same_everywhere():
     assert torch.equal(ours, theirs)
 
 
-def test_graphs_are_refused_by_name():
-    x, factor = torch.randn(3, 2, 4), torch.ones(2)
+def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
+    factor = torch.ones(2)
     indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
-    with pytest.raises(
-        NotImplementedError, match=r"graph_attention: x is on .* no kernels for GPUs"
+    for x, message in (
+        (torch.randn(3, 2, 4).double(), "graph_attention: .*Double on a GPU; expected"),
+        (torch.randn(3, 2, 264), "graph_attention: head_dim: is 264, at most 256"),
     ):
-        on_cuda(ops.graph_forward, x, x, x, None, None, None, factor, indptr, indices, "dot")
+        with pytest.raises(NotImplementedError, match=message):
+            on_cuda(
+                ops.graph_forward, x, x, x, None, None, None, factor.to(x), indptr, indices, "dot"
+            )
 
 
 def run(code, **environment):

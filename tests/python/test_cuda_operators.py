@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from formulas import SIMILARITIES, assert_near, values_and_gradients
 from test_cli import ROOT
+from test_graph_attention import GRAPHS, graph_inputs, loop, random_rows
+from test_graph_attention import ours as over_edges
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +38,8 @@ from gnomon.position import (
     TransformerXL,
 )
 from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
+
+pytestmark = pytest.mark.cpu("what is seen of a GPU without one")
 
 ops = torch.ops.gnomon
 GPU = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
@@ -277,6 +282,29 @@ def test_linear_attention():
         with OnCuda():
             ours = gnomon.linear_attention(q, k, v, **options)
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        *((name, "few") for name in SIMILARITIES),
+        *((name, graph) for name in ("dot", "umbral", "additive") for graph in (*GRAPHS, "tiles")),
+    ],
+)
+def test_graphs(name, graph):
+    """Against the exact loop: rows without edges, edges twice, several tiles, grouped heads."""
+    rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
+    keys = max((j for row in rows for j in row), default=1) + 2
+    inputs = graph_inputs(name, rows, keys, heads=4, key_heads=2)
+    floats = {key: x.float() for key, x in inputs.items()}
+    exact = {key: x.double() for key, x in floats.items()}
+    with OnCuda() as mode:
+        ours, again = (
+            values_and_gradients(lambda x: over_edges(name, rows, x), floats) for _ in range(2)
+        )
+    assert mode.calls["graph_forward"] == mode.calls["graph_backward"] == 2
+    assert all(torch.equal(again[key], value) for key, value in ours.items())
+    assert_near(ours, values_and_gradients(lambda x: loop(name, rows, x), exact), 1e-4)
 
 
 def test_positions_of_the_callers_are_refused_by_name():

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 from gnomon.data import read_arrays
 from gnomon.data.__main__ import main
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 IDX = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 

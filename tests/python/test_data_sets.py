@@ -34,6 +34,8 @@ from gnomon.data import _planetoid
 from gnomon.data.__main__ import main
 from gnomon.data.sets import SETS, File, NamedSet, convert, get
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 IMAGES = idx(np.arange(60).reshape(5, 3, 4), 0x08)

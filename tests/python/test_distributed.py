@@ -46,6 +46,8 @@ from gnomon.similarity import (
     Umbral,
 )
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
 SECONDS = 300

@@ -15,6 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 from test_cli import PROGRAM, SECONDS, copy_with_steps, step_of, succeed
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 FILE = "checkpoint.safetensors"
 # Five windows over two processes: two and three. What training draws at random, dropout and CAPE's
 # shifts, falls on the windows as in one process; a memory, and the embeddings that a convolution

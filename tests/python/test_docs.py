@@ -16,6 +16,8 @@ from test_content import CONTENT
 
 import gnomon
 
+pytestmark = pytest.mark.cpu("files alone")
+
 TESTS = ROOT / "tests"
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
 

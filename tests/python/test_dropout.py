@@ -6,8 +6,6 @@ import torch
 
 import gnomon
 
-pytestmark = pytest.mark.usefixtures("device")
-
 B, H, L = 3, 4, 48
 STEP = np.uint64(0x9E3779B97F4A7C15)
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 from test_cli import ROOT
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 FOLDER = ROOT / "examples" / "python"
 
 

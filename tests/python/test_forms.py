@@ -12,8 +12,6 @@ from formulas import SIMILARITIES, Case, Mask
 import gnomon
 from gnomon.position import ALiBi, Relative
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def tokens(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     torch.manual_seed(0)

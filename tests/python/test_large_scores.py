@@ -14,8 +14,6 @@ from formulas import SIMILARITIES, Case, Mask
 
 import gnomon
 
-pytestmark = pytest.mark.usefixtures("device")
-
 # Errors may be so many times those of the plain formula, or this part of the largest number.
 TIMES = 4
 LEAST = 1e-5

@@ -9,8 +9,6 @@ from formulas import POSITIONS, SIMILARITIES, Case, Mask, values_and_gradients
 import gnomon
 from gnomon import nn
 
-pytestmark = pytest.mark.usefixtures("device")
-
 LOW = [torch.bfloat16, torch.float16]
 TOKENS = ("q", "k", "v")
 

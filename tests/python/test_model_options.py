@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gnomon.models import LanguageModel, LanguageModelCache, load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 LENGTH = 24
 TINY = ["--dim", 16, "--depth", 3, "--heads", 2, "--mlp", 24, "--batch", 4, "--length", LENGTH]
 SENTENCE = b"the quick brown fox jumps over a lazy dog and runs\n"

@@ -6,6 +6,8 @@ import pytest
 
 from gnomon import report
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 # Two-sided 5% points of Student's t, by the number of pairs (any table has them).
 POINTS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 11: 2.228}
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu("files alone")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each room, longest path first, and the rooms that it may include besides itself. Public headers of

@@ -15,8 +15,6 @@ from formulas import SIMILARITIES, Case, Mask
 import gnomon
 from gnomon.position import Forget, KeyBias, PairBias, Relative
 
-pytestmark = pytest.mark.usefixtures("device")
-
 B, H, HKV, LQ, LK = 2, 4, 2, 13, 37
 
 #: The shapes of arrays of pairs.

@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

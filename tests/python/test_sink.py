@@ -11,8 +11,6 @@ from formulas import SIMILARITIES, Case, Mask
 
 import gnomon
 
-pytestmark = pytest.mark.usefixtures("device")
-
 
 def with_column(scores: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tuple:
     """The formula: the sink is a column of the scores, and its value is 0."""

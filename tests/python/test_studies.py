@@ -12,6 +12,8 @@ from test_cli import refused
 
 from gnomon.nn import MultiheadAttention, TokenPosition, attention_position
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = ("--lengths", "16,32", "--steps", "2", "--dim", "16", "--depth", "1", "--heads", "2",
         "--mlp", "16", "--batch", "2", "--evaluation-bytes", "512")  # fmt: skip

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 pytest.importorskip("transformers", minversion="5.23")
 
 SWEEP = Path(__file__).resolve().parents[1] / "sweep"

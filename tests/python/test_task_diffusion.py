@@ -19,6 +19,8 @@ from test_task_images import Checkpoint
 
 from gnomon.data.__main__ import main
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 FILE = "checkpoint.safetensors"
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "mlp": 32, "batch": 6, "patch": 4}
 MNIST = ROOT.parent / "shared/data/mnist"
@@ -31,10 +33,8 @@ def tiny(**other: int) -> list[object]:
     return [word for name, n in (SIZES | other).items() for word in (f"--{name}", n)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
+def bars() -> dict[str, np.ndarray]:
     """Bars that stand and bars that lie, 8 x 12, in two channels of three."""
-    path = tmp_path_factory.mktemp("diffusion")
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 40), ("valid", 24)):
@@ -44,7 +44,13 @@ def folder(tmp_path_factory) -> pathlib.Path:
             at = rng.integers(7)
             image[(slice(None), at) if label == 0 else (at, slice(None))] += 190
         arrays |= {f"{part}.images": images.astype(np.uint8), f"{part}.labels": labels}
-    save_file(arrays, path / "bars.safetensors")
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("diffusion")
+    save_file(bars(), path / "bars.safetensors")
     return path
 
 

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 from test_cli import copy_with_steps
 from test_distributed_training import FILE, assert_same, run_one, run_two
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32]
 TRAIN = ["train", "--task", "generated", *TINY, "--evaluation-examples", 4]
 TWO_STEPS = [*TRAIN, "--batch", 4, "--steps", 2]

@@ -27,6 +27,8 @@ from torch.nn import functional
 from gnomon import report
 from gnomon.data.__main__ import main as make_data
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 FILE = "checkpoint.safetensors"
 SHARED = ROOT.parent / "shared" / "data"
 TINY = {"dim": 16, "depth": 2, "heads": 2, "mlp": 32, "batch": 5, "threads": 1}

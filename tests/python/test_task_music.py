@@ -18,6 +18,8 @@ from test_task_generated import as_gpt2
 
 from gnomon.data.__main__ import main as make_data
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32]
 TRAIN = ["train", "--task", "music", "--data", "pieces", *TINY, "--batch", 5]
 TWO_STEPS = [*TRAIN, "--steps", 2, "--lengths", "20"]

@@ -19,6 +19,8 @@ from test_distributed_training import assert_same, run_one, run_two
 from gnomon.data import read_arrays
 from gnomon.data.__main__ import main
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 FILE = "checkpoint.safetensors"
 RATE = 8000
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "mlp": 32, "batch": 4, "mels": 12}
@@ -50,10 +52,8 @@ def write_wav(path: pathlib.Path, samples: np.ndarray, rate: int = RATE) -> None
         sound.writeframes((samples * 2**15).astype("<i2").tobytes())
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
+def write_words(path: pathlib.Path) -> None:
     """Three words of two speakers, as files and as arrays: takes 0 and 1 are for validation."""
-    path = tmp_path_factory.mktemp("speech")
     sounds = path / "sounds"
     sounds.mkdir()
     for word in range(3):
@@ -62,6 +62,12 @@ def folder(tmp_path_factory) -> pathlib.Path:
                 write_wav(sounds / f"{word}_{name}_{take}.wav", say(word, speaker, take))
     words = [f"train.audio={sounds}:{NAMES}[2-9].wav", f"valid.audio={sounds}:{NAMES}[01].wav"]
     assert main([str(path / "words.safetensors"), *words]) == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("speech")
+    write_words(path)
     return path
 
 

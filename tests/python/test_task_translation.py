@@ -20,6 +20,8 @@ from test_distributed_training import assert_same, run_two
 
 import gnomon
 
+pytestmark = pytest.mark.cpu("the program, which takes --device")
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 CASES = ROOT / "tests" / "torch" / "bleu_cases.json"
@@ -54,16 +56,19 @@ def write(folder: pathlib.Path, name: str, lines: list[str]) -> None:
     (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("translation")
-    data = path / "data"
+def write_pairs(data: pathlib.Path) -> None:
     data.mkdir()
     for part, count, seed in [("train", 300, 0), ("val", 20, 1), ("test_2016", 16, 2)]:
         source, target = sentences(count, seed)
         write(data, f"{part}.de.gz", source)
         write(data, f"{part}.en", target)
     (data / "README.md").write_text("about the data\n")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("translation")
+    write_pairs(path / "data")
     return path
 
 

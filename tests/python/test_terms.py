@@ -12,6 +12,8 @@ import sys
 import pytest
 from test_cli import ROOT, TINY, gnomon, refused, succeed
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 EXAMPLE = ROOT / "examples" / "terms"
 FILES = ["adaptive-inl.h", "adaptive.cc", "bits.cc", "root.cc", "student_t-inl.h"]
 SECONDS = 1200

@@ -13,6 +13,8 @@ from test_cli import ROOT, TINY
 
 import gnomon
 
+pytestmark = pytest.mark.cpu("processes of its own")
+
 BUILD = ROOT / "build"
 
 

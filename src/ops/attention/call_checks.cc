@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention/attention_cuda.h"
+#include "ops/attention/devices.h"
 
 namespace gnomon {
 namespace {
@@ -52,10 +52,9 @@ void CheckOptions(const CallArguments& arguments) {
 
 void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
                     const at::Tensor& q) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(), operation,
-                              ": ", name, " is on ", tensor.device(),
-                              "; expected the CPU or a CUDA device");
-  CheckCudaIsOn(operation, name, tensor);
+  const std::string problem = WhyRefused(tensor.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), operation, ": ", name, " is on ", tensor.device(),
+                              "; ", problem);
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, operation, ": ", name, " has layout ",
                    tensor.layout(), "; expected a strided tensor");
   const at::ScalarType dtype = tensor.scalar_type();

@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "ops/attention/attention_cuda.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/grid_bias.h"
 #include "ops/attention/kept_tensor.h"
@@ -481,7 +480,7 @@ class Composition {
 
   void AddTokens(const MappedTokens& tokens, const at::Tensor& value) {
     const auto as_token = [&](const at::Tensor& token) {
-      return WantsOneType(given_q_) ? token.to(given_q_.scalar_type()) : token;
+      return WantsOneType(given_q_.device()) ? token.to(given_q_.scalar_type()) : token;
     };
     call_.x = as_token(tokens.x);
     call_.y = as_token(tokens.y);

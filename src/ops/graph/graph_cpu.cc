@@ -7,6 +7,7 @@
 
 #include "ops/attention/executor.h"
 #include "ops/attention/kernel_arguments.h"
+#include "ops/graph/graph_checks.h"
 #include "ops/graph/graph_operators.h"
 
 namespace gnomon {
@@ -28,7 +29,7 @@ View<T> MutableNodes(at::Tensor& tensor) {
 // alive that the views of Input() point into.
 struct Arguments {
   explicit Arguments(const GraphArguments& a) {
-    function = &CheckedFunction(a, lengths);
+    function = &CheckedGraph(a, lengths);
     shape.heads = *lengths['H'];
     shape.key_heads = *lengths['G'];
     shape.queries = *lengths['N'];
@@ -39,9 +40,6 @@ struct Arguments {
     const at::ScalarType dtype = a.x.scalar_type();
     TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, GraphArguments::kOperation,
                      ": x has dtype ", dtype, "; expected float32 or float64");
-    TORCH_CHECK_VALUE(*lengths['P'] == shape.queries + 1, GraphArguments::kOperation,
-                      ": indptr has shape ", a.indptr.sizes(), "; expected (N + 1,) = (",
-                      shape.queries + 1, ",)");
     x = WithRows(a.x);
     y = WithRows(a.y);
     v = WithRows(a.v);

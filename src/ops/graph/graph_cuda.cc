@@ -1,21 +1,178 @@
-// graph_forward and graph_backward on GPUs, where they are not there yet: an error by name.
+// graph_forward and graph_backward on GPUs, composed of what there is: the ends of the edges, in
+// their order, are the keys of a sequence, of which a node sees those of its own edges. A tile of
+// pairs is computed where one of them is an edge.
+#include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "cuda/attention.h"
+#include "ops/attention/cuda_stream.h"
+#include "ops/attention/kernel_arguments.h"
+#include "ops/graph/graph_checks.h"
 #include "ops/graph/graph_operators.h"
 
 namespace gnomon {
 namespace {
 
-[[noreturn]] void Refuse(const at::Tensor& x) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, GraphArguments::kOperation, ": x is on ", x.device(),
-                              "; expected the CPU, attention over graphs has no kernels for GPUs");
+constexpr const char* kGraphAttention = GraphArguments::kOperation;
+
+// Rows of (nodes or edges, heads, columns).
+cuda::ConstTensor NodeRows(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};
 }
 
-Outputs ForwardCuda(const GraphArguments& a) { Refuse(a.x); }
+cuda::Tensor MutableNodeRows(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0) return {};
+  return {tensor.mutable_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};
+}
 
-std::vector<at::Tensor> BackwardCuda(const SavedOutputs& /*saved*/, const GraphArguments& a,
-                                     const GraphOperator::Needed& /*needed*/) {
-  Refuse(a.x);
+// The operator's arguments, with a copy of keys and values for each edge.
+class EdgeAttention {
+ public:
+  explicit EdgeAttention(const GraphArguments& a) : indices_(a.indices) {
+    function_ = &CheckedGraph(a, lengths_);
+    x_ = WithRows(a.x);
+    y_ = WithRows(a.y.index_select(0, indices_));
+    v_ = WithRows(a.v.index_select(0, indices_));
+    row_scalars_ = Contiguous(a.row_scalars);
+    if (a.column_scalars) {
+      column_scalars_ = a.column_scalars->index_select(2, indices_).contiguous();
+    }
+    head_scalars_ = Contiguous(a.head_scalars);
+    factor_ = a.factor.contiguous();
+    indptr_ = a.indptr.contiguous();
+
+    input_.element = CudaElement(kGraphAttention, a.x.scalar_type());
+    TORCH_CHECK_NOT_IMPLEMENTED(input_.element == cuda::Element::kFloat32, kGraphAttention, ": ",
+                                a.x.scalar_type(), " on a GPU; expected float32");
+    constexpr int64_t kMostEdges = std::numeric_limits<int>::max();
+    TORCH_CHECK_NOT_IMPLEMENTED(*lengths_['E'] <= kMostEdges, kGraphAttention, ": indices has ",
+                                *lengths_['E'], " edges; expected at most ", kMostEdges,
+                                " on a GPU");
+    input_.shape.batch = 1;
+    input_.shape.heads = *lengths_['H'];
+    input_.shape.key_heads = *lengths_['G'];
+    input_.shape.queries = *lengths_['N'];
+    input_.shape.keys = *lengths_['E'];
+    input_.shape.dim = *lengths_['D'];
+    input_.shape.value_dim = *lengths_['V'];
+    input_.x = NodeRows(x_);
+    input_.y = NodeRows(y_);
+    input_.v = NodeRows(v_);
+    input_.row_scalars = Data<float>(row_scalars_);
+    input_.column_scalars = Data<float>(column_scalars_);
+    input_.head_scalars = Data<float>(head_scalars_);
+    input_.factor = Data<float>(factor_);
+    input_.key_rows = indptr_.const_data_ptr<int64_t>();
+    const std::string problem = cuda::Unsupported(*function_, input_);
+    TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kGraphAttention, ": ", problem);
+  }
+
+  const PairFunction& function() const { return *function_; }
+  const cuda::Input& input() const { return input_; }
+  AxisLengths<int64_t>& lengths() { return lengths_; }
+  bool empty() const {
+    const AttentionShape& n = input_.shape;
+    return n.heads == 0 || n.queries == 0 || n.keys == 0;
+  }
+
+  // What an edge's key and value get goes to the node that they are of, in the order of the edges:
+  // indices that occur twice are sorted on a GPU, not added up as they come.
+  void AddToNodes(const at::Tensor& of_edges, at::Tensor& of_nodes) const {
+    if (of_edges.defined()) of_nodes.zero_().index_put_({indices_}, of_edges, /*accumulate=*/true);
+  }
+
+ private:
+  at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, indptr_, indices_;
+  const PairFunction* function_ = nullptr;
+  AxisLengths<int64_t> lengths_;
+  cuda::Input input_;
+};
+
+Outputs ForwardOn(const GraphArguments& a, cuda::Backend& backend) {
+  const EdgeAttention edges(a);
+  Outputs outputs = EmptyOutputs(a);
+  auto& [o, lse, statistics] = outputs;
+  if (edges.empty()) {
+    o.zero_();
+    lse.fill_(-std::numeric_limits<double>::infinity());
+    statistics.zero_();
+    return outputs;
+  }
+  const at::Tensor lse_of_heads = at::empty_like(lse.t(), at::MemoryFormat::Contiguous);
+  const at::Tensor statistics_of_heads =
+      at::empty_like(statistics.transpose(1, 2), at::MemoryFormat::Contiguous);
+  cuda::Output output;
+  output.o = MutableNodeRows(o);
+  output.lse = lse_of_heads.mutable_data_ptr<float>();
+  output.statistics = statistics_of_heads.mutable_data_ptr<float>();
+  cuda::Forward(edges.function(), edges.input(), output, backend);
+  lse.copy_(lse_of_heads.t());
+  statistics.copy_(statistics_of_heads.transpose(1, 2));
+  return outputs;
+}
+
+std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArguments& a,
+                                   const GraphOperator::Needed& needed, cuda::Backend& backend) {
+  EdgeAttention edges(a);
+  CheckSaved(outputs, a, edges.lengths());
+  std::vector<at::Tensor> gradients = EmptyGradients(outputs, a, needed);
+  if (edges.empty()) {
+    for (at::Tensor& gradient : gradients) gradient.zero_();
+    return gradients;
+  }
+  const at::Tensor o = WithRows(outputs.o);
+  const at::Tensor d_o = WithRows(outputs.d_o);
+  const at::Tensor d_lse = outputs.d_lse ? outputs.d_lse->t().contiguous() : at::Tensor();
+  const at::Tensor statistics = outputs.statistics.transpose(1, 2).contiguous();
+  const auto of = [&](std::string_view name) -> at::Tensor& {
+    return gradients[IndexOf<GraphArguments>(name)];
+  };
+  // Of the edges, for the nodes' gradient of that name.
+  const auto of_edges = [&](std::string_view name, at::IntArrayRef sizes) {
+    return of(name).numel() == 0 ? at::Tensor() : at::empty(sizes, a.x.options());
+  };
+  const AttentionShape& n = edges.input().shape;
+  const at::Tensor d_y = of_edges("y", {n.keys, n.key_heads, n.dim});
+  const at::Tensor d_v = of_edges("v", {n.keys, n.key_heads, n.value_dim});
+  const at::Tensor d_column =
+      of_edges("column_scalars", {edges.function().column_scalars, n.key_heads, n.keys});
+  const cuda::Saved saved{NodeRows(o), nullptr, NodeRows(d_o), Data<float>(d_lse),
+                          statistics.const_data_ptr<float>()};
+  cuda::Gradient gradient;
+  gradient.x = MutableNodeRows(of("x"));
+  gradient.y = MutableNodeRows(d_y);
+  gradient.v = MutableNodeRows(d_v);
+  gradient.row_scalars = MutableData<float>(of("row_scalars"));
+  if (d_column.defined()) gradient.column_scalars = d_column.mutable_data_ptr<float>();
+  gradient.head_scalars = MutableData<float>(of("head_scalars"));
+  gradient.factor = MutableData<float>(of("factor"));
+  cuda::Backward(edges.function(), edges.input(), saved, gradient, backend);
+  edges.AddToNodes(d_y, of("y"));
+  edges.AddToNodes(d_v, of("v"));
+  if (d_column.defined()) {
+    at::Tensor by_node = of("column_scalars").permute({2, 0, 1});
+    edges.AddToNodes(d_column.permute({2, 0, 1}), by_node);
+  }
+  return gradients;
+}
+
+Outputs ForwardCuda(const GraphArguments& a) {
+  Outputs outputs;
+  OnCudaStream(kGraphAttention, a.x,
+               [&](cuda::Backend& backend) { outputs = ForwardOn(a, backend); });
+  return outputs;
+}
+
+std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const GraphArguments& a,
+                                     const GraphOperator::Needed& needed) {
+  std::vector<at::Tensor> gradients;
+  OnCudaStream(kGraphAttention, a.x,
+               [&](cuda::Backend& backend) { gradients = BackwardOn(saved, a, needed, backend); });
+  return gradients;
 }
 
 }  // namespace

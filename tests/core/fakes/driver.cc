@@ -123,6 +123,10 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 97) *value = Number("shared", 227 * 1024);
   return kSuccess;
 }
+int cuDeviceGetName(char* name, int size, int device) {
+  std::snprintf(name, static_cast<size_t>(size), "GPU %d that is none", device);
+  return kSuccess;
+}
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
   *context = &All().contexts[device];
   return kSuccess;

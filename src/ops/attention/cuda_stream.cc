@@ -1,0 +1,118 @@
+// Nothing of PyTorch's CUDA libraries is linked: one library serves PyTorch with and without CUDA,
+// and what is asked of a device goes through the interfaces that all devices have.
+#include "ops/attention/cuda_stream.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/cuda_program.h"
+#include "cuda/runtime.h"
+#include "ops/attention/devices.h"
+#include "ops/attention/kernel_arguments.h"
+
+namespace gnomon {
+namespace {
+
+// Where PyTorch's own libraries are; NVRTC is in a folder beside.
+std::string TorchFolder() {
+  Dl_info info = {};
+  if (dladdr(reinterpret_cast<const void*>(&c10::GetAllocator), &info) == 0) return {};
+  if (info.dli_fname == nullptr) return {};
+  return std::filesystem::path(info.dli_fname).parent_path().string();
+}
+
+cuda::Runtime& Runtime() {
+  // Lives as long as the process, as contexts of the driver do.
+  static cuda::Runtime* const runtime = [] {
+    cuda::RuntimeOptions options =
+        cuda::OptionsOfEnvironment(cuda::NvrtcFoldersOfTorch(TorchFolder()));
+    options.program = CudaProgram;
+    options.warn = [](const std::string& text) { TORCH_WARN("gnomon: ", text); };
+    return new cuda::Runtime(std::move(options));
+  }();
+  return *runtime;
+}
+
+// The stream as the driver knows it (cudaStream_t, CUstream).
+template <class Guard>
+void* NativeStream(const char* operation, const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
+    return guard.getStreamNativeHandle(stream);
+  } else {
+    // A PyTorch that does not tell: c10::cuda::CUDAStream, which is nothing but a c10::Stream,
+    // does.
+    void* const library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+    void* const symbol =
+        library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr;
+    TORCH_CHECK(symbol != nullptr, operation, ": this PyTorch does not tell the stream of a GPU");
+    return reinterpret_cast<void* (*)(const c10::Stream*)>(symbol)(&stream);
+  }
+}
+
+// Memory of a device that Torch's allocator has until the end of a call; what is on the stream by
+// then comes first to whoever is given it next.
+class ScratchTensors {
+ public:
+  explicit ScratchTensors(const at::Tensor& like) : options_(like.options().dtype(at::kByte)) {}
+  void* New(size_t bytes) {
+    return held_.emplace_back(at::empty({static_cast<int64_t>(bytes)}, options_))
+        .mutable_data_ptr();
+  }
+
+ private:
+  at::TensorOptions options_;
+  std::vector<at::Tensor> held_;
+};
+
+}  // namespace
+
+void OnCudaStream(const char* operation, const at::Tensor& tensor,
+                  const std::function<void(cuda::Backend&)>& body) {
+  const std::string problem = WhyRefused(tensor.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), operation, ": x is on ", tensor.device(), "; ",
+                              problem);
+  const c10::DeviceGuard guard(tensor.device());
+  void* native = nullptr;
+  int device = 0;
+  if (tensor.is_cuda()) {
+    const c10::impl::VirtualGuardImpl devices(tensor.device().type());
+    native = NativeStream(operation, devices, devices.getStream(tensor.device()));
+    device = tensor.device().index();
+  }
+  ScratchTensors scratch(tensor);
+  try {
+    Translate([&] {
+      cuda::StreamBackend backend(Runtime(), device, native,
+                                  [&scratch](size_t bytes) { return scratch.New(bytes); });
+      body(backend);
+    });
+  } catch (const cuda::CudaError& error) {
+    TORCH_CHECK(false, operation, ": ", error.what());
+  }
+}
+
+cuda::Element CudaElement(const char* operation, at::ScalarType type) {
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
+                              operation, ": ", type,
+                              " on a GPU; expected bfloat16, float16 or float32");
+  return type == at::kFloat      ? cuda::Element::kFloat32
+         : type == at::kBFloat16 ? cuda::Element::kBfloat16
+                                 : cuda::Element::kFloat16;
+}
+
+std::string NameOfGpu(int index) {
+  try {
+    return Runtime().DeviceName(index);
+  } catch (const cuda::CudaError& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+}  // namespace gnomon

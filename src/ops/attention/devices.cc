@@ -1,0 +1,41 @@
+#include "ops/attention/devices.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+
+#include "ops/attention/cuda_stream.h"
+
+namespace gnomon {
+namespace {
+
+bool HasKernelsFromOutside(c10::Device device) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("gnomon::attention_forward", "")
+      .hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
+}
+
+}  // namespace
+
+std::string WhyRefused(c10::Device device) {
+  if (device.is_cpu() || device.is_meta()) return "";
+  if (!device.is_cuda()) {
+    return HasKernelsFromOutside(device) ? "" : "expected the CPU or a CUDA device";
+  }
+  const char* const value = std::getenv("GNOMON_CUDA");
+  if (value != nullptr && std::string_view(value) == "1") return "";
+  return "the kernels for GPUs have been proved by emulation and have not run on a GPU yet: "
+         "expected the CPU, or the environment variable GNOMON_CUDA=1, which switches them on";
+}
+
+bool WantsOneType(c10::Device device) { return device.is_cuda(); }
+
+std::string DeviceName(c10::Device device) {
+  if (!device.is_cuda()) return device.str();
+  return NameOfGpu(device.has_index() ? device.index() : 0);
+}
+
+}  // namespace gnomon

@@ -1,0 +1,21 @@
+// What all kernels of graph_forward and graph_backward check first.
+#ifndef GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
+#define GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
+
+#include "ops/attention/kernel_arguments.h"
+#include "ops/graph/graph_operators.h"
+
+namespace gnomon {
+
+// The pair function that the arguments name; sets the lengths of their axes.
+inline const PairFunction& CheckedGraph(const GraphArguments& a, AxisLengths<int64_t>& lengths) {
+  const PairFunction& function = CheckedFunction(a, lengths);
+  TORCH_CHECK_VALUE(*lengths['P'] == *lengths['N'] + 1, GraphArguments::kOperation,
+                    ": indptr has shape ", a.indptr.sizes(), "; expected (N + 1,) = (",
+                    *lengths['N'] + 1, ",)");
+  return function;
+}
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_

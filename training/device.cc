@@ -1,0 +1,49 @@
+#include "training/device.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "gnomon/attention.h"
+#include "ops/attention/devices.h"
+#include "training/strings.h"
+
+namespace gnomon::models {
+namespace {
+
+std::optional<c10::Device> Parse(const std::string& name) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
+// As PyTorch sees them, which may have been built without any.
+int64_t CountDevices(c10::DeviceType type) {
+  const auto* const devices =
+      c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
+  return devices == nullptr ? 0 : devices->deviceCount();
+}
+
+}  // namespace
+
+c10::Device FindDevice(const std::string& name) {
+  const std::optional<c10::Device> device = Parse(name);
+  if (!device || device->is_meta() || (!device->is_cuda() && !WhyRefused(*device).empty())) {
+    throw Error(StrCat("--device is '", name, "', expected cpu, cuda or cuda:N"));
+  }
+  if (device->is_cpu()) return c10::Device(c10::kCPU);
+  const int64_t count = CountDevices(device->type());
+  if (count == 0) throw Error(StrCat("--device is ", name, ", and PyTorch sees no GPU"));
+  if (device->index() >= count) {
+    throw Error(StrCat("--device is ", name, ", and there are ", count, " of them, from 0 on"));
+  }
+  if (const std::string problem = WhyRefused(*device); !problem.empty()) {
+    throw Error(StrCat("--device is ", name, "; ", problem));
+  }
+  return *device;
+}
+
+}  // namespace gnomon::models
