@@ -86,10 +86,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+// The CPU's, which says so only while a kernel of the CPU draws from it.
+class RandomNumbers final : public at::CPUGeneratorImpl {
+ public:
+  explicit RandomNumbers(uint64_t seed = c10::default_rng_seed_val) : CPUGeneratorImpl(seed) {
+    SetDevice(kDevice);
+  }
+  void SetDevice(c10::Device device) { device_ = device; }
+};
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
-    static const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
+    static const at::Generator generator = at::make_generator<RandomNumbers>();
     return generator;
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override {
+    return at::make_generator<RandomNumbers>();
   }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -121,8 +133,12 @@ at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
 at::Tensor OnCpu(const at::Tensor& tensor) {
   if (tensor.is_cpu() || !tensor.defined()) return tensor;
   auto* const data = static_cast<char*>(const_cast<void*>(tensor.storage().data()));
-  return at::from_blob(data + tensor.storage_offset() * tensor.element_size(), tensor.sizes(),
-                       tensor.strides(), at::TensorOptions(tensor.scalar_type()));
+  at::Tensor view =
+      at::from_blob(data + tensor.storage_offset() * tensor.element_size(), tensor.sizes(),
+                    tensor.strides(), at::TensorOptions(tensor.scalar_type()));
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
+  return view;
 }
 
 at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to, bool /*non_blocking*/) {
@@ -234,6 +250,7 @@ void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool is_ours = name.starts_with("gnomon::");
   bool on_cpu = false;
   bool here = false;
+  RandomNumbers* generator = nullptr;
   const auto look = [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const bool is_number = is_ours ? tensor.numel() == 1 : tensor.dim() == 0;
@@ -246,13 +263,15 @@ void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       for (const at::Tensor& tensor : value.toTensorVector()) look(tensor);
     }
     if (value.isGenerator() && value.toGenerator().defined()) {
-      TORCH_CHECK(value.toGenerator().device().type() == kType, name,
-                  ": expected a generator of the other device");
+      generator = dynamic_cast<RandomNumbers*>(value.toGenerator().unsafeGetGeneratorImpl());
+      TORCH_CHECK(generator != nullptr, name, ": expected a generator of the other device");
     }
   }
   TORCH_CHECK(!(on_cpu && here) || TakesIndicesOfTheCpu(name), name,
               ": expected all tensors to be on the same device, found the CPU and another");
+  if (generator != nullptr) generator->SetDevice(c10::kCPU);
   at::native::cpu_fallback(op, stack);
+  if (generator != nullptr) generator->SetDevice(kDevice);
 }
 
 const bool kRegistered = [] {
@@ -277,6 +296,14 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 // Under autocast operators stay in the types of their tensors, but for those that cast by
 // themselves.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+// Otherwise they would copy what is conjugated in order to copy it.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &Empty);

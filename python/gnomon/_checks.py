@@ -39,6 +39,11 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def by_default(start: Tensor) -> Tensor:
+    """What an operator has made on the CPU, as torch.empty would have made it by default."""
+    return start.to(torch.get_default_device(), torch.get_default_dtype())
+
+
 def plain(value: Any) -> Any:
     """NumPy's scalars, and its arrays without axes, as Python's own; what else there is as it is.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import (
+    by_default,
     check_flag,
     check_integer,
     check_integers,
@@ -28,7 +29,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     """
     num_heads = check_integer("alibi_slopes", "num_heads", num_heads)
     slopes: Tensor = ops.alibi_slopes(num_heads)
-    return slopes.to(torch.get_default_dtype())
+    return by_default(slopes)
 
 
 def t5_bucket(

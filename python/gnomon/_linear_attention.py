@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import (
+    by_default,
     check_flag,
     check_integer,
     check_optional_integer,
@@ -109,5 +110,5 @@ def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
     seed = check_integer(operator, "seed", seed)
     if head_dim < 1:
         raise ValueError(f"gnomon.{operator}: head_dim is {head_dim}; expected at least 1")
-    projection: Tensor = ops.favor_projection(torch.empty(head_dim), num_features, seed)
-    return projection.to(torch.get_default_dtype())
+    like = torch.empty(head_dim, device="cpu")
+    return by_default(ops.favor_projection(like, num_features, seed))

@@ -31,6 +31,9 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "cpu(reason): holds, or can be seen, on the CPU alone; skipped elsewhere"
     )
+    config.addinivalue_line(
+        "markers", "real_device: of PyTorch itself, on a device that it knows; skipped on another"
+    )
     if config.getoption("--device") == "other":
         import other_device
 
@@ -41,11 +44,14 @@ def pytest_generate_tests(metafunc):
     """Every test is there once for each device, and says why where it does not run on one."""
     chosen = metafunc.config.getoption("--device")
     marker = metafunc.definition.get_closest_marker("cpu")
+    is_real = metafunc.definition.get_closest_marker("real_device") is not None
     devices = []
     for name in [chosen] if chosen else ["cpu", "cuda"]:
         marks = []
         if name != "cpu" and marker is not None:
             marks.append(pytest.mark.skip(reason=f"on the CPU alone: {marker.args[0]}"))
+        elif name == "other" and is_real:
+            marks.append(pytest.mark.skip(reason="PyTorch does not do it on a device from outside"))
         elif name == "cuda" and not torch.cuda.is_available():
             marks.append(pytest.mark.skip(reason="no GPU: torch.cuda.is_available() is False"))
         devices.append(pytest.param(name, marks=marks))

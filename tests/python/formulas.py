@@ -726,7 +726,7 @@ def values_and_gradients(
     """o, lse and the gradients of all inputs, by name, for a fixed random direction."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
     o, lse = attend(leaves)
-    generator = torch.Generator().manual_seed(1)
+    generator = generator_of(1)
     d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)
     d_lse = torch.randn(lse.shape, generator=generator, dtype=torch.float64).to(lse.dtype)
     d_lse = d_lse.masked_fill(lse == -math.inf, 0.0)
@@ -734,6 +734,11 @@ def values_and_gradients(
     return {"o": o.detach(), "lse": lse.detach()} | {
         f"d{name}": g for name, g in zip(leaves, gradients, strict=True)
     }
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """On the device that tensors are made on."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}

@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from formulas import generator_of
 from torch.nn import Parameter
 
 import gnomon
@@ -55,22 +56,24 @@ POSITIONS = {
 
 
 def draw(*shapes):
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_of(0)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 # Drawn once: within vmap nothing can be.
 TOKENS = draw((B, H, L, D), (B, 2, L, D), (B, 2, L, D))
 NODES = draw((L, H, D), (L, 2, D), (L, 2, D))
-INDICES = torch.randint(L, (3 * L,), generator=torch.Generator().manual_seed(0))
+INDICES = torch.randint(L, (3 * L,), generator=generator_of(0))
 
 
 def make_tokens(dtype=torch.float64):
-    return [x.to(dtype, copy=True) for x in TOKENS]
+    return [x.to(torch.get_default_device(), dtype, copy=True) for x in TOKENS]
 
 
 def make_graph():
-    return *(x.clone() for x in NODES), torch.arange(0, 3 * L + 1, 3), INDICES
+    device = torch.get_default_device()
+    nodes = (x.to(device, copy=True) for x in NODES)
+    return *nodes, torch.arange(0, 3 * L + 1, 3), INDICES.to(device)
 
 
 def of_similarity(make, value):
@@ -480,6 +483,8 @@ WAYS_COMPILED = {
 def test_integers_compiled(way, is_argument):
     """Known while it is compiled, and not."""
     lengths = WAYS_COMPILED[way]
+    if way == "a tensor":
+        lengths = lengths.to(torch.get_default_device())
     tokens = make_tokens()
 
     @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
@@ -510,6 +515,7 @@ def test_numpy_numbers_compiled():
     torch.testing.assert_close(compiled(*tokens, **arguments), expected)
 
 
+@pytest.mark.real_device
 def test_all_of_it_compiled():
     """In one graph, for lengths that change."""
 
@@ -583,7 +589,7 @@ def test_calls_pass_what_they_say_and_no_more():
     ],
 )
 def test_arguments_that_are_not_there_are_named(function, wrong):
-    q, k, v = TOKENS
+    q, k, v = make_tokens()
     (name,) = wrong
     with pytest.raises(TypeError, match=f"{name} is none of its arguments; expected some of"):
         function(q.float(), k.float(), v.float(), **wrong)

@@ -5,6 +5,7 @@ import math
 import mpmath
 import pytest
 import torch
+from formulas import generator_of
 
 import gnomon
 from gnomon.cones import ancestor, lowest_common_ancestor
@@ -13,7 +14,7 @@ CONES = [("umbral", 0.1), ("umbral", 0.7), ("penumbral", 1.0), ("penumbral", 2.5
 
 
 def points(*shape, ceiling, spread, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     x = torch.rand(*shape, generator=generator, dtype=torch.float64)
     return torch.cat([spread * (2 * x[..., :-1] - 1), ceiling * (0.01 + 0.98 * x[..., -1:])], -1)
 

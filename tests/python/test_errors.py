@@ -11,6 +11,8 @@ import gnomon
 from gnomon import nn, position, similarity
 from gnomon.models import LanguageModel
 
+pytestmark = pytest.mark.cpu("what is found before a device matters")
+
 
 def tokens(*shape, dtype=torch.float32, device=None):
     return torch.zeros(*shape, dtype=dtype, device=device)

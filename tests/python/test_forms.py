@@ -358,6 +358,7 @@ def test_a_refused_call_leaves_the_cache_alone():
     assert cache.length() == 6
 
 
+@pytest.mark.cpu("its autocast")
 @pytest.mark.parametrize("position", ["transformer_xl", "relative:values=true", "rope+alibi"])
 def test_autocast_leaves_the_computing_type(position):
     torch.manual_seed(0)

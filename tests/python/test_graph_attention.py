@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from formulas import SIMILARITIES, assert_near, values_and_gradients
+from formulas import SIMILARITIES, assert_near, generator_of, values_and_gradients
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
 from torch_geometric.nn import GATConv
@@ -23,7 +23,7 @@ def csr(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 def random_rows(nodes: int, keys: int, hub: int = 0, seed: int = 0) -> list[list[int]]:
     """Rows of 0 to 5 edges, some edges twice, and one row of `hub` edges."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
 
     def draw(count: int) -> list[int]:
         return torch.randint(keys, (count,), generator=generator).tolist()
@@ -284,6 +284,7 @@ def low_level_arguments(dtype):
     return tensors, (*csr(rows), "umbral")
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype):
     tensors, rest = low_level_arguments(dtype)
@@ -298,6 +299,7 @@ def test_opcheck_of_the_pair(dtype):
         )
 
 
+@pytest.mark.real_device
 def test_opcheck_of_the_composition():
     q = torch.randn(9, 2, 4, requires_grad=True)
     gamma = torch.ones(2, requires_grad=True)
@@ -439,6 +441,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.cpu("what is found before a device matters")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     changes, kind, message = ERRORS[name]

@@ -633,6 +633,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.cpu("what is found before a device matters")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     call, message = ERRORS[name]

@@ -10,7 +10,7 @@ import statistics
 
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask
+from formulas import SIMILARITIES, Case, Mask, generator_of
 
 import gnomon
 
@@ -25,7 +25,7 @@ FEW, MANY = 5, 41
 def gradients(attend, inputs, dtype, with_lse):
     leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
     o, lse = attend(leaves)
-    generator = torch.Generator().manual_seed(1)
+    generator = generator_of(1)
     d_o, d_lse = (
         torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in (o, lse)
     )
@@ -96,7 +96,7 @@ def tokens_of(case, scale, seed=0):
     which gnomon keeps between -30 and 30."""
     inputs = case.inputs()
     similarity = SIMILARITIES[case.similarity]
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     for name in ("q", "k", "v"):
         x = torch.randn(inputs[name].shape, generator=generator, dtype=torch.float64)
         if name != "v":

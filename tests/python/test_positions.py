@@ -13,6 +13,7 @@ from formulas import (
     Mask,
     assert_near,
     check,
+    generator_of,
     values_and_gradients,
 )
 from operator_checks import peak_memory
@@ -27,7 +28,7 @@ B, H, D, DV = 2, 4, 8, 5
 
 def drawn(batch, count, limit=40, first=-7, ordered=True):
     """For each batch, so many different positions from first on."""
-    generator = torch.Generator().manual_seed(count)
+    generator = generator_of(count)
     rows = [torch.randperm(limit, generator=generator)[:count] + first for _ in range(batch)]
     return torch.stack([row.sort().values if ordered else row for row in rows])
 
@@ -555,7 +556,7 @@ def test_repeats_to_the_last_bit_for_any_number_of_threads():
         for threads in (1, 2, 2):
             torch.set_num_threads(threads)
             slopes = torch.full((2,), 0.1, requires_grad=True)
-            rows = torch.randn(33, 16, generator=torch.Generator().manual_seed(1))
+            rows = torch.randn(33, 16, generator=generator_of(1))
             leaves = [x.clone().requires_grad_() for x in (q, k, v, rows)]
             o = gnomon.attention(
                 *leaves[:3],

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from formulas import generator_of
 
 import gnomon
 from gnomon.nn import KVCache, MultiheadAttention
@@ -39,7 +40,7 @@ def module_of(position, **options):
 
 
 def tokens(length=L, dim=DIM, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     return torch.randn(B, length, dim, generator=generator, dtype=torch.float64)
 
 
@@ -224,7 +225,7 @@ def test_tables_of_other_sizes_are_refused(rows, extent, causal, message):
 
 
 def tensors_of_a_call(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(4)
+    generator = generator_of(4)
     return (
         torch.randn(B, heads, L, 8, generator=generator, dtype=dtype) for heads in (HEADS, 2, 2)
     )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from formulas import rotate
+from formulas import generator_of, rotate
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -133,7 +133,7 @@ def test_scalings_of_transformers(name, base):
 
 def random_options(kind: str, seed: int) -> tuple[dict[str, object], int, float, int]:
     """Of all that a kind reads, the length of the sequence, the base and the columns."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
 
     def number(low: float, high: float) -> float:
         return round(low + (high - low) * float(torch.rand((), generator=generator)), 4)

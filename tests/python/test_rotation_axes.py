@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from formulas import generator_of
 from torch import Tensor
 from transformers import Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
@@ -28,7 +29,7 @@ def tokens(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def coordinates() -> Tensor:
-    return torch.randint(0, 200, (B, L, 3), generator=torch.Generator().manual_seed(1))
+    return torch.randint(0, 200, (B, L, 3), generator=generator_of(1))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from formulas import generator_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -605,7 +606,7 @@ def test_masks_as_arrays():
 @pytest.mark.parametrize("queries", [1, 4, 9])
 def test_bands_are_read_from_arrays(queries):
     keys = 9
-    generator = torch.Generator().manual_seed(queries)
+    generator = generator_of(queries)
     query = torch.arange(queries)[:, None] + keys - queries
     offset = torch.arange(keys) - query
     for left in (0, 2, keys):

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, lower_call, passed, takes
 from gnomon._checks import (
+    by_default,
     check_flag,
     check_integer,
     check_integers,
@@ -189,8 +190,10 @@ class MultiheadAttention(torch.nn.Module):
             if isinstance(own, torch.nn.Parameter) and is_learned:
                 self.register_parameter(name, own)
                 continue
-            value = start.detach().to(torch.get_default_dtype())
-            value = value if own is None else value.clone()
+            if own is None:
+                value = by_default(start.detach())
+            else:
+                value = own.detach().to(torch.get_default_dtype(), copy=True)
             if is_learned:
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:

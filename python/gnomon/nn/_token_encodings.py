@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import (
+    by_default,
     check_flag,
     check_integer,
     check_optional_integer,
@@ -64,8 +65,7 @@ class TokenEncoding(torch.nn.Module):
         self.history: int = history
         self._tensor_names = tuple(names)
         for name, start in zip(names, starts, strict=True):
-            value = start.to(torch.get_default_dtype())
-            self.register_parameter(name, torch.nn.Parameter(value))
+            self.register_parameter(name, torch.nn.Parameter(by_default(start)))
 
     def encode(
         self,
