@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -14,13 +12,12 @@
 
 #include "core/cuda_program.h"
 #include "cuda/attention.h"
-#include "cuda/nvrtc.h"
-#include "cuda/runtime.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
+#include "installed_nvrtc.h"
 
-namespace gnomon {
+namespace gnomon::testing {
 namespace {
 
 using cuda::Element;
@@ -70,7 +67,6 @@ constexpr Form kForms[] = {
     {"Tables", Element::kBfloat16, 64, false, false, false, true, true},
 };
 constexpr size_t kFormCount = std::size(kForms);
-constexpr int kArchitectures[] = {80, 90, 100, 120};
 
 // The kernels of the forward and the backward pass.
 std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form) {
@@ -127,52 +123,20 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
   return backend.names();
 }
 
-// The compiler, kept for all tests; null if there is none.
-const cuda::Nvrtc* Compiler() {
-  static const std::unique_ptr<cuda::Nvrtc> compiler = [] {
-    std::vector<std::string> folders;
-#ifdef GNOMON_TORCH_FOLDER
-    folders = cuda::NvrtcFoldersOfTorch(GNOMON_TORCH_FOLDER);
-#endif
-    try {
-      return std::make_unique<cuda::Nvrtc>(cuda::OptionsOfEnvironment(folders).nvrtc);
-    } catch (const cuda::CudaError&) {
-      return std::unique_ptr<cuda::Nvrtc>();
-    }
-  }();
-  return compiler.get();
-}
-
-// The number that stands before the words in what the assembler says.
-int NumberBefore(const std::string& log, const std::string& words) {
-  const size_t end = log.find(" " + words);
-  if (end == std::string::npos) throw std::runtime_error("no '" + words + "' in\n" + log);
-  const size_t begin = log.find_last_not_of("0123456789", end - 1) + 1;
-  return std::stoi(log.substr(begin, end - begin));
-}
-
+// `most_stack` is also how much may be spilled, in bytes.
 void ExpectFits(const KernelName& name, int architecture, int most_stack) {
-  cuda::Program program = CudaProgram(name);
-  program.options.emplace_back("--ptxas-options=-v");
-  std::string log;
-  const std::string target = Compiler()->TargetFor(architecture);
-  EXPECT_EQ(target, "sm_" + std::to_string(architecture));
-  const std::string cubin = Compiler()->Compile(program, target, &log);
-  EXPECT_TRUE(
-      cubin.starts_with("\x7f"
-                        "ELF"));
-  const int stack = NumberBefore(log, "bytes stack frame");
-  EXPECT_LE(stack, most_stack) << name.kind << " " << name.definition << " for " << target;
-  EXPECT_LE(NumberBefore(log, "bytes spill stores"), most_stack == 0 ? 0 : 2 * most_stack)
-      << name.kind << " " << name.definition << " for " << target;
-  EXPECT_LE(NumberBefore(log, "registers"), 255) << name.kind;
+  SCOPED_TRACE(name.kind + " " + name.definition);
+  const Footprint footprint = FootprintOf(CudaProgram(name), architecture);
+  EXPECT_LE(footprint.stack, most_stack);
+  EXPECT_LE(footprint.spilled, most_stack);
+  EXPECT_LE(footprint.registers, 255);
 }
 
 class CompiledTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, size_t, int>> {
 };
 
 TEST_P(CompiledTest, FitsIntoRegisters) {
-  if (Compiler() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
   const auto& [function, form, architecture] = GetParam();
   for (const KernelName& name : KernelsOf(*function, kForms[form])) {
     if (name.definition.empty()) continue;
@@ -180,24 +144,54 @@ TEST_P(CompiledTest, FitsIntoRegisters) {
   }
 }
 
-// Every pair function for each architecture, in forms that take turns; all forms of dot for the
-// first, and two for the others.
-std::vector<std::tuple<const PairFunction*, size_t, int>> Cases() {
-  std::vector<std::tuple<const PairFunction*, size_t, int>> cases;
-  size_t n = 0;
+using CompiledCase = std::tuple<const PairFunction*, size_t, int>;
+
+// Every pair function in each form for each architecture.
+std::vector<CompiledCase> AllCases() {
+  std::vector<CompiledCase> cases;
   for (const PairFunction* function : PairFunctions()) {
-    ++n;
-    for (size_t a = 0; a < std::size(kArchitectures); ++a) {
-      const bool all = std::string_view(function->name) == "dot" && a == 0;
-      for (size_t form = 0; form < kFormCount; ++form) {
-        // 3 and 8 have no common factor: all forms come up.
-        if (all || form == (n + 3 * a) % kFormCount) {
-          cases.emplace_back(function, form, kArchitectures[a]);
-        }
+    for (size_t form = 0; form < kFormCount; ++form) {
+      for (const int architecture : kArchitectures) {
+        cases.emplace_back(function, form, architecture);
       }
     }
   }
   return cases;
+}
+
+// A few for each pair function. Forms take turns, and architectures in a way that each form meets
+// all of them if there are enough pair functions.
+std::vector<CompiledCase> SomeCases() {
+  constexpr size_t kOfEach = 2;
+  std::vector<CompiledCase> cases;
+  for (const PairFunction* function : PairFunctions()) {
+    for (size_t n = 0; n < kOfEach; ++n) {
+      const size_t turn = cases.size();
+      const size_t architecture = (turn + turn / kFormCount) % std::size(kArchitectures);
+      cases.emplace_back(function, turn % kFormCount, kArchitectures[architecture]);
+    }
+  }
+  return cases;
+}
+
+// GNOMON_CUDA_FORMS=all takes all of them, which is most of an hour's work.
+std::vector<CompiledCase> Cases() {
+  const char* const forms = std::getenv("GNOMON_CUDA_FORMS");
+  return forms != nullptr && std::string_view(forms) == "all" ? AllCases() : SomeCases();
+}
+
+TEST(CompiledCasesTest, SomeAreOfEachPairFunctionFormAndArchitecture) {
+  std::set<const PairFunction*> functions;
+  std::set<size_t> forms;
+  std::set<int> architectures;
+  for (const auto& [function, form, architecture] : SomeCases()) {
+    functions.insert(function);
+    forms.insert(form);
+    architectures.insert(architecture);
+  }
+  EXPECT_EQ(functions.size(), PairFunctions().size());
+  EXPECT_EQ(forms.size(), kFormCount);
+  EXPECT_EQ(architectures.size(), std::size(kArchitectures));
 }
 
 std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
@@ -211,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf
 class CompiledRowsTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(CompiledRowsTest, FitIntoRegisters) {
-  if (Compiler() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
   std::set<std::string> kinds;
   for (const size_t form : {size_t{6}, size_t{7}}) {
     for (const KernelName& name : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
@@ -226,4 +220,4 @@ INSTANTIATE_TEST_SUITE_P(All, CompiledRowsTest, ::testing::ValuesIn(kArchitectur
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace gnomon
+}  // namespace gnomon::testing

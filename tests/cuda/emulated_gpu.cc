@@ -13,6 +13,7 @@
 
 #include "cuda/backend.h"
 #include "emulation.h"
+#include "primitives_program.h"
 
 // What the driver runs a launch with.
 using Run = int (*)(const char* image, const unsigned* grid, unsigned threads,
@@ -44,7 +45,10 @@ cuda::KernelName NameOf(const std::string& unit) {
     if (known.structure != structure) continue;
     name.kind = known.kind;
     name.definition = known.definition;
-    if (unit.starts_with(cuda::KernelSource(name, structure, file))) return name;
+    const std::string source = known.kind == "primitives"
+                                   ? PrimitivesSource(name)
+                                   : cuda::KernelSource(name, structure, file);
+    if (unit.starts_with(source)) return name;
   }
   throw std::runtime_error("no emulated kernel of\n" + unit.substr(0, 400));
 }

@@ -134,6 +134,7 @@ TEST_P(EmulatedTest, MatchesTheReference) {
     } catch (const std::exception& error) {
       ADD_FAILURE() << error.what();
     }
+    if (HasFailure() && GTEST_FLAG_GET(fail_fast)) return;
   }
 }
 

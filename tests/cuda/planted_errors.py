@@ -21,33 +21,58 @@ STRUCTS = {"dot": "Dot", "umbral": "Umbral", "softcap": "Softcap", "laplacian": 
 HERE = Path(__file__).resolve().parent
 
 
+def included(text: str) -> set[str]:
+    """The files of src/cuda that a text includes, directly or not."""
+    files: set[str] = set()
+    names = re.findall(r'#include "cuda/(\w+\.cuh)"', text)
+    while names:
+        if (name := names.pop()) not in files:
+            files.add(name)
+            source = (ROOT / "src" / "cuda" / name).read_text()
+            names += re.findall(r'#include "cuda/(\w+\.cuh)"', source)
+    return files
+
+
 class Builder:
-    """Compiles the kernels of one pair function and links them with the tests' objects."""
+    """Compiles the kernels that an error is in and links them with the tests' objects."""
 
     def __init__(self, build: Path, compiler: str, flags: list[str]) -> None:
         self.compiler = compiler
         self.flags = flags
         self.generated = build / "generated" / "gnomon_cuda_tests"
-        objects = build / "tests" / "CMakeFiles"
+        folder = build / "tests" / "CMakeFiles"
+        self.emulation = folder / "gnomon_cuda_emulation.dir" / "cuda"
         self.objects = [
-            *sorted(objects.glob("gnomon_cuda_tests.dir/cuda/*_test.cc.o")),
-            *objects.glob("gnomon_cuda_emulation.dir/cuda/emulation.cc.o"),
+            *sorted(folder.glob("gnomon_cuda_tests.dir/cuda/*_test.cc.o")),
+            *folder.glob("gnomon_cuda_tests.dir/cuda/installed_nvrtc.cc.o"),
+            *self.emulation.glob("emulation.cc.o"),
+            *self.emulation.glob("primitives_program.cc.o"),
         ]
         self.core = build / "lib" / "libgnomon_core.a"
         if not self.objects or not self.core.exists():
             raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
 
-    def build(self, folder: Path, structs: list[str]) -> Path:
-        """The test program with the kernels in folder/src."""
-        sources = [HERE / "emulated_rows.cc"]
-        sources += [self.generated / f"emulated_{struct}.cc" for struct in structs]
-        objects = []
-        for source in sources:
-            objects.append(folder / f"{source.stem}.o")
-            includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
-            command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w"]
-            command += self.flags + [f"-I{path}" for path in includes]
-            subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True)
+    def compile(self, folder: Path, source: Path) -> Path:
+        """The object of a source with the kernels in folder/src."""
+        target = folder / f"{source.stem}.o"
+        includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
+        command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w", *self.flags]
+        command += [f"-I{path}" for path in includes]
+        subprocess.run([*command, "-c", source, "-o", target], check=True)
+        return target
+
+    def build(self, folder: Path, changed: str, structs: list[str]) -> Path:
+        """The test program with the kernels in folder/src, of which one file is another."""
+        sources = [self.generated / f"emulated_{struct}.cc" for struct in structs]
+        objects = [self.compile(folder, source) for source in sources]
+        for source in (HERE / "emulated_rows.cc", HERE / "emulated_primitives.cc"):
+            text = source.read_text()
+            if "primitive_calls.cuh" in text:
+                text += (HERE / "primitive_calls.cuh").read_text()
+            if changed in included(text):
+                objects.append(self.compile(folder, source))
+            else:
+                objects.append(self.emulation / f"{source.name}.o")
         program = folder / "tests"
         libraries = ["-lhwy", "-lgtest", "-lgtest_main", "-lpthread"]
         command = [self.compiler, *self.flags, *objects, *self.objects, self.core, *libraries]
@@ -96,7 +121,7 @@ def main() -> int:
             folder = Path(name)
             shutil.copytree(ROOT / "src" / "cuda", folder / "src" / "cuda")
             (folder / error.file).write_text(planted[error.name])
-            program = builder.build(folder, structs_of(error))
+            program = builder.build(folder, Path(error.file).name, structs_of(error))
             seen = failed_test(program, filter_of(error.tests))
         print(f"{error.name}: {seen or 'NOT SEEN'}", flush=True)
         unseen += seen is None

@@ -2,6 +2,7 @@
 // what a real driver would refuse is refused. Images are those of the compiler beside it.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -152,6 +153,28 @@ int cuCtxPopCurrent_v2(Context** context) {
 }
 int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+
+// Of the host.
+int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+  if (Current() == nullptr) return kInvalidContext;
+  constexpr size_t kAlignment = 256;
+  void* const memory =
+      std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  *address = reinterpret_cast<uintptr_t>(memory);
+  return kSuccess;
+}
+int cuMemFree_v2(unsigned long long address) {
+  std::free(reinterpret_cast<void*>(address));
+  return kSuccess;
+}
+int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return kSuccess;
+}
+int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
   return kSuccess;
 }
 

@@ -1,0 +1,59 @@
+#include "installed_nvrtc.h"
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace gnomon::testing {
+
+cuda::RuntimeOptions InstalledCuda() {
+  std::vector<std::string> folders;
+#ifdef GNOMON_TORCH_FOLDER
+  folders = cuda::NvrtcFoldersOfTorch(GNOMON_TORCH_FOLDER);
+#endif
+  return cuda::OptionsOfEnvironment(folders);
+}
+
+const cuda::Nvrtc* InstalledNvrtc() {
+  static const std::unique_ptr<cuda::Nvrtc> compiler = [] {
+    try {
+      return std::make_unique<cuda::Nvrtc>(InstalledCuda().nvrtc);
+    } catch (const cuda::CudaError&) {
+      return std::unique_ptr<cuda::Nvrtc>();
+    }
+  }();
+  return compiler.get();
+}
+
+namespace {
+
+// The number that stands before the words in what the assembler says.
+int NumberBefore(const std::string& log, const std::string& words) {
+  const size_t end = log.find(" " + words);
+  if (end == std::string::npos) throw std::runtime_error("no '" + words + "' in\n" + log);
+  const size_t begin = log.find_last_not_of("0123456789", end - 1) + 1;
+  return std::stoi(log.substr(begin, end - begin));
+}
+
+}  // namespace
+
+Footprint FootprintOf(cuda::Program program, int architecture) {
+  program.options.emplace_back("--ptxas-options=-v");
+  const std::string target = InstalledNvrtc()->TargetFor(architecture);
+  EXPECT_EQ(target, "sm_" + std::to_string(architecture));
+  std::string log;
+  const std::string cubin = InstalledNvrtc()->Compile(program, target, &log);
+  EXPECT_TRUE(
+      cubin.starts_with("\x7f"
+                        "ELF"));
+  return {.registers = NumberBefore(log, "registers"),
+          .stack = NumberBefore(log, "bytes stack frame"),
+          .spilled = std::max(NumberBefore(log, "bytes spill stores"),
+                              NumberBefore(log, "bytes spill loads"))};
+}
+
+}  // namespace gnomon::testing

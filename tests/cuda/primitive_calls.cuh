@@ -1,0 +1,314 @@
+// A kernel that calls the primitives (src/cuda/primitives.cuh), each on numbers that the host gives
+// and compares: in the emulation, and by NVRTC on a GPU.
+#ifndef GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
+#define GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
+
+#include "cuda/primitives.cuh"
+
+namespace gnomon::device::calls {
+
+// What a launch calls is Parameters::batch. It reads x.data and writes o.data.
+enum Call {
+  kIndices,
+  kFunctions,
+  kConversions,
+  kLanes,
+  kCopies,
+  kRows,
+  kMatrices,
+  kProduct,
+  kTiles,
+  kElements,
+};
+
+constexpr int kWarps = 2;
+constexpr int kThreads = 32 * kWarps;
+
+// Who a thread is: its own number, its block's and how many blocks there are.
+GNOMON_DEVICE void CallIndices(const Parameters& p) {
+  const int at = (BlockY() * BlocksX() + BlockX()) * kThreads + Thread();
+  auto* const to = static_cast<int*>(p.o.data) + 4 * at;
+  to[0] = Thread();
+  to[1] = BlockX();
+  to[2] = BlockY();
+  to[3] = BlocksX();
+}
+
+// Functions of numbers a and b, p.queries of each.
+constexpr int kFunctionCount = 19;
+GNOMON_DEVICE void CallFunctions(const Parameters& p) {
+  const auto* const from = static_cast<const float*>(p.x.data);
+  auto* const to = static_cast<float*>(p.o.data);
+  for (int n = Thread(); n < p.queries; n += kThreads) {
+    const float a = from[n];
+    const float b = from[p.queries + n];
+    const float results[kFunctionCount] = {
+        Exp2(a),
+        Log2(a),
+        Sqrt(a),
+        Rsqrt(a),
+        Log(a),
+        Log1p(a),
+        Tanh(a),
+        Abs(a),
+        Max(a, b),
+        Min(a, b),
+        Angle(a, b),
+        Fma(a, b, a),
+        a * b + a,
+        a / b,
+        Splat(a, b),
+        Select(a < b, a, b),
+        Infinity(),
+        static_cast<float>(DivideUp(n, 7)),
+        static_cast<float>(Least(n, 50) + Most(n, 60)),
+    };
+    for (int f = 0; f < kFunctionCount; ++f) to[f * p.queries + n] = results[f];
+  }
+}
+
+// Numbers of other types, of p.queries words and as many more.
+constexpr int kConversionCount = 6;
+template <class C>
+GNOMON_DEVICE void CallConversions(const Parameters& p) {
+  const auto* const from = static_cast<const uint32*>(p.x.data);
+  auto* const to = static_cast<uint32*>(p.o.data);
+  for (int n = Thread(); n < p.queries; n += kThreads) {
+    const float a = FromBits(from[n]);
+    const float b = FromBits(from[p.queries + n]);
+    uint32 high = from[n];
+    uint32 low = 0;
+    Split(high, low);
+    const uint32 results[kConversionCount] = {
+        ToTf32(a),
+        high,
+        low,
+        C::kType == 0 ? 0 : Pack<C>(a, b),
+        C::kType == 0 ? 0 : BitsOf(Widen<C>(static_cast<uint16>(n))),
+        BitsOf(Round<C>(a)),
+    };
+    for (int f = 0; f < kConversionCount; ++f) to[f * p.queries + n] = results[f];
+  }
+}
+
+// What lanes of a warp give each other.
+constexpr int kLaneCount = 8;
+GNOMON_DEVICE void CallLanes(const Parameters& p) {
+  const float a = static_cast<const float*>(p.x.data)[Thread()];
+  const int lane = Thread() % 32;
+  float results[kLaneCount];
+  for (int n = 0; n < 5; ++n) results[n] = ShuffleXor(a, 1 << n);
+  results[5] = Shuffle(a, (5 * lane + 3) % 32);
+  results[6] = SumOfRow(a);
+  results[7] = SumOfWarp(a);
+  WarpBarrier();
+  for (int f = 0; f < kLaneCount; ++f) {
+    static_cast<float*>(p.o.data)[f * kThreads + Thread()] = results[f];
+  }
+}
+
+// Three groups of copies, of which the last is waited for after the others are read; then numbers
+// of other sizes.
+constexpr int kCopiesIn = 9 * kThreads;    // words
+constexpr int kCopiesOut = 11 * kThreads;  // words
+GNOMON_DEVICE int BytesOfFirst(int thread) { return thread % 17; }
+GNOMON_DEVICE int BytesOfSecond(int thread) { return 16 - 4 * (thread % 5); }
+GNOMON_DEVICE void CallCopies(const Parameters& p) {
+  const auto* const from = static_cast<const uint32*>(p.x.data);
+  auto* const to = static_cast<uint32*>(p.o.data);
+  unsigned char* const memory = SharedMemory();
+  const int t = Thread();
+  CopyAsync16(memory + 16 * t, from + 4 * t, BytesOfFirst(t));
+  CopyCommit();
+  CopyAsync16(memory + 16 * (kThreads + t), from + 4 * (kThreads + t), BytesOfSecond(t));
+  CopyCommit();
+  CopyAsync4(memory + 4 * (8 * kThreads + t), from + 8 * kThreads + t, t % 3 != 0);
+  CopyCommit();
+  CopyWait<1>();
+  Barrier();
+  const int other = kThreads - 1 - t;
+  for (int n = 0; n < 8; ++n) {
+    const int word = n / 4 * 4 * kThreads + 4 * other + n % 4;
+    to[word] = LoadShared<uint32>(memory + 4 * word);
+  }
+  CopyWait<0>();
+  Barrier();
+  to[8 * kThreads + other] = LoadShared<uint32>(memory + 4 * (8 * kThreads + other));
+  Barrier();
+  StoreShared<uint16>(memory + 2 * t, static_cast<uint16>(from[t]));
+  StoreShared<double>(memory + 2 * kThreads + 8 * t, FromBits(from[t]) / 3.0);
+  Barrier();
+  to[9 * kThreads + other] = LoadShared<uint16>(memory + 2 * other);
+  to[10 * kThreads + other] =
+      BitsOf(static_cast<float>(3.0 * LoadShared<double>(memory + 2 * kThreads + 8 * other)));
+}
+
+// Rows of elements and words brought to shared memory, with zeros for those outside.
+constexpr int kRowsFirst = 3, kRowsCount = 16, kRowsLow = 5, kRowsHigh = 15;
+constexpr int kRowsColumns = 21, kRowsPadded = 32, kRowsStride = 40;
+constexpr int kWordsCount = 70, kWordsLow = 10, kWordsHigh = 61;
+template <class C>
+GNOMON_DEVICE constexpr int WordsOfRows() {
+  return kRowsCount * cuda::RowBytes(C::kType, kRowsPadded) / 4;
+}
+template <class C>
+GNOMON_DEVICE void CallRows(const Parameters& p) {
+  unsigned char* const memory = SharedMemory();
+  unsigned char* const words = memory + 4 * WordsOfRows<C>();
+  const Head rows = HeadOf<C>(p.x, 1, 2);
+  const int row_bytes = cuda::RowBytes(C::kType, kRowsPadded);
+  CopyRows<C>(memory, rows, kRowsFirst, kRowsCount, kRowsLow, kRowsHigh, kRowsColumns, kRowsPadded);
+  CopyWords<C>(words, p.x.data, 0, kWordsCount, kWordsLow, kWordsHigh);
+  CopyCommit();
+  CopyWait<0>();
+  Barrier();
+  auto* const to = static_cast<uint32*>(p.o.data);
+  // What stands behind a row's columns is not written.
+  const int row_words = kRowsPadded * Bytes<C>() / 4;
+  for (int n = Thread(); n < kRowsCount * row_words; n += kThreads) {
+    to[n] = LoadShared<uint32>(memory + n / row_words * row_bytes + n % row_words * 4);
+  }
+  for (int n = Thread(); n < kWordsCount; n += kThreads) {
+    to[kRowsCount * row_words + n] = LoadShared<uint32>(words + 4 * n);
+  }
+}
+
+// Four matrices of 8 x 8 numbers of 16 bits; the second warp's lanes name their rows backwards.
+GNOMON_DEVICE void CallMatrices(const Parameters& p) {
+  const int lane = Thread() % 32;
+  const bool second = Thread() >= 32;
+  for (int n = Thread(); n < 128; n += kThreads) {
+    StoreShared<uint32>(SharedMemory() + 4 * n, static_cast<const uint32*>(p.x.data)[n]);
+  }
+  Barrier();
+  const unsigned char* const row = SharedMemory() + 16 * (second ? 31 - lane : lane);
+  uint32 as_they_are[4];
+  uint32 transposed[4];
+  LoadMatrices<false>(as_they_are, row);
+  LoadMatrices<true>(transposed, row);
+  auto* const to = static_cast<uint32*>(p.o.data) + 8 * Thread();
+  for (int n = 0; n < 4; ++n) {
+    to[n] = as_they_are[n];
+    to[4 + n] = transposed[n];
+  }
+}
+
+// One product of each warp, of operands in registers: a, b and c of a lane are ten words.
+template <class C>
+GNOMON_DEVICE void CallProduct(const Parameters& p) {
+  const auto* const from = static_cast<const uint32*>(p.x.data) + 10 * Thread();
+  const uint32 a[4] = {from[0], from[1], from[2], from[3]};
+  float c[4];
+  for (int n = 0; n < 4; ++n) c[n] = FromBits(from[6 + n]);
+  Multiply<C>(c, a, from[4], from[5]);
+  for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = c[n];
+}
+
+// What the passes make of products: scores S = X Y^T of 32 rows each, the same by Y X^T, and
+// O = S V, S as an operand. X, Y and V are 32 rows of kTileColumns elements.
+constexpr int kTileRows = 32, kTileColumns = 32;
+constexpr int kTileNumbers = kTileRows * kTileColumns;
+template <class C>
+GNOMON_DEVICE void StoreTiles(void* to, const float (&sums)[4][4]) {
+  const int lane = Thread() % 32;
+  for (int tile = 0; tile < 4; ++tile) {
+    for (int n = 0; n < 4; ++n) {
+      const int row = Thread() / 32 * 16 + lane / 4 + n / 2 * 8;
+      const int column = 8 * tile + 2 * (lane % 4) + n % 2;
+      static_cast<float*>(to)[row * kTileColumns + column] = sums[tile][n];
+    }
+  }
+}
+template <class C, bool kSwapped>
+GNOMON_DEVICE void MultiplyTiles(float (&s)[4][4], const unsigned char* left_tile,
+                                 const unsigned char* right_tile, int row_bytes) {
+  for (int k = 0; k < kTileColumns / Depth<C>(); ++k) {
+    Operand left;
+    LoadLeft<C>(left, left_tile, row_bytes, Thread() / 32 * 16, k);
+    for (int n = 0; n < 2; ++n) {
+      Operand right;
+      LoadRight<C>(right, right_tile, row_bytes, 16 * n, k);
+      MultiplyAdd<C, kSwapped>(s[2 * n], left, right, 0);
+      MultiplyAdd<C, kSwapped>(s[2 * n + 1], left, right, 1);
+    }
+  }
+}
+template <class C>
+GNOMON_DEVICE void CallTiles(const Parameters& p) {
+  const int row_bytes = cuda::RowBytes(C::kType, kTileColumns);
+  unsigned char* const x = SharedMemory();
+  unsigned char* const y = x + kTileRows * row_bytes;
+  unsigned char* const v = y + kTileRows * row_bytes;
+  auto* const from = static_cast<unsigned char*>(p.x.data);
+  for (int n = 0; n < 3; ++n) {
+    CopyRows<C>(x + n * kTileRows * row_bytes, {from + n * kTileNumbers * Bytes<C>(), kTileColumns},
+                0, kTileRows, 0, kTileRows, kTileColumns, kTileColumns);
+  }
+  CopyCommit();
+  CopyWait<0>();
+  Barrier();
+  float s[4][4] = {};
+  float swapped[4][4] = {};
+  float o[4][4] = {};
+  MultiplyTiles<C, false>(s, x, y, row_bytes);
+  MultiplyTiles<C, true>(swapped, y, x, row_bytes);
+#pragma unroll
+  for (int k = 0; k < kTileRows / Depth<C>(); ++k) {
+    Operand left;
+    ToLeft<C>(left, s, k);
+    for (int n = 0; n < 2; ++n) {
+      Operand right;
+      LoadRightRows<C>(right, v, row_bytes, k, 16 * n);
+      MultiplyAdd<C, false>(o[2 * n], left, right, 0);
+      MultiplyAdd<C, false>(o[2 * n + 1], left, right, 1);
+    }
+  }
+  auto* const to = static_cast<float*>(p.o.data);
+  StoreTiles<C>(to, s);
+  StoreTiles<C>(to + kTileNumbers, swapped);
+  StoreTiles<C>(to + 2 * kTileNumbers, o);
+}
+
+// Elements of kElementCount pairs, behind as many numbers: 0, 1 or 2 of each are stored.
+constexpr int kElementCount = 90;
+template <class C>
+GNOMON_DEVICE void CallElements(const Parameters& p) {
+  auto* const to = static_cast<float*>(p.o.data);
+  for (int n = Thread(); n < kElementCount; n += kThreads) {
+    const float low = LoadElement<C>(p.x.data, 2 * n);
+    const float high = LoadElement<C>(p.x.data, 2 * n + 1);
+    to[2 * n] = low;
+    to[2 * n + 1] = high;
+    StorePair<C>(to + 2 * kElementCount, 2 * n, low, high, n % 3);
+  }
+}
+
+template <class C>
+GNOMON_DEVICE void CallPrimitives(const Parameters& p) {
+  switch (p.batch) {
+    case kIndices:
+      return CallIndices(p);
+    case kFunctions:
+      return CallFunctions(p);
+    case kConversions:
+      return CallConversions<C>(p);
+    case kLanes:
+      return CallLanes(p);
+    case kCopies:
+      return CallCopies(p);
+    case kRows:
+      return CallRows<C>(p);
+    case kMatrices:
+      return CallMatrices(p);
+    case kProduct:
+      return CallProduct<C>(p);
+    case kTiles:
+      return CallTiles<C>(p);
+    default:
+      return CallElements<C>(p);
+  }
+}
+
+}  // namespace gnomon::device::calls
+
+#endif  // GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
