@@ -4,12 +4,12 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -144,10 +144,14 @@ bool CubinCache::Read(const std::string& key, std::string* binary) const {
 }
 
 void CubinCache::Write(const std::string& key, const std::string& binary) {
-  static std::atomic<unsigned> number{0};
-  // Whoever reads sees the whole file or none.
+  // Whoever reads sees the whole file or none. Its name is one that no process has taken, nor one
+  // that was ended: in containers all of them may have the same number.
+  std::random_device random;
   const std::string path =
-      PathOf(key + "." + std::to_string(getpid()) + "." + std::to_string(++number) + ".new");
+      PathOf(key + "." + std::to_string(random()) + "." + std::to_string(random()) + ".new");
+  // The folder may have been deleted meanwhile.
+  std::error_code ignored;
+  fs::create_directories(folder_, ignored);
   bool written = false;
   {
     const File file(path, O_WRONLY | O_CREAT | O_EXCL);

@@ -1,11 +1,13 @@
 // The run time of kernels for GPUs on a driver and a compiler without a GPU (fakes/): what is
 // compiled, kept, loaded and launched, by several threads and processes at the same time.
 #include <dlfcn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -302,6 +304,14 @@ TEST_F(CudaRuntime, NoCompiler) {
   EXPECT_THAT(ErrorOf([&] { without.Compile(dot_, 90); }), HasSubstr(": none found; expected"));
 }
 
+TEST_F(CudaRuntime, ACompilerThatIsNone) {
+  RuntimeOptions options = Options();
+  options.nvrtc = {kDriver};
+  Runtime runtime(options);
+  EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }),
+            std::string(kDriver) + " has no function nvrtcVersion; a newer one is needed");
+}
+
 TEST_F(CudaRuntime, ChoosesAnArchitecture) {
   Runtime runtime(Options());
   const auto target = [&](int capability) {
@@ -396,6 +406,36 @@ TEST_F(CudaRuntime, AFolderThatCannotBeWritten) {
   EXPECT_THAT(warnings_, ElementsAre(HasSubstr("cannot be kept in " + options.cache)));
 }
 
+// Anybody may delete it at any time.
+TEST_F(CudaRuntime, AFolderThatIsDeleted) {
+  const std::string folder = Options().cache;
+  RuntimeOptions options = Options();
+  Runtime(options).Compile(dot_, 90);
+  fs::remove_all(folder);
+  EXPECT_THAT(*Runtime(options).Compile(dot_, 90), StartsWith("fake sm_90 forward-dot"));
+  EXPECT_EQ(Cached().size(), 1u);
+  // While it is compiled, too.
+  CubinCache cache(folder, options.warn);
+  EXPECT_EQ(*cache.Get("0",
+                       [&] {
+                         fs::remove_all(folder);
+                         return std::string("binary");
+                       }),
+            "binary");
+  EXPECT_THAT(Cached(), ElementsAre("0.cubin"));
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(CudaRuntime, ALockThatCannotBeTaken) {
+  for (const char digit : std::string("0123456789abcdef")) {
+    fs::create_directories(Options().cache + "/lock." + digit);
+  }
+  EXPECT_THAT(*Runtime(Options()).Compile(dot_, 90), StartsWith("fake sm_90 forward-dot"));
+  Runtime(Options()).Compile(dot_, 90);
+  EXPECT_THAT(Compilations(), ElementsAre("forward-dot"));
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(CudaRuntime, NoFolder) {
   RuntimeOptions options = Options();
   options.cache = "";
@@ -462,6 +502,35 @@ TEST_F(CudaRuntime, ProcessesCompileOnce) {
   EXPECT_THAT(ends, ::testing::Each(0));
   EXPECT_THAT(Compilations(), ::testing::UnorderedElementsAre("forward-dot", "forward-cone"));
   EXPECT_EQ(Cached().size(), 2u);
+}
+
+// What is written in part is not kept.
+TEST_F(CudaRuntime, ADiskThatIsFull) {
+  const std::vector<int> ends = InProcesses(1, [&](int) {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {100, 100};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+    Runtime runtime(Options());
+    if (runtime.Compile(dot_, 90)->find("fake sm_90 forward-dot") != 0) return 2;
+    if (warnings_.size() != 1 || warnings_[0].find("File too large") == std::string::npos) return 3;
+    return 0;
+  });
+  EXPECT_THAT(ends, ElementsAre(0));
+  EXPECT_THAT(Cached(), IsEmpty());
+}
+
+// A process that was ended while it wrote, and had the number that this one has.
+TEST_F(CudaRuntime, FilesOfAnotherProcessAreNotInTheWay) {
+  const std::string binary = *Runtime(Options()).Compile(dot_, 90);
+  const std::string entry = OnlyEntry();
+  fs::remove(entry);
+  const std::string stem = fs::path(entry).replace_extension("").string();
+  for (int n = 0; n < 1000; ++n) {
+    std::ofstream(stem + "." + std::to_string(getpid()) + "." + std::to_string(n) + ".new") << "";
+  }
+  EXPECT_EQ(*Runtime(Options()).Compile(dot_, 90), binary);
+  EXPECT_TRUE(fs::exists(entry));
+  EXPECT_THAT(warnings_, IsEmpty());
 }
 
 TEST_F(CudaRuntime, AProcessThatDiesWhileItCompilesHoldsNobodyUp) {
