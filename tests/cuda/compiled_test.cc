@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "core/cuda_program.h"
+#include "core/definition_source.h"
 #include "cuda/attention.h"
+#include "device_texts.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
@@ -144,12 +147,35 @@ TEST_P(CompiledTest, FitsIntoRegisters) {
   }
 }
 
+// A pair function without its kernels for the CPU.
+PairFunction WithoutKernels(const char* name) {
+  PairFunction function{};
+  function.name = name;
+  function.input = PairInput::kSquaredDistance;
+  return function;
+}
+
+// The library's, and one from outside it: an example's, as gnomon_add_similarity() and
+// gnomon_add_terms() make it known.
+std::vector<const PairFunction*> Functions() {
+  static const PairFunction kFunction = WithoutKernels("student_t");
+  static const DefinitionSource kSource = {"StudentT", "student_t-inl.h", kStudentT};
+  [[maybe_unused]] static const bool kAdded = [] {
+    AddPairFunction(kFunction);
+    AddDefinitionSource(kFunction, kSource);
+    return true;
+  }();
+  std::vector<const PairFunction*> functions(PairFunctions().begin(), PairFunctions().end());
+  functions.push_back(&kFunction);
+  return functions;
+}
+
 using CompiledCase = std::tuple<const PairFunction*, size_t, int>;
 
 // Every pair function in each form for each architecture.
 std::vector<CompiledCase> AllCases() {
   std::vector<CompiledCase> cases;
-  for (const PairFunction* function : PairFunctions()) {
+  for (const PairFunction* function : Functions()) {
     for (size_t form = 0; form < kFormCount; ++form) {
       for (const int architecture : kArchitectures) {
         cases.emplace_back(function, form, architecture);
@@ -164,7 +190,7 @@ std::vector<CompiledCase> AllCases() {
 std::vector<CompiledCase> SomeCases() {
   constexpr size_t kOfEach = 2;
   std::vector<CompiledCase> cases;
-  for (const PairFunction* function : PairFunctions()) {
+  for (const PairFunction* function : Functions()) {
     for (size_t n = 0; n < kOfEach; ++n) {
       const size_t turn = cases.size();
       const size_t architecture = (turn + turn / kFormCount) % std::size(kArchitectures);
@@ -189,7 +215,7 @@ TEST(CompiledCasesTest, SomeAreOfEachPairFunctionFormAndArchitecture) {
     forms.insert(form);
     architectures.insert(architecture);
   }
-  EXPECT_EQ(functions.size(), PairFunctions().size());
+  EXPECT_EQ(functions.size(), Functions().size());
   EXPECT_EQ(forms.size(), kFormCount);
   EXPECT_EQ(architectures.size(), std::size(kArchitectures));
 }
@@ -200,6 +226,41 @@ std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf);
+
+// What the compiler says of the forward pass of a pair function.
+std::string ErrorOfCompiling(const PairFunction& function) {
+  for (const KernelName& name : KernelsOf(function, kForms[0])) {
+    if (name.kind != "forward") continue;
+    try {
+      InstalledNvrtc()->Compile(CudaProgram(name), "sm_90");
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+  }
+  return "nothing was thrown";
+}
+
+TEST(CompiledErrorsTest, NameTheDefinition) {
+  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  static const PairFunction kFunction = WithoutKernels("unfinished");
+  static const DefinitionSource kSource = {"Unfinished", "unfinished-inl.h",
+                                           "struct Unfinished {\n  static no_such_type a;\n};\n"};
+  AddPairFunction(kFunction);
+  EXPECT_NE(ErrorOfCompiling(kFunction).find(
+                "pair function 'unfinished' runs on the CPU only: the text of its definition is "
+                "not in the program; expected one that gnomon_add_similarity() or "
+                "gnomon_add_terms() compiled"),
+            std::string::npos)
+      << ErrorOfCompiling(kFunction);
+  AddDefinitionSource(kFunction, kSource);
+  const std::string error = ErrorOfCompiling(kFunction);
+  EXPECT_TRUE(
+      error.starts_with("CUDA: the CUDA kernel forward of the definition Unfinished "
+                        "(unfinished-inl.h) does not compile for sm_90 with NVRTC "))
+      << error;
+  EXPECT_NE(error.find("unfinished-inl.h(2): error: "), std::string::npos) << error;
+  EXPECT_NE(error.find("no_such_type"), std::string::npos) << error;
+}
 
 // What asks for no pair function.
 class CompiledRowsTest : public ::testing::TestWithParam<int> {};

@@ -4,8 +4,7 @@
 
 #include "core/cuda_program.h"
 #include "cuda/constants.h"
-// Written by CMake: the text of primitive_calls.cuh.
-#include "primitive_calls_text.h"
+#include "device_texts.h"
 
 namespace gnomon::testing {
 
