@@ -15,8 +15,7 @@
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-#else
-#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace gnomon::device {
@@ -37,9 +36,34 @@ std::string At(Place place) {
                            ": " + what);
 }
 
+// AddressSanitizer is told which stack is in use: it looks for the frames that an exception leaves.
+struct Stack {
+  const void* bottom = nullptr;
+  size_t size = 0;
+  void* fake = nullptr;
+};
+#if defined(__SANITIZE_ADDRESS__)
+void Leave(Stack& from, const Stack& to) {
+  __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
+}
+void Enter(Stack& self) { __sanitizer_finish_switch_fiber(self.fake, nullptr, nullptr); }
+// For the first time: says where the stack is that was left.
+void EnterFirst(Stack& other) {
+  __sanitizer_finish_switch_fiber(nullptr, &other.bottom, &other.size);
+}
+// What ran there before has left its frames without returning.
+void Clear(const Stack& stack) { ASAN_UNPOISON_MEMORY_REGION(stack.bottom, stack.size); }
+#else
+void Leave(Stack& /*from*/, const Stack& /*to*/) {}
+void Enter(Stack& /*self*/) {}
+void EnterFirst(Stack& /*other*/) {}
+void Clear(const Stack& /*stack*/) {}
+#endif
+
 // Contexts.
 #if defined(__x86_64__)
 struct Context {
+  Stack stack;
   void* stack_pointer = nullptr;
 };
 extern "C" void gnomon_emulation_switch(void** from, void* to);
@@ -65,10 +89,10 @@ gnomon_emulation_switch:
   ret
 .size gnomon_emulation_switch, .-gnomon_emulation_switch
 )");
-void Switch(Context& from, Context& to) {
+void SwitchStacks(Context& from, Context& to) {
   gnomon_emulation_switch(&from.stack_pointer, to.stack_pointer);
 }
-void Start(Context& context, char* stack, void (*main)()) {
+void Prepare(Context& context, char* stack, void (*main)()) {
   auto* top = reinterpret_cast<void**>(stack + kStack);
   // As if main had been called: a return address lies on a stack aligned to 16 bytes.
   *--top = nullptr;
@@ -78,16 +102,27 @@ void Start(Context& context, char* stack, void (*main)()) {
 }
 #else
 struct Context {
+  Stack stack;
   ucontext_t context;
 };
-void Switch(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
-void Start(Context& context, char* stack, void (*main)()) {
+void SwitchStacks(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
+void Prepare(Context& context, char* stack, void (*main)()) {
   getcontext(&context.context);
   context.context.uc_stack = {stack, 0, kStack};
   context.context.uc_link = nullptr;
   makecontext(&context.context, main, 0);
 }
 #endif
+void Switch(Context& from, Context& to) {
+  Leave(from.stack, to.stack);
+  SwitchStacks(from, to);
+  Enter(from.stack);
+}
+void Start(Context& context, char* stack, void (*main)()) {
+  context.stack = {stack, kStack, nullptr};
+  Clear(context.stack);
+  Prepare(context, stack, main);
+}
 
 struct AsyncCopy {
   void* to;
@@ -154,6 +189,7 @@ void Yield() {
 }
 
 void Main() {
+  EnterFirst(block.scheduler.stack);
   try {
     block.kernel(*block.parameters);
     if (!Self().copies.empty()) {
@@ -455,8 +491,6 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   block.all.size = threads;
   for (int t = 0; t < threads; ++t) {
     device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
-    // What ran there before has left its frames without returning.
-    ASAN_UNPOISON_MEMORY_REGION(fiber.stack.get(), device::kStack);
     fiber.done = false;
     fiber.held = nullptr;
     fiber.copies.clear();

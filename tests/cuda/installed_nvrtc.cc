@@ -1,6 +1,5 @@
 #include "installed_nvrtc.h"
 
-#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -52,8 +51,7 @@ Footprint FootprintOf(cuda::Program program, int architecture) {
                         "ELF"));
   return {.registers = NumberBefore(log, "registers"),
           .stack = NumberBefore(log, "bytes stack frame"),
-          .spilled = std::max(NumberBefore(log, "bytes spill stores"),
-                              NumberBefore(log, "bytes spill loads"))};
+          .spilled = NumberBefore(log, "bytes spill stores")};
 }
 
 }  // namespace gnomon::testing

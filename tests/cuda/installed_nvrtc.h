@@ -19,7 +19,7 @@ const cuda::Nvrtc* InstalledNvrtc();
 struct Footprint {
   int registers;
   int stack;    // bytes
-  int spilled;  // bytes: of stores or of loads, whichever are more
+  int spilled;  // bytes of registers, each as often as it is
 };
 
 // Compiles it for the architecture, with InstalledNvrtc(). Throws CudaError if it does not compile.

@@ -1,7 +1,7 @@
 """Plants the errors of errors.txt in the CUDA kernels, one at a time.
 
 The tests in the emulation must see each of them. Needs a build of gnomon_cuda_tests (--build) and
-about five seconds for each."""
+a few seconds for each."""
 
 import argparse
 import os

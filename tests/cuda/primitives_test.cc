@@ -86,14 +86,17 @@ class Emulation final : public Machine {
 // A GPU, by its driver and a compiler.
 class Gpu final : public Machine {
  public:
-  // Throws cuda::CudaError where there is none.
+  // Throws cuda::CudaError where there is none, or none that kernels are compiled for.
   explicit Gpu(const cuda::RuntimeOptions& options)
       : driver_(options.driver), library_(options.driver), runtime_(options) {
+    (void)cuda::Nvrtc(options.nvrtc);
+    if (driver_.Attribute(0, cuda::Driver::kComputeCapabilityMajor) < 8) {
+      throw cuda::CudaError("CUDA: a device before compute capability 8.0");
+    }
     library_.Bind("cuMemAlloc_v2", allocate_);
     library_.Bind("cuMemFree_v2", free_);
     library_.Bind("cuMemcpyHtoD_v2", to_device_);
     library_.Bind("cuMemcpyDtoH_v2", to_host_);
-    driver_.Attribute(0, cuda::Driver::kComputeCapabilityMajor);
   }
 
  protected:
