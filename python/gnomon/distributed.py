@@ -1,15 +1,17 @@
 """Attention over a sequence that is shared out over processes (context or sequence parallelism).
 
-Each process of a group has a contiguous part of the queries, and of the keys and values. The parts
-of keys and values go around in a ring (Liu et al. 2023, Ring Attention), and what a process attends
-to in each is merged: exact, forward and backward, and no process ever has more of the sequence than
-two parts of it.
+Each process of a group has a part of the queries, and of the keys and values. The parts of keys and
+values go around in a ring (Liu et al. 2023, Ring Attention), and what a process attends to in each
+is merged: exact, forward and backward, and no process ever has more of the sequence than two parts
+of it.
 
     import torch.distributed
-    from gnomon.distributed import context_parallel_attention
+    from gnomon.distributed import context_parallel_attention, context_parallel_rows
 
     torch.distributed.init_process_group()
-    o = context_parallel_attention(q, k, v, position=gnomon.position.RoPE(), causal=True)
+    rows = context_parallel_rows(tokens.size(1), layout="zigzag")
+    q, k, v = project(tokens[:, rows])
+    o = context_parallel_attention(q, k, v, layout="zigzag", position="rope", causal=True)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args, overload
 
 import torch
 import torch.distributed as dist
@@ -29,19 +31,22 @@ from gnomon import position as position_terms
 from gnomon import similarity as similarity_terms
 from gnomon._attention import UNSET, Aggregation, ScoreArguments, lower, lower_call, takes
 from gnomon._catalogue import components_of
-from gnomon._checks import check_flag, check_tensors
+from gnomon._checks import check_flag, check_integer, check_string, check_tensors
 from gnomon._derivatives import first_derivatives_only
 from gnomon._library import ops
 from gnomon._position import to_components, to_positions
 from gnomon._similarity import to_similarity
 from gnomon._terms import Term
 
-__all__ = ["context_parallel_attention"]
+__all__ = ["context_parallel_attention", "context_parallel_rows"]
 
 _NAME = "distributed.context_parallel_attention"
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _T = TypeVar("_T", bound=Term)
+
+#: Which rows of a sequence a process has.
+Layout: TypeAlias = Literal["contiguous", "zigzag"]
 
 
 class ContextParallelArguments(ScoreArguments, total=False):
@@ -59,6 +64,7 @@ def context_parallel_attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | None = ...,
+    layout: Layout = ...,
     return_lse: Literal[False] = ...,
     **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor: ...
@@ -69,6 +75,7 @@ def context_parallel_attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | None = ...,
+    layout: Layout = ...,
     return_lse: Literal[True],
     **arguments: Unpack[ContextParallelArguments],
 ) -> tuple[Tensor, Tensor]: ...
@@ -79,22 +86,23 @@ def context_parallel_attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
+    layout: Layout = "contiguous",
     return_lse: bool = False,
     **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """gnomon.attention of the whole sequence, for the queries that this process has.
 
     All processes of the group make the call, and the backward pass where one of them does, in the
-    same order and with the same arguments but for q, k, v and the segments. Process r has the rows
-    of the sequence that follow those of process r - 1; parts may differ in length, those of q from
-    those of k, too. Positions are those of the whole sequence: its first key stands at 0.
+    same order and with the same arguments but for q, k, v and the segments. Parts may differ in
+    length, those of q from those of k, too. Positions are those of the whole sequence: its first
+    key stands at 0.
 
     Each process holds two parts of k and v, and of their gradients in the backward pass, which
     computes the scores of each part anew; memory is linear in the parts, but for tables and the
     segments of keys, which every process has whole. k and v travel while the part before is
-    computed. With causal or a window, parts that no query of a process sees cost it nothing, and
-    the ring ends where no process sees more; with causal the first processes wait for the last one,
-    whose queries see all keys (parts are not balanced by a zigzag).
+    computed. With causal or a window, what no query of a process sees costs it nothing, and the
+    ring ends where no process sees more. With causal and contiguous parts the first processes wait
+    for the last one, whose queries see all keys; in a zigzag all have equally much to do.
 
     Args:
         q: (B, H, Lq, D), this process's part, Lq at least 1; k and v as q.
@@ -111,6 +119,10 @@ def context_parallel_attention(
         query_segments: (B, Lq) integers, of this process's part; key_segments (B, Lk).
         dropout: must be 0.
         group: of torch.distributed; None is the default group.
+        layout: "contiguous": process r has the rows that follow those of process r - 1. "zigzag":
+            with n processes the sequence has 2 n pieces, of which process r has piece r, in the
+            first half of its rows (the larger one, if their number is odd), and then piece
+            2 n - 1 - r. context_parallel_rows says which rows these are.
         return_lse: also return lse (B, H, Lq); differentiable.
 
     Gradients of q, k and v are whole. Those of tensors of similarity and position, which every
@@ -130,6 +142,7 @@ def context_parallel_attention(
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(_NAME, q=q, k=k, v=v)
+    _check_layout(_NAME, layout)
     return_lse = check_flag(_NAME, "return_lse", return_lse)
     similarity, position = arguments.pop("similarity", None), arguments.pop("position", None)
     call = UNSET | lower_call(_NAME, q, arguments, ContextParallelArguments)
@@ -152,12 +165,8 @@ def context_parallel_attention(
             f"gnomon.{_NAME}: {given} is given alone; expected both query_segments and "
             "key_segments, or neither"
         )
-    if not (dist.is_available() and dist.is_initialized()):
-        raise RuntimeError(
-            f"gnomon.{_NAME}: torch.distributed is not initialised; call "
-            "torch.distributed.init_process_group first"
-        )
-    parts = _Parts.exchange(q, k, v, [similarity, *positions], group)
+    _check_initialised(_NAME)
+    parts = _Parts.exchange(q, k, v, [similarity, *positions], group, layout)
     if call["query_offset"] is None and call["query_offsets"] is None:
         placed = call["causal"] or call["left"] is not None or call["right"] is not None
         if sum(parts.queries) != sum(parts.keys) and (positions or placed):
@@ -192,6 +201,58 @@ def context_parallel_attention(
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
     return (o, lse) if return_lse else o
+
+
+def context_parallel_rows(
+    length: int, *, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
+) -> Tensor:
+    """The rows of a sequence of that length that this process has, in its order: (n,), int64.
+
+    Parts are as equal as they can be.
+
+    Raises:
+        ValueError: a length below the number of processes, an unknown layout, or a process that is
+            not in the group.
+        RuntimeError: torch.distributed is not initialised.
+    """
+    operator = "distributed.context_parallel_rows"
+    length = check_integer(operator, "length", length)
+    _check_layout(operator, layout)
+    _check_initialised(operator)
+    rank, size = _place_in(operator, group)
+    if length < size:
+        raise ValueError(
+            f"gnomon.{operator}: length is {length}; expected at least a row for each of the "
+            f"{size} processes"
+        )
+    if layout == "contiguous":
+        return torch.arange(length).tensor_split(size)[rank]
+    pieces = torch.arange(length).tensor_split(2 * size)
+    return torch.cat([pieces[rank], pieces[2 * size - 1 - rank]])
+
+
+def _check_layout(operator: str, layout: str) -> None:
+    check_string(operator, "layout", layout)
+    if layout not in get_args(Layout):
+        raise ValueError(
+            f"gnomon.{operator}: layout is {layout!r}; expected 'contiguous' or 'zigzag'"
+        )
+
+
+def _check_initialised(operator: str) -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            f"gnomon.{operator}: torch.distributed is not initialised; call "
+            "torch.distributed.init_process_group first"
+        )
+
+
+def _place_in(operator: str, group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """The rank in the group, and its size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"gnomon.{operator}: this process is not in the group")
+    return rank, dist.get_world_size(group)
 
 
 #: By role, what to do instead of a term that a part of the keys cannot know.
@@ -242,6 +303,17 @@ def _name_and_index(spec: str) -> tuple[str, str | None]:
     return component.name, next((index for index in cut if component.tables(index)), None)
 
 
+def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
+    """Some rows of the tensors that have those of the queries."""
+    (component,) = components_of(term.spec)
+    of_rows = component.tables("queries", "pairs")
+    tensors = tuple(
+        _cut_rows(tensor, -2, whole, rows) if name in of_rows else tensor
+        for name, tensor in zip(component.tensors, term.tensors, strict=True)
+    )
+    return dataclasses.replace(term, tensors=tensors)
+
+
 def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if tensor.dtype not in _DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
@@ -279,8 +351,45 @@ def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
     return table.narrow(axis, entries.start, entries.stop - entries.start)
 
 
-def _begin(lengths: Sequence[int], part: int) -> int:
-    return sum(lengths[:part])
+def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
+    """Some rows of those that have as many as there are; the operator says what is wrong."""
+    if tensor.dim() < -axis or tensor.size(axis) != whole:
+        return tensor
+    return _cut(tensor, axis, rows)
+
+
+class _Piece(NamedTuple):
+    """Rows of a process that follow each other in the sequence."""
+
+    begin: int  # in the sequence
+    rows: slice  # of the process
+
+    @property
+    def length(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.length
+
+
+def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[_Piece]]:
+    """Those of each process, none of them empty."""
+    if layout == "contiguous":
+        begins = [sum(lengths[:part]) for part in range(len(lengths))]
+        return [
+            [_Piece(begin, slice(0, length))] for begin, length in zip(begins, lengths, strict=True)
+        ]
+    halves = [(length + 1) // 2 for length in lengths]
+    pieces = []
+    for part, length in enumerate(lengths):
+        half = halves[part]
+        # The second halves follow all the first ones, that of the last process first.
+        later = [lengths[n] - halves[n] for n in range(part + 1, len(lengths))]
+        first = _Piece(sum(halves[:part]), slice(0, half))
+        second = _Piece(sum(halves) + sum(later), slice(half, length))
+        pieces.append([first] if length == half else [first, second])
+    return pieces
 
 
 @dataclass
@@ -292,6 +401,8 @@ class _Parts:
     size: int
     queries: list[int]  # Lq of each process
     keys: list[int]  # Lk of each process
+    query_pieces: list[list[_Piece]]  # of each process
+    key_pieces: list[list[_Piece]]
 
     @classmethod
     def exchange(
@@ -301,13 +412,11 @@ class _Parts:
         v: Tensor,
         terms: Sequence[Term],
         group: dist.ProcessGroup | None,
+        layout: Layout,
     ) -> _Parts:
         """A collective. What is wrong with the tokens of any process is an error in all."""
-        rank = dist.get_rank(group)
-        if rank < 0:
-            raise ValueError(f"gnomon.{_NAME}: this process is not in the group")
-        size = dist.get_world_size(group)
-        mine = [-1] * 13
+        rank, size = _place_in(_NAME, group)
+        mine = [-1] * 14
         error = _error_in_tokens(q, k, v)
         if error is None:
             shape = [q.size(0), q.size(1), q.size(3), k.size(1), k.size(3), v.size(3)]
@@ -315,6 +424,7 @@ class _Parts:
             needs = [q.requires_grad, k.requires_grad, v.requires_grad, learned]
             recorded = [int(need and torch.is_grad_enabled()) for need in needs]
             mine = [q.size(2), k.size(2), _DTYPES.index(q.dtype), *shape, *recorded]
+            mine.append(get_args(Layout).index(layout))
         facts = torch.empty(size * len(mine), dtype=torch.int64, device=q.device)
         dist.all_gather_into_tensor(
             facts, torch.tensor(mine, dtype=torch.int64, device=q.device), group=group
@@ -338,18 +448,27 @@ class _Parts:
                     f"gnomon.{_NAME}: (B, H, D) of q, (Hkv, D) of k and Dv of v are {its[3:9]} in "
                     f"process {process} and {first[3:9]} in process 0; expected the same"
                 )
-            if its[9:] != first[9:]:
+            if its[9:13] != first[9:13]:
                 raise ValueError(
                     f"gnomon.{_NAME}: whether q, k, v and a tensor of similarity or position "
-                    f"require grad is {[bool(need) for need in its[9:]]} in process {process} and "
-                    f"{[bool(need) for need in first[9:]]} in process 0; expected the same"
+                    f"require grad is {[bool(need) for need in its[9:13]]} in process {process} "
+                    f"and {[bool(need) for need in first[9:13]]} in process 0; expected the same"
                 )
+            if its[13] != first[13]:
+                layouts = get_args(Layout)
+                raise ValueError(
+                    f"gnomon.{_NAME}: layout is {layouts[its[13]]!r} in process {process} and "
+                    f"{layouts[first[13]]!r} in process 0; expected the same"
+                )
+        queries, keys = ([its[n] for its in all_facts] for n in (0, 1))
         return cls(
             group=group,
             rank=rank,
             size=size,
-            queries=[its[0] for its in all_facts],
-            keys=[its[1] for its in all_facts],
+            queries=queries,
+            keys=keys,
+            query_pieces=_pieces(queries, layout),
+            key_pieces=_pieces(keys, layout),
         )
 
     def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
@@ -371,8 +490,11 @@ class _Parts:
         mine[: k.size(2)] = key_segments.t()
         everyone = mine.new_empty(self.size * longest, k.size(0))
         dist.all_gather_into_tensor(everyone, mine, group=self.group)
-        of_each = zip(everyone.split(longest), self.keys, strict=True)
-        return torch.cat([part[:length] for part, length in of_each]).t().contiguous()
+        whole = mine.new_empty(sum(self.keys), k.size(0))
+        for part, pieces in zip(everyone.split(longest), self.key_pieces, strict=True):
+            for piece in pieces:
+                whole[piece.begin : piece.end] = part[piece.rows]
+        return whole.t().contiguous()
 
     def source(self, step: int) -> int:
         """Whose keys this process has at a step of the ring."""
@@ -452,24 +574,32 @@ class _Sequence:
         chunks = self.call["chunks"]
         if chunks is None or chunks[0] < 1:
             return
-        begins = [_begin(self.parts.keys, part) for part in range(self.parts.size)]
+        begins = [piece.begin for pieces in self.parts.key_pieces for piece in pieces]
         if any(begin % chunks[0] != 0 for begin in begins):
             raise ValueError(
                 f"gnomon.{_NAME}: the parts of k begin at {begins}; expected multiples of the "
                 f"size of chunks, {chunks[0]}"
             )
 
-    def is_seen(self, rank: int, source: int) -> bool:
-        """Whether a query of process `rank` may see a key of process `source`."""
+    def sees(self, queries: _Piece, keys: _Piece) -> bool:
+        """Whether one of the queries may see one of the keys."""
         if self.call["query_offsets"] is not None:
             return True
-        parts = self.parts
         left, right = self.call["left"], self.call["right"]
-        first_query = self.call["query_offset"] + _begin(parts.queries, rank)
-        first_key = _begin(parts.keys, source)
-        least = first_key - (first_query + parts.queries[rank] - 1)
-        most = first_key + parts.keys[source] - 1 - first_query
+        offset = self.call["query_offset"]
+        least = keys.begin - (offset + queries.end - 1)
+        most = keys.end - 1 - (offset + queries.begin)
         return (left is None or most >= -left) and (right is None or least <= right)
+
+    def seen(self, rank: int, source: int) -> list[tuple[int, _Piece]]:
+        """The pieces of the queries of process `rank`, by number, with those of the keys of process
+        `source` that they may see."""
+        return [
+            (n, keys)
+            for n, queries in enumerate(self.parts.query_pieces[rank])
+            for keys in self.parts.key_pieces[source]
+            if self.sees(queries, keys)
+        ]
 
     def last_step(self) -> int:
         """The last step of the ring at which any process sees the keys that it has."""
@@ -477,17 +607,22 @@ class _Sequence:
         return max(
             step
             for step in range(size)
-            if step == 0 or any(self.is_seen(rank, (rank - step) % size) for rank in range(size))
+            if step == 0 or any(self.seen(rank, (rank - step) % size) for rank in range(size))
         )
 
     def attend(
-        self, source: int, q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]
+        self,
+        rows: _Piece,
+        columns: _Piece,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """o, lse and statistics over the keys of one process."""
+        """o, lse and statistics of a piece of this process's queries over one of some keys."""
         parts = self.parts
-        first_query = _begin(parts.queries, parts.rank)
-        first_key = _begin(parts.keys, source)
-        end = first_key + parts.keys[source]
+        mine = parts.queries[parts.rank]
+        first_query, first_key, end = rows.begin, columns.begin, columns.end
         # The operator takes parameters in the dtype of its tokens.
         left_over = [
             tensor.to(q.dtype) if tensor.dtype == self.dtype else tensor for tensor in tensors
@@ -505,13 +640,17 @@ class _Sequence:
             }.get(_name_and_index(term.spec)[1] or "")
             if cut is not None:
                 tables = tuple(_cut(table, *cut) for table in term.tensors)
-                positions[n] = dataclasses.replace(term, tensors=tables)
+                term = dataclasses.replace(term, tensors=tables)
+            positions[n] = _with_rows(term, mine, rows.rows)
 
         call = dict(self.call)
         if left_over:
-            (call["temperature"],) = left_over
+            call["temperature"] = _cut_rows(left_over[0], -1, mine, rows.rows)
         if call["mask"] is not None:
-            call["mask"] = _cut(call["mask"], -1, slice(first_key, end))
+            mask = _cut(call["mask"], -1, slice(first_key, end))
+            call["mask"] = _cut_rows(mask, -2, mine, rows.rows)
+        if call["query_segments"] is not None:
+            call["query_segments"] = _cut_rows(call["query_segments"], -1, mine, rows.rows)
         for name in ("key_starts", "key_lengths"):
             if call[name] is not None:
                 call[name] = (call[name] - first_key).clamp(0, k.size(2))
@@ -554,6 +693,37 @@ class _Sums(NamedTuple):
         return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 
 
+class _Result(NamedTuple):
+    """What rows have attended to so far."""
+
+    o: Tensor
+    lse: Tensor
+    sums: _Sums
+
+    @classmethod
+    def of_nothing(cls, q: Tensor, columns: int) -> _Result:
+        lse = q.new_full(q.shape[:3], -torch.inf)
+        return cls(q.new_zeros(*q.shape[:3], columns), lse, _Sums(lse, torch.zeros_like(lse)))
+
+    def plus(self, o: Tensor, lse: Tensor, statistics: Tensor) -> _Result:
+        part = _Sums.of(statistics)
+        total = self.sums.plus(part)
+        return _Result(
+            self.o * self.sums.share_of(total) + o * part.share_of(total),
+            torch.logaddexp(self.lse, lse),
+            total,
+        )
+
+    @classmethod
+    def of_rows(cls, results: list[_Result]) -> _Result:
+        """Of rows that follow each other."""
+        if len(results) == 1:
+            return results[0]
+        o, lse, sums = zip(*results, strict=True)
+        largest, weight = (torch.cat(parts, 2) for parts in zip(*sums, strict=True))
+        return cls(torch.cat(o, 2), torch.cat(lse, 2), _Sums(largest, weight))
+
+
 class _RingAttention(torch.autograd.Function):
     """o and lse of (sequence, q, k, v, the tensors of its terms and, if given, the temperature)."""
 
@@ -568,32 +738,33 @@ class _RingAttention(torch.autograd.Function):
         last = sequence.last_step()
         head_dim = k.size(3)
         keys = torch.cat([k, v], 3)
-        o = query.new_zeros(*query.shape[:3], v.size(3))
-        lse = query.new_full(query.shape[:3], -torch.inf)
-        sums = _Sums(lse, torch.zeros_like(lse))
+        pieces = parts.query_pieces[parts.rank]
+        results = [_Result.of_nothing(query[:, :, piece.rows], v.size(3)) for piece in pieces]
         for step in range(last + 1):
             source = parts.source(step)
             passage = None
             if step < last:
                 passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
-            # Of its own part it asks in any case, so that all processes find what is wrong.
-            if step == 0 or sequence.is_seen(parts.rank, source):
-                key, value = keys.to(computing).split([head_dim, v.size(3)], 3)
-                try:
-                    part_o, part_lse, statistics = sequence.attend(
-                        source, query, key, value, tensors
+            seen = sequence.seen(parts.rank, source)
+            if step == 0 and not seen:
+                # Of its own part it asks in any case, so that all processes find what is wrong.
+                seen = [(0, parts.key_pieces[source][0])]
+            try:
+                for n, columns in seen:
+                    part = keys[:, :, columns.rows].to(computing)
+                    key, value = part.split([head_dim, v.size(3)], 3)
+                    rows = pieces[n]
+                    results[n] = results[n].plus(
+                        *sequence.attend(rows, columns, query[:, :, rows.rows], key, value, tensors)
                     )
-                except Exception:
-                    if passage is not None:
-                        passage.wait()
-                    raise
-                part = _Sums.of(statistics)
-                total = sums.plus(part)
-                o = o * sums.share_of(total) + part_o * part.share_of(total)
-                lse = torch.logaddexp(lse, part_lse)
-                sums = total
+            except Exception:
+                if passage is not None:
+                    passage.wait()
+                raise
             if passage is not None:
                 keys = passage.wait()
+        whole = _Result.of_rows(results)
+        o, lse, sums = whole.o, whole.lse, whole.sums
         ctx.sequence = sequence
         ctx.last = last
         ctx.save_for_backward(q, k, v, o, *sums, *tensors)
@@ -607,7 +778,10 @@ class _RingAttention(torch.autograd.Function):
         parts = sequence.parts
         last: int = ctx.last
         q, k, v, o, largest, sum_of_weights, *tensors = ctx.saved_tensors
-        total = _Sums(largest, sum_of_weights)
+        pieces = parts.query_pieces[parts.rank]
+        totals = [
+            _Sums(largest[:, :, piece.rows], sum_of_weights[:, :, piece.rows]) for piece in pieces
+        ]
         d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
         d_total = torch.zeros_like(largest) if d_lse is None else d_lse
         # d_lse of a part is w (d_o . part_o - d_o . o + d_lse): w (d_o . part_o + rest).
@@ -630,29 +804,34 @@ class _RingAttention(torch.autograd.Function):
             if step < last:
                 passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
             d_part = None
-            if sequence.is_seen(parts.rank, source):
+            for n, columns in sequence.seen(parts.rank, source):
+                rows = pieces[n]
                 with torch.enable_grad():
-                    leaf_q = query.requires_grad_(needs_q)
-                    leaf_keys = keys.to(o.dtype).detach().requires_grad_(needs_keys)
+                    leaf_q = query[:, :, rows.rows].detach().requires_grad_(needs_q)
+                    leaf_keys = keys[:, :, columns.rows].to(o.dtype).detach()
+                    leaf_keys.requires_grad_(needs_keys)
                     leaves = [
                         tensor.detach().requires_grad_(needs)
                         for tensor, needs in zip(tensors, needs_terms, strict=True)
                     ]
                     key, value = leaf_keys.split([head_dim, v.size(3)], 3)
                     part_o, part_lse, statistics = sequence.attend(
-                        source, leaf_q, key, value, leaves
+                        rows, columns, leaf_q, key, value, leaves
                     )
-                weight = _Sums.of(statistics).share_of(total)
-                d_part_o = weight * d_out
-                d_part_lse = (d_part_o * part_o.detach()).sum(3) + weight.squeeze(3) * rest
+                weight = _Sums.of(statistics).share_of(totals[n])
+                d_part_o = weight * d_out[:, :, rows.rows]
+                d_part_lse = (d_part_o * part_o.detach()).sum(3)
+                d_part_lse += weight.squeeze(3) * rest[:, :, rows.rows]
                 inputs = [leaf for leaf in (leaf_q, leaf_keys, *leaves) if leaf.requires_grad]
                 gradients = iter(
                     torch.autograd.grad((part_o, part_lse), inputs, (d_part_o, d_part_lse))
                 )
                 if needs_q:
-                    d_q += next(gradients)
+                    d_q[:, :, rows.rows] += next(gradients)
                 if needs_keys:
-                    d_part = next(gradients)
+                    if d_part is None:
+                        d_part = torch.zeros_like(keys, dtype=o.dtype)
+                    d_part[:, :, columns.rows] += next(gradients)
                 for sum_of, gradient in zip(
                     [d_tensor for d_tensor in d_tensors if d_tensor is not None],
                     gradients,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import pathlib
 import traceback
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gnomon
-from gnomon.distributed import context_parallel_attention
+from gnomon.distributed import context_parallel_attention, context_parallel_rows
 from gnomon.position import (
     T5,
     AbsoluteKeys,
@@ -156,6 +158,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": HyPE(0.1, 0.1),
     },
     "chunks": lambda draw: {"chunks": (5, 1, 0), "position": ALiBi(0.1)},
+    "chunks of one": lambda draw: {"chunks": (1, 4, 2), "position": ALiBi(0.1)},
     "sinks": lambda draw: {"sink": draw(H), "causal": True, "similarity": Penumbral(draw.heads())},
     "sinks of rows": lambda draw: {"sink": draw(B, H, LENGTH), "key_lengths": [0, 9]},
     "soft cap, yarn and xpos": lambda draw: {
@@ -204,6 +207,7 @@ RUNS = [(case, "float64") for case in CASES] + [
     ("rope hype causal", "float32"),
     ("dot causal", "bfloat16"),
 ]
+LAYOUTS = ("contiguous", "zigzag")
 
 
 def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
@@ -216,11 +220,18 @@ def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def part_of(tensor: Tensor, rows: list[int], rank: int, axis: int) -> Tensor:
-    return tensor.split(rows, axis)[rank]
+def split_up(tensor: Tensor, rows: list[int], rank: int, axis: int, layout: str) -> Tensor:
+    if layout == "contiguous":
+        return tensor.split(rows, axis)[rank]
+    halves = [-(-length // 2) for length in rows]
+    pieces = tensor.split(halves + [length // 2 for length in reversed(rows)], axis)
+    return torch.cat([pieces[rank], pieces[-1 - rank]], axis)
 
 
-def compare(name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: list[int]) -> None:
+def compare(
+    name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: list[int], layout: str
+) -> None:
+    part_of = functools.partial(split_up, layout=layout)
     rank = dist.get_rank(group)
     rows = ROWS[dist.get_world_size(group)]
     draw = Draw(DTYPES[dtype])
@@ -258,7 +269,9 @@ def compare(name: str, dtype: str, group: dist.ProcessGroup | None, key_rows: li
             else term
             for term in arguments["position"]
         ]
-    part_o, part_lse = context_parallel_attention(*parts, **arguments, group=group, return_lse=True)
+    part_o, part_lse = context_parallel_attention(
+        *parts, **arguments, group=group, layout=layout, return_lse=True
+    )
     got = torch.autograd.grad(
         (part_o, part_lse),
         [*parts, *learned],
@@ -330,6 +343,9 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "similarity": lambda: ring(q, similarity=1),
         "position": lambda: ring(q, position=[1]),
         "grid of a specification": lambda: ring(q, position=RoPE() + "alibi:shape=2x2"),
+        "a layout of none": lambda: ring(q, layout="striped"),
+        "other layout": lambda: ring(q, layout=LAYOUTS[rank]),
+        "no row for one": lambda: context_parallel_rows(1, group=group),
         "by the length": lambda: ring(q, position=RoPE(scaling="longrope:factor=2")),
     }
 
@@ -353,26 +369,32 @@ def work(rank: int, folder: str) -> None:
     two = dist.new_group([1, 2])  # and the default group
     groups = {3: None} | ({2: two} if rank > 0 else {})
     failures: dict[str, str] = {}
+    rows = {
+        f"{layout} {length}": context_parallel_rows(length, layout=layout).tolist()
+        for layout in LAYOUTS
+        for length in (3, 12, 13, 17)
+    }
     answers: dict[str, str] = {}
     try:
         for size, group in groups.items():
-            for case, dtype in RUNS:
-                if size == 3 and "float64" != dtype:
+            for (case, dtype), layout in itertools.product(RUNS, LAYOUTS):
+                if (size == 3 and "float64" != dtype) or (case, layout) == ("chunks", "zigzag"):
                     continue
                 try:
-                    compare(case, dtype, group, KEY_ROWS.get(case, ROWS)[size])
+                    compare(case, dtype, group, KEY_ROWS.get(case, ROWS)[size], layout)
                 except Exception:
-                    failures[f"{size} {case} {dtype}"] = traceback.format_exc()
+                    failures[f"{size} {case} {dtype} {layout}"] = traceback.format_exc()
         # Parts of the keys that are not those of the queries.
         if 2 in groups:
-            try:
-                compare("rope hype causal", "float64", two, [3, 10])
-            except Exception:
-                failures["uneven"] = traceback.format_exc()
+            for layout in LAYOUTS:
+                try:
+                    compare("rope hype causal", "float64", two, [3, 10], layout)
+                except Exception:
+                    failures[f"uneven {layout}"] = traceback.format_exc()
             answers = errors(two)
     finally:
         path = pathlib.Path(folder) / f"{rank}.json"
-        path.write_text(json.dumps({"failures": failures, "answers": answers}))
+        path.write_text(json.dumps({"failures": failures, "answers": answers, "rows": rows}))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -384,17 +406,32 @@ def record(tmp_path_factory) -> list[dict[str, dict[str, str]]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("case", "dtype"), RUNS)
-def test_ring_is_attention_of_the_whole_sequence(record, case, dtype):
+def test_ring_is_attention_of_the_whole_sequence(record, case, dtype, layout):
     for rank, its in enumerate(record):
         for size in (2, 3):
-            failure = its["failures"].get(f"{size} {case} {dtype}")
+            failure = its["failures"].get(f"{size} {case} {dtype} {layout}")
             assert failure is None, f"process {rank}: {failure}"
 
 
-def test_parts_of_keys_may_be_others_than_those_of_queries(record):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_of_keys_may_be_others_than_those_of_queries(record, layout):
     for its in record:
-        assert "uneven" not in its["failures"], its["failures"]["uneven"]
+        failure = its["failures"].get(f"uneven {layout}")
+        assert failure is None, failure
+
+
+def test_rows_of_a_layout(record):
+    """Each row is in one process; a zigzag shares the pairs of a causal mask out equally."""
+    for layout in LAYOUTS:
+        for length in (3, 12, 13, 17):
+            rows = [its["rows"][f"{layout} {length}"] for its in record]
+            assert sorted(itertools.chain(*rows)) == list(range(length))
+            sizes = [len(part) for part in rows]
+            assert max(sizes) - min(sizes) <= 1
+    pairs = [sum(row + 1 for row in its["rows"]["zigzag 12"]) for its in record]
+    assert pairs == [26, 26, 26]
 
 
 @pytest.mark.parametrize(
@@ -425,6 +462,8 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record):
         ("similarity", "TypeError", ["similarity is a int"]),
         ("position", "TypeError", ["position is a int"]),
         ("grid of a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
+        ("a layout of none", "ValueError", ["layout is 'striped'; expected 'contiguous' or"]),
+        ("other layout", "ValueError", ["layout is 'zigzag' in process 1 and 'contiguous'"]),
         ("by the length", "NotImplementedError", ["scaling=longrope", "depends on the length"]),
     ],
 )
@@ -434,6 +473,13 @@ def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):
         assert answer.startswith(f"{error}: gnomon.distributed.context_parallel_attention: ")
         for part in parts:
             assert part in answer
+
+
+def test_rows_are_refused(record):
+    for its in record[1:]:
+        answer = its["answers"]["no row for one"]
+        assert answer.endswith("length is 1; expected at least a row for each of the 2 processes")
+        assert answer.startswith("ValueError: gnomon.distributed.context_parallel_rows: ")
 
 
 def test_what_attention_refuses_is_refused_in_every_process(record):

@@ -21,6 +21,8 @@ from gnomon.inspect._probe import weights
 from gnomon.inspect.decay import turned_columns
 from gnomon.nn import MultiheadAttention
 
+pytestmark = pytest.mark.cpu("the program")
+
 SMALL = ["--dim", "16", "--depth", "2", "--heads", "2", "--mlp", "32", "--batch", "4"]
 
 
