@@ -385,6 +385,7 @@ def test_second_derivatives():
         torch.autograd.gradgradcheck(lambda *x, f=feature: ops.causal_linear(*x, f), leaves)
 
 
+@pytest.mark.real_device
 def test_opcheck():
     x = torch.randn(1, 4, 9, 4, requires_grad=True)
     y = torch.randn(1, 2, 9, 4, requires_grad=True)
@@ -522,6 +523,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.cpu("what is found before a device matters")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     changes, kind, message = ERRORS[name]

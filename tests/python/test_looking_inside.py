@@ -105,6 +105,7 @@ def dense_weights(q, k, arguments):
     )
 
 
+@pytest.mark.cpu("takes tensors that are made when the file is read")
 @pytest.mark.parametrize("name", CALLS)
 def test_weights_are_those_of_attention(name):
     arguments = dict(CALLS[name])
@@ -226,6 +227,7 @@ def test_weights_of_a_module(similarity, position):
     assert module.attention_weights(x, causal=True).shape == (2, HEADS, 1, 10)
 
 
+@pytest.mark.cpu("takes tensors that are made when the file is read")
 def test_learned_values_act():
     torch.manual_seed(0)
     module = nn.MultiheadAttention(

@@ -109,6 +109,7 @@ def test_modules(similarity, dtype):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
 
 
+@pytest.mark.cpu("its autocast")
 @pytest.mark.parametrize("similarity", ["dot", "umbral"])
 def test_autocast(similarity):
     torch.manual_seed(0)
@@ -123,6 +124,7 @@ def test_autocast(similarity):
     assert all(p.grad.dtype == torch.float32 for p in module.parameters())
 
 
+@pytest.mark.cpu("its autocast")
 def test_autocast_takes_tokens_of_several_types():
     torch.manual_seed(0)
     types = (torch.float32, torch.bfloat16, torch.float16)
@@ -147,6 +149,7 @@ def test_autocast_takes_tokens_of_several_types():
         gnomon.attention(q, k, v)
 
 
+@pytest.mark.cpu("its autocast")
 def test_autocast_compiles():
     q = torch.randn(1, 2, 9, 8)
     compiled = torch.compile(
