@@ -23,6 +23,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
+#include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
 #include "cpu/terms-inl.h"
@@ -48,6 +49,7 @@ class BackwardPass {
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
         pairs_(MultipliesPairs(in, dim_)),
+        in_place_(MultipliesInPlace(n_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         padded_dim_(PaddedColumns(dim_)),
         padded_value_dim_(PaddedColumns(n_.value_dim)),
@@ -55,7 +57,8 @@ class BackwardPass {
         row_blocks_(DivideUp(n_.queries, kRowBlock)),
         parts_(Parts(n_, blocks_)),
         head_rows_(n_.batch * n_.heads * n_.queries),
-        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_, pairs_),
+        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 && !in_place_ ? n_.keys : 0, dim_,
+                    pairs_),
         value_panels_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
         keys_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
         queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
@@ -170,7 +173,7 @@ class BackwardPass {
     value_panels_.Fill(b, h, p, keys);
     scalars_.Fill(b, h, p, keys);
     if (dim_ == 0) return;
-    key_panels_.Fill(b, h, p, keys);
+    if (!in_place_) key_panels_.Fill(b, h, p, keys);
     keys_.Fill(b, h, std::max(keys.begin, p * kWidth), std::min(keys.end, (p + 1) * kWidth));
   }
 
@@ -526,19 +529,8 @@ class BackwardPass {
     if (mask.end <= mask.begin) return false;
     const Rows d_o = d_o_.Head(b, h);
     const Rows queries = dim_ > 0 ? queries_.Head(b, h) : Rows{};
+    if (dim_ > 0) MultiplyTokens(block, h, first_row, rows, batch);
     for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
-      if (pairs_) {
-        const int64_t row = (b * n_.heads + h) * n_.queries + first_row;
-        MultiplyPairs(Size(rows), Vectors(mask.end - c), Size(panel_rows_),
-                      paired_queries_.data() + row * panel_rows_, Size(panel_rows_),
-                      key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
-                      kBackwardColumns);
-      } else if (dim_ > 0) {
-        Multiply(Size(rows), Vectors(mask.end - c), Size(dim_),
-                 {queries.row(first_row), Size(queries.stride), 1},
-                 key_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, tile + c,
-                 kBackwardColumns);
-      }
       Multiply(Size(rows), Vectors(mask.end - c), Size(n_.value_dim),
                {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1},
                value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
@@ -569,6 +561,38 @@ class BackwardPass {
                   Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
     }
     return true;
+  }
+
+  // The inner products of a tile's rows with its keys, those of the forward pass.
+  void MultiplyTokens(const Block& block, int64_t h, int64_t first_row, int64_t rows,
+                      KeyRange batch) const {
+    const int64_t b = block.b;
+    const int64_t key_head = h / group_;
+    const TileMask& mask = block.mask;
+    const float* x = nullptr;
+    int64_t x_stride = panel_rows_;
+    if (pairs_) {
+      x = paired_queries_.data() + ((b * n_.heads + h) * n_.queries + first_row) * panel_rows_;
+    } else {
+      const Rows queries = queries_.Head(b, h);
+      x = queries.row(first_row);
+      x_stride = queries.stride;
+    }
+    if (in_place_) {
+      return MultiplyKeys(in_.y, b, key_head, batch, dim_, pairs_, block.first,
+                          mask.begin / kLaneCount * kLaneCount, RoundUp(mask.end, kLaneCount),
+                          Size(rows), x, Size(x_stride), block.tile, Size(kBackwardColumns));
+    }
+    for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
+      const float* const panel = key_panels_.panel(b, key_head, (block.first + c) / kWidth);
+      if (pairs_) {
+        MultiplyPairs(Size(rows), Vectors(mask.end - c), Size(panel_rows_), x, Size(x_stride),
+                      panel, kPanel, block.tile + c, kBackwardColumns);
+      } else {
+        Multiply(Size(rows), Vectors(mask.end - c), Size(dim_), {x, Size(x_stride), 1}, panel,
+                 kPanel, block.tile + c, kBackwardColumns);
+      }
+    }
   }
 
   // Adds a tile's gradients of its rows to theirs.
@@ -914,6 +938,7 @@ class BackwardPass {
   int64_t group_;
   int64_t dim_;
   bool pairs_;          // whether the tokens' products are of pairs of bfloat16
+  bool in_place_;       // and of keys where they lie, as in the forward pass
   int64_t panel_rows_;  // columns of a token, or their pairs
   int64_t padded_dim_;
   int64_t padded_value_dim_;

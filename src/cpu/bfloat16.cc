@@ -3,6 +3,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #define GNOMON_BFLOAT16 1
 #include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
 #else
 #define GNOMON_BFLOAT16 0
 #include <cstdlib>
@@ -12,8 +16,13 @@ namespace gnomon {
 
 #if GNOMON_BFLOAT16
 
-#define GNOMON_TARGET_BFLOAT16 __attribute__((target("avx512f,avx512bf16")))
-#define GNOMON_UNROLL _Pragma("GCC unroll 8")
+// GCC warns of what its own intrinsics leave undefined on purpose.
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#define GNOMON_TARGET_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512bf16")))
+#define GNOMON_UNROLL _Pragma("GCC unroll 16")
 
 namespace {
 
@@ -96,10 +105,102 @@ void Product(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t ld
   }
 }
 
+// Inner products that are summed at a time.
+constexpr size_t kSums = 16;
+
+// In each block of 128 bits, the sums of those of a, b, c and e.
+GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(__m512 a, __m512 b,
+                                                                               __m512 c, __m512 e) {
+  const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512d ce = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, e), _mm512_unpackhi_ps(c, e));
+  return _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, ce), (__m512)_mm512_unpackhi_pd(ab, ce));
+}
+
+// Of blocks 0 and 1, 2 and 3 of both.
+GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfBlocks(__m512 a,
+                                                                                 __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// Lane n: the sum of vector n. All are summed in one order.
+GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfLanes(const __m512* of) {
+  const __m512 low =
+      SumsOfBlocks(SumsOfFour(of[0], of[1], of[2], of[3]), SumsOfFour(of[4], of[5], of[6], of[7]));
+  const __m512 high = SumsOfBlocks(SumsOfFour(of[8], of[9], of[10], of[11]),
+                                   SumsOfFour(of[12], of[13], of[14], of[15]));
+  return SumsOfBlocks(low, high);
+}
+
+// Adds products of kBlockRows rows with kParts rows of B to sums[r * kKeys + n].
+template <int kBlockRows, int kKeys, int kParts>
+GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts(
+    size_t columns, const float* const* a, const uint16_t* const* b, __m512* sums) {
+  constexpr size_t kColumns = 2 * kLanes;
+  size_t column = 0;
+  for (; column + kColumns <= columns; column += kColumns) {
+    __m512bh left[kBlockRows];
+    GNOMON_UNROLL
+    for (int r = 0; r < kBlockRows; ++r) {
+      left[r] = (__m512bh)_mm512_loadu_ps(a[r] + column / 2);
+    }
+    GNOMON_UNROLL
+    for (int n = 0; n < kParts; ++n) {
+      const __m512bh right = (__m512bh)_mm512_loadu_ps(b[n] + column);
+      GNOMON_UNROLL
+      for (int r = 0; r < kBlockRows; ++r) {
+        sums[r * kKeys + n] = _mm512_dpbf16_ps(sums[r * kKeys + n], left[r], right);
+      }
+    }
+  }
+  if (column == columns) return;
+  // Nothing beyond the rows is read.
+  const size_t rest = columns - column;
+  const auto numbers = static_cast<__mmask32>((uint64_t{1} << rest) - 1);
+  const auto pairs = static_cast<__mmask16>((1u << (rest + 1) / 2) - 1);
+  __m512bh left[kBlockRows];
+  GNOMON_UNROLL
+  for (int r = 0; r < kBlockRows; ++r) {
+    left[r] = (__m512bh)_mm512_maskz_loadu_ps(pairs, a[r] + column / 2);
+  }
+  GNOMON_UNROLL
+  for (int n = 0; n < kParts; ++n) {
+    const __m512bh right = (__m512bh)_mm512_maskz_loadu_epi16(numbers, b[n] + column);
+    GNOMON_UNROLL
+    for (int r = 0; r < kBlockRows; ++r) {
+      sums[r * kKeys + n] = _mm512_dpbf16_ps(sums[r * kKeys + n], left[r], right);
+    }
+  }
+}
+
+// Products of kBlockRows rows with kSums / kBlockRows rows of B, of which `rows` and `count` are
+// stored.
+template <int kBlockRows>
+GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
+                                     const uint16_t* const* b, size_t rows, size_t count, float* c,
+                                     size_t ldc) {
+  constexpr int kKeys = kSums / kBlockRows;
+  // As many as there are registers for their addresses.
+  constexpr int kParts = std::min(kKeys, 8);
+  __m512 sums[kSums];
+  GNOMON_UNROLL
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  AddRowProducts<kBlockRows, kKeys, kParts>(columns, a, b, sums);
+  if constexpr (kKeys > kParts) {
+    AddRowProducts<kBlockRows, kKeys, kParts>(columns, a, b + kParts, sums + kParts);
+  }
+  float all[kSums];
+  _mm512_storeu_ps(all, SumsOfLanes(sums));
+  const size_t stored = std::min<size_t>(count, kKeys);
+  for (size_t r = 0; r < rows; ++r) {
+    std::memcpy(c + r * ldc, all + r * kKeys, stored * sizeof(float));
+  }
+}
+
 }  // namespace
 
 bool HasBfloat16Products() {
-  static const bool has = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f");
+  static const bool has = __builtin_cpu_supports("avx512bf16") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512f");
   return has;
 }
 
@@ -121,6 +222,34 @@ void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, 
   Product<true>(m, n_vectors, pairs, a, lda, b, ldb, c, ldc);
 }
 
+void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, const void* b,
+                      int64_t stride, float* c, size_t ldc) {
+  for (size_t j = 0; j < n; j += kSums) {
+    // Rows beyond the last are the last, and their products are not stored.
+    const uint16_t* rows[kSums];
+    for (size_t t = 0; t < kSums; ++t) {
+      const auto row = static_cast<int64_t>(std::min(j + t, n - 1));
+      rows[t] = static_cast<const uint16_t*>(
+          static_cast<const void*>(static_cast<const char*>(b) + row * stride));
+    }
+    const size_t count = std::min(kSums, n - j);
+    const auto multiply = [&]<size_t kBlockRows>(std::integral_constant<size_t, kBlockRows>,
+                                                 size_t r) {
+      const float* left[kBlockRows];
+      for (size_t t = 0; t < kBlockRows; ++t) left[t] = a + std::min(r + t, m - 1) * lda;
+      constexpr size_t kKeys = kSums / kBlockRows;
+      for (size_t t = 0; t < count; t += kKeys) {
+        RowBlock<kBlockRows>(columns, left, rows + t, std::min(kBlockRows, m - r), count - t,
+                             c + r * ldc + j + t, ldc);
+      }
+    };
+    size_t r = 0;
+    for (; r + 2 < m; r += 4) multiply(std::integral_constant<size_t, 4>(), r);
+    if (r + 2 == m) multiply(std::integral_constant<size_t, 2>(), r);
+    if (r + 1 == m) multiply(std::integral_constant<size_t, 1>(), r);
+  }
+}
+
 #else
 
 bool HasBfloat16Products() { return false; }
@@ -133,6 +262,11 @@ void MultiplyPairs(size_t, size_t, size_t, const float*, size_t, const float*, s
 }
 
 void MultiplyAddPairs(size_t, size_t, size_t, const float*, size_t, const float*, size_t, float*,
+                      size_t) {
+  std::abort();
+}
+
+void MultiplyPairRows(size_t, size_t, size_t, const float*, size_t, const void*, int64_t, float*,
                       size_t) {
   std::abort();
 }

@@ -42,6 +42,12 @@ void MultiplyPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, siz
 void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t lda,
                       const float* b, size_t ldb, float* c, size_t ldc);
 
+// C (m x n) = A (m x columns) B^T: a row of A is pairs, rows `lda` floats apart, with a 0 behind an
+// odd column; the n rows of B are `columns` numbers of bfloat16 where they lie, `stride` bytes
+// apart. A product is a number of its two rows alone.
+void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, const void* b,
+                      int64_t stride, float* c, size_t ldc);
+
 }  // namespace gnomon
 
 #endif  // GNOMON_SRC_CPU_BFLOAT16_H_

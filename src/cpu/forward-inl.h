@@ -5,8 +5,10 @@
 // transposed panels of kPanel columns, so that one microkernel serves both products. Where each key
 // head has many queries, all keys are packed first, and each block of queries is a task. Where it
 // has few (short sequences, decoding), a task is a part of a key head's keys with all its queries:
-// it packs its keys a tile at a time, in cache, and the parts' results are merged. Tasks are cut by
-// shape alone and merged in fixed order: results do not depend on the number of workers.
+// it packs its keys a tile at a time, in cache, and the parts' results are merged. Where it has so
+// few that packing would cost as much as the products, keys and values are multiplied where they
+// lie. Tasks are cut by shape alone and merged in fixed order: results do not depend on the number
+// of workers.
 #if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_FORWARD_INL_H_
@@ -26,6 +28,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
+#include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
 #include "cpu/terms-inl.h"
@@ -65,6 +68,8 @@ class ForwardPass {
         pairs_(MultipliesPairs(in, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         packs_all_(group_ * n_.queries > kFewRows),
+        in_place_(MultipliesInPlace(n_)),
+        pairs_values_(pairs_ && !in_place_),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
         keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
@@ -94,12 +99,13 @@ class ForwardPass {
   // After so many tiles, rows look again at what they may leave out.
   static constexpr int64_t kSumsAnew = 4;
 
-  // A tile's keys, packed.
+  // A tile's keys, packed or where they lie.
   struct Keys {
     int64_t first;  // a multiple of kWidth
     // The tile's columns [p * kWidth, (p + 1) * kWidth) at p * panel_rows_ * kWidth.
     const float* panels;
-    Rows values;  // from key `first` on, or of pairs of keys
+    Rows values;                  // from key `first` on, or of pairs of keys
+    RowsInPlace values_in_place;  // from key `first` on, where they are not packed
     typename ColumnScalars<Definition>::Pointers scalars;  // from key `first` on
     std::optional<bool> non_finite;  // whether a value that the batch may see is not finite
   };
@@ -461,8 +467,7 @@ class ForwardPass {
     parts_ = first_parts + even_parts;
     if (parts_ > 1)
       partial_.Reset(parts_ * n_.batch * n_.heads * n_.queries * (value_columns_ + 3));
-    const int64_t packed = kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
-    const int64_t size = scratch_size() + packed + blocks() * block_size();
+    const int64_t size = scratch_size() + packed_size() + blocks() * block_size();
     const Buffer memory(size * WorkersFor(executor_, heads * even_parts));
     if (first_parts > 0) {
       plans_.resize(Size(heads * blocks()));
@@ -501,9 +506,11 @@ class ForwardPass {
     }
     return all;
   }
-  float* SumsIn(float* packed) const {
-    return packed + kForwardColumns * (panel_rows_ + value_columns_ + kScalars);
+  // Floats of a tile's packed keys.
+  int64_t packed_size() const {
+    return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + kScalars);
   }
+  float* SumsIn(float* packed) const { return packed + packed_size(); }
 
   // Of each block of a key head: its first tile, or two if that holds few keys, and from their
   // weights what its rows leave out of the others.
@@ -617,32 +624,42 @@ class ForwardPass {
     Keys keys{};
     keys.first = first;
     const int64_t end = std::min(first + kForwardColumns, n_.keys);
-    const auto pack = pairs_ ? PackPairs : PackPanel;
-    for (int64_t p = 0; dim_ > 0 && first + p * kWidth < end; ++p) {
-      pack(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * panel_rows_ * kWidth);
-    }
-    keys.panels = packed;
-    float* const values = packed + kForwardColumns * panel_rows_;
-    const KeyRange seen{std::max(first, batch.begin), std::min(end, batch.end)};
-    if (pairs_) {
-      PairRows(in_.v, b, key_head, first, first + RoundUp(end - first, kLaneCount), batch,
-               n_.value_dim, values);
-      keys.values = {values, value_columns_};
-    } else if (value_columns_ == n_.value_dim && in_.v.type == TokenType::kFloat32) {
-      keys.values = {static_cast<const float*>(in_.v.row(b, key_head, first)), in_.v.stride[2]};
+    if (in_place_) {
+      keys.values_in_place = {in_.v, b, key_head, first};
     } else {
-      CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
-                 values + (seen.begin - first) * value_columns_);
-      keys.values = {values, value_columns_};
+      PackTokens(b, key_head, first, end, batch, packed, &keys);
     }
     if (kScalars > 0) {
-      float* const scalars = values + kForwardColumns * value_columns_;
+      float* const scalars = packed + packed_size() - kForwardColumns * kScalars;
       ColumnScalars<Definition>::Pack(in_, b, key_head, batch, first,
                                       first + RoundUp(end - first, kLaneCount), scalars,
                                       kForwardColumns);
       keys.scalars = ColumnScalars<Definition>::At(scalars, kForwardColumns);
     }
     return keys;
+  }
+
+  // Keys [first, end) and their values.
+  void PackTokens(int64_t b, int64_t key_head, int64_t first, int64_t end, KeyRange batch,
+                  float* packed, Keys* keys) const {
+    const auto pack = pairs_ ? PackPairs : PackPanel;
+    for (int64_t p = 0; dim_ > 0 && first + p * kWidth < end; ++p) {
+      pack(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * panel_rows_ * kWidth);
+    }
+    if (dim_ > 0) keys->panels = packed;
+    float* const values = packed + kForwardColumns * panel_rows_;
+    const KeyRange seen{std::max(first, batch.begin), std::min(end, batch.end)};
+    if (pairs_) {
+      PairRows(in_.v, b, key_head, first, first + RoundUp(end - first, kLaneCount), batch,
+               n_.value_dim, values);
+      keys->values = {values, value_columns_};
+    } else if (value_columns_ == n_.value_dim && in_.v.type == TokenType::kFloat32) {
+      keys->values = {static_cast<const float*>(in_.v.row(b, key_head, first)), in_.v.stride[2]};
+    } else {
+      CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
+                 values + (seen.begin - first) * value_columns_);
+      keys->values = {values, value_columns_};
+    }
   }
 
   void SetMask(const Block& block, KeyRange batch, int64_t first, int64_t width,
@@ -661,7 +678,9 @@ class ForwardPass {
 
   void AddTile(Block& block, const TileMask& mask, Keys& keys, Scratch& scratch) const {
     // Rows that see different keys go in small groups, each as far as it sees.
-    const int64_t step = mask.partial ? static_cast<int64_t>(kMicroRows) : block.rows();
+    constexpr int64_t kGroupInPlace = 8;
+    const int64_t group = in_place_ ? kGroupInPlace : static_cast<int64_t>(kMicroRows);
+    const int64_t step = mask.partial ? group : block.rows();
     for (int64_t r = 0; r < block.rows(); r += step) {
       AddKeys(block, mask, r, std::min(r + step, block.rows()), keys, scratch);
     }
@@ -676,7 +695,15 @@ class ForwardPass {
     float* tile = scratch.tile + first_row * kForwardColumns;
     float* sum = block.sum + first_row * value_columns_;
     const float* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
-    for (int64_t c = seen.begin / kWidth * kWidth; dim_ > 0 && c < seen.end; c += kWidth) {
+    // Whole vectors.
+    const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
+    if (dim_ > 0 && in_place_) {
+      MultiplyKeys(in_.y, block.b, block.h / group_, BatchKeys(in_.mask, n_.keys, block.b), dim_,
+                   pairs_, keys.first, span.begin, span.end, rows, x, block.x.row, tile,
+                   Size(kForwardColumns));
+    }
+    for (int64_t c = seen.begin / kWidth * kWidth; keys.panels != nullptr && c < seen.end;
+         c += kWidth) {
       const float* panel = keys.panels + c * panel_rows_;
       if (pairs_) {
         MultiplyPairs(rows, Vectors(seen.end - c), Size(panel_rows_), x, block.x.row, panel, kPanel,
@@ -686,29 +713,45 @@ class ForwardPass {
                  tile + c, Size(kForwardColumns));
       }
     }
-    // Whole vectors.
-    const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
-    bool masked =
-        mask.HidesWithin(span, first_row, last_row) || mask.segmented || mask.paired || mask.placed;
+    const bool hidden = mask.segmented || mask.paired || mask.placed;
+    bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
+    // Values are read of those that some row sees, or in place of pairs of vectors' keys.
+    bool hides_values = in_place_ ? mask.HidesWithin(seen, first_row, last_row) || hidden : masked;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);
-      masked = terms_.masks(block.b, block.head(r)) || masked;
+      const bool masks = terms_.masks(block.b, block.head(r));
+      masked = masks || masked;
+      hides_values = masks || hides_values;
       AddHead(block, mask, r, end, seen, span, masked, keys, scratch);
       r = end;
     }
-    if (masked && HoldsNonFinite(block, keys)) {
+    if (hides_values && HoldsNonFinite(block, keys)) {
       return AddVisibleValues(block, mask, first_row, last_row, seen, span, keys, scratch);
     }
-    AddValues(tile, rows, seen, span, keys.values, sum);
+    AddValues(tile, rows, seen, span, keys, sum);
   }
 
   // Weights, which are 0 where they are masked, times values from the tile's first key on.
-  void AddValues(float* tile, size_t rows, RowSpan seen, RowSpan span, Rows values,
+  void AddValues(float* tile, size_t rows, RowSpan seen, RowSpan span, const Keys& keys,
                  float* sum) const {
-    if (pairs_) return AddPairedValues(tile, rows, span, values, sum);
-    MultiplyAdd(rows, Size(value_columns_) / kLanes, Size(seen.end - seen.begin),
-                {tile + seen.begin, Size(kForwardColumns), 1}, values.row(seen.begin),
-                Size(values.stride), sum, Size(value_columns_));
+    if (pairs_values_) return AddPairedValues(tile, rows, span, keys.values, sum);
+    const size_t count = Size(seen.end - seen.begin);
+    if (in_place_) {
+      RowsInPlace values = keys.values_in_place;
+      values.data = values.row(seen.begin);
+      return AddInPlace(rows, count, tile + seen.begin, values, sum);
+    }
+    MultiplyAdd(rows, Size(value_columns_) / kLanes, count,
+                {tile + seen.begin, Size(kForwardColumns), 1}, keys.values.row(seen.begin),
+                Size(keys.values.stride), sum, Size(value_columns_));
+  }
+
+  void AddInPlace(size_t rows, size_t count, const float* weights, RowsInPlace values,
+                  float* sum) const {
+    if constexpr (kMostRowsInPlace > 0) {
+      MultiplyAddRows(rows, count, Size(n_.value_dim), weights, Size(kForwardColumns), values, sum,
+                      Size(value_columns_));
+    }
   }
 
   // The same of the span, both as pairs. Leaves the weights rounded.
@@ -832,24 +875,32 @@ class ForwardPass {
       }
     }
     // Of pairs, a row of the copy holds two values.
-    const int64_t in_row = pairs_ ? 2 : 1;
+    const int64_t in_row = pairs_values_ ? 2 : 1;
     const auto rows = Size(DivideUp(kForwardColumns, in_row));
     std::vector<float> copy(rows * Size(value_columns_));
-    const Rows values{copy.data(), value_columns_};
+    Keys copied = keys;
+    copied.values = {copy.data(), value_columns_};
+    copied.values_in_place = {copy.data(), value_columns_};
     const auto copy_row = [&](int64_t row) {
-      std::copy_n(keys.values.row(row), value_columns_, copy.data() + row * value_columns_);
+      float* const to = copy.data() + row * value_columns_;
+      if (in_place_) {
+        Widen(keys.values_in_place.row(row), in_.v.type, 0, n_.value_dim, to);
+      } else {
+        std::copy_n(keys.values.row(row), value_columns_, to);
+      }
     };
-    for (int64_t row = span.begin / in_row; row < DivideUp(span.end, in_row); ++row) copy_row(row);
+    const RowSpan read = in_place_ ? seen : span;
+    for (int64_t row = read.begin / in_row; row < DivideUp(read.end, in_row); ++row) copy_row(row);
     for (int64_t r = first_row; r < last_row; ++r) {
       for (const int64_t j : spoiled) copy_row(j / in_row);
       for (const int64_t j : spoiled) {
         if (Sees(block, mask, r, j, keys, scratch)) continue;
         float* hidden = copy.data() + j / in_row * value_columns_;
         for (int64_t e = 0; e < value_columns_; ++e) {
-          hidden[e] = pairs_ ? WithoutHalf(hidden[e], j % 2 != 0) : 0.0f;
+          hidden[e] = pairs_values_ ? WithoutHalf(hidden[e], j % 2 != 0) : 0.0f;
         }
       }
-      AddValues(scratch.tile + r * kForwardColumns, 1, seen, span, values,
+      AddValues(scratch.tile + r * kForwardColumns, 1, seen, span, copied,
                 block.sum + r * value_columns_);
     }
   }
@@ -957,6 +1008,8 @@ class ForwardPass {
   bool pairs_;          // whether products are of pairs of bfloat16
   int64_t panel_rows_;  // columns of a token, or their pairs
   bool packs_all_;
+  bool in_place_;      // whether keys and values are multiplied where they lie
+  bool pairs_values_;  // whether values are packed as pairs
   int64_t heads_in_block_;
   int64_t parts_ = 1;
   Panels keys_;

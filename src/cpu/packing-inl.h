@@ -45,6 +45,22 @@ inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
+// A vector of numbers of 16 bits as floats.
+HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
+  const DF d;
+  const DU du;
+  const auto wide = hn::PromoteTo(du, bits);
+  if (type == TokenType::kBFloat16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+  const auto number = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+  // Where Highway emulates this, infinities and NaN become numbers.
+  const auto exponent = hn::Set(du, 0x7c00u);
+  const auto none = hn::Or(
+      hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000u))),
+      hn::Or(hn::Set(du, 0x7f800000u), hn::ShiftLeft<13>(hn::And(wide, hn::Set(du, 0x3ffu)))));
+  return hn::IfThenElse(hn::RebindMask(d, hn::And(wide, exponent) == exponent),
+                        hn::BitCast(d, none), number);
+}
+
 // Numbers [first, first + count) of a row of tokens, as floats.
 inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
                   float* HWY_RESTRICT to) {
@@ -55,28 +71,15 @@ inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
   const DF d;
   const hn::Rebind<uint16_t, DF> d16;
   const auto* const from = static_cast<const uint16_t*>(row) + first;
-  const auto widen = [=](auto bits) HWY_ATTR {
-    const hn::RebindToUnsigned<DF> du;
-    const auto wide = hn::PromoteTo(du, bits);
-    if (type == TokenType::kBFloat16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
-    const auto number = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
-    // Where Highway emulates this, infinities and NaN become numbers.
-    const auto exponent = hn::Set(du, 0x7c00u);
-    const auto none = hn::Or(
-        hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000u))),
-        hn::Or(hn::Set(du, 0x7f800000u), hn::ShiftLeft<13>(hn::And(wide, hn::Set(du, 0x3ffu)))));
-    return hn::IfThenElse(hn::RebindMask(d, hn::And(wide, exponent) == exponent),
-                          hn::BitCast(d, none), number);
-  };
   int64_t n = 0;
   for (; n + kLaneCount <= count; n += kLaneCount) {
-    hn::StoreU(widen(hn::LoadU(d16, from + n)), d, to + n);
+    hn::StoreU(Widened(hn::LoadU(d16, from + n), type), d, to + n);
   }
   if (n == count) return;
   uint16_t last[kLanes] = {};
   float wide[kLanes];
   std::copy_n(from + n, count - n, last);
-  hn::StoreU(widen(hn::LoadU(d16, last)), d, wide);
+  hn::StoreU(Widened(hn::LoadU(d16, last), type), d, wide);
   std::copy_n(wide, count - n, to + n);
 }
 

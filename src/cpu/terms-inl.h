@@ -17,6 +17,7 @@
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/positions-inl.h"
+#include "cpu/row_products-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -213,13 +214,14 @@ struct TableWindow {
   Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
 };
 
-// A table of rows, (1 or H, size, columns): packed for Multiply, and padded for AddProduct, where
-// those are wanted.
+// A table of rows, (1 or H, size, columns): packed for Multiply, unless it multiplies rows where
+// they lie, and padded for AddProduct, where those are wanted.
 class RowTable {
  public:
   struct Uses {
     bool multiply;
     bool add_product;
+    bool in_place = false;
   };
 
   RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns,
@@ -228,8 +230,8 @@ class RowTable {
         size_(table != nullptr ? size : 0),
         tables_(heads ? n.heads : 1),
         uses_(uses),
-        panels_({table, {0, size * columns, columns}}, 1, tables_, uses.multiply ? size_ : 0,
-                columns),
+        table_(table),
+        panels_({table, {0, size * columns, columns}}, 1, tables_, packs() ? size_ : 0, columns),
         rows_({table, {0, size * columns, columns}}, 1, tables_, uses.add_product ? size_ : 0,
               columns),
         columns_(columns),
@@ -248,12 +250,13 @@ class RowTable {
   void Fill(int64_t task) const {
     const int64_t h = task / DivideUp(size_, kWidth);
     const int64_t p = task % DivideUp(size_, kWidth);
-    if (uses_.multiply) panels_.Fill(0, h, p, {0, size_});
+    if (packs()) panels_.Fill(0, h, p, {0, size_});
     if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
   }
 
   // window = a (rows x columns) times the entries' rows.
   void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
+    if (uses_.in_place) return MultiplyInPlace(h, rows, a, window);
     for (int64_t e = window.origin; e < window.range.end;) {
       const int64_t within = e % kWidth;
       const size_t vectors =
@@ -274,10 +277,23 @@ class RowTable {
   }
 
  private:
+  bool packs() const { return uses_.multiply && !uses_.in_place; }
+
+  // With 0 for what the window has before and behind its range.
+  void MultiplyInPlace(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
+    if (window.range.end <= window.origin) return;
+    const Tokens table(View<const float>{table_, {0, size_ * columns_, columns_}});
+    HWY_NAMESPACE::MultiplyKeys(
+        table, 0, Index(h), {window.range.begin, window.range.end}, columns_,
+        /*pairs=*/false, window.origin, 0, RoundUp(window.range.end - window.origin, kLaneCount),
+        Size(rows), a.data, a.row, window.data, Size(window.stride));
+  }
+
   bool heads_;
   int64_t size_;
   int64_t tables_;
   Uses uses_;
+  const float* table_;
   Panels panels_;
   PaddedRows rows_;
   int64_t columns_;
@@ -359,7 +375,8 @@ class Terms {
         placed_biases_(in, in.bias.table != nullptr ? in.bias.layout : nullptr),
         placed_rows_(in, in.relative.layout),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
-              in.shape, TableSize(in), in.relative.dim, keys),
+              in.shape, TableSize(in), in.relative.dim,
+              {keys.multiply, keys.add_product, MultipliesInPlace(in.shape)}),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
                 in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values) {
     if (relative() && HasPositions(in)) {
