@@ -49,7 +49,7 @@ class BackwardPass {
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
         pairs_(MultipliesPairs(in, dim_)),
-        in_place_(MultipliesInPlace(n_)),
+        in_place_(MultipliesInPlace(n_, pairs_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         padded_dim_(PaddedColumns(dim_)),
         padded_value_dim_(PaddedColumns(n_.value_dim)),

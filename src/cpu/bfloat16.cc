@@ -16,11 +16,6 @@ namespace gnomon {
 
 #if GNOMON_BFLOAT16
 
-// GCC warns of what its own intrinsics leave undefined on purpose.
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #define GNOMON_TARGET_BFLOAT16 __attribute__((target("avx512f,avx512bw,avx512bf16")))
 #define GNOMON_UNROLL _Pragma("GCC unroll 16")
 
@@ -108,18 +103,26 @@ void Product(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t ld
 // Inner products that are summed at a time.
 constexpr size_t kSums = 16;
 
+// GCC warns of the operand that those without a mask leave undefined.
+constexpr __mmask16 kAllLanes = 0xffff;
+constexpr __mmask8 kAllPairs = 0xff;
+
 // In each block of 128 bits, the sums of those of a, b, c and e.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(__m512 a, __m512 b,
                                                                                __m512 c, __m512 e) {
-  const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512d ce = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, e), _mm512_unpackhi_ps(c, e));
-  return _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, ce), (__m512)_mm512_unpackhi_pd(ab, ce));
+  const auto ab = (__m512d)_mm512_add_ps(_mm512_maskz_unpacklo_ps(kAllLanes, a, b),
+                                         _mm512_maskz_unpackhi_ps(kAllLanes, a, b));
+  const auto ce = (__m512d)_mm512_add_ps(_mm512_maskz_unpacklo_ps(kAllLanes, c, e),
+                                         _mm512_maskz_unpackhi_ps(kAllLanes, c, e));
+  return _mm512_add_ps((__m512)_mm512_maskz_unpacklo_pd(kAllPairs, ab, ce),
+                       (__m512)_mm512_maskz_unpackhi_pd(kAllPairs, ab, ce));
 }
 
 // Of blocks 0 and 1, 2 and 3 of both.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfBlocks(__m512 a,
                                                                                  __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0x88),
+                       _mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0xdd));
 }
 
 // Lane n: the sum of vector n. All are summed in one order.
@@ -172,12 +175,10 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
   }
 }
 
-// Products of kBlockRows rows with kSums / kBlockRows rows of B, of which `rows` and `count` are
-// stored.
+// Products of kBlockRows rows with kSums / kBlockRows rows of B, of which `count` are stored.
 template <int kBlockRows>
 GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
-                                     const uint16_t* const* b, size_t rows, size_t count, float* c,
-                                     size_t ldc) {
+                                     const uint16_t* const* b, size_t count, float* c, size_t ldc) {
   constexpr int kKeys = kSums / kBlockRows;
   // As many as there are registers for their addresses.
   constexpr int kParts = std::min(kKeys, 8);
@@ -191,7 +192,7 @@ GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
   float all[kSums];
   _mm512_storeu_ps(all, SumsOfLanes(sums));
   const size_t stored = std::min<size_t>(count, kKeys);
-  for (size_t r = 0; r < rows; ++r) {
+  for (size_t r = 0; r < kBlockRows; ++r) {
     std::memcpy(c + r * ldc, all + r * kKeys, stored * sizeof(float));
   }
 }
@@ -236,17 +237,19 @@ void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t
     const auto multiply = [&]<size_t kBlockRows>(std::integral_constant<size_t, kBlockRows>,
                                                  size_t r) {
       const float* left[kBlockRows];
-      for (size_t t = 0; t < kBlockRows; ++t) left[t] = a + std::min(r + t, m - 1) * lda;
+      for (size_t t = 0; t < kBlockRows; ++t) left[t] = a + (r + t) * lda;
       constexpr size_t kKeys = kSums / kBlockRows;
       for (size_t t = 0; t < count; t += kKeys) {
-        RowBlock<kBlockRows>(columns, left, rows + t, std::min(kBlockRows, m - r), count - t,
-                             c + r * ldc + j + t, ldc);
+        RowBlock<kBlockRows>(columns, left, rows + t, count - t, c + r * ldc + j + t, ldc);
       }
     };
     size_t r = 0;
-    for (; r + 2 < m; r += 4) multiply(std::integral_constant<size_t, 4>(), r);
-    if (r + 2 == m) multiply(std::integral_constant<size_t, 2>(), r);
-    if (r + 1 == m) multiply(std::integral_constant<size_t, 1>(), r);
+    for (; r + 4 <= m; r += 4) multiply(std::integral_constant<size_t, 4>(), r);
+    if ((m & 2) != 0) {
+      multiply(std::integral_constant<size_t, 2>(), r);
+      r += 2;
+    }
+    if (r < m) multiply(std::integral_constant<size_t, 1>(), r);
   }
 }
 

@@ -68,7 +68,7 @@ class ForwardPass {
         pairs_(MultipliesPairs(in, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
         packs_all_(group_ * n_.queries > kFewRows),
-        in_place_(MultipliesInPlace(n_)),
+        in_place_(MultipliesInPlace(n_, pairs_)),
         pairs_values_(pairs_ && !in_place_),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
@@ -678,9 +678,8 @@ class ForwardPass {
 
   void AddTile(Block& block, const TileMask& mask, Keys& keys, Scratch& scratch) const {
     // Rows that see different keys go in small groups, each as far as it sees.
-    constexpr int64_t kGroupInPlace = 8;
-    const int64_t group = in_place_ ? kGroupInPlace : static_cast<int64_t>(kMicroRows);
-    const int64_t step = mask.partial ? group : block.rows();
+    const bool groups = mask.partial && !in_place_;
+    const int64_t step = groups ? static_cast<int64_t>(kMicroRows) : block.rows();
     for (int64_t r = 0; r < block.rows(); r += step) {
       AddKeys(block, mask, r, std::min(r + step, block.rows()), keys, scratch);
     }

@@ -1,8 +1,8 @@
 // Products of few rows with rows where they lie, declared for each instruction set; compiled once,
 // in row_products.cc.
 //
-// Packing keys into panels costs as much as some sixteen rows' products with them. Few rows take
-// inner products with keys as they are in memory, a vector of columns at a time, and sums of values
+// Packing keys into panels costs as much as some rows' products with them. Few rows take inner
+// products with keys as they are in memory, a vector of columns at a time, and sums of values
 // likewise. A product is a number of its two rows alone, whatever else is multiplied beside it: the
 // backward pass makes the same, for other blocks of keys.
 #if defined(GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,13 +27,15 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 
 // So many rows of a key head, of all its queries' heads, are multiplied with its keys where they
-// lie. Vectors of one number would gain nothing.
-constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR ? 0 : 16;
+// lie; fewer where products are of pairs of bfloat16 (cpu/bfloat16.h), half as many to pack.
+// Vectors of one number would gain nothing.
+constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR ? 0 : 8;
+constexpr int64_t kMostPairRowsInPlace = kMostRowsInPlace / 2;
 
 // Of a call, in both directions: scores are the same numbers in both.
-inline bool MultipliesInPlace(const AttentionShape& n) {
+inline bool MultipliesInPlace(const AttentionShape& n, bool pairs) {
   const int64_t group = n.heads / std::max<int64_t>(1, n.key_heads);
-  return group * n.queries <= kMostRowsInPlace;
+  return group * n.queries <= (pairs ? kMostPairRowsInPlace : kMostRowsInPlace);
 }
 
 // Rows of one head where they lie, from one of them on.

@@ -24,7 +24,7 @@ namespace {
 
 // Inner products that are summed at a time: half of the registers.
 constexpr int kSums = kMicroVectors == 4 ? 16 : 8;
-static_assert(kSums % kLaneCount == 0);
+static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16);
 
 // Reads vectors of a row of numbers of a type, of so many columns.
 template <TokenType kType>
@@ -89,7 +89,6 @@ HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
     if constexpr (kLanes == 8) {
       return hn::ConcatLowerLower(d, second, first) + hn::ConcatUpperUpper(d, second, first);
     } else {
-      static_assert(kLanes == 8 || kLanes == 16);
       const VF third = SumsOfFour(of[8], of[9], of[10], of[11]);
       const VF fourth = SumsOfFour(of[12], of[13], of[14], of[15]);
       // Blocks 0 and 1 of each are of the lower one, 2 and 3 of the upper.
@@ -134,8 +133,8 @@ HWY_INLINE void AddProducts(const Reader<kType>& reader, const float* const* a,
 template <TokenType kType, int kRows>
 HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
                              const Reader<TokenType::kFloat32>& floats,
-                             const typename Reader<kType>::Number* const* b, size_t rows,
-                             size_t count, float* HWY_RESTRICT c, size_t ldc) {
+                             const typename Reader<kType>::Number* const* b, size_t count,
+                             float* HWY_RESTRICT c, size_t ldc) {
   constexpr int kKeys = kSums / kRows;
   // As many as there are registers for their addresses.
   constexpr int kParts = std::min(kKeys, 8);
@@ -152,11 +151,23 @@ HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
   GNOMON_UNROLL
   for (size_t n = 0; n < kSums; n += kLanes) hn::Store(SumsOfLanes(sums + n), d, all + n);
   if (HWY_LIKELY(count >= kKeys)) {
-    for (size_t r = 0; r < rows; ++r)
+    for (size_t r = 0; r < kRows; ++r)
       std::memcpy(c + r * ldc, all + r * kKeys, sizeof(float) * kKeys);
   } else {
-    for (size_t r = 0; r < rows; ++r) std::copy_n(all + r * kKeys, count, c + r * ldc);
+    for (size_t r = 0; r < kRows; ++r) std::copy_n(all + r * kKeys, count, c + r * ldc);
   }
+}
+
+// Calls body with numbers of rows as constants, and the first of each, for all of m rows.
+template <class Body>
+HWY_INLINE void ByRows(size_t m, const Body& body) {
+  size_t r = 0;
+  for (; r + 4 <= m; r += 4) body(std::integral_constant<int, 4>(), r);
+  if ((m & 2) != 0) {
+    body(std::integral_constant<int, 2>(), r);
+    r += 2;
+  }
+  if (r < m) body(std::integral_constant<int, 1>(), r);
 }
 
 template <TokenType kType>
@@ -174,17 +185,14 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
     const size_t count = std::min<size_t>(kSums, n - j);
     const auto multiply = [&]<int kRows>(std::integral_constant<int, kRows>, size_t r) HWY_ATTR {
       const float* left[kRows];
-      for (size_t t = 0; t < kRows; ++t) left[t] = a + std::min(r + t, m - 1) * lda;
+      for (size_t t = 0; t < kRows; ++t) left[t] = a + (r + t) * lda;
       constexpr size_t kKeys = kSums / kRows;
       for (size_t t = 0; t < count; t += kKeys) {
-        ProductBlock<kType, kRows>(reader, left, floats, rows + t, std::min<size_t>(kRows, m - r),
-                                   count - t, c + r * ldc + j + t, ldc);
+        ProductBlock<kType, kRows>(reader, left, floats, rows + t, count - t, c + r * ldc + j + t,
+                                   ldc);
       }
     };
-    size_t r = 0;
-    for (; r + 2 < m; r += 4) multiply(std::integral_constant<int, 4>(), r);
-    if (r + 2 == m) multiply(std::integral_constant<int, 2>(), r);
-    if (r + 1 == m) multiply(std::integral_constant<int, 1>(), r);
+    ByRows(m, multiply);
   }
 }
 
@@ -192,8 +200,7 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
 // two sums, of every other row of B: one would wait for itself.
 template <TokenType kType, int kRows, int kVectors, bool kRest>
 HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
-                         const float* const* a, RowsInPlace b, size_t rows, float* HWY_RESTRICT c,
-                         size_t ldc) {
+                         const float* const* a, RowsInPlace b, float* HWY_RESTRICT c, size_t ldc) {
   using Number = typename Reader<kType>::Number;
   const DF d;
   VF sums[2][kRows][kVectors];
@@ -227,7 +234,6 @@ HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
   if (j < n) add(j, sums[0]);
   GNOMON_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    if (static_cast<size_t>(r) >= rows) break;
     GNOMON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       float* const to =
@@ -239,17 +245,17 @@ HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
 
 template <TokenType kType, int kRows>
 HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* const* a,
-                           RowsInPlace b, size_t rows, float* c, size_t ldc) {
+                           RowsInPlace b, float* c, size_t ldc) {
   // Two sums of each, in half of the registers.
   constexpr int kVectors = std::min(4, kSums / 2 / kRows);
   size_t column = 0;
   for (; column + kVectors * kLanes <= reader.whole(); column += kVectors * kLanes) {
-    AddBlock<kType, kRows, kVectors, false>(reader, n, column, a, b, rows, c, ldc);
+    AddBlock<kType, kRows, kVectors, false>(reader, n, column, a, b, c, ldc);
   }
   for (; column < reader.whole(); column += kLanes) {
-    AddBlock<kType, kRows, 1, false>(reader, n, column, a, b, rows, c, ldc);
+    AddBlock<kType, kRows, 1, false>(reader, n, column, a, b, c, ldc);
   }
-  if (reader.has_rest()) AddBlock<kType, kRows, 1, true>(reader, n, 0, a, b, rows, c, ldc);
+  if (reader.has_rest()) AddBlock<kType, kRows, 1, true>(reader, n, 0, a, b, c, ldc);
 }
 
 template <TokenType kType>
@@ -264,14 +270,10 @@ void AddOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsI
     from.data = b.row(static_cast<int64_t>(j));
     const auto add = [&]<int kRows>(std::integral_constant<int, kRows>, size_t r) HWY_ATTR {
       const float* left[kRows];
-      for (size_t t = 0; t < kRows; ++t) left[t] = a + std::min(r + t, m - 1) * lda + j;
-      AddColumns<kType, kRows>(reader, count, left, from, std::min<size_t>(kRows, m - r),
-                               c + r * ldc, ldc);
+      for (size_t t = 0; t < kRows; ++t) left[t] = a + (r + t) * lda + j;
+      AddColumns<kType, kRows>(reader, count, left, from, c + r * ldc, ldc);
     };
-    size_t r = 0;
-    for (; r + 2 < m; r += 4) add(std::integral_constant<int, 4>(), r);
-    if (r + 2 == m) add(std::integral_constant<int, 2>(), r);
-    if (r + 1 == m) add(std::integral_constant<int, 1>(), r);
+    ByRows(m, add);
   }
 }
 

@@ -376,7 +376,7 @@ class Terms {
         placed_rows_(in, in.relative.layout),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
               in.shape, TableSize(in), in.relative.dim,
-              {keys.multiply, keys.add_product, MultipliesInPlace(in.shape)}),
+              {keys.multiply, keys.add_product, MultipliesInPlace(in.shape, /*pairs=*/false)}),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
                 in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values) {
     if (relative() && HasPositions(in)) {

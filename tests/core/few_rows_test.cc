@@ -35,12 +35,12 @@ std::string Described(const ProblemOptions& options) {
   return description.str();
 }
 
-// Any number of rows up to one beyond the limit, of one head and of several; all columns of keys
+// Any number of rows up to some beyond the limit, of one head and of several; all columns of keys
 // and values around those of a vector.
 TEST_P(FewRowsTest, OfAnyNumberAndSizeMatchReference) {
   constexpr int64_t kColumns[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 40, 64, 65, 80, 130};
   constexpr size_t kCount = std::size(kColumns);
-  for (int64_t rows = 1; rows <= 17; ++rows) {
+  for (int64_t rows = 1; rows <= 12; ++rows) {
     const auto n = static_cast<size_t>(rows);
     const int64_t group = rows % 4 == 0 ? 4 : rows % 3 == 0 ? 3 : 1;
     const ProblemOptions options = {.shape = {1, 2 * group, 2, rows / group, 90 + 37 * rows,
@@ -59,13 +59,13 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const ProblemOptions all[] = {
       // Causal rows see different keys of the last tile, windows of the first as well.
-      {.shape = {1, 2, 2, 16, 600, 17, 17}, .right = 0, .query_offset = 584},
-      {.shape = {2, 8, 2, 3, 600, 33, 24}, .left = 270, .right = 0, .query_offsets = {590, 300}},
+      {.shape = {1, 2, 2, 8, 600, 17, 17}, .right = 0, .query_offset = 592},
+      {.shape = {2, 4, 2, 3, 600, 33, 24}, .left = 270, .right = 0, .query_offsets = {590, 300}},
       {.shape = {3, 2, 1, 5, 333, 64, 64},
        .key_starts = {0, 7, 300},
        .key_lengths = {333, 290, 60},
        .bias = ProblemOptions::kBiasForEachBatch},
-      {.shape = {2, 4, 1, 4, 300, 17, 3},
+      {.shape = {2, 2, 1, 4, 300, 17, 3},
        .query_segments = Documents(2, 4, 2, 1),
        .key_segments = Documents(2, 300, 90),
        .padded = true},
@@ -75,7 +75,7 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
        .pair_bias = {true, false, false},
        .pair_mask = {true, true, false}},
       {.shape = {1, 4, 2, 2, 600, 17, 17}, .right = 0, .query_offset = 590, .relative = &clip},
-      {.shape = {1, 4, 1, 4, 600, 17, 17},
+      {.shape = {1, 4, 1, 2, 600, 17, 17},
        .query_offset = 400,
        .relative = &zero,
        .relative_dim = 33,
@@ -101,9 +101,13 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
 // What is multiplied beside a row changes no bit of it: neither other queries nor other heads.
 TEST_P(FewRowsTest, AreTheSameAloneAndTogether) {
   for (const TokenType type : {kFloat32, kBFloat16, kFloat16}) {
-    const Problem<float> together = RandomProblem(
-        function(),
-        {.shape = {1, 8, 2, 4, 700, 41, 23}, .type = type, .value_type = type, .padded = true});
+    // Of pairs of bfloat16, fewer rows are few.
+    const int64_t queries = type == kBFloat16 ? 1 : 2;
+    const Problem<float> together =
+        RandomProblem(function(), {.shape = {1, 8, 2, queries, 700, 41, 23},
+                                   .type = type,
+                                   .value_type = type,
+                                   .padded = true});
     const AttentionShape& n = together.options.shape;
     OnEveryTarget([&] {
       const Results<float> all = together.Forward();
@@ -163,8 +167,8 @@ TEST_P(FewRowsTest, AreTheSameAloneAndTogether) {
 TEST_P(FewRowsTest, AreTheSameForAnyNumberOfWorkers) {
   const ProblemOptions problems[] = {
       {.shape = {1, 1, 1, 1, 2900, 65, 65}},
-      {.shape = {2, 8, 2, 4, 900, 17, 40}, .right = 0, .query_offset = 896},
-      {.shape = {1, 4, 4, 16, 1100, 64, 64},
+      {.shape = {2, 8, 4, 4, 900, 17, 40}, .right = 0, .query_offset = 896},
+      {.shape = {1, 4, 4, 4, 1100, 64, 64},
        .bias = ProblemOptions::kSharedBias,
        .type = kBFloat16,
        .value_type = kBFloat16},
@@ -185,7 +189,7 @@ TEST_P(FewRowsTest, AreTheSameForAnyNumberOfWorkers) {
 // Weights are not rounded to bfloat16, as they are for many rows.
 TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   for (const int64_t dim : {16, 31, 33, 64, 100}) {
-    for (const int64_t rows : {1, 2, 3, 16}) {
+    for (const int64_t rows : {1, 2, 3, 4}) {
       const ProblemOptions options = {.shape = {1, 2, 2, rows, 700, dim, dim},
                                       .type = kBFloat16,
                                       .value_type = kBFloat16,
@@ -230,7 +234,7 @@ TEST(FewRowsMemoryTest, NothingIsReadBehindTheLastNumber) {
   for (const TokenType type : {kFloat32, kBFloat16, kFloat16}) {
     const size_t bytes = type == kFloat32 ? 4 : 2;
     for (const int64_t dim : {1, 2, 5, 9, 15, 17, 24, 33, 47, 63, 65}) {
-      for (const int64_t rows : {1, 2, 3, 16}) {
+      for (const int64_t rows : {1, 2, 3, 4, 8}) {
         const Problem<float> p = RandomProblem(
             FindPairFunction("dot"),
             {.shape = {1, 1, 1, rows, 83, dim, dim}, .type = type, .value_type = type});

@@ -498,6 +498,22 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
              spoil);
+      // Not so few that their keys lie where they are.
+      Expect({.shape = {1, 4, 2, 20, 1300, 17, 17}, .right = 0, .query_offset = key + 990},
+             key + 1000, spoil);
+      Expect({.shape = {1, 4, 2, 20, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
+             spoil);
+      Expect({.shape = {1, 4, 2, 2, 300, 17, 17},
+              .right = 0,
+              .query_offset = key - 1,
+              .type = TokenType::kBFloat16,
+              .value_type = TokenType::kBFloat16},
+             key, spoil);
+      Expect({.shape = {1, 4, 2, 2, 300, 17, 17},
+              .key_bias = true,
+              .type = TokenType::kFloat16,
+              .value_type = TokenType::kBFloat16},
+             key, spoil);
     }
   }
 
@@ -602,9 +618,9 @@ INSTANTIATE_TEST_SUITE_P(All, PoisonedKeyTest,
 // Columns outside key_starts and key_lengths are not read.
 TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
   for (const bool padded : {false, true}) {
-    // 64 columns are read where they lie, 17 from padded copies.
-    for (const int64_t columns : {17, 64}) {
-      const AttentionShape shape = {3, 2, 1, 60, 150, columns, columns};
+    // 64 columns are read where they lie, 17 from padded copies; of few queries, all.
+    for (const auto& [queries, columns] : {std::pair{60, 17}, {60, 64}, {3, 17}, {3, 64}}) {
+      const AttentionShape shape = {3, 2, 1, queries, 150, columns, columns};
       const Problem<float> clean = RandomProblem(function(), {.shape = shape,
                                                               .right = 90,
                                                               .key_starts = {0, 5, 80},

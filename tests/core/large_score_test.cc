@@ -57,8 +57,24 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
        .key_bias = true,
        .relative = &layout,
        .relative_values = false},
+      // Few rows, whose keys are not packed: on both sides of the limits.
+      {.shape = {1, 2, 2, 1, 60, 64, 60}},
+      {.shape = {1, 2, 2, 4, 60, 33, 60},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kBFloat16},
+      {.shape = {1, 2, 2, 8, 60, 33, 60}, .type = TokenType::kFloat16},
+      {.shape = {1, 2, 2, 8, 60, 17, 60},
+       .right = 0,
+       .query_offset = 30,
+       .bias = ProblemOptions::kSharedBias,
+       .key_bias = true,
+       .relative = &layout,
+       .relative_dim = 19,
+       .relative_values = false},
+      {.shape = {1, 2, 2, 9, 60, 17, 60}, .relative = &layout, .relative_values = false},
   };
   for (const ProblemOptions& options : all) {
+    const AttentionShape& n = options.shape;
     for (const float scale : {1.0f, 1e2f, 1e4f, 1e6f}) {
       std::ostringstream description;
       description << options << " factor " << scale;
@@ -66,13 +82,13 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
       const Problem<float> p = WeightsProblem(function(), options, scale);
       OnEveryTarget([&] {
         const Results<float> r = p.Run();
-        for (int64_t h = 0; h < shape.heads; ++h) {
-          for (int64_t i = 0; i < shape.queries; ++i) {
-            for (int64_t j = 0; j < shape.keys; ++j) {
+        for (int64_t h = 0; h < n.heads; ++h) {
+          for (int64_t i = 0; i < n.queries; ++i) {
+            for (int64_t j = 0; j < n.keys; ++j) {
               const float forward =
-                  r.at("o")[static_cast<size_t>((h * shape.queries + i) * shape.value_dim + j)];
+                  r.at("o")[static_cast<size_t>((h * n.queries + i) * n.value_dim + j)];
               const float backward =
-                  r.at("d_v")[static_cast<size_t>((h * shape.keys + j) * shape.value_dim + i)];
+                  r.at("d_v")[static_cast<size_t>((h * n.keys + j) * n.value_dim + i)];
               ASSERT_EQ(backward, forward) << "head " << h << " query " << i << " key " << j;
               ASSERT_LE(backward, 1.0f);
             }
