@@ -714,7 +714,8 @@ class ForwardPass {
     }
     const bool hidden = mask.segmented || mask.paired || mask.placed;
     bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
-    // Values are read of those that some row sees, or in place of pairs of vectors' keys.
+    // Where values lie, none is read but of keys that some row sees; packed ones are read by whole
+    // vectors of keys.
     bool hides_values = in_place_ ? mask.HidesWithin(seen, first_row, last_row) || hidden : masked;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);

@@ -151,8 +151,9 @@ HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
   GNOMON_UNROLL
   for (size_t n = 0; n < kSums; n += kLanes) hn::Store(SumsOfLanes(sums + n), d, all + n);
   if (HWY_LIKELY(count >= kKeys)) {
-    for (size_t r = 0; r < kRows; ++r)
+    for (size_t r = 0; r < kRows; ++r) {
       std::memcpy(c + r * ldc, all + r * kKeys, sizeof(float) * kKeys);
+    }
   } else {
     for (size_t r = 0; r < kRows; ++r) std::copy_n(all + r * kKeys, count, c + r * ldc);
   }
