@@ -106,6 +106,8 @@ class GraphPairs {
 
   // The vectors of pairs [q, q + kLanes).
   struct PairVectors {
+    HWY_INLINE PairVectors() {}
+
     VF g;
     VF a[kRow + 1];
     VF b[kColumn + 1];

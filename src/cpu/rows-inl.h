@@ -30,6 +30,9 @@ constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
 // f's derivatives; arrays of one where the definition has none.
 template <class Definition>
 struct VectorDerivative {
+  // Constructors that are not written are not compiled for the instruction set (g++, NEON).
+  HWY_INLINE VectorDerivative() {}
+
   VF g;
   VF a[Definition::kRowScalars + 1];
   VF b[Definition::kColumnScalars + 1];
@@ -107,6 +110,8 @@ class PackedScalars {
 // What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
 template <class Definition>
 struct RowVectors {
+  HWY_INLINE RowVectors() {}
+
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
   VF norm;
@@ -333,6 +338,8 @@ struct RowSums {
 // And over all rows of a tile, in vectors, which are summed once.
 template <class Definition>
 struct TileSums {
+  HWY_INLINE TileSums() {}
+
   VF factor;  // ds f
   VF t[Definition::kHeadScalars + 1];
 

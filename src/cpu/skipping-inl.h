@@ -41,6 +41,9 @@ namespace HWY_NAMESPACE {
 
 // A number known to lie between two others, in each lane.
 struct VectorRange {
+  HWY_INLINE VectorRange() {}
+  HWY_INLINE VectorRange(VF from, VF to) : least(from), most(to) {}
+
   VF least;
   VF most;
 };

@@ -86,6 +86,7 @@ MODELS = {
 }
 
 
+@pytest.mark.cpu("models are loaded to the CPU")
 @pytest.mark.parametrize("name", MODELS)
 def test_there_and_back(name, folder, tmp_path):
     data = "words" if name == "words" else "text"
@@ -123,6 +124,7 @@ def test_there_and_back(name, folder, tmp_path):
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.cpu("the program")
 def test_a_model_alone_at_the_command_line(tmp_path):
     torch.manual_seed(0)
     model = LanguageModel(dim=16, depth=1, heads=2, mlp=32, position="alibi", max_length=LENGTH)
@@ -174,6 +176,7 @@ def test_resuming_what_python_has_written(folder):
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
 
 
+@pytest.mark.cpu("the program")
 def test_it_begins_as_the_programs_model_does(folder):
     arguments = ["--similarity", "hyperbolic", "--position", "learned+relative+kerple"]
     out = train(folder, "beginning", *arguments, "--learning-rate", 0, "--weight-decay", 0)
@@ -231,6 +234,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("kind", ["cache", "memory"])
 @torch.no_grad()
@@ -265,6 +269,7 @@ def test_a_refused_call_changes_nothing(kind, name):
     assert known.tokens.length() == 8
 
 
+@pytest.mark.cpu("models are loaded to the CPU")
 def test_beyond_the_longest_text_or_another_dtype():
     model = LanguageModel(11, 8, 2, 2, 16, position="learned+absolute_keys", max_length=6)
     tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -373,6 +378,7 @@ def test_a_model_of_other_tensors_is_not_saved(change, message, tmp_path):
     assert not (tmp_path / "file").exists()
 
 
+@pytest.mark.cpu("models are loaded to the CPU")
 def test_options_are_read_only():
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     with pytest.raises(TypeError):
@@ -474,6 +480,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     load_checkpoint(path)
 
 
+@pytest.mark.cpu("models are loaded to the CPU")
 def test_loaded_under_other_modes(tmp_path):
     """Parameters on the CPU that can be trained."""
     path = tmp_path / "file"
@@ -546,6 +553,7 @@ def test_wrong_files(tmp_path):
         refuses(message)
 
 
+@pytest.mark.cpu("models are loaded to the CPU")
 def test_safetensors_of_ours_and_of_the_package(tmp_path):
     torch.manual_seed(0)
     tensors = {
