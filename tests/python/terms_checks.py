@@ -10,6 +10,7 @@ import subprocess
 import pytest
 import torch
 import torch.distributed as dist
+from test_cuda_operators import GPU, OnCuda
 
 import gnomon
 from gnomon import position, similarity
@@ -71,6 +72,38 @@ def test_attention_is_the_formula(scores, queries, keys, dim, dtype):
     for own, expected in zip(found, [theirs, *gradients_of(theirs, *leaves)], strict=True):
         largest = max(1.0, float(expected.detach().abs().max()))
         torch.testing.assert_close(own, expected, atol=TOLERANCE[dtype] * largest, rtol=0)
+
+
+@pytest.mark.cpu("what is seen of a GPU without one")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["student_t", "adaptive"])
+def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monkeypatch):
+    """On the GPU that tests/cuda emulates, as PyTorch's operators would call it."""
+    if not GPU.exists():
+        pytest.skip(f"{GPU.name} is not built")
+    monkeypatch.setenv("GNOMON_CUDA_DRIVER", str(GPU))
+    monkeypatch.setenv("GNOMON_NVRTC", str(GPU))
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    torch.manual_seed(0)
+    tokens = [torch.randn(2, 3, 19, 8).to(dtype).float() for _ in range(3)]
+    gamma = torch.rand(3) + 0.1
+
+    def run():
+        leaves = [x.clone().requires_grad_() for x in (*tokens, gamma)]
+        q, k, v, of_heads = leaves
+        o = gnomon.attention(
+            q, k, v, similarity=similarity.Specified(f"{name}:gamma=tensor", (of_heads,))
+        )
+        return [o, *gradients_of(o, *leaves)]
+
+    expected = run()
+    with OnCuda(dtype) as mode:
+        ours = run()
+    assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
+    tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2}[dtype]
+    for own, of_cpu in zip(ours, expected, strict=True):
+        largest = float(of_cpu.detach().abs().max())
+        torch.testing.assert_close(own, of_cpu, atol=tolerance * largest, rtol=0)
 
 
 def test_numbers_defaults_and_mistakes_are_those_of_the_entry():
