@@ -143,11 +143,12 @@ sanitize-address: .venv/.setup ## core tests: addresses and undefined behaviour
 	$(CMAKE) --build build-asan
 	$(ctest) --test-dir build-asan
 
-# The GPU's kernels alone, on the core as it is: a few minutes, where all of that takes an hour.
+# The GPU's kernels alone, on the core as it is.
 .PHONY: sanitize-cuda
 sanitize-cuda: build/build.ninja ## the CUDA kernels in their emulation: addresses and undefined behaviour
 	$(CMAKE) --build build --target gnomon_cuda_sanitized
-	build/bin/gnomon_cuda_sanitized --gtest_brief=1
+	@seq 0 $$(($(JOBS) - 1)) | xargs -P $(JOBS) -I{} env GTEST_TOTAL_SHARDS=$(JOBS) \
+		GTEST_SHARD_INDEX={} build/bin/gnomon_cuda_sanitized --gtest_brief=1
 
 .PHONY: sanitize-thread
 sanitize-thread: .venv/.setup ## core tests that use threads: data races
