@@ -277,6 +277,7 @@ def test_golden_module():
     torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
+@pytest.mark.real_device
 def test_modules_copy_and_load():
     import copy
 

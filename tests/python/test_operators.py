@@ -52,6 +52,7 @@ def low_level_arguments(dtype, places=False):
     return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("places", [False, True], ids=["offsets", "positions"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype, places):
@@ -115,6 +116,7 @@ def test_cone_map_and_its_gradients(function, map, dtype):
         torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance / 100)
 
 
+@pytest.mark.real_device
 def test_opcheck_of_the_backward_cone_map():
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, 5, 3), torch.randn(1, 2, 6, 3)
@@ -336,6 +338,7 @@ COMPOSITE_CHECKS = {
 }
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("name", COMPOSITE_CHECKS)
 def test_opcheck_of_compositions(name):
     op, arguments = COMPOSITE_CHECKS[name](torch.randn(1, 2, 9, 4, requires_grad=True))
@@ -401,6 +404,7 @@ def test_compile(similarity, position, dynamic):
         )
 
 
+@pytest.mark.real_device
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_with_inductor():
     @torch.compile(fullgraph=True)
