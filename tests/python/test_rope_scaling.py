@@ -119,7 +119,9 @@ def test_scalings_of_transformers(name, base):
         max_position_embeddings=original,
         rope_parameters={"rope_type": kind, "rope_theta": base, **options},
     )
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=length)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
+        config, device=torch.get_default_device(), seq_len=length
+    )
     q, k, v = tokens(length)
     positions = torch.arange(length, dtype=torch.float64)
     theirs = plain(*(turned(x, frequencies, positions) * factor for x in (q, k)), v)
@@ -182,7 +184,9 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
         max_position_embeddings=options.get("original_max_position_embeddings", 64),
         rope_parameters={"rope_type": kind, "rope_theta": base, **options},
     )
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=length)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
+        config, device=torch.get_default_device(), seq_len=length
+    )
     words = [f"rope:base={base}:layout=half:dims={dims}:scaling={kind}"]
     for key, value in options.items():
         text = "x".join(map(str, value)) if isinstance(value, list) else str(value).lower()

@@ -464,6 +464,7 @@ def test_compiled_mapped_and_repeatable():
     torch.testing.assert_close(both[1], both[0])
 
 
+@pytest.mark.cpu("what is found before a device matters")
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
