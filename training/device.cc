@@ -31,7 +31,8 @@ int64_t CountDevices(c10::DeviceType type) {
 
 c10::Device FindDevice(const std::string& name) {
   const std::optional<c10::Device> device = Parse(name);
-  if (!device || device->is_meta() || (!device->is_cuda() && !WhyRefused(*device).empty())) {
+  if (!device || device->is_meta() || (device->is_cpu() && device->has_index()) ||
+      (!device->is_cuda() && !WhyRefused(*device).empty())) {
     throw Error(StrCat("--device is '", name, "', expected cpu, cuda or cuda:N"));
   }
   if (device->is_cpu()) return c10::Device(c10::kCPU);

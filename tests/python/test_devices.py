@@ -616,6 +616,7 @@ def test_wrong_devices_are_one_line(refused, tmp_path):
     words = ["train", "--data", "text", *TINY, *FEW, "--steps", 1, "--device"]
     assert "--device is 'gpu', expected cpu, cuda or cuda:N" in refused(*words, "gpu")
     assert "--device is 'meta', expected cpu, cuda or cuda:N" in refused(*words, "meta")
+    assert "--device is 'cpu:1', expected cpu, cuda or cuda:N" in refused(*words, "cpu:1")
     if not torch.cuda.is_available():
         assert "--device is cuda, and PyTorch sees no GPU" in refused(*words, "cuda")
         assert "--device is cuda:7, and PyTorch sees no GPU" in refused(*words, "cuda:7")
