@@ -157,6 +157,10 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 )
 def test_outputs_and_gradients_are_those_of_all_pairs(arguments, dtype):
     leaves = [*tokens(dtype=dtype, key_heads=1), slopes(), table()]
+    arguments = {
+        name: value.to(leaves[0].device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
     for ours, all_pairs in zip(
         results_of(leaves, DEFAULT, **arguments), results_of(leaves, 0, **arguments), strict=True
     ):
@@ -203,6 +207,7 @@ def test_attention_weights_are_all_there():
     assert torch.equal(ours != 0, everything != 0)
 
 
+@pytest.mark.real_device
 def test_a_compiled_call_takes_it():
     q, k, v = tokens(length=300)
 
