@@ -1,6 +1,6 @@
 #include "training/device.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
@@ -22,9 +22,7 @@ std::optional<c10::Device> Parse(const std::string& name) {
 
 // As PyTorch sees them, which may have been built without any.
 int64_t CountDevices(c10::DeviceType type) {
-  const auto* const devices =
-      c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
-  return devices == nullptr ? 0 : devices->deviceCount();
+  return at::globalContext().getAcceleratorHooksInterface(type).deviceCount();
 }
 
 }  // namespace
