@@ -32,7 +32,8 @@ def pytest_configure(config):
         "markers", "cpu(reason): holds, or can be seen, on the CPU alone; skipped elsewhere"
     )
     config.addinivalue_line(
-        "markers", "real_device: of PyTorch itself, on a device that it knows; skipped on another"
+        "markers",
+        "real_device: what PyTorch does on its own devices alone; skipped on `other`",
     )
     if config.getoption("--device") == "other":
         import other_device

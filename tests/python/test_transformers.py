@@ -29,6 +29,9 @@ from gnomon.integrations.transformers import (  # noqa: E402
 )
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
+# Models are copied with their buffers, and loaded (test_devices.py has some that are not).
+pytestmark = pytest.mark.real_device
+
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 NO_HIDDEN_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -487,6 +487,7 @@ COPIES = {
 }
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize(("similarity", "position"), SPECS)
 def test_copies_of_modules(similarity, position, way):
@@ -505,6 +506,7 @@ def test_copies_of_modules(similarity, position, way):
     assert torch.equal(module(x, causal=True), expected)
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize(("similarity", "position"), SPECS)
 def test_state_dicts_and_dtypes(similarity, position):
     module, x = module_and_input(similarity, position)
@@ -540,6 +542,7 @@ def test_train_and_eval():
     assert torch.equal(cape(x), cape(x))
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("way", COPIES)
 def test_copies_of_what_else_users_keep(way):
     torch.manual_seed(0)
@@ -619,6 +622,7 @@ def test_every_term_is_copied_below():
     assert terms().keys() == {*similarity.__all__, *position.__all__} - no_terms
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", terms())
 def test_copies_of_terms(name, way):
