@@ -219,7 +219,8 @@ def test_every_token_encoding(tmp_path):
                     module = gnomon.nn.TokenPosition(entry["name"] + more, 32, max_length=16)
                     module.train(training)
                     check(entry["name"] + more, module, (x,), {},
-                          *([] if more else [{"lengths": torch.tensor([12, 7])}]))
+                          {"positions": torch.arange(12).flip(0)} if more
+                          else {"lengths": torch.tensor([12, 7])})
         """,
         tmp_path,
         SAME,

@@ -534,6 +534,7 @@ def test_vmap_maps_positions_and_parameters():
         torch.testing.assert_close(gradient[n], torch.autograd.grad(loss, leaf)[0])
 
 
+@pytest.mark.cpu("its autocast")
 def test_autocast(tokens):
     q, k, v = (x.float() for x in tokens[:3])
     places = drawn(B, 13)
@@ -591,6 +592,7 @@ def test_memory_is_linear():
     assert peak_memory(textwrap.dedent(before), textwrap.dedent(step)) < 200 * 2**10
 
 
+@pytest.mark.cpu("what is found before a device matters")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

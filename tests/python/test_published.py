@@ -246,6 +246,7 @@ def test_grid_bias_of_swin():
 
 
 # XLNet keeps Transformer-XL's attention; its rows count distances down.
+@pytest.mark.cpu("its model makes tensors on the CPU")
 def test_transformer_xl_of_xlnet():
     torch.manual_seed(0)
     length, heads, dim = 23, 2, 8

@@ -32,7 +32,8 @@ class Encoder : public TokenEncoder {
   at::Tensor Encode(const std::vector<at::Tensor>&, const TokenBatch& batch) const override {
     if (!grid_) return sinusoid(Positions(batch), dim_, layout_);
     const auto table = [&] {
-      return grid_sinusoid(grid_->shape(), dim_, layout_, grid_->prefix());
+      return grid_sinusoid(grid_->shape(), dim_, layout_, grid_->prefix())
+          .to(batch.embeddings.device());
     };
     if (batch.positions) {
       const at::Tensor places = Positions(batch);
