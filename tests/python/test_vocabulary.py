@@ -33,6 +33,8 @@ from gnomon.similarity import (
     Umbral,
 )
 
+pytestmark = pytest.mark.cpu("takes tensors that are made when the file is read")
+
 HEADS, LENGTH, DIM = 4, 12, 8
 SLOPES = gnomon.alibi_slopes(HEADS)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
