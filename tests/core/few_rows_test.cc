@@ -176,14 +176,7 @@ TEST_P(FewRowsTest, AreTheSameForAnyNumberOfWorkers) {
   };
   for (const ProblemOptions& options : problems) {
     SCOPED_TRACE(Described(options));
-    const Problem<float> p = RandomProblem(function(), options);
-    OnEveryTarget([&] {
-      const Results<float> serial = p.Run();
-      for (const int workers : {2, 3, 5}) {
-        SCOPED_TRACE(workers);
-        ExpectSame(p.Run(ThreadExecutor(workers)), serial);
-      }
-    });
+    ExpectSameForAnyNumberOfWorkers(RandomProblem(function(), options));
   }
 }
 

@@ -424,14 +424,7 @@ TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
   };
   for (const ProblemOptions& options : problems) {
-    const Problem<float> p = RandomProblem(function(), options);
-    OnEveryTarget([&] {
-      const Results<float> serial = p.Run();
-      for (const int workers : {1, 2, 3, 5}) {
-        SCOPED_TRACE(workers);
-        ExpectSame(p.Run(ThreadExecutor(workers)), serial);
-      }
-    });
+    ExpectSameForAnyNumberOfWorkers(RandomProblem(function(), options));
   }
 }
 

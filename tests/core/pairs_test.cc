@@ -31,16 +31,10 @@ TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
       for (const AttentionShape& shape :
            {AttentionShape{3, 6, 2, 100, 500, 16, 16}, AttentionShape{2, 4, 4, 100, 200, 16, 16},
             AttentionShape{1, 2, 1, 60, 1500, 16, 16}}) {
-        const Problem<float> p = RandomProblem(
-            FindPairFunction("dot"),
-            {.shape = shape, .pair_bias = {true, batch, heads}, .pair_mask = {true, heads, batch}});
-        OnEveryTarget([&] {
-          const Results<float> serial = p.Run();
-          for (const int workers : {2, 3, 5}) {
-            SCOPED_TRACE(workers);
-            ExpectSame(p.Run(ThreadExecutor(workers)), serial);
-          }
-        });
+        ExpectSameForAnyNumberOfWorkers(
+            RandomProblem(FindPairFunction("dot"), {.shape = shape,
+                                                    .pair_bias = {true, batch, heads},
+                                                    .pair_mask = {true, heads, batch}}));
       }
     }
   }

@@ -678,6 +678,16 @@ inline void ExpectKernelsMatchReference(const Problem<float>& problem, double to
   OnEveryTarget([&] { ExpectClose(problem.Run(), expected, tolerance); });
 }
 
+inline void ExpectSameForAnyNumberOfWorkers(const Problem<float>& problem) {
+  OnEveryTarget([&] {
+    const Results<float> serial = problem.Run();
+    for (const int workers : {1, 2, 3, 5}) {
+      SCOPED_TRACE(workers);
+      ExpectSame(problem.Run(ThreadExecutor(workers)), serial);
+    }
+  });
+}
+
 }  // namespace testing
 }  // namespace gnomon
 

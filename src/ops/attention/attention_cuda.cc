@@ -116,17 +116,15 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
 }
 
 Outputs ForwardCuda(const OperatorArguments& a) {
-  Outputs outputs;
-  OnCudaStream(kAttention, a.x, [&](cuda::Backend& backend) { outputs = ForwardOn(a, backend); });
-  return outputs;
+  return OnCudaStream(kAttention, a.x,
+                      [&](cuda::Backend& backend) { return ForwardOn(a, backend); });
 }
 
 std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const OperatorArguments& a,
                                      const AttentionOperator::Needed& needed) {
-  std::vector<at::Tensor> gradients;
-  OnCudaStream(kAttention, a.x,
-               [&](cuda::Backend& backend) { gradients = BackwardOn(saved, a, needed, backend); });
-  return gradients;
+  return OnCudaStream(kAttention, a.x, [&](cuda::Backend& backend) {
+    return BackwardOn(saved, a, needed, backend);
+  });
 }
 
 }  // namespace

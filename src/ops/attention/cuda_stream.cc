@@ -73,8 +73,8 @@ class ScratchTensors {
 
 }  // namespace
 
-void OnCudaStream(const char* operation, const at::Tensor& tensor,
-                  const std::function<void(cuda::Backend&)>& body) {
+void RunOnCudaStream(const char* operation, const at::Tensor& tensor,
+                     const std::function<void(cuda::Backend&)>& body) {
   const std::string problem = WhyRefused(tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), operation, ": x is on ", tensor.device(), "; ",
                               problem);

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <type_traits>
 
 #include "cuda/attention.h"
 #include "cuda/backend.h"
@@ -16,8 +17,16 @@ namespace gnomon {
 // Calls body(backend) for the device that `tensor` is on, with errors as those that Python knows.
 // `operation` begins their texts. A tensor of the CPU is taken as one of a GPU: tests give such to
 // the kernels with a driver that is none either.
-void OnCudaStream(const char* operation, const at::Tensor& tensor,
-                  const std::function<void(cuda::Backend&)>& body);
+void RunOnCudaStream(const char* operation, const at::Tensor& tensor,
+                     const std::function<void(cuda::Backend&)>& body);
+
+// The same, and returns what body does.
+template <class Body>
+auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& body) {
+  std::invoke_result_t<Body, cuda::Backend&> result;
+  RunOnCudaStream(operation, tensor, [&](cuda::Backend& backend) { result = body(backend); });
+  return result;
+}
 
 // The kernels' element of that type. An error where they have none.
 cuda::Element CudaElement(const char* operation, at::ScalarType type);

@@ -161,18 +161,15 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
 }
 
 Outputs ForwardCuda(const GraphArguments& a) {
-  Outputs outputs;
-  OnCudaStream(kGraphAttention, a.x,
-               [&](cuda::Backend& backend) { outputs = ForwardOn(a, backend); });
-  return outputs;
+  return OnCudaStream(kGraphAttention, a.x,
+                      [&](cuda::Backend& backend) { return ForwardOn(a, backend); });
 }
 
 std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const GraphArguments& a,
                                      const GraphOperator::Needed& needed) {
-  std::vector<at::Tensor> gradients;
-  OnCudaStream(kGraphAttention, a.x,
-               [&](cuda::Backend& backend) { gradients = BackwardOn(saved, a, needed, backend); });
-  return gradients;
+  return OnCudaStream(kGraphAttention, a.x, [&](cuda::Backend& backend) {
+    return BackwardOn(saved, a, needed, backend);
+  });
 }
 
 }  // namespace
