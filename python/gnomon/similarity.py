@@ -21,6 +21,7 @@ from gnomon._similarity import Similarity, Specified
 
 __all__ = [
     "Additive",
+    "Cosine",
     "Dot",
     "Entailment",
     "Gaussian",
@@ -68,6 +69,25 @@ class Additive(Similarity):
 
     _name: ClassVar[str] = "additive"
     _options: ClassVar[tuple[str, ...]] = ("slope",)
+
+
+@dataclass(frozen=True, eq=False)
+class Cosine(Similarity):
+    """scale q.k / (|q| |k|).
+
+    Scores lie between -scale and scale, however large tokens grow. Tokens nearer to 0 than 1e-6
+    have no direction: they are divided by 1e-6 instead of their norms.
+
+    Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and Resolution, section 3.3.
+
+    Args:
+        scale: factor of each head, 1 / tau of the paper.
+    """
+
+    scale: float | Tensor
+
+    _name: ClassVar[str] = "cosine"
+    _tensors: ClassVar[tuple[str, ...]] = ("scale",)
 
 
 @dataclass(frozen=True, eq=False)

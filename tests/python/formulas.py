@@ -243,6 +243,15 @@ SIMILARITIES = {
         lambda p: gnomon.similarity.Dot(softcap=1.5),
         lambda p, q, k: 1.5 * (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) / 1.5).tanh(),
     ),
+    "cosine": Similarity(
+        lambda p: gnomon.similarity.Cosine(p["scale"]),
+        lambda p, q, k: (
+            per_head(p["scale"])
+            * (q @ k.transpose(-1, -2))
+            / (q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).unsqueeze(-2))
+        ),
+        lambda heads: {"scale": 5 * torch.rand(heads, dtype=torch.float64) + 1},
+    ),
     "laplacian": Similarity(
         lambda p: gnomon.similarity.Laplacian(p["gamma"]),
         lambda p, q, k: -per_head(p["gamma"]) * distance(q, k),

@@ -13,6 +13,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.swin.modeling_swin import SwinConfig, SwinModel
+from transformers.models.swinv2.modeling_swinv2 import Swinv2Config, Swinv2SelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEConfig, ViTMAEEmbeddings
 from transformers.models.wav2vec2.modeling_wav2vec2 import (
@@ -243,6 +244,49 @@ def test_grid_bias_of_swin():
     o = gnomon.attention(q, k, v, position=gnomon.position.GridBias(ours_table))
     ours = linear[3](o.transpose(1, 2).flatten(2))
     torch.testing.assert_close(ours, layer(x)[0], atol=1e-5, rtol=1e-5)
+
+
+# Scores, biases and gradients of Swin V2, with shifted windows' mask.
+@pytest.mark.cpu("its model makes tensors on the CPU")
+@pytest.mark.parametrize("masked", [False, True])
+def test_cosine_of_swin_v2(masked):
+    torch.manual_seed(0)
+    layer = Swinv2SelfAttention(Swinv2Config(qkv_bias=True), dim=16, num_heads=2, window_size=4)
+    layer.eval()
+    with torch.no_grad():
+        layer.logit_scale.copy_(torch.tensor([1.0, 4.0]).view(2, 1, 1))
+    x = torch.randn(6, 16, 16, requires_grad=True)
+    windows = torch.randn(3, 16, 16) > -1
+    # The model adds its mask twice.
+    mask = torch.where(windows, 0.0, -50.0) if masked else None
+    expected = layer(x, mask)[0]
+    d_o = torch.randn_like(expected)
+    inputs = [x, layer.logit_scale, layer.query.weight, layer.key.weight]
+    expected_gradients = torch.autograd.grad(expected, inputs, d_o, retain_graph=True)
+
+    q, k, v = (
+        projection(x).unflatten(2, (2, 8)).transpose(1, 2)
+        for projection in (layer.query, layer.key, layer.value)
+    )
+    scale = layer.logit_scale.clamp(max=math.log(100)).exp().flatten()
+    rows = layer.continuous_position_bias_mlp(layer.relative_coords_table).view(-1, 2)
+    # Their rows are indexed by query - key.
+    table = 16 * rows.sigmoid().unflatten(0, (7, 7)).permute(2, 0, 1).flip(1, 2)
+    o = gnomon.attention(
+        q,
+        k,
+        v,
+        similarity=gnomon.similarity.Cosine(scale),
+        position=gnomon.position.GridBias(table),
+        mask=windows.repeat(2, 1, 1).unsqueeze(1) if masked else None,
+    )
+    ours = o.transpose(1, 2).flatten(2)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    for actual, wanted in zip(
+        torch.autograd.grad(ours, inputs, d_o), expected_gradients, strict=True
+    ):
+        scale_of = wanted.abs().max().item()
+        torch.testing.assert_close(actual, wanted, atol=2e-5 * max(scale_of, 1), rtol=0)
 
 
 # XLNet keeps Transformer-XL's attention; its rows count distances down.

@@ -34,6 +34,16 @@ Similarity Dot(std::optional<double> softcap = std::nullopt);
 // slope: slope of the LeakyReLU below 0.
 Similarity Additive(double slope = 0.2);
 
+// scale q.k / (|q| |k|).
+//
+// Scores lie between -scale and scale, however large tokens grow. Tokens nearer to 0 than 1e-6 have
+// no direction: they are divided by 1e-6 instead of their norms.
+//
+// Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and Resolution, section 3.3.
+//
+// scale: factor of each head, 1 / tau of the paper.
+Similarity Cosine(HeadValue scale);
+
 // -gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone of q in the Poincare ball,
 // psi = arcsin(K (1 - |q|^2) / |q|) the cone's aperture.
 //

@@ -17,6 +17,10 @@ Similarity Additive(double slope) {
   return TermBuilder("additive").With("slope", slope).Build<Similarity>();
 }
 
+Similarity Cosine(HeadValue scale) {
+  return TermBuilder("cosine").With("scale", scale).Build<Similarity>();
+}
+
 Similarity Entailment(HeadValue gamma, double K, const std::string& map) {
   return TermBuilder("entailment")
       .With("gamma", gamma)
