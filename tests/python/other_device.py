@@ -5,9 +5,13 @@ refuses what a GPU refuses, an operator with tensors on two devices.
 """
 
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from test_cli import ROOT
+from torch import Tensor
 
 NAME = "other"
 LIBRARY = ROOT / "build" / "lib" / "libgnomon_other_device.so"
@@ -30,3 +34,51 @@ def install() -> torch.device:
     vars(module).update(members)
     torch._register_device_module(NAME, module)
     return torch.device(NAME, 0)
+
+
+class _Work(dist.Work):
+    """Work of the CPU's group, and what is to be done with its results."""
+
+    def __init__(self, work: dist.Work, then: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.work, self.then = work, then
+
+    def wait(self, *arguments: Any) -> bool:
+        self.work.wait(*arguments)
+        self.then()
+        return True
+
+
+class Group(dist.ProcessGroup):
+    """What gnomon.distributed asks of a group, for tensors of the device: through gloo's memory."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def all_gather_single(self, to: Tensor, tensor: Tensor, options: Any = None) -> dist.Work:
+        parts = [torch.empty_like(tensor, device="cpu") for _ in range(self.gloo.size())]
+        work = self.gloo.allgather([parts], [tensor.cpu()])
+        return _Work(work, lambda: to.copy_(torch.cat(parts)))
+
+    _allgather_base = all_gather_single  # its name before PyTorch 2.15
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
+        sums = [tensor.cpu() for tensor in tensors]
+        return _Work(self.gloo.allreduce(sums), lambda: tensors[0].copy_(sums[0]))
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> dist.Work:
+        return _Work(self.gloo.send([tensor.cpu() for tensor in tensors], rank, tag))
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> dist.Work:
+        received = [tensor.cpu() for tensor in tensors]
+        work = self.gloo.recv(received, rank, tag)
+        return _Work(work, lambda: tensors[0].copy_(received[0]))
+
+    def _get_backend(self, device: torch.device) -> dist.ProcessGroup:
+        return self
+
+
+def install_groups() -> None:
+    """After install(): init_process_group(NAME) gives processes whose tensors are on the device."""
+    dist.Backend.register_backend(NAME, Group, devices=[NAME])

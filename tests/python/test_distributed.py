@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import other_device
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,8 +70,9 @@ class Draw:
         self.generator = torch.Generator().manual_seed(3)
 
     def __call__(self, *shape: int, scale: float = 1.0, learned: bool = True) -> Tensor:
-        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
-        return drawn.to(self.dtype).requires_grad_(learned)
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        drawn = (drawn * scale).to(torch.get_default_device(), self.dtype)
+        return drawn.requires_grad_(learned)
 
     def heads(self) -> Tensor:
         return self(H).detach().abs().add(0.3).requires_grad_()
@@ -279,7 +281,8 @@ def compare(
     )
 
     def check(what: str, actual: Tensor, wanted: Tensor) -> None:
-        assert actual.dtype == wanted.dtype, what
+        assert (actual.dtype, actual.device) == (wanted.dtype, wanted.device), what
+        actual, wanted = actual.cpu(), wanted.cpu()
         finite = wanted.isfinite()
         assert torch.equal(finite, actual.isfinite()), what
         scale = wanted[finite].abs().max().item() if finite.any() else 0
@@ -413,6 +416,35 @@ def test_ring_is_attention_of_the_whole_sequence(record, case, dtype, layout):
         for size in (2, 3):
             failure = its["failures"].get(f"{size} {case} {dtype} {layout}")
             assert failure is None, f"process {rank}: {failure}"
+
+
+def work_on_another_device(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    there = other_device.install()
+    other_device.install_groups()
+    dist.init_process_group(
+        other_device.NAME, init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    failures: dict[str, str] = {}
+    with there:
+        assert Draw(torch.float64)(1).device == there
+        for case, layout in itertools.product(CASES, LAYOUTS):
+            if (case, layout) == ("chunks", "zigzag"):
+                continue
+            try:
+                compare(case, "float64", None, KEY_ROWS.get(case, ROWS)[2], layout)
+            except Exception:
+                failures[f"{case} {layout}"] = traceback.format_exc()
+    (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(failures))
+    dist.destroy_process_group()
+
+
+def test_ring_on_another_device(tmp_path):
+    if not other_device.LIBRARY.exists():
+        pytest.skip(f"{other_device.LIBRARY.name} is not built")
+    torch.multiprocessing.spawn(work_on_another_device, args=(str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
