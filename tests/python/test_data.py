@@ -217,6 +217,9 @@ def test_wrong_files_are_one_line_with_the_file_and_the_place(
         (["out", "a.b=x.txt", "a.b=x.txt"], "a.b is given twice"),
         (["out", "a.b=x.txt:key"], "expected nothing after it, got 'key'"),
         (["absent/out", "a.b=x.txt"], "cannot write absent/out"),
+        (["x.txt", "a.b=x.txt"], "OUT is x.txt, which a.b is read from"),
+        (["x.txt", "a.b=./x.txt:key"], "OUT is x.txt, which a.b is read from"),
+        (["x.txt", "a.b=."], "OUT is x.txt, which a.b is read from"),
     ],
 )
 def test_wrong_words(tmp_path, monkeypatch, capsys, words, part):
@@ -227,6 +230,7 @@ def test_wrong_words(tmp_path, monkeypatch, capsys, words, part):
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert part in line
+    assert (tmp_path / "x.txt").read_text() == "1\n"
 
 
 def test_what_is_written_is_read_by_others(tmp_path, capsys):

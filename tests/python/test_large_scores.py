@@ -141,6 +141,41 @@ def test_few_queries_and_many_keys(similarity, queries):
         assert_as_good_as_plain(case, scale)
 
 
+@pytest.mark.parametrize("dim", [16, 64])
+@pytest.mark.parametrize("scale", [1, 3, 10])
+def test_sinks_of_little_weight(scale, dim):
+    """Their gradient has digits of its own, however small it is beside those of the keys."""
+
+    def d_sink(attend, x, dtype):
+        sink, *tokens = (x[name].to(dtype) for name in ("sink", "q", "k", "v"))
+        sink.requires_grad_()
+        return torch.autograd.grad(attend(sink, *tokens), sink, x["d_o"].to(dtype))[0].double()
+
+    def plain(sink, q, k, v):
+        scores = q @ k.transpose(-1, -2) / math.sqrt(dim)
+        column = sink.view(1, -1, 1, 1).expand(1, 2, 64, 1)
+        return torch.cat([column, scores], -1).softmax(-1)[..., 1:] @ v
+
+    def ours(sink, q, k, v):
+        return gnomon.attention(q, k, v, sink=sink)
+
+    found = []
+    for seed in range(FEW):
+        generator = generator_of(seed)
+        x = {
+            name: torch.randn(1, 2, 64, dim, generator=generator).double()
+            for name in ("q", "k", "v", "d_o")
+        }
+        x = {name: value * (scale if name in "qk" else 1) for name, value in x.items()}
+        x["sink"] = torch.tensor([0.0, 1.5], dtype=torch.float64)
+        truth = d_sink(plain, x, torch.float64)
+        size = truth.abs().max()
+        errors_of = [(d_sink(f, x, torch.float32) - truth).abs().max() for f in (ours, plain)]
+        found.append([float(error / size) for error in errors_of])
+    error, allowed = (statistics.median(column) for column in zip(*found, strict=True))
+    assert error <= max(LEAST, TIMES * allowed)
+
+
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_a_row_that_sees_one_key_has_no_gradient(similarity):
     for scale in (1, 10):

@@ -70,6 +70,8 @@ def _main(arguments: list[str]) -> int:
         name, _, source = word.partition("=")
         if not re.fullmatch(r"\w+\.\w+", name) or not source:
             _fail(f"{word!r} is not PART.NAME=FILE")
+        if _is_read(options.out, source):
+            _fail(f"OUT is {options.out}, which {name} is read from; expected another file")
         try:
             read = read_arrays(source, name)
         except ValueError as error:
@@ -86,6 +88,13 @@ def _main(arguments: list[str]) -> int:
         _fail(f"cannot write {options.out}: {error.strerror}")
     _print_arrays(arrays)
     return 0
+
+
+def _is_read(out: pathlib.Path, source: str) -> bool:
+    """Whether a file is that of FILE or FILE:KEY, or lies in that folder."""
+    files = [pathlib.Path(path).resolve() for path in (source, source.rpartition(":")[0]) if path]
+    own = out.resolve()
+    return own.exists() and any(file == own or file in own.parents for file in files)
 
 
 def _get(arguments: list[str]) -> int:

@@ -21,7 +21,10 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
   const at::Tensor total = at::logaddexp(finite, score);
-  return {(o * at::sigmoid(finite - score).unsqueeze(3)).to(o.scalar_type()),
+  // What the keys weigh is 1 less what the sink does: the derivative of a sigmoid, made of its
+  // value, would lose the digits of a sink that weighs little.
+  const at::Tensor keys = at::log_sigmoid(finite - score).exp();
+  return {(o * keys.unsqueeze(3)).to(o.scalar_type()),
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
 }
 
