@@ -22,6 +22,7 @@ SIGNATURES = {
     "Entailment": "(gamma, K=0.1, map='ball')",
     "Gaussian": "(gamma)",
     "Hyperbolic": "(beta, model='hyperboloid', map=None)",
+    "Cosine": "(scale)",
     "Laplacian": "(gamma)",
     "Lorentz": "(scale, c=1.0, bias=0.0, map='space')",
     "Penumbral": "(gamma, r=1.0, map='xi', score='height')",
