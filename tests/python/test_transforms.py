@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from formulas import SIMILARITIES
 from operator_checks import peak_memory
 from torch.func import functional_call, grad, jacrev, vjp, vmap
 from torch.utils.checkpoint import checkpoint
@@ -563,19 +564,21 @@ def test_copies_of_what_else_users_keep(way):
     assert copies[0].length() == copies[1].length() == L
 
 
+def similarities():
+    """One of each class, by its name."""
+    found = {}
+    for entry in SIMILARITIES.values():
+        parameters = {name: x.float() for name, x in entry.parameters(2).items()}
+        if (term := entry.ours(parameters)) is not None:
+            found.setdefault(type(term).__name__, term)
+    return found
+
+
 def terms():
     torch.manual_seed(0)
     heads = torch.rand(2)
     return {
-        "Dot": similarity.Dot(),
-        "Laplacian": similarity.Laplacian(heads),
-        "Gaussian": similarity.Gaussian(0.5),
-        "Umbral": similarity.Umbral(heads, score="log"),
-        "Penumbral": similarity.Penumbral(heads, r=0.7),
-        "Hyperbolic": similarity.Hyperbolic(heads, "ball"),
-        "Lorentz": similarity.Lorentz(heads, 0.5 + heads),
-        "Entailment": similarity.Entailment(heads, 0.2),
-        "Additive": similarity.Additive(0.3),
+        **similarities(),
         "RoPE": position.RoPE(layout="half"),
         "RoPEMixed": position.RoPEMixed(torch.rand(2, 2, 2), shape=(2, 3)),
         "ALiBi": position.ALiBi(heads),

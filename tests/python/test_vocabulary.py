@@ -206,7 +206,7 @@ def test_what_attention_lists_it_takes():
     for name in names:
         gnomon.attention(q, k, v, position=name, causal=True)
     with pytest.raises(ValueError, match="unknown similarity") as error:
-        gnomon.attention(q, k, v, similarity="cosine")
+        gnomon.attention(q, k, v, similarity="quaternion")
     for name in known_names(str(error.value)):
         columns = 1 if name == "additive" else DIM
         gnomon.attention(q[..., :columns], k[..., :columns], v, similarity=name)
