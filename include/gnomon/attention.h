@@ -265,8 +265,8 @@ struct AttentionOutput {
   T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf in a row that sees no key
   // (3, B, H, Lq), contiguous; null: not kept. Of each row, for the backward pass and for merging
   // the results of parts of the keys: its largest score m in units of log2 (s_ij / ln 2), the sum
-  // of 2^(s_ij / ln 2 - m), and the number of that score's key if it weighs more than all others,
-  // else -1. lse alone would not do: its rounding, 6e-8 |lse|, is an error in every weight.
+  // of 2^(s_ij / ln 2 - m), and the number of that score's key; -1: there is none, or it is not
+  // known. lse alone would not do: its rounding, 6e-8 |lse|, is an error in every weight.
   T* statistics = nullptr;
 };
 

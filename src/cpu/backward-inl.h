@@ -77,7 +77,8 @@ class BackwardPass {
         largest_(head_rows_),
         inverse_sum_(head_rows_),
         delta_(head_rows_),
-        row_sums_(kRowSums + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
+        top_f_(head_rows_),
+        row_sums_(kRowSums + (balances() ? 1 : 0) + (grad.temperature != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_),
@@ -198,6 +199,7 @@ class BackwardPass {
     if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
     std::vector<TableRun> runs;
     RowReader values(in_.v, n_.value_dim);
+    RowReader keys(in_.y, dim_);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i - begin;
       if (norms_) norms_.data()[row] = SquaredNorm(queries_.Head(b, h).row(i), dim_);
@@ -210,13 +212,22 @@ class BackwardPass {
         largest_.data()[row] = kInfinity;
         inverse_sum_.data()[row] = 0;
         delta_.data()[row] = 0;
+        top_f_.data()[row] = 0;
         continue;
       }
       largest_.data()[row] = saved_.statistics[row];
       inverse_sum_.data()[row] = 1.0f / sum;
-      delta_.data()[row] =
-          Delta(b, h, i, sum, saved_.statistics[2 * head_rows_ + row], values, &runs) -
-          (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
+      delta_.data()[row] = Delta(b, h, i, sum, values, &runs) - DLse(row);
+      const int64_t top = TopOf(row);
+      if (!multiplies_scores() || top < 0) {
+        top_f_.data()[row] = 0;
+        continue;
+      }
+      const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, h / group_, i, top, 0);
+      const LonePair<Definition> pair(in_, of_row, b, h / group_, top,
+                                      dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
+                                      dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
+      top_f_.data()[row] = pair.Value();
     }
   }
 
@@ -224,13 +235,13 @@ class BackwardPass {
   // key weighs more than all others, dP_ij - delta_i cancels for it, and rounding must cancel as
   // well: delta is then that key's dP, made as the tiles make it, and what o_i differs from its
   // value by.
-  float Delta(int64_t b, int64_t h, int64_t i, float sum, float top, RowReader& values,
+  float Delta(int64_t b, int64_t h, int64_t i, float sum, RowReader& values,
               std::vector<TableRun>* runs) const {
     const float* HWY_RESTRICT o = saved_.o.row(b, h, i);
     const float* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
-    const float kept = top < 0 ? 0.0f : terms_.Kept(b, h, i, static_cast<int64_t>(top));
+    const int64_t key = TopOf((b * n_.heads + h) * n_.queries + i);
+    const float kept = key < 0 || sum >= 2.0f ? 0.0f : terms_.Kept(b, h, i, key);
     if (kept == 0.0f) return Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
-    const auto key = static_cast<int64_t>(top);
     const float* HWY_RESTRICT v = values.Row(b, h / group_, key);
     float product = InnerProduct(d_o, v, n_.value_dim);
     float others =
@@ -688,7 +699,7 @@ class BackwardPass {
       const int64_t i = first_row + r;
       const int64_t in_heads = head * n_.queries + i;
       const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
-                               delta_.data()[in_heads]};
+                               delta_.data()[in_heads], top_f_.data()[in_heads]};
       // A row without keys has gradients of 0 whatever its temperature is.
       const float temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
       const TileRow at{b,
@@ -762,17 +773,14 @@ class BackwardPass {
       if (kIsDistance<Definition>) {
         block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
       }
-      if (balances()) {
-        block.d_rows[kRowSums * kRowBlock + r] = sums.score;
-        block.d_rows[(kRowSums + 1) * kRowBlock + r] = sums.mean;
-      }
+      if (balances()) block.d_rows[kRowSums * kRowBlock + r] = sums.score;
       if (!tempered) continue;
       const float sum_f = hn::GetLane(hn::SumOfLanes(d, of_row.factor));
       totals.factor = hn::MulAdd(of_row.factor, hn::Set(d, temperature), totals.factor);
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = totals.t[s] + of_row.t[s];
       if (grad_.temperature == nullptr) continue;
-      block.d_rows[(kRowSums + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
-      block.d_rows[(kRowSums + 3) * kRowBlock + r] = in_.factor[h] * sums.mean + mean_added * kLn2;
+      block.d_rows[(kRowSums + 1) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
+      block.d_rows[(kRowSums + 2) * kRowBlock + r] = mean_added * kLn2;
     }
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
@@ -796,8 +804,7 @@ class BackwardPass {
 
   // Adds up what the blocks and the parts gave, in order.
   void Merge() {
-    const bool finishes_rows =
-        d_queries_ || d_relative_queries_ || (kIsDistance<Definition> && wants_queries());
+    const bool finishes_rows = wants_queries() || d_relative_queries_ || wants_row_scalars();
     const int64_t row_tasks = finishes_rows ? n_.batch * n_.heads * row_blocks_ : 0;
     ParallelTasks(executor_, row_tasks, [&](int64_t task, int) {
       const int64_t head = task / row_blocks_;
@@ -816,18 +823,21 @@ class BackwardPass {
           sums.factor += from.factor;
           for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += from.t[s];
         }
-        if (grad_.factor != nullptr) sums.factor -= Unbalanced(head);
+        if (grad_.factor != nullptr) sums.factor += OfTopScores(head);
       }
       if (grad_.factor != nullptr) grad_.factor[h] = static_cast<float>(sums.factor);
       for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
         grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
     }
-    // As the factor's: a sum of ds times scores, less what the rounding of ds adds to it.
+    // As the factor's, a sum of ds times scores; of what is added to these, less what the rounding
+    // of ds adds to the sum.
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
-      const float mean = RowSum(kRowSums + 3)[row];
+      const float mean = RowSum(kRowSums + 2)[row];
       const double correction = mean != 0 ? Imbalance(row) * mean : 0;
-      grad_.temperature[row] = static_cast<float>(RowSum(kRowSums + 2)[row] - correction);
+      const float factor = in_.factor[row / n_.queries % n_.heads];
+      grad_.temperature[row] =
+          static_cast<float>(RowSum(kRowSums + 1)[row] + factor * OfTopScore(row) - correction);
     }
     MergeTables(terms_.keys(), d_relative_keys_);
     MergeTables(terms_.values(), d_relative_values_);
@@ -849,25 +859,29 @@ class BackwardPass {
     });
   }
 
-  // The gradient of a factor is the sum of ds f. A row's ds add up to its dlse but for their
-  // rounding, which f multiplies: with large f of little spread it would drown the rest. This is
-  // what it gives with the row's mean of f, sum_j p f.
-  double Unbalanced(int64_t head) const {
+  // The gradient of a factor is the sum of ds f: that of ds (f - top_f), and that of ds top_f,
+  // where a row's ds add up to its dlse.
+  double OfTopScores(int64_t head) const {
     double sum = 0;
     for (int64_t i = 0; i < n_.queries; ++i) {
-      const int64_t row = head * n_.queries + i;
-      // Of a row without keys, the mean is 0.
-      const float mean = RowSum(kRowSums + 1)[row];
-      if (mean == 0) continue;
-      const float temperature = terms_.Temperature(head / n_.heads, head % n_.heads, i);
-      sum += Imbalance(row) * temperature * mean;
+      const double of_row = OfTopScore(head * n_.queries + i);
+      // A row without keys has none, whatever its temperature is.
+      if (of_row != 0) sum += of_row * terms_.Temperature(head / n_.heads, head % n_.heads, i);
     }
     return sum;
   }
+  double OfTopScore(int64_t row) const {
+    const float top_f = top_f_.data()[row];
+    return top_f == 0.0f ? 0.0 : static_cast<double>(top_f) * DLse(row);
+  }
   // What a row's ds add up to beyond its dlse.
   double Imbalance(int64_t row) const {
-    const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
-    return static_cast<double>(RowSum(kRowSums)[row]) - d_lse;
+    return static_cast<double>(RowSum(kRowSums)[row]) - DLse(row);
+  }
+  float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
+  // The key of a row's largest score; -1: not known.
+  int64_t TopOf(int64_t row) const {
+    return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);
   }
 
   // The sum of products of two rows over what has a weight: elsewhere they may be infinite.
@@ -883,12 +897,44 @@ class BackwardPass {
         std::copy_n(RelativeQueryGradient(row), in_.relative.dim,
                     grad_.relative_query.row(b, h, i));
       }
-      if (!wants_queries()) continue;
-      float* to = grad_.x.row(b, h, i);
-      if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
-      if (!kIsDistance<Definition>) continue;
+      float* to = nullptr;
+      if (wants_queries()) {
+        to = grad_.x.row(b, h, i);
+        if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
+      }
+      if (to != nullptr || wants_row_scalars()) Balance(b, h, i, to);
+      if (to == nullptr || !kIsDistance<Definition>) continue;
       const float d_norm = RowSum(Definition::kRowScalars)[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
+    }
+  }
+
+  // A row's ds add up to its dlse but for their rounding, which the slopes of f multiply: where
+  // these are large and alike it would drown the rest of the query's gradient. What there is too
+  // much of is taken from the pair that weighs most. `d_x` may be null.
+  void Balance(int64_t b, int64_t h, int64_t i, float* d_x) const {
+    const int64_t row = (b * n_.heads + h) * n_.queries + i;
+    const int64_t top = TopOf(row);
+    const auto imbalance = static_cast<float>(Imbalance(row));
+    if (top < 0 || imbalance == 0.0f) return;
+    const int64_t key_head = h / group_;
+    const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, key_head, i, top, 0);
+    const float* const y = dim_ > 0 ? keys_.Head(b, key_head).row(top) : nullptr;
+    const VectorDerivative<Definition> slope =
+        LonePair<Definition>(in_, of_row, b, key_head, top,
+                             dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr, y)
+            .Gradient();
+    const float df = -imbalance * in_.factor[h] * terms_.Temperature(b, h, i);
+    for (int s = 0; s < Definition::kRowScalars; ++s) {
+      RowSum(s)[row] += df * hn::GetLane(slope.a[s]);
+    }
+    if constexpr (kHasProduct<Definition>) {
+      if (d_x == nullptr) return;
+      // d|x - y|^2/dx = 2x - 2y, of which FinishRows adds what is x's.
+      const float dg = df * hn::GetLane(slope.g);
+      if (kIsDistance<Definition>) RowSum(Definition::kRowScalars)[row] += dg;
+      const float by = kIsDistance<Definition> ? -2.0f * dg : dg;
+      for (int64_t e = 0; e < dim_; ++e) d_x[e] += by * y[e];
     }
   }
 
@@ -909,8 +955,15 @@ class BackwardPass {
     });
   }
 
-  // Whether the sums of each row's ds and p f are wanted.
-  bool balances() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
+  // Whether the sum of each row's ds is wanted.
+  bool balances() const {
+    return wants_queries() || wants_row_scalars() || grad_.temperature != nullptr;
+  }
+  // Whether the sum of ds f is.
+  bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
+  bool wants_row_scalars() const {
+    return Definition::kRowScalars > 0 && grad_.row_scalars != nullptr;
+  }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
@@ -964,9 +1017,10 @@ class BackwardPass {
   Buffer largest_;                // of each row, in units of log2
   Buffer inverse_sum_;            // of 2^(score - largest)
   Buffer delta_;                  // sum_j p_ij dP_ij - dlse_i
+  Buffer top_f_;                  // f of the largest score, where f is multiplied by ds
   Buffer norms_;                  // squared norms of the queries, for a distance
   Buffer paired_queries_;         // where products are of pairs
-  int row_sums_;                  // kRowSums; of ds and p f; of ds s and p s
+  int row_sums_;                  // kRowSums; of ds; of ds s and, of what is added to s, p s
   std::vector<HeadSums> d_head_;  // of each block of keys
   Turns row_turns_;               // of each block of queries, by blocks of keys
   Turns part_turns_;              // of each part of the tables' sums

@@ -122,7 +122,7 @@ class ForwardPass {
     float* sum;                // kRowBlock x value_columns_: weights times values
     float largest[kRowBlock];  // score, in units of log2
     float weight[kRowBlock];   // sum of 2^(score - largest)
-    int64_t top[kRowBlock];    // the key of the largest score, while the weight is below 2
+    int64_t top[kRowBlock];    // the key of the largest score
     float norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
@@ -846,9 +846,8 @@ class ForwardPass {
     // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
     const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
-    // Where it weighs more than all others, the backward pass asks for the key of the largest
-    // score.
-    if (rises && block.weight[r] < 2.0f) block.top[r] = at.begin + FindOne(tile, columns);
+    // The backward pass asks for the key of the largest score.
+    if (rises && out_.statistics != nullptr) block.top[r] = at.begin + FindOne(tile, columns);
   }
 
   bool HoldsNonFinite(const Block& block, Keys& keys) const {

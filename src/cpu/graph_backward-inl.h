@@ -78,14 +78,13 @@ class GraphBackwardPass {
         d_column_(Pairs::kColumn > 0 && grad.column_scalars != nullptr),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
         pairs_(in),
-        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0) +
-                                   (grad.factor != nullptr ? 2 : 0))),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0))),
         largest_(n_.queries * n_.heads),
         inverse_sum_(n_.queries * n_.heads),
         delta_(n_.queries * n_.heads),
         d_head_(static_cast<size_t>(chunks_.count() * kHeadSums * n_.heads)) {
     const int64_t numbers = n_.edges * n_.heads;
-    if (grad.factor != nullptr) unbalanced_.Reset(n_.queries * n_.heads);
+    if (grad.factor != nullptr) top_f_.Reset(n_.queries * n_.heads);
     if (grad.v.data != nullptr) weights_.Reset(numbers);
     if (d_y_) d_products_.Reset(numbers);
     if (d_column_) d_columns_.Reset(Pairs::kColumn * numbers);
@@ -96,6 +95,11 @@ class GraphBackwardPass {
     PrepareRows();
     const int64_t scratch = kArrays * pairs_.stride() + RoundUp(rows_.width(), kLaneCount);
     const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
+    ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
+      chunks_.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>&) {
+        CutRowDelta(row, memory.data() + worker * scratch);
+      });
+    });
     ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
       Chunk(chunk, memory.data() + worker * scratch);
     });
@@ -112,9 +116,9 @@ class GraphBackwardPass {
   using Pairs = GraphPairs<Definition>;
   using Part = EdgeChunks::Part;
   static constexpr int kHeadSums = 1 + Pairs::kHead;  // factor, head scalars
-  // In: g, a, b, dP, the row's largest score, delta and inverse sum. Out, in the same places: dg,
-  // da, db, the weight, the gradient of the factor, that of the score, the weight times f; and
-  // those of the head scalars.
+  // In: g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights puts the weight in
+  // the place of the largest score and f in that of the inverse sum. Out, in the same places: dg,
+  // da, db, the weight, the gradient of the factor; and those of the head scalars.
   static constexpr int kWeight = 1 + Pairs::kRow + Pairs::kColumn;
   static constexpr int kFactor = kWeight + 1;
   static constexpr int kDelta = kFactor + 1;
@@ -124,34 +128,92 @@ class GraphBackwardPass {
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
-  // What turns a row's scores into weights and gradients (RowSoftmax).
+  // What turns a row's scores into weights.
   void PrepareRows() const {
     constexpr int64_t kNodes = 256;
     const int64_t rows = n_.queries * n_.heads;
     ParallelTasks(executor_, DivideUp(n_.queries, kNodes), [&](int64_t task, int) {
-      for (int64_t i = task * kNodes; i < std::min((task + 1) * kNodes, n_.queries); ++i) {
-        for (int64_t h = 0; h < n_.heads; ++h) {
-          const int64_t row = i * n_.heads + h;
-          const float sum = saved_.statistics[rows + row];
-          // 2^(s - inf) = 0: a row without edges has no weights and no gradients.
-          const bool none = sum == 0.0f;
-          largest_.data()[row] = none ? kInfinity : saved_.statistics[row];
-          inverse_sum_.data()[row] = none ? 0.0f : 1.0f / sum;
-          delta_.data()[row] = none ? 0.0f
-                                    : Delta(i, h, sum, saved_.statistics[2 * rows + row]) -
-                                          (saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f);
-        }
+      const int64_t end = std::min((task + 1) * kNodes, n_.queries);
+      for (int64_t row = task * kNodes * n_.heads; row < end * n_.heads; ++row) {
+        const float sum = saved_.statistics[rows + row];
+        // 2^(s - inf) = 0: a row without edges has no weights and no gradients.
+        const bool none = sum == 0.0f;
+        largest_.data()[row] = none ? kInfinity : saved_.statistics[row];
+        inverse_sum_.data()[row] = none ? 0.0f : 1.0f / sum;
       }
     });
   }
 
+  // SetDelta of a row that no chunk has whole: from all of its edges, or from o where they are more
+  // than a chunk's.
+  void CutRowDelta(int64_t i, float* arrays) const {
+    const Part all{i, in_.indptr[i], in_.indptr[i + 1], -1};
+    if (all.end - all.begin <= chunks_.size()) {
+      FillWeights(all, arrays);
+      return SetDelta(all, 0, arrays);
+    }
+    const int64_t rows = n_.queries * n_.heads;
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      const int64_t row = i * n_.heads + h;
+      const float sum = saved_.statistics[rows + row];
+      const auto top = static_cast<int64_t>(saved_.statistics[2 * rows + row]);
+      delta_.data()[row] = sum == 0.0f ? 0.0f : Delta(i, h, sum, top) - DLse(row);
+      if (!top_f_) continue;
+      top_f_.data()[row] = 0;
+      if (top < 0) continue;
+      FillWeights({i, all.begin + top, all.begin + top + 1, -1}, arrays);
+      top_f_.data()[row] = Array(arrays, kInverse)[h];
+    }
+  }
+  // The pairs of a part by themselves.
+  void FillWeights(const Part& part, float* arrays) const {
+    pairs_.Fill(part, 0, arrays);
+    FillValueGradients(part, 0, arrays);
+    const int64_t count = (part.end - part.begin) * n_.heads;
+    for (int64_t q = 0; q < count; q += kLaneCount) PairWeights(arrays, q);
+  }
+
+  // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
+  // f of the largest weight. dP - delta cancels where few edges weigh much, and rounding must
+  // cancel as well: all is relative to dP of the largest weight.
+  void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
+    const int64_t heads = n_.heads;
+    const int64_t edges = part.end - part.begin;
+    const float* weights = arrays + kFactor * pairs_.stride() + offset;
+    const float* d_weights = arrays + kWeight * pairs_.stride() + offset;
+    const float* values = arrays + kInverse * pairs_.stride() + offset;
+    const float* d_lse = saved_.d_lse != nullptr ? saved_.d_lse + part.row * heads : nullptr;
+    float* to_delta = delta_.data() + part.row * heads;
+    float* to_top_f = top_f_ ? top_f_.data() + part.row * heads : nullptr;
+    ForVectors(heads, [=](auto d, int64_t h) HWY_ATTR {
+      auto most = hn::Zero(d);
+      auto top = hn::Zero(d);
+      auto top_f = hn::Zero(d);
+      for (int64_t e = h; e < edges * heads; e += heads) {
+        const auto weight = hn::LoadU(d, weights + e);
+        const auto larger = weight > most;
+        most = hn::IfThenElse(larger, weight, most);
+        top = hn::IfThenElse(larger, hn::LoadU(d, d_weights + e), top);
+        top_f = hn::IfThenElse(larger, hn::LoadU(d, values + e), top_f);
+      }
+      auto others = hn::Zero(d);
+      for (int64_t e = h; e < edges * heads; e += heads) {
+        others = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - top, others);
+      }
+      auto delta = top + others;
+      if (d_lse != nullptr) delta = delta - hn::LoadU(d, d_lse + h);
+      hn::StoreU(hn::IfThenZeroElse(most == hn::Zero(d), delta), d, to_delta + h);
+      if (to_top_f != nullptr) hn::StoreU(top_f, d, to_top_f + h);
+    });
+  }
+
   // sum_e p_e dP_e. Where one edge weighs more than all others, from that edge's dP (see
-  // BackwardPass::Delta).
-  float Delta(int64_t i, int64_t h, float sum, float top) const {
+  // BackwardPass::Delta). `top` is the edge of the largest score in the row; -1: not known.
+  float Delta(int64_t i, int64_t h, float sum, int64_t top) const {
     const float* d_o = saved_.d_o.row(0, h, i);
     const float* o = saved_.o.row(0, h, i);
-    if (top < 0) return SumOfProducts<false>(o, d_o, n_.value_dim);
-    const int64_t edge = in_.indptr[i] + static_cast<int64_t>(top);
+    if (top < 0 || sum >= 2.0f) return SumOfProducts<false>(o, d_o, n_.value_dim);
+    const int64_t edge = in_.indptr[i] + top;
     const float* v = in_.v.row(0, h / pairs_.group(), in_.indices[edge]);
     const float product = SumOfProducts<false>(d_o, v, n_.value_dim);
     if (sum == 1.0f) return product;
@@ -165,6 +227,13 @@ class GraphBackwardPass {
       pairs_.Fill(part, count, arrays);
       FillValueGradients(part, count, arrays);
       count += (part.end - part.begin) * n_.heads;
+    });
+    for (int64_t q = 0; q < count; q += kLaneCount) PairWeights(arrays, q);
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      const int64_t offset = (part.begin - first) * n_.heads;
+      if (part.slot < 0) SetDelta(part, offset, arrays);
+      CopyToEdges(delta_, part, Array(arrays, kDelta) + offset);
+      if (top_f_) SubtractTop(part, Array(arrays, kInverse) + offset);
     });
     for (int64_t q = 0; q < count; q += kLaneCount) PairGradients(arrays, q);
 
@@ -194,28 +263,50 @@ class GraphBackwardPass {
     }
   }
 
-  // dP = dO . v, and what the row's softmax is made of.
+  // dP = dO . v, and what turns the row's scores into weights.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
-    const int64_t row = part.row * n_.heads;
+    CopyToEdges(largest_, part, Array(arrays, kFactor) + offset);
+    CopyToEdges(inverse_sum_, part, Array(arrays, kInverse) + offset);
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
                           saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
                           n_.value_dim, Array(arrays, kWeight) + offset);
-      CopyNumbers(largest_.data() + row, n_.heads, Array(arrays, kFactor) + offset);
-      CopyNumbers(delta_.data() + row, n_.heads, Array(arrays, kDelta) + offset);
-      CopyNumbers(inverse_sum_.data() + row, n_.heads, Array(arrays, kInverse) + offset);
     }
+  }
+
+  // A number of each head of a part's row, to each of its edges.
+  void CopyToEdges(const Buffer& of_rows, const Part& part, float* to) const {
+    const float* from = of_rows.data() + part.row * n_.heads;
+    for (int64_t e = part.begin; e < part.end; ++e, to += n_.heads) CopyNumbers(from, n_.heads, to);
+  }
+
+  // From f of a part's edges that of the row's largest score: the sum of ds (f - top_f) has no
+  // large terms, however large f is.
+  void SubtractTop(const Part& part, float* values) const {
+    const float* top_f = top_f_.data() + part.row * n_.heads;
+    for (int64_t e = part.begin; e < part.end; ++e, values += n_.heads) {
+      for (int64_t h = 0; h < n_.heads; ++h) values[h] -= top_f[h];
+    }
+  }
+
+  HWY_INLINE void PairWeights(float* HWY_RESTRICT arrays, int64_t q) const {
+    const DF d;
+    const auto p = pairs_.Load(arrays, q);
+    const VF f = Definition::Value(p.g, p.a, p.b, p.t);
+    const VF score = f * (p.factor * hn::Set(d, kLog2E));
+    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q)) *
+                      hn::Load(d, Array(arrays, kInverse) + q);
+    hn::Store(weight, d, Array(arrays, kFactor) + q);
+    hn::Store(f, d, Array(arrays, kInverse) + q);
   }
 
   HWY_INLINE void PairGradients(float* HWY_RESTRICT arrays, int64_t q) const {
     const DF d;
     const auto p = pairs_.Load(arrays, q);
-    const VF f = Definition::Value(p.g, p.a, p.b, p.t);
     VectorDerivative<Definition> derivative;
     Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
-    const VF score = f * (p.factor * hn::Set(d, kLog2E));
-    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q)) *
-                      hn::Load(d, Array(arrays, kInverse) + q);
+    const VF weight = hn::Load(d, Array(arrays, kFactor) + q);
+    const VF f = hn::Load(d, Array(arrays, kInverse) + q);
     const VF d_weight = hn::Load(d, Array(arrays, kWeight) + q);
     const VF d_score = weight * (d_weight - hn::Load(d, Array(arrays, kDelta) + q));
     const VF d_f = p.factor * d_score;
@@ -231,20 +322,13 @@ class GraphBackwardPass {
     for (int s = 0; s < Pairs::kHead; ++s) store(kHeads + s, d_f * derivative.t[s]);
     store(kWeight, weight);
     store(kFactor, d_score * f);
-    store(kDelta, d_score);
-    store(kInverse, weight * f);
   }
 
   // What a part of a row adds to the gradients of its token and scalars.
   void SumPart(const Part& part, int64_t offset, float* arrays, float* sums) const {
     std::fill_n(sums, rows_.width(), 0.0f);
     float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
-    float* balance = sums + rows_.width() - 2 * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
-      if (unbalanced_) {
-        AddNumbers(Array(arrays, kDelta) + offset, n_.heads, balance);
-        AddNumbers(Array(arrays, kInverse) + offset, n_.heads, balance + n_.heads);
-      }
       for (int s = 0; d_row_ && s < Pairs::kRow; ++s) {
         AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
       }
@@ -271,16 +355,6 @@ class GraphBackwardPass {
   }
 
   void FinishRow(int64_t i, const float* sums) const {
-    if (unbalanced_) {
-      // As in BackwardPass::Unbalanced.
-      const float* balance = sums + rows_.width() - 2 * n_.heads;
-      for (int64_t h = 0; h < n_.heads; ++h) {
-        const int64_t row = i * n_.heads + h;
-        const float d_lse = saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f;
-        const float mean = balance[n_.heads + h];
-        unbalanced_.data()[row] = mean != 0.0f ? (balance[h] - d_lse) * mean : 0.0f;
-      }
-    }
     if (d_x_) {
       for (int64_t h = 0; h < n_.heads; ++h) {
         std::copy_n(sums + h * dim_, dim_, grad_.x.row(0, h, i));
@@ -303,13 +377,17 @@ class GraphBackwardPass {
         for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
           sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
         }
+        // A row's ds add up to its dlse (see BackwardPass::OfTopScores).
         for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
-          sum -= unbalanced_.data()[i * n_.heads + h];
+          const int64_t row = i * n_.heads + h;
+          sum += static_cast<double>(top_f_.data()[row]) * DLse(row);
         }
         to[h] = static_cast<float>(sum);
       }
     }
   }
+
+  float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
 
   // The gradient of tokens that the pair function does not read.
   void Clear(View<float> view, int64_t heads, int64_t nodes) const {
@@ -395,12 +473,12 @@ class GraphBackwardPass {
   bool d_column_;
   EdgeChunks chunks_;
   Pairs pairs_;
-  // Of a row: the gradients of its token and scalars and, for the factor, its sums of ds and p f.
+  // Of a row: the gradients of its token and scalars.
   RowTotals rows_;
   Buffer largest_;
   Buffer inverse_sum_;
   Buffer delta_;
-  Buffer unbalanced_;
+  Buffer top_f_;               // f of the largest score, where the factor's gradient is wanted
   std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
   // Of each edge and head: what is left to be summed over the edges of a key.
   Buffer weights_;

@@ -148,6 +148,13 @@ inline float SquaredNorm(const float* row, int64_t columns) {
       Sum(columns, [row](int64_t e) { return static_cast<double>(row[e]) * row[e]; }));
 }
 
+inline float SquaredDistance(const float* x, const float* y, int64_t columns) {
+  return Sum(columns, [x, y](int64_t e) {
+    const float difference = x[e] - y[e];
+    return difference * difference;
+  });
+}
+
 // The rows of a matrix as a right operand of the product: whole vectors may be read from each.
 struct Rows {
   const float* data = nullptr;

@@ -147,6 +147,42 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
   return row;
 }
 
+// A single pair of tokens x and y (null for a definition without a product), the same in all lanes.
+template <class Definition>
+class LonePair {
+ public:
+  // `row` is the query's.
+  LonePair(const AttentionInput<float>& in, const RowVectors<Definition>& row, int64_t b,
+           int64_t key_head, int64_t key, const float* x, const float* y)
+      : row_(row) {
+    const DF d;
+    const AttentionShape& n = in.shape;
+    if constexpr (kIsDistance<Definition>) {
+      g_ = hn::Set(d, SquaredDistance(x, y, n.dim));
+    } else if constexpr (kHasProduct<Definition>) {
+      g_ = hn::Set(d, Sum(n.dim, [x, y](int64_t e) { return x[e] * y[e]; }));
+    } else {
+      g_ = hn::Zero(d);
+    }
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      const int64_t of_head = (s * n.batch + b) * n.key_heads + key_head;
+      b_[s] = hn::Set(d, in.column_scalars[of_head * n.keys + key]);
+    }
+  }
+
+  float Value() const { return hn::GetLane(Definition::Value(g_, row_.a, b_, row_.t)); }
+  VectorDerivative<Definition> Gradient() const {
+    VectorDerivative<Definition> slope;
+    Definition::Gradient(g_, row_.a, b_, row_.t, slope);
+    return slope;
+  }
+
+ private:
+  const RowVectors<Definition>& row_;
+  VF g_;
+  VF b_[Definition::kColumnScalars + 1];
+};
+
 // Squared distances below this share of the sum of the squared norms are computed anew from
 // differences: cancellation has left them four digits or fewer.
 constexpr float kNear = 1e-3f;
@@ -169,10 +205,7 @@ HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const void* y
     if (!(s[lane] < limit[lane])) continue;
     const float* const key =
         floats(static_cast<const char*>(y) + static_cast<int64_t>(lane) * row.y_stride, 1);
-    s[lane] = Sum(row.dim, [x, key](int64_t e) {
-      const float difference = x[e] - key[e];
-      return difference * difference;
-    });
+    s[lane] = SquaredDistance(x, key, row.dim);
   }
 }
 
@@ -297,11 +330,11 @@ inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
   return columns;
 }
 
-// The key of a row's largest score as its statistics have it: -1 unless it weighs more than all
-// others, or where a float may not hold it.
+// The key of a row's largest score as its statistics have it: -1 where there is none, or where a
+// float may not hold it.
 HWY_INLINE float TopKey(float weight, int64_t key) {
   constexpr int64_t kMost = int64_t{1} << 24;
-  return weight < 2.0f && weight > 0.0f && key < kMost ? static_cast<float>(key) : -1.0f;
+  return weight > 0.0f && key < kMost ? static_cast<float>(key) : -1.0f;
 }
 
 HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
@@ -311,24 +344,24 @@ HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
 }
 
 // What turns a row's scores into weights, p = 2^(score - largest) / sum, and these into gradients,
-// ds = p (dP - delta).
+// ds = p (dP - delta); and f of the largest score: the sum of ds (f - top_f) has no large terms,
+// however large f is.
 struct RowSoftmax {
   float largest;
   float inverse_sum;
   float delta;
+  float top_f;
 };
 
 // What the backward pass adds up over one row of a tile, besides the tiles themselves.
 template <class Definition>
 struct RowSums {
   float score = 0;  // ds
-  float mean = 0;   // p f
   float norm = 0;   // by the squared norm of a distance
   float a[Definition::kRowScalars + 1] = {};
 
   RowSums& operator+=(const RowSums& other) {
     score += other.score;
-    mean += other.mean;
     norm += other.norm;
     for (int s = 0; s < Definition::kRowScalars; ++s) a[s] += other.a[s];
     return *this;
@@ -340,7 +373,7 @@ template <class Definition>
 struct TileSums {
   HWY_INLINE TileSums() {}
 
-  VF factor;  // ds f
+  VF factor;  // ds (f - top_f)
   VF t[Definition::kHeadScalars + 1];
 
   HWY_INLINE void Clear() {
@@ -353,14 +386,14 @@ struct TileSums {
 // `tile`, dP in `gradient`. Out: weights p in `tile`, the inner products' gradients in `gradient`;
 // those of the column scalars, and last of the squared norms of a distance, are added to
 // `d_columns`, dS to `d_bias` where it is not null. Scores are RowScores' to the last bit: rounded
-// otherwise, large ones would give other weights. What the factor's gradient takes of the row is
-// summed where `sums_factor` says so; what it and the head scalars take of all rows, in `totals`.
+// otherwise, large ones would give other weights. ds are summed where `sums_score` says so; what
+// the factor and the head scalars take of all rows, in `totals`.
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE RowSums<Definition> RowGradient(
     float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
     const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
     float factor, const float* HWY_RESTRICT bias, float* d_bias, const RowSoftmax& softmax,
-    bool sums_factor, const RowView& view, TileSums<Definition>& totals) {
+    bool sums_score, const RowView& view, TileSums<Definition>& totals) {
   const DF d;
   const VF zero = hn::Zero(d);
   const VF c = hn::Set(d, factor);
@@ -368,9 +401,9 @@ HWY_INLINE RowSums<Definition> RowGradient(
   const VF largest = hn::Set(d, softmax.largest);
   const VF inverse_sum = hn::Set(d, softmax.inverse_sum);
   const VF delta = hn::Set(d, softmax.delta);
+  const VF top_f = hn::Set(d, softmax.top_f);
   VF sum_factor = totals.factor;
   VF sum_score = zero;
-  VF sum_mean = zero;
   VF sum_norm = zero;
   VF sum_a[Definition::kRowScalars + 1];
   VF sum_t[Definition::kHeadScalars + 1];
@@ -399,9 +432,8 @@ HWY_INLINE RowSums<Definition> RowGradient(
     if constexpr (kBias) {
       if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
     }
-    sum_factor = hn::MulAdd(ds, f, sum_factor);
+    sum_factor = hn::MulAdd(ds, f - top_f, sum_factor);
     sum_score = sum_score + ds;
-    sum_mean = hn::MulAdd(p, f, sum_mean);
     const VF df = c * ds;
     const VF dg = df * slope.g;
     if constexpr (kIsDistance<Definition>) {
@@ -427,10 +459,7 @@ HWY_INLINE RowSums<Definition> RowGradient(
   totals.factor = sum_factor;
   for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = sum_t[s];
   RowSums<Definition> sums;
-  if (sums_factor) {
-    sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
-    sums.mean = hn::GetLane(hn::SumOfLanes(d, sum_mean));
-  }
+  if (sums_score) sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
   if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
   for (int s = 0; s < Definition::kRowScalars; ++s) {
     sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
@@ -445,15 +474,15 @@ HWY_INLINE RowSums<Definition> TileRowGradient(float* tile, float* gradient, int
                                                const float* const* column_scalars,
                                                float* const* d_columns, float factor,
                                                const float* bias, float* d_bias,
-                                               const RowSoftmax& softmax, bool sums_factor,
+                                               const RowSoftmax& softmax, bool sums_score,
                                                const RowView& view, TileSums<Definition>& totals) {
   RowSums<Definition> sums = RowGradient<Definition, kBias, false>(
       tile, gradient, 0, open, row, column_scalars, d_columns, factor, bias, d_bias, softmax,
-      sums_factor, view, totals);
+      sums_score, view, totals);
   if (open < columns) {
     sums += RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
                                                  d_columns, factor, bias, d_bias, softmax,
-                                                 sums_factor, view, totals);
+                                                 sums_score, view, totals);
   }
   return sums;
 }

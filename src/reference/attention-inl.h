@@ -245,7 +245,7 @@ void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& ou
       const int64_t rows = n.batch * n.heads * n.queries;
       out.statistics[row] = sum == 0 ? -kInfinity : largest;
       out.statistics[rows + row] = sum;
-      out.statistics[2 * rows + row] = sum < 2 ? static_cast<double>(top) : -1.0;
+      out.statistics[2 * rows + row] = static_cast<double>(top);
     }
   });
 }

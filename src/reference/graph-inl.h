@@ -79,7 +79,7 @@ void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
       const int64_t rows = n.queries * n.heads;
       out.statistics[row] = sum == 0 ? -kInfinity : largest;
       out.statistics[rows + row] = sum;
-      out.statistics[2 * rows + row] = sum < 2 ? static_cast<double>(top) : -1.0;
+      out.statistics[2 * rows + row] = static_cast<double>(top);
     }
   });
 }

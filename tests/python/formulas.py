@@ -320,6 +320,16 @@ SIMILARITIES = {
         random_gamma,
         has_height=True,
     ),
+    "penumbral exp log": Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r=20.0, map="exp", score="log"),
+        lambda p, q, k: (
+            per_head(p["gamma"])
+            * (20 / penumbral_square(half_space_exp(q), half_space_exp(k), 20.0).sqrt()).log()
+        ),
+        random_gamma,
+        has_height=True,
+        prepare=moderate,
+    ),
     "penumbral exp": Similarity(
         lambda p: gnomon.similarity.Penumbral(p["gamma"], r=20.0, map="exp"),
         lambda p, q, k: (
