@@ -15,8 +15,9 @@ namespace {
 // logits.
 constexpr int64_t kEvaluationBatch = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
-// And what they remember, in numbers, is at most this much, unless one row alone has more.
-constexpr int64_t kEvaluationMemory = int64_t{1} << 28;
+// And the keys and values that are kept of them, in numbers, are at most this many, unless those of
+// one row alone are more.
+constexpr int64_t kEvaluationMemory = int64_t{1} << 29;
 
 // Sums over the windows of one length.
 class WindowSums {
@@ -26,10 +27,21 @@ class WindowSums {
 
   int64_t length() const { return length_; }
 
-  void Read(LanguageModel& model, const int64_t* starts, int64_t count,
-            LanguageModelMemory* memory) {
-    const torch::Tensor losses =
-        Losses(model, Windows(text_, starts, count, length_), memory).to(torch::kDouble);
+  void Read(LanguageModel& model, const int64_t* starts, int64_t count, LanguageModelCache* cache) {
+    Add(Losses(model, Windows(text_, starts, count, length_), cache).to(torch::kDouble), starts);
+  }
+
+  // Those of the windows that begin in a stretch, of its losses.
+  void AddStretch(const torch::Tensor& stretch, int64_t start) {
+    const int64_t count = stretch.size(0) / length_;
+    std::vector<int64_t> starts;
+    for (int64_t n = 0; n < count; ++n) starts.push_back(start + n * length_);
+    Add(stretch.narrow(0, 0, count * length_).view({count, length_}), starts.data());
+  }
+
+  // Losses (count, length) of the windows that begin at `starts`.
+  void Add(const torch::Tensor& losses, const int64_t* starts) {
+    const int64_t count = losses.size(0);
     loss_ += losses.sum().item<double>();
     last_ += losses.narrow(1, length_ - tail_, tail_).sum().item<double>();
     windows_ += count;
@@ -58,6 +70,15 @@ class WindowSums {
   double last_ = 0;
 };
 
+// Reads tokens of `windows` (B, L + 1) after those in the cache. Losses (B, count) in nats of the
+// last `count` tokens.
+torch::Tensor Read(LanguageModel& model, const torch::Tensor& windows, int64_t count,
+                   LanguageModelCache* cache) {
+  const int64_t length = windows.size(1) - 1;
+  return model->losses(windows.narrow(1, 0, length), windows.narrow(1, length + 1 - count, count),
+                       cache);
+}
+
 // Windows on their own. False: `proceed` said no.
 bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_t batch,
                 const std::function<bool()>& proceed, WindowSums* sums) {
@@ -69,32 +90,41 @@ bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_
   return true;
 }
 
-// The memory of rows one after the other.
-LanguageModelMemory Joined(std::vector<LanguageModelMemory> parts) {
-  LanguageModelMemory whole = parts[0];
+// The caches of rows one after the other.
+LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
+  LanguageModelCache whole = parts[0];
   if (parts.size() == 1) return whole;
   const auto join = [&](const auto& of) {
     std::vector<torch::Tensor> tensors;
-    for (const LanguageModelMemory& part : parts) tensors.push_back(of(part));
+    for (const LanguageModelCache& part : parts) tensors.push_back(of(part));
     return torch::cat(tensors);
   };
   for (size_t layer = 0; layer < whole.layers.size(); ++layer) {
-    whole.layers[layer] = join([&](const LanguageModelMemory& part) { return part.layers[layer]; });
+    nn::KVCache joined;
+    if (whole.layers[layer].length() > 0) {
+      joined.k = join([&](const LanguageModelCache& part) { return part.layers[layer].k; });
+      joined.v = join([&](const LanguageModelCache& part) { return part.layers[layer].v; });
+      for (size_t n = 0; n < whole.layers[layer].projections.size(); ++n) {
+        joined.projections.push_back(join(
+            [&](const LanguageModelCache& part) { return part.layers[layer].projections[n]; }));
+      }
+    }
+    whole.layers[layer] = std::move(joined);
     // There is no room for all layers twice.
-    for (LanguageModelMemory& part : parts) part.layers[layer].reset();
+    for (LanguageModelCache& part : parts) part.layers[layer].reset();
   }
   if (whole.tokens.embeddings.defined()) {
     whole.tokens.embeddings =
-        join([](const LanguageModelMemory& part) { return part.tokens.embeddings; });
+        join([](const LanguageModelCache& part) { return part.tokens.embeddings; });
   }
   return whole;
 }
 
-// Reads the `tokens` tokens before each of `starts` into `memory`, as many windows of `length` at
+// Reads the `tokens` tokens before each of `starts` into `cache`, as many windows of `length` at
 // once as there is room for. False: `proceed` said no.
 bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<int64_t>& starts,
                 int64_t tokens, int64_t length, const std::function<bool()>& proceed,
-                LanguageModelMemory* memory) {
+                LanguageModelCache* cache) {
   const auto count = static_cast<int64_t>(starts.size());
   const int64_t most = std::max<int64_t>(kEvaluationBatch / length / count, 1) * length;
   for (int64_t left = tokens; left > 0;) {
@@ -102,25 +132,24 @@ bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<i
     const int64_t read = std::min(most, left);
     std::vector<int64_t> from = starts;
     for (int64_t& start : from) start -= left;
-    model->read(Windows(text, from.data(), count, read).narrow(1, 0, read), memory);
+    Read(model, Windows(text, from.data(), count, read), /*count=*/0, cache);
     left -= read;
   }
   return true;
 }
 
-// The memory that `tokens` tokens before each of `stretches` leave: windows of `length`, of which
+// The cache that `tokens` tokens before each of `stretches` leave: windows of `length`, of which
 // all but the last fit into it, so that each token sees all before it. None: `proceed` said no.
-std::optional<LanguageModelMemory> FillMemory(LanguageModel& model, const TokenText& text,
-                                              const std::vector<int64_t>& stretches, int64_t tokens,
-                                              int64_t length, int64_t memory,
-                                              const std::function<bool()>& proceed) {
+std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenText& text,
+                                            const std::vector<int64_t>& stretches, int64_t tokens,
+                                            int64_t length, int64_t memory,
+                                            const std::function<bool()>& proceed) {
   const auto total = static_cast<int64_t>(stretches.size());
   const int64_t rows =
       std::clamp<int64_t>(kEvaluationBatch / std::max<int64_t>(tokens, 1), 1, total);
-  std::vector<LanguageModelMemory> parts;
+  std::vector<LanguageModelCache> parts;
   for (int64_t at = 0; at < total; at += rows) {
-    LanguageModelMemory& part = parts.emplace_back();
-    part.max_length = memory;
+    LanguageModelCache& part = parts.emplace_back(model->options().depth, memory);
     const std::vector<int64_t> starts(stretches.begin() + at,
                                       stretches.begin() + std::min(at + rows, total));
     if (!ReadBefore(model, text, starts, tokens, length, proceed, &part)) return std::nullopt;
@@ -128,54 +157,92 @@ std::optional<LanguageModelMemory> FillMemory(LanguageModel& model, const TokenT
   return Joined(std::move(parts));
 }
 
-// Windows one after the other in each stretch, with a memory of those before. False: `proceed` said
-// no.
-bool AddStretches(LanguageModel& model, const TokenText& text,
-                  const std::vector<int64_t>& stretches, int64_t stretch, int64_t batch,
-                  int64_t memory, const std::function<bool()>& proceed, WindowSums* sums) {
-  const int64_t length = sums->length();
-  const LanguageModelOptions& options = model->options();
-  batch = std::clamp<int64_t>(kEvaluationMemory / options.dim / options.depth / memory, 1, batch);
-  // Tokens before a stretch, in whole windows, that fill the memory, as far as the text goes back.
-  const auto before = [&](int64_t start) {
-    return std::min((memory + length - 1) / length, start / length) * length;
-  };
-  const auto total = static_cast<int64_t>(stretches.size());
-  const int64_t counted = stretch / length * length;
+// Stretches of a text, in each of which windows follow each other, with a memory of the tokens
+// before.
+struct Stretches {
+  std::vector<int64_t> starts;
+  int64_t length;  // of each
+  int64_t memory;
+
+  int64_t count() const { return static_cast<int64_t>(starts.size()); }
+  // Tokens of each in windows of `window`.
+  int64_t Counted(int64_t window) const { return length / window * window; }
+  // Tokens before a place, in whole windows, that fill the memory, as far as the text goes back.
+  int64_t Before(int64_t start, int64_t window) const {
+    return std::min((memory + window - 1) / window, start / window) * window;
+  }
   // Whether reading on from the stretch before costs less than filling the memory anew: attention
   // is what a long memory costs. Where filling it takes fewer tokens than the stretch has, reading
   // many stretches at once is worth more.
-  const auto reads_on = [&] {
-    if (total == 1) return false;
-    const int64_t gap = (stretches.back() - stretches[0]) / (total - 1) - counted;
-    const int64_t filling = before(stretches.back());
+  bool ReadsOn(int64_t window) const {
+    if (count() == 1) return false;
+    const int64_t gap = (starts.back() - starts[0]) / (count() - 1) - Counted(window);
+    const int64_t filling = Before(starts.back(), window);
     const auto cost = [](int64_t tokens, int64_t remembered) {
       return static_cast<double>(tokens) * static_cast<double>(2 * remembered + tokens);
     };
-    const int64_t remembered = before(stretches.back() - gap);
-    return filling > counted && cost(gap, remembered) <= cost(filling, 0);
-  }();
-  std::optional<LanguageModelMemory> remembered;
+    const int64_t remembered = Before(starts.back() - gap, window);
+    return filling > Counted(window) && cost(gap, remembered) <= cost(filling, 0);
+  }
+};
+
+// Windows one after the other in each stretch. False: `proceed` said no.
+bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& stretches,
+                  int64_t batch, const std::function<bool()>& proceed, WindowSums* sums) {
+  const int64_t length = sums->length();
+  const LanguageModelOptions& options = model->options();
+  batch = std::clamp<int64_t>(
+      kEvaluationMemory / 2 / options.dim / options.depth / stretches.memory, 1, batch);
+  const int64_t total = stretches.count();
+  const bool reads_on = stretches.ReadsOn(length);
+  std::optional<LanguageModelCache> cache;
   for (int64_t at = 0, count = 0; at < total; at += count) {
-    std::vector<int64_t> starts = {stretches[at]};
+    const int64_t start = stretches.starts[at];
+    std::vector<int64_t> starts = {start};
     if (reads_on && at > 0) {
-      const int64_t skipped = stretches[at] - stretches[at - 1] - counted;
-      if (!ReadBefore(model, text, starts, skipped, length, proceed, &*remembered)) return false;
+      const int64_t skipped = start - stretches.starts[at - 1] - stretches.Counted(length);
+      if (!ReadBefore(model, text, starts, skipped, length, proceed, &*cache)) return false;
     } else {
-      const int64_t filling = before(stretches[at]);
+      const int64_t filling = stretches.Before(start, length);
       for (int64_t n = at + 1; !reads_on && n < std::min(at + batch, total); ++n) {
-        if (before(stretches[n]) != filling) break;
-        starts.push_back(stretches[n]);
+        if (stretches.Before(stretches.starts[n], length) != filling) break;
+        starts.push_back(stretches.starts[n]);
       }
-      remembered = FillMemory(model, text, starts, filling, length, memory, proceed);
-      if (!remembered) return false;
+      cache = FillCache(model, text, starts, filling, length, stretches.memory, proceed);
+      if (!cache) return false;
     }
     count = static_cast<int64_t>(starts.size());
-    for (int64_t window = 0; window < stretch / length; ++window) {
+    for (int64_t window = 0; window < stretches.length / length; ++window) {
       if (proceed != nullptr && !proceed()) return false;
-      sums->Read(model, starts.data(), count, &*remembered);
-      for (int64_t& start : starts) start += length;
+      sums->Read(model, starts.data(), count, &*cache);
+      for (int64_t& from : starts) from += length;
     }
+  }
+  return true;
+}
+
+// The same where the memory has room for the whole text: a token sees all before it, whatever the
+// windows, and one pass over the text does for all lengths.
+bool AddInOnePass(LanguageModel& model, const TokenText& text, const Stretches& stretches,
+                  int64_t most_losses, const std::function<bool()>& proceed,
+                  std::vector<WindowSums>* sums) {
+  LanguageModelCache cache(model->options().depth);
+  int64_t at = 0;
+  for (const int64_t start : stretches.starts) {
+    const int64_t end = start + stretches.length;
+    std::vector<torch::Tensor> losses;
+    while (at < end) {
+      if (proceed != nullptr && !proceed()) return false;
+      int64_t next = std::min(at + kEvaluationBatch, end);
+      next = std::min(next, std::max(at, start) + most_losses);
+      const int64_t counted = std::max<int64_t>(next - std::max(at, start), 0);
+      const torch::Tensor some =
+          Read(model, Windows(text, &at, 1, next - at), counted, &cache).squeeze(0);
+      losses.push_back(some.to(torch::kDouble));
+      at = next;
+    }
+    const torch::Tensor stretch = torch::cat(losses);
+    for (WindowSums& of_length : *sums) of_length.AddStretch(stretch, start);
   }
   return true;
 }
@@ -199,20 +266,34 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
   const int64_t batch_tokens =
       std::min(kEvaluationBatch, kEvaluationLogits / model->options().vocabulary);
   std::vector<LengthLoss> results;
+  std::vector<WindowSums> sums;
   for (const int64_t length : lengths) {
-    LengthLoss result;
-    result.length = length;
-    results.push_back(result);
-    if (model->max_length() && *model->max_length() < length) continue;
-    WindowSums sums(text, length);
-    const int64_t batch = std::max<int64_t>(batch_tokens / length, 1);
-    const bool whole =
-        memory == 0 ? AddWindows(model, EvaluationStarts(tokens, length, longest, budget), batch,
-                                 proceed, &sums)
-                    : AddStretches(model, text, EvaluationStarts(tokens, longest, longest, budget),
-                                   longest, batch, memory, proceed, &sums);
-    if (!whole) return {};
-    results.back() = sums.Means();
+    results.emplace_back().length = length;
+    if (!model->max_length() || length <= *model->max_length()) sums.emplace_back(text, length);
+  }
+  const Stretches stretches = {EvaluationStarts(tokens, longest, longest, budget), longest, memory};
+  const bool in_one_pass =
+      memory == tokens && (stretches.count() == 1 ||
+                           std::all_of(lengths.begin(), lengths.end(),
+                                       [&](int64_t length) { return stretches.ReadsOn(length); }));
+  bool whole = true;
+  if (in_one_pass) {
+    whole = AddInOnePass(model, text, stretches, batch_tokens, proceed, &sums);
+  } else {
+    for (WindowSums& of_length : sums) {
+      const int64_t length = of_length.length();
+      const int64_t batch = std::max<int64_t>(batch_tokens / length, 1);
+      whole = whole &&
+              (memory == 0 ? AddWindows(model, EvaluationStarts(tokens, length, longest, budget),
+                                        batch, proceed, &of_length)
+                           : AddStretches(model, text, stretches, batch, proceed, &of_length));
+    }
+  }
+  if (!whole) return {};
+  for (LengthLoss& result : results) {
+    for (const WindowSums& of_length : sums) {
+      if (of_length.length() == result.length) result = of_length.Means();
+    }
   }
   return results;
 }

@@ -28,7 +28,8 @@ inline constexpr int64_t kLastTokens = 32;
 // longest of them. With a memory the windows of each stretch (EvaluationStarts) follow each other,
 // and the tokens before the stretch, as many as the memory keeps, are read first and not counted:
 // the same tokens are predicted as without it. Where it costs less, the text is read on from the
-// stretch before instead of filling the memory anew. `proceed` is asked between batches; an empty
+// stretch before instead of filling the memory anew, and where nothing is forgotten, once for all
+// lengths. `proceed` is asked between batches; an empty
 // result means that it said no.
 std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  const std::vector<int64_t>& lengths, int64_t budget,

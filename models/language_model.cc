@@ -123,17 +123,6 @@ torch::Tensor LanguageModelImpl::TakeBefore(int64_t layer, const torch::Tensor& 
   return before;
 }
 
-void LanguageModelImpl::read(const torch::Tensor& tokens, LanguageModelMemory* memory) {
-  const torch::NoGradGuard no_grad;
-  torch::Tensor x = Embed(tokens, nullptr, memory, std::nullopt);
-  const int64_t last = options_.depth - 1;
-  for (int64_t layer = 0; layer < last; ++layer) {
-    const torch::Tensor before = TakeBefore(layer, x, memory);
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, {.causal = true}, before);
-  }
-  TakeBefore(last, x, memory);
-}
-
 torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageModelCache* cache,
                                          LanguageModelMemory* memory,
                                          const std::optional<BatchRows>& rows) {
@@ -141,9 +130,11 @@ torch::Tensor LanguageModelImpl::forward(const torch::Tensor& tokens, LanguageMo
 }
 
 torch::Tensor LanguageModelImpl::losses(const torch::Tensor& tokens, const torch::Tensor& targets,
-                                        LanguageModelMemory* memory,
+                                        LanguageModelCache* cache, LanguageModelMemory* memory,
                                         const std::optional<BatchRows>& rows) {
-  const torch::Tensor x = Layers(Embed(tokens, nullptr, memory, rows), nullptr, memory, rows);
+  const torch::Tensor x = Layers(Embed(tokens, cache, memory, rows), cache, memory, rows,
+                                 std::nullopt, /*last=*/targets.size(1));
+  if (targets.size(1) == 0) return torch::zeros_like(targets, x.options());
   const torch::Tensor told = targets.to(x.device());
   if (!adaptive_.is_empty()) return adaptive_->Losses(x, told);
   const torch::Tensor logits = Logits(x);
@@ -164,14 +155,18 @@ torch::Tensor LanguageModelImpl::forward_at(const torch::Tensor& tokens,
 torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cache,
                                         LanguageModelMemory* memory,
                                         const std::optional<BatchRows>& rows,
-                                        const std::optional<torch::Tensor>& positions) {
+                                        const std::optional<torch::Tensor>& positions,
+                                        const std::optional<int64_t>& last) {
   for (int64_t layer = 0; layer < options_.depth; ++layer) {
     nn::AttentionCall call;
     call.causal = true;
     call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
     call.positions = positions;
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    x = blocks_[layer]->as<TransformerBlock>()->forward(x, call, before, rows);
+    // Tokens that come after see what all have left in the layers before the last.
+    x = blocks_[layer]->as<TransformerBlock>()->forward(
+        x, call, before, rows, layer + 1 == options_.depth ? last : std::nullopt);
+    if (cache != nullptr && cache->max_length) cache->layers[layer].keep_last(*cache->max_length);
   }
   return norm_->forward(x);
 }

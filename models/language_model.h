@@ -38,14 +38,20 @@ struct LanguageModelOptions {
 
 // What a model remembers of the tokens so far.
 struct LanguageModelCache {
-  explicit LanguageModelCache(int64_t depth) : layers(depth) {}
+  explicit LanguageModelCache(int64_t depth, std::optional<int64_t> most = std::nullopt)
+      : max_length(most), layers(depth) {}
 
+  // Tokens whose keys and values are kept from one call to the next: those before them are
+  // forgotten, as in a memory of that length. None: all.
+  std::optional<int64_t> max_length;
   nn::TokenCache tokens;
   std::vector<nn::KVCache> layers;
 };
 
 // The memory of Transformer-XL (Dai et al. 2019, section 3.2): what each layer read for the last
-// tokens of the segments before this one. No gradient flows into it.
+// tokens of the segments before this one. No gradient flows into it, but into the weights that make
+// keys and values of it in each call. Where weights do not change, a cache of that max_length is
+// the same for less work.
 struct LanguageModelMemory {
   int64_t max_length = 0;  // tokens to keep
   // (B, length, dim), one a layer; none before the first segment.
@@ -80,14 +86,11 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
                            const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Losses (B, L) in nats of the `targets` (B, L) after each of the tokens, as forward() would tell
-  // them, without the logits of all tokens where embeddings are adaptive.
+  // Losses (B, T) in nats of the `targets` (B, T) after each of the last T tokens, as forward()
+  // would tell them, without the work that only other logits need.
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& targets,
-                       LanguageModelMemory* memory = nullptr,
+                       LanguageModelCache* cache = nullptr, LanguageModelMemory* memory = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
-
-  // Brings `memory` to where forward() would, without the work that only logits need. No gradient.
-  void read(const torch::Tensor& tokens, LanguageModelMemory* memory);
 
   const LanguageModelOptions& options() const { return options_; }
   // The longest text at which the encodings are defined; none if any length will do.
@@ -103,10 +106,12 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                       LanguageModelMemory* memory, const std::optional<BatchRows>& rows,
                       const std::optional<torch::Tensor>& positions = std::nullopt);
-  // All layers, from what the first one reads to the norm of what the last one leaves.
+  // All layers, from what the first one reads to the norm of what the last one leaves, of the
+  // `last` tokens or of all.
   torch::Tensor Layers(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
                        const std::optional<BatchRows>& rows,
-                       const std::optional<torch::Tensor>& positions = std::nullopt);
+                       const std::optional<torch::Tensor>& positions = std::nullopt,
+                       const std::optional<int64_t>& last = std::nullopt);
   torch::Tensor Logits(const torch::Tensor& x);
 
   LanguageModelOptions options_;

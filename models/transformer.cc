@@ -125,15 +125,23 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerOptions& options,
 
 torch::Tensor TransformerBlockImpl::forward(torch::Tensor x, nn::AttentionCall call,
                                             const torch::Tensor& memory,
-                                            const std::optional<BatchRows>& rows) {
+                                            const std::optional<BatchRows>& rows,
+                                            const std::optional<int64_t>& last) {
   const auto drop_out = [&](const torch::Tensor& branch) {
     return is_training() ? DropOut(branch, dropout_, rows) : branch;
   };
-  const torch::Tensor queries = attention_norm_->forward(x);
+  torch::Tensor queries = attention_norm_->forward(x);
   torch::Tensor keys;
   if (memory.defined()) {
     keys = torch::cat({attention_norm_->forward(memory), queries}, 1);
     call.query_offset = memory.size(1);
+  }
+  if (const int64_t others = x.size(1) - last.value_or(x.size(1)); others > 0) {
+    if (!keys.defined()) keys = queries;
+    const int64_t before = call.cache == nullptr ? 0 : call.cache->length();
+    call.query_offset = call.query_offset.value_or(before) + others;
+    queries = queries.narrow(1, others, *last);
+    x = x.narrow(1, others, *last);
   }
   const torch::Tensor attended = attention_->forward(queries, keys, {}, call);
   x = x + drop_out(attended);

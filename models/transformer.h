@@ -148,10 +148,12 @@ class TransformerBlockImpl : public torch::nn::Module {
   // `position` is that of this layer; the options' is not read.
   TransformerBlockImpl(const TransformerOptions& options, const std::string& position);
   // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim); the
-  // queries then follow the memory. Dropout draws as for the batch that `rows` are of.
+  // queries then follow the memory. Dropout draws as for the batch that `rows` are of. With `last`
+  // only that many tokens at the end come out, which may be 0: a cache of the call then takes all.
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
                         const torch::Tensor& memory = {},
-                        const std::optional<BatchRows>& rows = std::nullopt);
+                        const std::optional<BatchRows>& rows = std::nullopt,
+                        const std::optional<int64_t>& last = std::nullopt);
   // The weights (B, H, n, L) with which rows of x attend to x.
   torch::Tensor attention_weights(const torch::Tensor& x, const std::vector<int64_t>& rows);
 

@@ -28,10 +28,11 @@ torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t coun
   return rows;
 }
 
-torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
+torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows, LanguageModelCache* cache,
                      LanguageModelMemory* memory, const std::optional<BatchRows>& rows) {
   const int64_t length = windows.size(1) - 1;
-  return model->losses(windows.narrow(1, 0, length), windows.narrow(1, 1, length), memory, rows);
+  return model->losses(windows.narrow(1, 0, length), windows.narrow(1, 1, length), cache, memory,
+                       rows);
 }
 
 }  // namespace gnomon::models

@@ -21,7 +21,7 @@ torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t coun
 
 // Losses (B, L) in nats of the tokens of `windows` (B, L + 1) after the first.
 torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
-                     LanguageModelMemory* memory = nullptr,
+                     LanguageModelCache* cache = nullptr, LanguageModelMemory* memory = nullptr,
                      const std::optional<BatchRows>& rows = std::nullopt);
 
 }  // namespace gnomon::models

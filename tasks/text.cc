@@ -292,7 +292,7 @@ torch::Tensor TextLearner::Loss(const Batch& batch) {
   }
   const torch::Tensor losses =
       Losses(model_, Windows(text, starts.data() + batch.first, batch.count, window.length),
-             window.memory == 0 ? nullptr : &next_, batch.rows());
+             /*cache=*/nullptr, window.memory == 0 ? nullptr : &next_, batch.rows());
   return losses.sum() / static_cast<double>(batch.total * window.length);
 }
 

@@ -271,28 +271,67 @@ TEST(MemoryTest, OfEverythingIsTheWholeText) {
   }
 }
 
-TEST(MemoryTest, ReadingFillsItAsTheForwardPassDoes) {
+// Keys and values that are kept are those that are made anew of the memory.
+TEST(MemoryTest, ACacheOfItsLengthIsTheSame) {
   const torch::NoGradGuard no_grad;
-  const torch::Tensor tokens = torch::randint(256, {2, 24}, torch::kLong);
-  for (const char* position : {"rope+hype:tau=learned", "sinusoidal", "conv:kernel=5:groups=4"}) {
-    LanguageModel model = WithTables(Small("umbral", position));
-    LanguageModelMemory read;
-    LanguageModelMemory forward;
-    read.max_length = forward.max_length = 11;
-    for (const int64_t begin : {0, 8, 16}) {
-      const torch::Tensor segment = tokens.narrow(1, begin, 8);
-      model->read(segment, &read);
-      model->forward(segment, nullptr, &forward);
-      ASSERT_EQ(read.layers.size(), forward.layers.size());
-      for (size_t layer = 0; layer < read.layers.size(); ++layer) {
-        EXPECT_TRUE(torch::equal(read.layers[layer], forward.layers[layer])) << position;
-      }
-      EXPECT_EQ(read.tokens.tokens, forward.tokens.tokens);
-      ASSERT_EQ(read.tokens.embeddings.defined(), forward.tokens.embeddings.defined());
-      if (read.tokens.embeddings.defined()) {
-        EXPECT_TRUE(torch::equal(read.tokens.embeddings, forward.tokens.embeddings));
+  const torch::Tensor tokens = torch::randint(256, {2, 60}, torch::kLong);
+  const std::vector<int64_t> lengths = {7, 1, 12, 3, 12, 25};
+  for (const char* position :
+       {"none", "rope", "alibi", "t5", "kerple", "rope+hype:tau=learned", "sinusoidal", "cape",
+        "conv:kernel=5:groups=4", "relative:max_offset=9:values=true", "transformer_xl", "forget",
+        "scalable_softmax", "content_bias:extent=4"}) {
+    for (const char* similarity : {"dot", "umbral", "penumbral"}) {
+      if (std::string(position) == "transformer_xl" && std::string(similarity) != "dot") continue;
+      LanguageModel model = WithTables(Small(similarity, position));
+      for (const int64_t memory : {0, 5, 11, 100}) {
+        const std::vector<torch::Tensor> anew = BySegments(model, tokens, lengths, memory);
+        LanguageModelCache cache(2, memory);
+        int64_t begin = 0;
+        for (size_t n = 0; n < lengths.size(); ++n) {
+          const torch::Tensor kept = model->forward(tokens.narrow(1, begin, lengths[n]), &cache);
+          begin += lengths[n];
+          EXPECT_LT(Distance(kept, anew[n]), 5e-5)
+              << similarity << " " << position << " " << memory << " " << n;
+          EXPECT_EQ(cache.layers[1].length(), std::min(begin, memory));
+        }
       }
     }
+  }
+}
+
+TEST(LanguageModelTest, LossesOfTheLastTokens) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor tokens = torch::randint(256, {2, 25}, torch::kLong);
+  for (const char* position :
+       {"rope+hype:tau=learned", "sinusoidal", "conv:kernel=5:groups=4", "t5", "transformer_xl",
+        "forget", "relative:max_offset=9:values=true", "content_bias:extent=4"}) {
+    LanguageModel model = WithTables(Small("dot", position));
+    const torch::Tensor logits = model->forward(tokens.narrow(1, 0, 24));
+    const torch::Tensor all =
+        -torch::log_softmax(logits, 2).gather(2, tokens.narrow(1, 1, 24).unsqueeze(2)).squeeze(2);
+    for (const int64_t count : {24, 3, 1, 0}) {
+      LanguageModelCache some(2);
+      LanguageModelCache whole(2);
+      for (const int64_t begin : {0, 8}) {
+        const int64_t length = begin == 0 ? 8 : 16;
+        const int64_t last = std::min(count, length);
+        const int64_t end = begin + length;
+        const torch::Tensor segment = tokens.narrow(1, begin, length);
+        const torch::Tensor losses =
+            model->losses(segment, tokens.narrow(1, end + 1 - last, last), &some);
+        ASSERT_EQ(losses.sizes(), (std::vector<int64_t>{2, last}));
+        if (last > 0) EXPECT_LT(Distance(losses, all.narrow(1, end - last, last)), 5e-5);
+        model->forward(segment, &whole);
+        for (size_t layer = 0; layer < 2; ++layer) {
+          EXPECT_TRUE(torch::equal(some.layers[layer].k, whole.layers[layer].k)) << position;
+          EXPECT_TRUE(torch::equal(some.layers[layer].v, whole.layers[layer].v)) << position;
+        }
+      }
+    }
+    // Without a cache, too.
+    EXPECT_LT(Distance(model->losses(tokens.narrow(1, 0, 24), tokens.narrow(1, 20, 5)),
+                       all.narrow(1, 19, 5)),
+              5e-5);
   }
 }
 

@@ -103,6 +103,76 @@ TEST(LorentzMultiheadAttentionTest, NamesItsParameters) {
                c10::ValueError);
 }
 
+TEST(KVCacheTest, CopiesGoOnByThemselves) {
+  const torch::NoGradGuard no_grad;
+  const auto draw = [](int64_t tokens) { return torch::randn({2, 3, tokens, 4}); };
+  KVCache cache;
+  std::vector<torch::Tensor> keys;
+  std::vector<torch::Tensor> values;
+  const auto append = [&](KVCache* to, int64_t tokens) {
+    keys.push_back(draw(tokens));
+    values.push_back(draw(tokens));
+    to->append(keys.back(), values.back(), {values.back().sum(3)});
+  };
+  const auto check = [&](const KVCache& of, const std::vector<size_t>& parts, int64_t last) {
+    std::vector<torch::Tensor> k;
+    std::vector<torch::Tensor> v;
+    for (const size_t part : parts) {
+      k.push_back(keys[part]);
+      v.push_back(values[part]);
+    }
+    const int64_t total = torch::cat(k, 2).size(2);
+    EXPECT_EQ(of.length(), last);
+    EXPECT_TRUE(torch::equal(of.k, torch::cat(k, 2).narrow(2, total - last, last)));
+    EXPECT_TRUE(torch::equal(of.v, torch::cat(v, 2).narrow(2, total - last, last)));
+    EXPECT_TRUE(torch::equal(of.projections[0], of.v.sum(3)));
+  };
+  for (const int64_t tokens : {5, 7, 1}) append(&cache, tokens);  // parts 0 to 2
+  const void* const there = cache.k.const_data_ptr();
+  append(&cache, 2);
+  EXPECT_EQ(cache.k.const_data_ptr(), there);  // in place
+  KVCache copy = cache;
+  append(&copy, 1);   // part 4
+  append(&cache, 1);  // part 5
+  check(copy, {0, 1, 2, 3, 4}, 16);
+  check(cache, {0, 1, 2, 3, 5}, 16);
+  // Tokens that are forgotten leave their places in the end.
+  cache.keep_last(3);
+  for (int n = 0; n < 40; ++n) {
+    append(&cache, 1);
+    cache.keep_last(3);
+  }
+  const size_t last = keys.size() - 1;
+  check(cache, {last - 2, last - 1, last}, 3);
+  EXPECT_LT(cache.k.storage().nbytes(), 20 * 2 * 3 * 4 * sizeof(float));
+  check(copy, {0, 1, 2, 3, 4}, 16);
+  // A selection of rows goes on, too.
+  KVCache selected = copy;
+  for (torch::Tensor* tensor : {&selected.k, &selected.v, &selected.projections[0]}) {
+    *tensor = tensor->index_select(0, torch::tensor({1, 0}));
+  }
+  append(&selected, 1);
+  append(&copy, 1);
+  EXPECT_TRUE(torch::equal(selected.k.narrow(2, 0, 16), copy.k.narrow(2, 0, 16).flip(0)));
+  EXPECT_TRUE(torch::equal(selected.k.narrow(2, 16, 1), keys[keys.size() - 2]));
+}
+
+TEST(KVCacheTest, WhatABackwardPassReadsStays) {
+  KVCache cache;
+  const auto k = [](bool learned) { return torch::randn({1, 1, 2, 4}).requires_grad_(learned); };
+  {
+    const torch::NoGradGuard no_grad;
+    for (int n = 0; n < 3; ++n) cache.append(k(false), k(false));
+  }
+  cache.append(k(true), k(true));
+  const torch::Tensor sum = (cache.k * cache.k).sum() + (cache.v * cache.v).sum();
+  {
+    const torch::NoGradGuard no_grad;
+    for (int n = 0; n < 3; ++n) cache.append(k(false), k(false));
+  }
+  EXPECT_NO_THROW(sum.backward());
+}
+
 // The same module, weights and numbers as in tests/python/test_nn.py: both languages agree.
 TEST(MultiheadAttentionTest, Golden) {
   MultiheadAttention module(MultiheadAttentionOptions(8, 2)

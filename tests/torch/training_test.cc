@@ -530,7 +530,7 @@ TEST(EvaluateTest, StretchesThatAdjoinAreReadOn) {
   LanguageModel model = NewModel(options, 1);
   model->eval();
   for (const int64_t length : {8, 16}) {
-    for (const int64_t memory : {100, 5000}) {
+    for (const int64_t memory : {100, 400}) {
       int64_t passes = 0;
       const auto count = [&] {
         ++passes;
@@ -541,6 +541,44 @@ TEST(EvaluateTest, StretchesThatAdjoinAreReadOn) {
           << memory << " " << length;
       EXPECT_EQ(passes, 640 / length + 640 / 16) << memory;  // each window of both lengths once
     }
+  }
+}
+
+TEST(EvaluateTest, WhatForgetsNothingReadsTheTextOnceForAllLengths) {
+  const std::string text = Text().substr(0, 4000);
+  for (const int64_t budget : {320, 32}) {  // of several stretches, and of one
+    LanguageModelOptions options = Small("umbral", "rope+alibi");
+    options.depth = 2;
+    LanguageModel model = NewModel(options, 1);
+    model->eval();
+    int64_t passes = 0;
+    const auto count = [&] {
+      ++passes;
+      return true;
+    };
+    const std::vector<int64_t> lengths = {5, 8, 32};
+    const std::vector<LengthLoss> losses = Evaluate(model, text, lengths, budget, 4000, count);
+    EXPECT_EQ(passes, budget / 32);
+    ASSERT_EQ(losses.size(), lengths.size());
+    for (size_t n = 0; n < lengths.size(); ++n) {
+      EXPECT_EQ(losses[n].length, lengths[n]);
+      EXPECT_EQ(losses[n].windows, budget / 32 * (32 / lengths[n]));
+    }
+    // The windows of 8 and of 32 hold the same tokens, those of 5 all but the last two.
+    EXPECT_DOUBLE_EQ(*losses[1].loss, *losses[2].loss);
+    double sum = 0;
+    double last = 0;
+    double shorter = 0;
+    for (const int64_t start : EvaluationStarts(4000, 32, 32, budget)) {
+      const torch::Tensor stretch = LastLosses(model, text, 0, start + 32, 32);
+      sum += stretch.sum().item<double>();
+      last += stretch.view({4, 8}).sum().item<double>();
+      shorter += stretch.narrow(0, 0, 30).sum().item<double>();
+    }
+    const auto stretches = static_cast<double>(budget / 32);
+    EXPECT_NEAR(*losses[2].loss, sum / (32 * stretches), 2e-5);
+    EXPECT_NEAR(*losses[1].last, last / (32 * stretches), 2e-5);
+    EXPECT_NEAR(*losses[0].loss, shorter / (30 * stretches), 2e-5);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,6 +26,9 @@ namespace gnomon::nn {
 
 // The projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
 // any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
+//
+// Without gradients the tensors are views of larger ones, and tokens are appended in place: a copy
+// of a cache costs nothing, and goes on by itself.
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
@@ -37,7 +41,14 @@ struct KVCache {
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
+  // Forgets all tokens but the last `length`.
+  void keep_last(int64_t length);
   void reset();
+
+ private:
+  struct Room;
+  // The tensors with places for later tokens, shared by copies.
+  std::shared_ptr<Room> room_;
 };
 
 // The components of a position that act in attention, "none" where there are none.
