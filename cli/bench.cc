@@ -536,17 +536,12 @@ void AddBench(CLI::App& app, Action* action) {
           ->capture_default_str();
   AddDeviceFlag(command, &flags->device, "it is timed");
   AddThreadsFlag(command, &flags->threads);
-  CLI::Option* cases =
-      command
-          ->add_option("--cases", flags->cases,
-                       "Cases joined by commas, besides sdpa and dot; default: all")
-          ->delimiter(',');
+  CLI::Option* cases = AddList(command, "--cases", &flags->cases,
+                               "Cases joined by commas, besides sdpa and dot; default: all");
   CLI::Option* model =
-      command
-          ->add_option("--model", flags->models,
-                       "SIMILARITY/POSITION joined by commas: time training steps of the language "
-                       "model with each, in turn, and give their ratios to the first")
-          ->delimiter(',')
+      AddList(command, "--model", &flags->models,
+              "SIMILARITY/POSITION joined by commas: time training steps of the language model "
+              "with each, in turn, and give their ratios to the first")
           ->excludes(cases)
           ->excludes(dtype);
   add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);

@@ -410,17 +410,10 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
   flags->training = task->DefaultTraining(Command::kCompare);
   AddTaskFlag(command, &flags->task);
   AddDataFlag(command, *task, &flags->data);
-  command
-      ->add_option("--position", flags->positions,
-                   "Position specifications joined by commas, see `gnomon list`")
-      ->delimiter(',')
-      ->capture_default_str();
-  command
-      ->add_option("--similarity", flags->similarities,
-                   "Similarity specifications joined by commas; each is combined with each "
-                   "position")
-      ->delimiter(',')
-      ->capture_default_str();
+  AddList(command, "--position", &flags->positions,
+          "Position specifications joined by commas, see `gnomon list`");
+  AddList(command, "--similarity", &flags->similarities,
+          "Similarity specifications joined by commas; each is combined with each position");
   command->add_option("--run", flags->runs,
                       "SIMILARITY/POSITION: one more combination, repeatable; without --position "
                       "and --similarity, these alone are run");

@@ -31,23 +31,76 @@ std::string Span(double lowest, double highest) {
                      lowest, " to ", highest));
 }
 
+// A decimal integer; none where the word is anything else or does not fit.
+std::optional<int64_t> ParseInteger(const std::string& word) {
+  int64_t number = 0;
+  const char* const end = word.data() + word.size();
+  // A sign of plus is the one that from_chars does not know.
+  const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
+  const auto [stop, error] = std::from_chars(begin, end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
+
+// The items that words hold, joined by commas. Words that are empty are refused with those of other
+// options, once all are read.
+std::vector<std::string> Items(const std::string& name, const std::vector<std::string>& words) {
+  std::vector<std::string> items;
+  for (const std::string& word : words) {
+    if (word.empty()) continue;
+    for (size_t begin = 0; begin <= word.size();) {
+      const size_t end = std::min(word.find(',', begin), word.size());
+      if (end == begin) {
+        throw Error(StrCat(name, " has an empty item in '", word,
+                           "', expected items joined by single commas"));
+      }
+      items.push_back(word.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return items;
+}
+
 }  // namespace
 
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest) {
   const auto check = [=](std::string& word) {
-    int64_t number = 0;
-    const char* const end = word.data() + word.size();
-    // A sign of plus is the one that from_chars does not know.
-    const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
-    const auto [stop, error] = std::from_chars(begin, end, number);
-    if (error != std::errc() || stop != end || number < lowest || number > highest) {
+    const std::optional<int64_t> number = ParseInteger(word);
+    if (!number || *number < lowest || *number > highest) {
       Refuse(name, word, "an integer", std::to_string(lowest), std::to_string(highest));
     }
     // In a form that nothing takes to be octal.
-    word = std::to_string(number);
+    word = std::to_string(*number);
     return std::string();
   };
   return {check, Span(static_cast<double>(lowest), static_cast<double>(highest))};
+}
+
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std::string>* items,
+                     const std::string& help) {
+  const auto set = [=](const std::vector<std::string>& words) { *items = Items(name, words); };
+  return command->add_option_function<std::vector<std::string>>(name, set, help)
+      ->default_str(models::Join(*items, ","));
+}
+
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
+                     int64_t lowest, int64_t highest, const std::string& help) {
+  const auto set = [=](const std::vector<std::string>& words) {
+    numbers->clear();
+    for (const std::string& item : Items(name, words)) {
+      const std::optional<int64_t> number = ParseInteger(item);
+      if (!number || *number < lowest || *number > highest) {
+        throw Error(
+            StrCat(name, " has ", item, ", expected integers from ", lowest, " to ", highest));
+      }
+      numbers->push_back(*number);
+    }
+  };
+  std::vector<std::string> texts;
+  for (const int64_t number : *numbers) texts.push_back(std::to_string(number));
+  return command->add_option_function<std::vector<std::string>>(name, set, help)
+      ->type_name("INT")
+      ->default_str(models::Join(texts, ","));
 }
 
 CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
@@ -78,9 +131,10 @@ void AddFlags(CLI::App* command, const models::OptionList& list) {
             return AddReal(command, name, value, info.lowest, info.highest, info.help);
           } else if constexpr (std::is_same_v<T, std::string>) {
             return command->add_option(name, *value, info.help);
-          } else if constexpr (std::is_same_v<T, std::vector<std::string>> ||
-                               std::is_same_v<T, std::vector<int64_t>>) {
-            return command->add_option(name, *value, info.help)->delimiter(',');
+          } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            return AddList(command, name, value, info.help);
+          } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+            return AddList(command, name, value, lowest, highest, info.help);
           } else {
             return AddNumber(command, name, value, lowest, highest, info.help);
           }
@@ -91,7 +145,11 @@ void AddFlags(CLI::App* command, const models::OptionList& list) {
       flag->group(group);
     }
     const bool is_set = !std::holds_alternative<std::optional<int64_t>*>(option.value);
-    if (info.shows_default && is_set) flag->capture_default_str();
+    if (info.shows_default && is_set) {
+      flag->capture_default_str();
+    } else {
+      flag->default_str("");
+    }
   }
 }
 

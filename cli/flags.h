@@ -19,8 +19,8 @@ using models::kMany;
 // Takes decimal integers from `lowest` to `highest` alone; throws Error naming the option.
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
 
-// Adds an option that takes a number, or several joined by commas, from `lowest` to `highest`; any
-// other word, NaN too, is refused with an Error that names the option.
+// Adds an option that takes a number from `lowest` to `highest`; any other word, NaN too, is
+// refused with an Error that names the option.
 template <class Value>
 CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value, int64_t lowest,
                        int64_t highest, const std::string& help) {
@@ -28,6 +28,14 @@ CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value,
 }
 CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
                      double highest, const std::string& help);
+
+// Adds an option that takes items joined by commas, or integers from `lowest` to `highest`, and
+// shows those at hand as the default. An empty item, or another word than such an integer, is
+// refused with an Error that names the option and the word.
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std::string>* items,
+                     const std::string& help);
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
+                     int64_t lowest, int64_t highest, const std::string& help);
 
 // A flag for each option of a list that has one, in the group of its section; the values at hand
 // are the defaults.

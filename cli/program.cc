@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -45,6 +46,8 @@ Failure DescribeFailure() {
     return {kWrongInput, std::string(error.what()) + " (see --help)"};
   } catch (const Error& error) {
     return {kWrongInput, error.what()};
+  } catch (const std::filesystem::filesystem_error& error) {
+    return {kWrongInput, StrCat(error.path1().string(), ": ", error.code().message())};
   } catch (const std::ios_base::failure&) {
     // Of the standard output alone: no other stream throws.
     return {kWrongInput, StrCat("cannot write to the standard output: ", std::strerror(errno))};
@@ -72,6 +75,16 @@ void RefuseEmptyWords(const CLI::App& app) {
       }
     }
   }
+}
+
+// Of a command that may do without, there is only what says something about it.
+void CheckWorkingFolder(const CLI::App& command) {
+  if (!working_folder_is_deleted || command.get_name() == "list") return;
+  for (const std::string& word : command.remaining()) {
+    if (word == "--help" || word == "-h" || word == "--list") return;
+  }
+  throw Error(
+      StrCat(command.get_name(), ": the working folder was deleted; change to one that exists"));
 }
 
 // While it lives, a standard output that cannot be written to throws std::ios_base::failure.
@@ -117,6 +130,8 @@ void AddTermsFlag(CLI::App* command) {
 }
 
 }  // namespace
+
+bool working_folder_is_deleted = false;
 
 void RunInEveryProcess(const models::Processes& processes, const std::function<void()>& part) {
   if (processes.size() == 1) return part();
@@ -185,6 +200,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       }
       RefuseEmptyWords(app);
       if (action == nullptr) throw Error("no command given (--help lists them)");
+      CheckWorkingFolder(*app.get_subcommands().front());
       if (processes->size() > 1 && !app.got_subcommand("train")) {
         throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, and ",
                            processes->size(), " were started; train runs in several"));

@@ -8,6 +8,10 @@
 
 namespace gnomon::cli {
 
+// Whether the process has left a working folder that was deleted, for the root: commands that need
+// one are refused.
+extern bool working_folder_is_deleted;
+
 // Prints one line where something fails. Of several processes all return the same code, where they
 // can; commands other than train are refused.
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes);

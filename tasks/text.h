@@ -127,7 +127,8 @@ class TextTask final : public Task {
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                \
          .help =                                                                              \
              "Tokens per window, joined by commas: the first is trained at, all are "         \
-             "evaluated at")                                                                  \
+             "evaluated at",                                                                  \
+         .lowest = 1)                                                                         \
   OPTION(int64_t, evaluation_bytes, 65536,                                                    \
          .help = "Bytes of validation text to measure at each length", .lowest = 1)           \
   OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                             \
@@ -143,7 +144,7 @@ class TextTask final : public Task {
          .help =                                                                                 \
              "Tokens per window, joined by commas; default 1, 2 and 4 times the training "       \
              "length, or the max_length of a model alone",                                       \
-         .shows_default = false)                                                                 \
+         .lowest = 1, .shows_default = false)                                                    \
   OPTION(int64_t, bytes, 131072, .help = "Bytes of text to measure at each length", .lowest = 1) \
   OPTION(std::optional<int64_t>, memory, std::nullopt,                                           \
          .help =                                                                                 \
