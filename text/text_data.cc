@@ -10,6 +10,7 @@
 
 #include "base/sha256.h"
 #include "gnomon/attention.h"
+#include "training/files.h"
 #include "training/strings.h"
 
 namespace gnomon::models {
@@ -24,10 +25,7 @@ constexpr size_t kMostBytes = size_t{4} << 30;
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
 std::string ReadFile(const fs::path& path) {
-  std::error_code error;
-  if (fs::is_character_file(path, error) || fs::is_block_file(path, error)) {
-    throw Error(StrCat("the data file ", path.string(), " is a device"));
-  }
+  if (IsDevice(path)) throw Error(StrCat("the data file ", path.string(), " is a device"));
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(StrCat("cannot read the data file ", path.string()));
   std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};

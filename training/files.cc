@@ -69,6 +69,12 @@ void WriteFileAtomically(const std::filesystem::path& path,
   }
 }
 
+bool IsDevice(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return std::filesystem::is_character_file(status) || std::filesystem::is_block_file(status);
+}
+
 std::filesystem::path FolderOf(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }

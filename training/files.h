@@ -1,4 +1,5 @@
-// Writing files that are never seen half written, in folders that one process at a time works in.
+// Files: writing them so that they are never seen half written, in folders that one process at a
+// time works in, and telling what they are.
 #ifndef GNOMON_TRAINING_FILES_H_
 #define GNOMON_TRAINING_FILES_H_
 
@@ -13,6 +14,9 @@ namespace gnomon::models {
 // brings it to the disk, and renames it to `path`. Throws Error where it cannot.
 void WriteFileAtomically(const std::filesystem::path& path,
                          const std::vector<std::string_view>& parts);
+
+// Whether a path leads to a device, such as /dev/zero, which may have no end.
+bool IsDevice(const std::filesystem::path& path);
 
 // The folder that a file is in.
 std::filesystem::path FolderOf(const std::filesystem::path& path);

@@ -61,10 +61,7 @@ class Reader {
       : path_(path.string()) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) Fail("is a folder, not a file");
-    if (std::filesystem::is_character_file(path, error) ||
-        std::filesystem::is_block_file(path, error)) {
-      Fail("is a device, not a file");
-    }
+    if (IsDevice(path)) Fail("is a device, not a file");
     std::ifstream in(path, std::ios::binary);
     if (!in) throw Error(StrCat("cannot read ", path_));
     if (has_tensors) {

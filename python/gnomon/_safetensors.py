@@ -10,12 +10,13 @@ import json
 import math
 import os
 import pathlib
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gnomon._files import replacing
 
 _DTYPES = {
     "F64": torch.float64,
@@ -60,21 +61,14 @@ def write(
         }
     text = json.dumps(header, ensure_ascii=False).encode()
     text = text.ljust((len(text) + 7) // 8 * 8)
-    # A name that no other writer has.
-    beside = pathlib.Path(f"{path}.{secrets.token_hex(8)}.part")
-    try:
-        with beside.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for _, tensor in entries:
-                stored = tensor.detach().cpu().contiguous()
-                file.write(ctypes.string_at(stored.data_ptr(), stored.nbytes))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with replacing(path) as part, part.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in entries:
+            stored = tensor.detach().cpu().contiguous()
+            file.write(ctypes.string_at(stored.data_ptr(), stored.nbytes))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -22,6 +22,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from gnomon._files import replacing
 from gnomon._output import checked_output
 from gnomon._plots import STYLE, colour, line_style
 
@@ -619,12 +620,16 @@ def _main(arguments: list[str] | None) -> int:
     try:
         results = load(options.run)
         page = render(results, options.run)
-        (options.run / "report.html").write_text(page, encoding="utf-8")
+        with replacing(options.run / "report.html") as part:
+            part.write_text(page, encoding="utf-8")
         if options.png:
             with matplotlib.rc_context(STYLE):
                 for name, (_, _, draw) in PLOTS.items():
-                    draw(results).savefig(options.run / f"{name}.png", dpi=150)
-    except (ValueError, OSError, KeyError, TypeError) as error:
+                    with replacing(options.run / f"{name}.png") as part:
+                        draw(results).savefig(part, dpi=150, format="png")
+    except OSError as error:
+        _fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:
         _fail(str(error))
     return 0
 

@@ -250,7 +250,7 @@ def test_a_full_disk_is_one_line(server, tmp_path, monkeypatch, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert line == f"gnomon: data: {tmp_path}: {os.strerror(errno.EFBIG)}"
+    assert line == f"gnomon: data: {tmp_path / 'zeros'}: {os.strerror(errno.EFBIG)}"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import http.client
 import pathlib
-import secrets
 import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from gnomon._files import replacing
 from gnomon._library import VERSION
 
 _BLOCK = 1 << 20
@@ -115,20 +114,8 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
     )
 
 
-@contextlib.contextmanager
-def beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file that becomes `path` at the end, and is removed where that is not reached."""
-    # A name that no other writer has; texts in folders that are read do not have hidden names.
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _download(url: str, path: pathlib.Path, file: File) -> None:
-    with beside(path) as part:
+    with replacing(path) as part:
         with _open(url) as answer, part.open("xb") as out:
             # An archive's own size is not known.
             _copy(answer, out, None if file.members else file.size)

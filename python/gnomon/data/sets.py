@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gnomon._files import replacing
 from gnomon.data import _planetoid, read_arrays, write
-from gnomon.data._download import File, beside, obtain
+from gnomon.data._download import File, obtain
 
 __all__ = ["SETS", "File", "NamedSet", "convert", "fetch", "get"]
 
@@ -105,7 +106,7 @@ def get(name: str, folder: pathlib.Path | str) -> list[pathlib.Path]:
 
 
 def _write_text(path: pathlib.Path, text: str) -> None:
-    with beside(path) as part:
+    with replacing(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
 
 

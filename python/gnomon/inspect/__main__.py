@@ -114,7 +114,9 @@ def _main(words: list[str]) -> int:
             raise ValueError(f"--out: {options.out}; expected a file NAME.png")
         with matplotlib.rc_context(STYLE):
             PICTURES[options.picture][2](options).save(options.out)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except OSError as error:
+        _fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+    except (ValueError, TypeError, NotImplementedError) as error:
         _fail(str(error).removeprefix("gnomon: "))
     except MemoryError:
         _fail(f"inspect {options.picture}: not enough memory")

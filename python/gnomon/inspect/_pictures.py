@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from gnomon._files import replacing
 from gnomon._plots import STYLE
 
 #: Significant digits of the numbers beside a picture.
@@ -34,9 +35,10 @@ class Picture:
         """Writes the picture to `path` and its numbers beside it, with the suffix .json."""
         text = json.dumps(_plain(self.numbers), indent=1, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(STYLE):
-            self.figure.savefig(path, dpi=150)
-        path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+        with matplotlib.rc_context(STYLE), replacing(path) as part:
+            self.figure.savefig(part, dpi=150, format="png")
+        with replacing(path.with_suffix(".json")) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -131,6 +133,16 @@ def named(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("an empty word")
     return text
+
+
+def items(text: str) -> list[str]:
+    """The type of an option: words joined by commas, none of them empty."""
+    words = named(text).split(",")
+    if "" in words:
+        raise argparse.ArgumentTypeError(
+            f"an empty item in '{text}'; expected items joined by single commas"
+        )
+    return words
 
 
 def path(text: str) -> pathlib.Path:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gnomon
 from gnomon._plots import colour
-from gnomon.inspect._pictures import Picture, named, new_figure, unknown
+from gnomon.inspect._pictures import Picture, items, new_figure, unknown
 
 #: Light from a horosphere of height 1; balls wide enough to be seen.
 RADII = {"penumbral": 1.0, "umbral": 0.5}
@@ -35,7 +35,7 @@ LOWEST_HEIGHT = 1e-6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cone",
-        type=named,
+        type=items,
         default="penumbral,umbral",
         help="joined by commas (default %(default)s)",
     )
@@ -75,7 +75,7 @@ def shadow(point: Tensor, field: Tensor, cone: str, r: float) -> Tensor:
 
 
 def draw(options: argparse.Namespace) -> Picture:
-    cones = options.cone.split(",")
+    cones = options.cone
     for cone in cones:
         if cone not in RADII:
             raise unknown("cone", cone, RADII)

@@ -12,7 +12,7 @@ import gnomon
 from gnomon._catalogue import components_of
 from gnomon._library import ops
 from gnomon.inspect._model import load_model
-from gnomon.inspect._pictures import Picture, colour_of_head, integer, named, new_figure, path
+from gnomon.inspect._pictures import Picture, colour_of_head, integer, items, new_figure, path
 from gnomon.inspect._probe import biases
 from gnomon.nn import MultiheadAttention, attention_position
 
@@ -58,7 +58,7 @@ def turned_columns(module: MultiheadAttention) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--position",
-        type=named,
+        type=items,
         default="rope,alibi,hype,t5,kerple",
         help="specifications joined by commas (default %(default)s)",
     )
@@ -81,7 +81,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Panels: a title, and curves (heads, distance + 1); RoPE has one."""
     panels = []
     if options.model is None:
-        parts = [part for spec in options.position.split(",") for part in components_of(spec)]
+        parts = [part for spec in options.position for part in components_of(spec)]
         for part in parts:
             spec = part.spec
             if part.entry.get("role") == "rotation":

@@ -18,6 +18,7 @@ from gnomon.inspect._pictures import (
     Picture,
     heat_map,
     integer,
+    items,
     named,
     new_figure,
     seed,
@@ -65,7 +66,7 @@ def _grid_of(spec: str) -> list[int] | None:
 def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--position",
-        type=named,
+        type=items,
         default="sinusoidal,sinusoidal:layout=split,sinusoidal:shape=16x16",
         help="specifications joined by commas (default %(default)s)",
     )
@@ -78,7 +79,7 @@ def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def draw_encoding(options: argparse.Namespace) -> Picture:
-    specs = options.position.split(",")
+    specs = options.position
     figure = new_figure(8.4, 3.5 * len(specs))
     panels = figure.subplots(len(specs), 2, squeeze=False)
     results = []

@@ -25,7 +25,7 @@ from gnomon.inspect._pictures import (
     Picture,
     integer,
     integers,
-    named,
+    items,
     new_figure,
     seed,
 )
@@ -120,7 +120,7 @@ def train(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--similarity",
-        type=named,
+        type=items,
         default="dot,penumbral,umbral",
         help="specifications joined by commas (default %(default)s)",
     )
@@ -161,7 +161,7 @@ def _one_thread() -> Iterator[None]:
 
 @_one_thread()
 def draw(options: argparse.Namespace) -> Picture:
-    names = options.similarity.split(",")
+    names = options.similarity
     dims = options.dims
     if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
