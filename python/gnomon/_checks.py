@@ -77,14 +77,24 @@ def check_string(operator: str, argument: str, value: object, expected: str = "a
 
 
 def is_number(value: object) -> bool:
+    """Also a tensor without axes."""
     value = plain(value)
-    if isinstance(value, (bool, Tensor)):
+    if isinstance(value, bool):
         return False
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and (value.is_floating_point() or is_integer_type(value.dtype))
     return isinstance(value, (float, SymFloat)) or is_integer(value) or isinstance(value, Real)
 
 
-def to_number(value: object) -> float:
-    """Of what is_number, a number that the operators take."""
+def to_number(operator: str, argument: str, value: object) -> float:
+    """Of what is_number, a number that the operators take. No gradient flows to it."""
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ValueError(
+                f"gnomon.{operator}: {argument} requires grad; expected a number, which is not "
+                "learned"
+            )
+        value = value.item()
     value = plain(value)
     if not isinstance(value, (int, float, SymInt, SymFloat)):
         value = float(cast(Real, value))
@@ -97,7 +107,7 @@ def check_number(operator: str, argument: str, value: object, expected: str = "a
         return value
     if not is_number(value):
         raise wrong_type(operator, argument, value, expected)
-    return to_number(value)
+    return to_number(operator, argument, value)
 
 
 def check_optional_number(operator: str, argument: str, value: object) -> float | None:

@@ -17,6 +17,7 @@ from gnomon._checks import is_flag, is_integer, is_number, to_integer, to_number
 
 def to_spec(name: str, **options: object) -> str:
     """The specification "name:key=value" of the options that are not None."""
+    term = name.split(":")[0]
     spec = name
     for key, value in options.items():
         if value is None:
@@ -26,9 +27,9 @@ def to_spec(name: str, **options: object) -> str:
         elif is_integer(value):
             value = to_integer(value)
         elif is_number(value):
-            value = to_number(value)
+            value = to_number("attention", f"{key} of {term}", value)
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
-            raise ValueError(f"gnomon: {name.split(':')[0]} has {key} = {value!r}")
+            raise ValueError(f"gnomon: {term} has {key} = {value!r}")
         between = f":{key}="
         for part in value if isinstance(value, (tuple, list)) else (value,):
             # Formatting, unlike repr(), str() and join(), is what torch.compile can do to a number,

@@ -380,6 +380,64 @@ def test_numpy_numbers(make):
     assert LanguageModel(11, 8, 1, 2, 16, dropout=number).options["dropout"] == 0.5
 
 
+def attend_with(**arguments):
+    q, k, v = make_tokens()
+    return gnomon.attention(q, k, v, **arguments)
+
+
+def shadow(r):
+    return gnomon.cones.ancestor(*torch.rand(2, 5, 3, generator=generator_of(1)), r=r)
+
+
+# What takes a number: a call, the argument as a message names it, and the number.
+NUMBER_CALLS = {
+    "scale": (lambda x: attend_with(scale=x), "scale", 0.5),
+    "dropout": (lambda x: attend_with(dropout=x, seed=3), "dropout", 0.5),
+    "tolerance": (lambda x: attend_with(tolerance=x), "tolerance", 0.25),
+    "softcap": (
+        lambda x: attend_with(similarity=similarity.Dot(softcap=x)), "softcap of dot", 0.5,
+    ),
+    "umbral's r": (
+        lambda x: attend_with(similarity=similarity.Umbral(1.0, r=x)), "r of umbral", 0.5,
+    ),
+    "penumbral's r": (
+        lambda x: attend_with(similarity=similarity.Penumbral(1.0, r=x)), "r of penumbral", 0.5,
+    ),
+    "K": (
+        lambda x: attend_with(similarity=similarity.Entailment(1.0, K=x)), "K of entailment", 0.5,
+    ),
+    "base": (lambda x: attend_with(position=position.RoPE(base=x)), "base of rope", 50.0),
+    "a graph's scale": (lambda x: gnomon.graph_attention(*make_graph(), scale=x), "scale", 0.5),
+    "a cone's r": (shadow, "r", 0.5),
+    "a module's dropout": (
+        lambda x: nn.MultiheadAttention(16, 4, dropout=x).dropout, "dropout", 0.5,
+    ),
+    "a module's tolerance": (
+        lambda x: nn.MultiheadAttention(16, 4, tolerance=x).tolerance, "tolerance", 0.25,
+    ),
+    "cape's shift": (lambda x: nn.CAPE(8, global_shift=x).spec, "global_shift of cape", 0.5),
+    "a model's dropout": (
+        lambda x: LanguageModel(11, 8, 1, 2, 16, dropout=x).options["dropout"], "dropout", 0.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NUMBER_CALLS)
+def test_numbers_in_tensors_without_axes(name, dtype):
+    call, argument, number = NUMBER_CALLS[name]
+    ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
+    assert type(ours) is type(expected)
+    assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
+    # It is a number then: a gradient would be lost.
+    with pytest.raises(ValueError, match=f"{argument} requires grad; expected a number"):
+        call(torch.tensor(number, dtype=dtype, requires_grad=True))
+    for wrong in (torch.full((1,), number), torch.tensor(True), torch.tensor(1j)):
+        # An encoding has its own words for a specification that is wrong.
+        with pytest.raises((TypeError, ValueError), match=argument.split(" of ")[0]):
+            call(wrong)
+
+
 def test_numpy_numbers_are_not_rounded():
     """0.1 in float32 is another number than 0.1."""
     q, k, v = make_tokens()
