@@ -104,10 +104,44 @@ def test_every_option_that_takes_a_number_refuses_what_is_none(folder, refuse):
                 given += ["--model", "dot/none"]
             for word in ("nan", "inf", "-inf", "-1", "1e300", "9" * 30, "x", "1x", "0x"):
                 line = refuse(*given, f"{option}={word}")
+                # The word that was typed, not what a number of 64 bits makes of it.
                 assert option in line, (command, option, word, line)
+                assert f" {word}," in line, (command, option, word, line)
             if kind[1] == "INT":
                 assert option in refuse(*given, f"{option}=1.5")
     assert swept > 45
+
+
+def test_every_list_refuses_an_empty_item(folder, refuse):
+    swept = set()
+    tasks = re.findall(r"[:;] (\w+): ", options_of(["train"], folder)["--task"].replace("\n", " "))
+    assert {"text", "images", "translation"} <= set(tasks)
+    for command in ("train", "compare", "bench"):
+        for task in ["text"] if command == "bench" else tasks:
+            given = [command] if command == "bench" else [command, "--task", task]
+            for option, words in options_of(given, folder).items():
+                if "joined by commas" not in " ".join(words.split()):
+                    continue
+                swept.add(option)
+                for items in ("1,,2", ",1", "1,", ","):
+                    line = refuse(*given, f"{option}={items}")
+                    assert f"{option} has an empty item in '{items}'" in line
+    for items in ("16,,32", "16,"):
+        assert "--lengths has an empty item" in refuse(
+            "eval", "--model", "model", "--lengths", items
+        )
+    assert {"--lengths", "--position", "--similarity", "--adaptive", "--cases", "--model"} <= swept
+
+
+def test_a_number_in_a_list_is_named_as_it_was_typed(folder, refuse):
+    for word in ("99999999999999999999", "1e3", "0x10", "-4", "0", "x", "16.0"):
+        for given in (["eval", "--model", "model"], ["compare", "--data", "text.txt"]):
+            line = refuse(*given, f"--lengths=16,{word}")
+            assert f"--lengths has {word}, expected integers from 1 to" in line
+    # In tens, whatever the first digit.
+    out = succeed("eval", "--model", "model", "--json", "--lengths", "010,+16", "--bytes", 64,
+                  cwd=folder)  # fmt: skip
+    assert [at["length"] for at in json.loads(out)["losses"]] == [10, 16]
 
 
 def test_every_option_refuses_an_empty_word(folder, refuse):
@@ -158,6 +192,23 @@ def test_every_option_of_a_picture_refuses_what_is_wrong(
             if option not in ("--shift", "--layer", "--head"):
                 assert option in refuse(*given, f"{option}=-1")
     assert not list(folder.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["decay --position", "encoding --position", "cones --cone", "rank --similarity", "rank --dims"],
+)
+def test_pictures_refuse_an_empty_item(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    picture, option = words.split()
+    for items in ("2,,4", ",2", "2,", ","):
+        with pytest.raises(SystemExit) as stopped:
+            inspect([picture, f"{option}={items}"])
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert option in line
+        assert f"'{items}'; expected" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_distances_that_no_picture_shows(folder, tmp_path):
@@ -220,6 +271,76 @@ def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
     if name in ("train", "compare"):
         # What was to be left on the disk is there.
         assert (tmp_path / "full" / (FILE if name == "train" else "table.md")).exists()
+
+
+@pytest.mark.parametrize("picture", ["decay", "rotation"])
+def test_a_full_disk_behind_a_picture(tmp_path, capsys, picture):
+    out = tmp_path / "a picture.png"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most, name in ((1000, out), (1, out)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                inspect([picture, "--out", str(out)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err == f"gnomon: {name}: File too large\n"
+        assert not list(tmp_path.iterdir())
+
+
+def test_numbers_beside_a_picture_on_a_full_disk(tmp_path, capsys, monkeypatch):
+    def save(figure, path, **options):
+        path.write_bytes(b"a small picture")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(SystemExit):
+            inspect(["decay", "--out", str(tmp_path / "a.png")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == f"gnomon: {tmp_path / 'a.json'}: File too large\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+WITHOUT_FOLDER = {
+    "--help": 0,
+    "list": 0,
+    "train --help": 0,
+    "inspect --help": 0,
+    "inspect decay --help": 0,
+    "data --help": 0,
+    "data get --list": 0,
+    "train --data {data}": 2,
+    "compare --data {data}": 2,
+    "eval --model {model}": 2,
+    "generate --model {model}": 2,
+    "bench --length 16 --repeats 1": 2,
+    "inspect decay": 2,
+    "data out.safetensors train.x=x.npy": 2,
+    "data get cora": 2,
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT_FOLDER)
+def test_a_working_folder_that_was_deleted(folder, model, tmp_path, words):
+    arguments = words.format(data=folder / "text.txt", model=model)
+    done = subprocess.run(
+        f"cd '{tmp_path}' && rmdir '{tmp_path}' && exec '{PROGRAM}' {arguments}", shell=True,
+        capture_output=True, text=True, timeout=SECONDS,
+        env=os.environ | {"GNOMON_PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == WITHOUT_FOLDER[words], done.stderr
+    if done.returncode == 0:
+        assert done.stdout
+        assert not done.stderr
+    else:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("gnomon: ")
+        assert "the working folder was deleted; change to one that exists" in line
+        assert not done.stdout
 
 
 def test_a_standard_output_that_is_closed(folder, model):
