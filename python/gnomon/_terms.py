@@ -28,6 +28,8 @@ def to_spec(name: str, **options: object) -> str:
             value = to_integer(value)
         elif is_number(value):
             value = to_number("attention", f"{key} of {term}", value)
+        elif isinstance(value, Tensor):
+            raise wrong_type("attention", f"{key} of {term}", value, "a number")
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
             raise ValueError(f"gnomon: {term} has {key} = {value!r}")
         between = f":{key}="
