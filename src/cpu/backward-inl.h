@@ -78,7 +78,7 @@ class BackwardPass {
         inverse_sum_(head_rows_),
         delta_(head_rows_),
         top_f_(head_rows_),
-        row_sums_(kRowSums + (balances() ? 1 : 0) + (grad.temperature != nullptr ? 2 : 0)),
+        row_sums_(kRowSums + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_),
@@ -773,14 +773,17 @@ class BackwardPass {
       if (kIsDistance<Definition>) {
         block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
       }
-      if (balances()) block.d_rows[kRowSums * kRowBlock + r] = sums.score;
+      if (balances()) {
+        block.d_rows[kRowSums * kRowBlock + r] = sums.score;
+        block.d_rows[(kRowSums + 1) * kRowBlock + r] = sums.mean;
+      }
       if (!tempered) continue;
       const float sum_f = hn::GetLane(hn::SumOfLanes(d, of_row.factor));
       totals.factor = hn::MulAdd(of_row.factor, hn::Set(d, temperature), totals.factor);
       for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = totals.t[s] + of_row.t[s];
       if (grad_.temperature == nullptr) continue;
-      block.d_rows[(kRowSums + 1) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
-      block.d_rows[(kRowSums + 2) * kRowBlock + r] = mean_added * kLn2;
+      block.d_rows[(kRowSums + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
+      block.d_rows[(kRowSums + 3) * kRowBlock + r] = in_.factor[h] * sums.mean + mean_added * kLn2;
     }
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
@@ -823,21 +826,19 @@ class BackwardPass {
           sums.factor += from.factor;
           for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += from.t[s];
         }
-        if (grad_.factor != nullptr) sums.factor += OfTopScores(head);
+        if (grad_.factor != nullptr) sums.factor += Balance(head);
       }
       if (grad_.factor != nullptr) grad_.factor[h] = static_cast<float>(sums.factor);
       for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
         grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
     }
-    // As the factor's, a sum of ds times scores; of what is added to these, less what the rounding
-    // of ds adds to the sum.
+    // As the factor's: a sum of ds times scores.
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
-      const float mean = RowSum(kRowSums + 2)[row];
-      const double correction = mean != 0 ? Imbalance(row) * mean : 0;
-      const float factor = in_.factor[row / n_.queries % n_.heads];
-      grad_.temperature[row] =
-          static_cast<float>(RowSum(kRowSums + 1)[row] + factor * OfTopScore(row) - correction);
+      const double top_s =
+          static_cast<double>(in_.factor[row / n_.queries % n_.heads]) * top_f_.data()[row];
+      grad_.temperature[row] = static_cast<float>(RowSum(kRowSums + 2)[row] +
+                                                  Balance(row, top_s, RowSum(kRowSums + 3)[row]));
     }
     MergeTables(terms_.keys(), d_relative_keys_);
     MergeTables(terms_.values(), d_relative_values_);
@@ -859,20 +860,22 @@ class BackwardPass {
     });
   }
 
-  // The gradient of a factor is the sum of ds f: that of ds (f - top_f), and that of ds top_f,
-  // where a row's ds add up to its dlse.
-  double OfTopScores(int64_t head) const {
+  // The gradient of a factor is the sum of ds f: that of ds (f - top_f), which has been added up,
+  // and of ds top_f, where a row's ds add up to its dlse, but for their rounding: what f multiplies
+  // that by is the row's mean of f, sum_j p f.
+  double Balance(int64_t head) const {
     double sum = 0;
     for (int64_t i = 0; i < n_.queries; ++i) {
-      const double of_row = OfTopScore(head * n_.queries + i);
+      const int64_t row = head * n_.queries + i;
+      const double of_row = Balance(row, top_f_.data()[row], RowSum(kRowSums + 1)[row]);
       // A row without keys has none, whatever its temperature is.
       if (of_row != 0) sum += of_row * terms_.Temperature(head / n_.heads, head % n_.heads, i);
     }
     return sum;
   }
-  double OfTopScore(int64_t row) const {
-    const float top_f = top_f_.data()[row];
-    return top_f == 0.0f ? 0.0 : static_cast<double>(top_f) * DLse(row);
+  // The same of a row and scores s, whose mean is that of s - top_s.
+  double Balance(int64_t row, double top_s, double mean) const {
+    return (top_s != 0 ? top_s * DLse(row) : 0) - (mean != 0 ? Imbalance(row) * mean : 0);
   }
   // What a row's ds add up to beyond its dlse.
   double Imbalance(int64_t row) const {
@@ -902,7 +905,7 @@ class BackwardPass {
         to = grad_.x.row(b, h, i);
         if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       }
-      if (to != nullptr || wants_row_scalars()) Balance(b, h, i, to);
+      if (to != nullptr || wants_row_scalars()) BalanceQuery(b, h, i, to);
       if (to == nullptr || !kIsDistance<Definition>) continue;
       const float d_norm = RowSum(Definition::kRowScalars)[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
@@ -912,7 +915,7 @@ class BackwardPass {
   // A row's ds add up to its dlse but for their rounding, which the slopes of f multiply: where
   // these are large and alike it would drown the rest of the query's gradient. What there is too
   // much of is taken from the pair that weighs most. `d_x` may be null.
-  void Balance(int64_t b, int64_t h, int64_t i, float* d_x) const {
+  void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
     const int64_t top = TopOf(row);
     const auto imbalance = static_cast<float>(Imbalance(row));
@@ -955,10 +958,8 @@ class BackwardPass {
     });
   }
 
-  // Whether the sum of each row's ds is wanted.
-  bool balances() const {
-    return wants_queries() || wants_row_scalars() || grad_.temperature != nullptr;
-  }
+  // Whether each row's sums of ds and p (f - top_f) are wanted.
+  bool balances() const { return wants_queries() || wants_row_scalars() || multiplies_scores(); }
   // Whether the sum of ds f is.
   bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_row_scalars() const {
@@ -1020,7 +1021,7 @@ class BackwardPass {
   Buffer top_f_;                  // f of the largest score, where f is multiplied by ds
   Buffer norms_;                  // squared norms of the queries, for a distance
   Buffer paired_queries_;         // where products are of pairs
-  int row_sums_;                  // kRowSums; of ds; of ds s and, of what is added to s, p s
+  int row_sums_;                  // kRowSums; of ds and p (f - top_f); of ds s and p s
   std::vector<HeadSums> d_head_;  // of each block of keys
   Turns row_turns_;               // of each block of queries, by blocks of keys
   Turns part_turns_;              // of each part of the tables' sums

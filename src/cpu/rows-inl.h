@@ -357,11 +357,13 @@ struct RowSoftmax {
 template <class Definition>
 struct RowSums {
   float score = 0;  // ds
+  float mean = 0;   // p (f - top_f)
   float norm = 0;   // by the squared norm of a distance
   float a[Definition::kRowScalars + 1] = {};
 
   RowSums& operator+=(const RowSums& other) {
     score += other.score;
+    mean += other.mean;
     norm += other.norm;
     for (int s = 0; s < Definition::kRowScalars; ++s) a[s] += other.a[s];
     return *this;
@@ -386,14 +388,15 @@ struct TileSums {
 // `tile`, dP in `gradient`. Out: weights p in `tile`, the inner products' gradients in `gradient`;
 // those of the column scalars, and last of the squared norms of a distance, are added to
 // `d_columns`, dS to `d_bias` where it is not null. Scores are RowScores' to the last bit: rounded
-// otherwise, large ones would give other weights. ds are summed where `sums_score` says so; what
-// the factor and the head scalars take of all rows, in `totals`.
+// otherwise, large ones would give other weights. Whether the row's rounding is to be balanced,
+// which takes sums of its own, `balances` says; what the factor and the head scalars take of all
+// rows is summed in `totals`.
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE RowSums<Definition> RowGradient(
     float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
     const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
     float factor, const float* HWY_RESTRICT bias, float* d_bias, const RowSoftmax& softmax,
-    bool sums_score, const RowView& view, TileSums<Definition>& totals) {
+    bool balances, const RowView& view, TileSums<Definition>& totals) {
   const DF d;
   const VF zero = hn::Zero(d);
   const VF c = hn::Set(d, factor);
@@ -404,6 +407,7 @@ HWY_INLINE RowSums<Definition> RowGradient(
   const VF top_f = hn::Set(d, softmax.top_f);
   VF sum_factor = totals.factor;
   VF sum_score = zero;
+  VF sum_mean = zero;
   VF sum_norm = zero;
   VF sum_a[Definition::kRowScalars + 1];
   VF sum_t[Definition::kHeadScalars + 1];
@@ -432,8 +436,10 @@ HWY_INLINE RowSums<Definition> RowGradient(
     if constexpr (kBias) {
       if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
     }
-    sum_factor = hn::MulAdd(ds, f - top_f, sum_factor);
+    const VF below_top = f - top_f;
+    sum_factor = hn::MulAdd(ds, below_top, sum_factor);
     sum_score = sum_score + ds;
+    sum_mean = hn::MulAdd(p, below_top, sum_mean);
     const VF df = c * ds;
     const VF dg = df * slope.g;
     if constexpr (kIsDistance<Definition>) {
@@ -459,7 +465,10 @@ HWY_INLINE RowSums<Definition> RowGradient(
   totals.factor = sum_factor;
   for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = sum_t[s];
   RowSums<Definition> sums;
-  if (sums_score) sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
+  if (balances) {
+    sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
+    sums.mean = hn::GetLane(hn::SumOfLanes(d, sum_mean));
+  }
   if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
   for (int s = 0; s < Definition::kRowScalars; ++s) {
     sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
@@ -474,15 +483,15 @@ HWY_INLINE RowSums<Definition> TileRowGradient(float* tile, float* gradient, int
                                                const float* const* column_scalars,
                                                float* const* d_columns, float factor,
                                                const float* bias, float* d_bias,
-                                               const RowSoftmax& softmax, bool sums_score,
+                                               const RowSoftmax& softmax, bool balances,
                                                const RowView& view, TileSums<Definition>& totals) {
-  RowSums<Definition> sums = RowGradient<Definition, kBias, false>(
-      tile, gradient, 0, open, row, column_scalars, d_columns, factor, bias, d_bias, softmax,
-      sums_score, view, totals);
+  RowSums<Definition> sums =
+      RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
+                                            factor, bias, d_bias, softmax, balances, view, totals);
   if (open < columns) {
     sums += RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
-                                                 d_columns, factor, bias, d_bias, softmax,
-                                                 sums_score, view, totals);
+                                                 d_columns, factor, bias, d_bias, softmax, balances,
+                                                 view, totals);
   }
   return sums;
 }

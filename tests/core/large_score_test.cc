@@ -228,10 +228,10 @@ TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
     Problem<float> p = RandomProblem(
         f, {.shape = {1, 2, 1, 60, 250, 9, 300}, .left = left, .right = 0, .query_offset = 100});
     p.pass_d_lse = false;
-    for (int64_t i = 0; i < 60; ++i) {
+    for (int64_t i = 0; f.input != PairInput::kNone && i < 60; ++i) {
       for (int64_t h = 0; h < 2; ++h) p.x.at(0, h, i, 0) = 0;
     }
-    for (int64_t j = 0; j < 250; ++j) p.y.at(0, 0, j, 0) = kFar;
+    for (int64_t j = 0; f.input != PairInput::kNone && j < 250; ++j) p.y.at(0, 0, j, 0) = kFar;
     for (float& scalar : p.row) scalar += kFar;
     p.v.ForEach([](float& element) { element += 100; });
     const Results<double> expected = p.InDouble().Run();
@@ -292,8 +292,12 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
       EXPECT_EQ(statistics[rows + i + 1], kKeys);
       EXPECT_NEAR(statistics[rows + i + 2], kKeys - 1, 1e-12);
       EXPECT_EQ(statistics[2 * rows + i], 421);
-      EXPECT_EQ(statistics[2 * rows + i + 1], 0);
-      EXPECT_EQ(statistics[2 * rows + i + 2], 0);
+      // Of the same scores, any may be the largest.
+      for (const size_t row : {i + 1, i + 2}) {
+        EXPECT_GE(statistics[2 * rows + row], 0);
+        EXPECT_LT(statistics[2 * rows + row], kKeys);
+      }
+      EXPECT_NE(statistics[2 * rows + i + 2], 421);
     }
   };
   OnEveryTarget([&] { expect(statistics_of(p), 1e-5); });
