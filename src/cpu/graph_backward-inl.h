@@ -201,6 +201,12 @@ class GraphBackwardPass {
         others = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - top, others);
       }
       auto delta = top + others;
+      // Once more: what rounding has left over is small now, and so is its rounding.
+      auto rest = hn::Zero(d);
+      for (int64_t e = h; e < edges * heads; e += heads) {
+        rest = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - delta, rest);
+      }
+      delta = delta + rest;
       if (d_lse != nullptr) delta = delta - hn::LoadU(d, d_lse + h);
       hn::StoreU(hn::IfThenZeroElse(most == hn::Zero(d), delta), d, to_delta + h);
       if (to_top_f != nullptr) hn::StoreU(top_f, d, to_top_f + h);
