@@ -178,7 +178,8 @@ TEST_F(TaskTest, WrongWordsAreOneLine) {
   };
   refuse({"train", "--task", "nothing"}, "--task is 'nothing', expected");
   refuse({"train", "--task=nothing"}, "--task is 'nothing', expected");
-  refuse({"train", "--task", "recall", "--lengths", "4,0"}, "--lengths has 0, expected integers from 1 to");
+  refuse({"train", "--task", "recall", "--lengths", "4,0"},
+         "--lengths has 0, expected integers from 1 to");
   refuse({"train", "--task", "recall", "--dim", "1"}, "--dim is 1");
   refuse({"train", "--task", "recall", "--data", "x"}, "--data");
   refuse({"train", "--task", "recall", "--memory", "4"}, "--memory");
