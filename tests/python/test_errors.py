@@ -61,6 +61,10 @@ X = tokens(2, 3, 8)
 FLOAT8 = torch.float8_e4m3fn
 HEADS = torch.ones(4)
 VALUE_ERRORS = {
+    "a radius with a gradient": (
+        lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
+        "r of penumbral requires grad; expected a number, which is not learned",
+    ),
     "axes of q in a graph": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
     "indptr's length": (
         lambda: graph(indptr=torch.tensor([0, 3])),
@@ -414,8 +418,8 @@ TYPE_ERRORS = {
     "a worded scale": (lambda: attend(scale="1"), "scale is a str; expected a number"),
     "a worded flag": (lambda: attend(causal="yes"), "causal is a str; expected True or False"),
     "an array": (lambda: attend(k=tokens(2, 2, 6, 8).numpy()), "k is a ndarray; expected a Tensor"),
-    "a radius with a gradient": (
-        lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
+    "a radius with axes": (
+        lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones(2))),
         "r of penumbral is a Tensor; expected a number",
     ),
     "a similarity's class": (
