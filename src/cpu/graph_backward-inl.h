@@ -383,7 +383,7 @@ class GraphBackwardPass {
         for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
           sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
         }
-        // A row's ds add up to its dlse (see BackwardPass::OfTopScores).
+        // A row's ds add up to its dlse (see BackwardPass::Balance).
         for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
           const int64_t row = i * n_.heads + h;
           sum += static_cast<double>(top_f_.data()[row]) * DLse(row);
