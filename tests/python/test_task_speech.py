@@ -461,7 +461,7 @@ def test_wrong_data_are_one_line_with_the_file_and_the_place(folder, tmp_path, n
 @pytest.mark.parametrize(
     ("words", "sizes", "part"),
     [
-        (["--utterances", "3,0"], {}, "--utterances is 0, expected 1"),
+        (["--utterances", "3,0"], {}, "--utterances has 0, expected integers from 1 to "),
         (["--utterances", "3,3"], {}, "--utterances: 3 is given twice"),
         ([], {"mels": 200}, "mels is 200, too many for the 129 frequencies of a window: filter 0"),
         ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),

@@ -885,12 +885,18 @@ def test_autocast(family):
         model.zero_grad()
         out.float().square().mean().backward()
     parts = zip(ours.named_parameters(), theirs.parameters(), exact.parameters(), strict=True)
+    errors = []
     for (name, mine), other, true in parts:
         assert (mine.grad is None) == (other.grad is None), name
         if mine.grad is not None:
             assert mine.grad.dtype == mine.dtype
             off, their_off = ((part.grad - true.grad).norm() for part in (mine, other))
-            assert off <= 2 * their_off + 1e-2 * true.grad.norm() + 1e-6, name
+            # One parameter's two errors are two draws; all parameters' are to be alike.
+            assert off <= 4 * their_off + 1e-2 * true.grad.norm() + 1e-6, name
+            if true.grad.any():
+                errors.append(torch.stack((off, their_off)) / true.grad.norm())
+    off, their_off = torch.stack(errors).median(0).values
+    assert off <= 1.5 * their_off + 1e-3
 
 
 def test_other_models_stay_as_they_are():
