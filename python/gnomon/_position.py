@@ -50,8 +50,8 @@ class Specified(Position):
     spec: str
     tensors: tuple[Tensor, ...] = ()
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, list(self.tensors)
+    def _lower(self) -> tuple[str, Sequence[Tensor]]:
+        return self.spec, self.tensors
 
     def _own_tensors(self) -> list[Tensor]:
         return list(self.tensors)
@@ -69,8 +69,9 @@ class Sum(Position):
         # A list may change later.
         self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        spec, tensors = "", []
+    def _lower(self) -> tuple[str, Sequence[Tensor]]:
+        spec = ""
+        tensors: list[Tensor] = []
         for term in to_positions("position.Sum", self.terms):
             its_spec, its_tensors = term._lower()
             spec += ("+" if spec else "") + its_spec
@@ -110,10 +111,11 @@ def to_components(positions: Sequence[Position]) -> list[Specified]:
     parts = []
     for position in positions:
         spec, tensors = position._lower()
+        first = 0
         for component in components_of(spec):
-            count = len(component.tensors)
-            parts.append(Specified(component.spec, tuple(tensors[:count])))
-            del tensors[:count]
+            end = first + len(component.tensors)
+            parts.append(Specified(component.spec, tuple(tensors[first:end])))
+            first = end
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,8 +27,8 @@ class Specified(Similarity):
     spec: str
     tensors: tuple[Tensor, ...] = ()
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        return self.spec, list(self.tensors)
+    def _lower(self) -> tuple[str, Sequence[Tensor]]:
+        return self.spec, self.tensors
 
     def _own_tensors(self) -> list[Tensor]:
         return list(self.tensors)

@@ -104,20 +104,21 @@ class Term:
                 what = f"gnomon.{self._module}.{type(self).__name__}: {field}"
                 # A list that is changed later would leave the specification, which is kept, behind.
                 self._set(field, tuple(check_shape(what, shape)))
-        self._keep_spec()
+        self._keep_lowered()
 
-    def _keep_spec(self) -> None:
-        """Makes the specification once, of all fields but tensors.
+    def _keep_lowered(self) -> None:
+        """Makes the specification once, of all fields but tensors, and puts these beside it.
 
         It takes as long as attention over a few tokens does; and torch.compile, which may make
         symbols of the numbers of a term from outside, need not put them into words.
         """
         if hasattr(self, "_name") and not is_compiling():
-            self._set("_spec", self._to_spec())
+            self._set("_lowered", (self._to_spec(), tuple(self._own_tensors())))
 
-    def _lower(self) -> tuple[str, list[Tensor]]:
-        spec = getattr(self, "_spec", None)
-        return self._to_spec() if spec is None else spec, self._own_tensors()
+    def _lower(self) -> tuple[str, Sequence[Tensor]]:
+        """The specification and the tensors, in the operator's order."""
+        lowered: tuple[str, Sequence[Tensor]] | None = getattr(self, "_lowered", None)
+        return (self._to_spec(), self._own_tensors()) if lowered is None else lowered
 
     def _tensor_fields(self) -> list[str]:
         """The fields that are tensors, in the operator's order."""
