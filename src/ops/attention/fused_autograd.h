@@ -19,9 +19,23 @@
 
 namespace gnomon {
 
-// Members that are no tensors as autograd keeps them.
+// Members that are no tensors as autograd keeps them: those that a call sets, by their names.
 class SavedOptions {
  public:
+  // Whether a member says what it says before a call sets it.
+  template <class T>
+  static bool IsUnset(const T& member, const T& initial) {
+    if constexpr (std::is_same_v<T, OptionalSymInt> ||
+                  std::is_same_v<T, at::OptionalSymIntArrayRef>) {
+      return !member.has_value();
+    } else if constexpr (std::is_same_v<T, c10::SymInt>) {
+      // One of a traced call is not to be looked into.
+      return member.maybe_as_int().has_value() && member.maybe_as_int() == initial.maybe_as_int();
+    } else {
+      return member == initial;
+    }
+  }
+
   template <class T>
   static c10::IValue Keep(const T& member) {
     if constexpr (std::is_same_v<T, std::string_view>) {
@@ -69,13 +83,14 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
     const Arguments arguments{members...};
     const auto& [o, lse, statistics] = outputs;
     Tensors saved = {o, lse, statistics};
-    ForEachMember(arguments, [&](std::string_view name, const auto& member) {
+    saved.reserve(3 + Operator::kMembers);
+    ForEachMember(arguments, [&](std::string_view name, const auto& member, const auto& initial) {
       using Member = std::decay_t<decltype(member)>;
       if constexpr (std::is_same_v<Member, at::Tensor>) {
         saved.push_back(member);
       } else if constexpr (std::is_same_v<Member, OptionalTensor>) {
         saved.push_back(OrUndefined(member));
-      } else {
+      } else if (!SavedOptions::IsUnset(member, initial)) {
         context->saved_data[std::string(name)] = SavedOptions::Keep(member);
       }
     });
@@ -90,12 +105,13 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
     SavedOptions options;
     Arguments arguments;
     size_t next = 3;
-    ForEachMember(arguments, [&](std::string_view name, auto& member) {
+    ForEachMember(arguments, [&](std::string_view name, auto& member, const auto& /*initial*/) {
       if constexpr (kIsTensor<std::decay_t<decltype(member)>>) {
         const at::Tensor& tensor = saved[next++];
         if (tensor.defined()) member = tensor;
       } else {
-        options.Restore(context->saved_data[std::string(name)], member);
+        const auto option = context->saved_data.find(std::string(name));
+        if (option != context->saved_data.end()) options.Restore(option->second, member);
       }
     });
     Needed needed;
@@ -134,11 +150,17 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
   }
 
  private:
+  // Calls body(name, member, its initial value).
   template <class Self, class Body>
   static void ForEachMember(Self& arguments, const Body& body) {
-    size_t n = 0;
-    std::apply([&](auto&... members) { (body(Operator::kFields[n++].name, members), ...); },
-               Arguments::Tie(arguments));
+    static const Arguments initial;
+    const auto members = Arguments::Tie(arguments);
+    const auto initials = Arguments::Tie(initial);
+    [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+      (body(Operator::kFields[kIndices].name, std::get<kIndices>(members),
+            std::get<kIndices>(initials)),
+       ...);
+    }(std::make_index_sequence<Operator::kMembers>());
   }
 };
 
