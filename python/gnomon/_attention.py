@@ -185,6 +185,9 @@ UNSET: _Lowered = {
 _IN_ORDER = list(UNSET.items())
 _PLACES = {name: place for place, name in enumerate(UNSET)}
 
+# Found once: a look-up of an operator by its names takes as long as a part of a small call.
+_attention = ops.attention.default
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -383,8 +386,11 @@ def attention(
     q, k, v = as_autocast(q, k, v)
     terms = lower("attention", arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call("attention", q, arguments, AttentionArguments)
-    o, lse, _ = ops.attention.default(q, k, v, *terms, return_lse, *passed(call))
-    return (o, lse) if return_lse else o
+    if not return_lse:
+        o: Tensor = _attention(q, k, v, *terms, *passed(call))
+        return o
+    o, lse, _ = ops.attention_with_lse.default(q, k, v, *terms, *passed(call))
+    return o, lse
 
 
 #: Rows of q: one, several, or a slice of all.
@@ -427,7 +433,7 @@ def attention_weights(
 
 def lower(
     operator: str, similarity: Similarity | str | None, position: Positions | None
-) -> tuple[str, list[Tensor], list[str], list[Tensor]]:
+) -> tuple[str, Sequence[Tensor], list[str], list[Tensor]]:
     """A similarity and a sum of positions as the operators take them: specifications, tensors."""
     spec, tensors = to_similarity(operator, similarity)._lower()
     terms = [term._lower() for term in to_positions(operator, position)]

@@ -659,8 +659,8 @@ class _Sequence:
         for name in ("query_offset", "query_offsets"):
             if call[name] is not None:
                 call[name] = call[name] + (first_query - first_key)
-        results: tuple[Tensor, Tensor, Tensor] = ops.attention.default(
-            q, k, v, *lower(_NAME, similarity, positions), True, *call.values()
+        results: tuple[Tensor, Tensor, Tensor] = ops.attention_with_lse.default(
+            q, k, v, *lower(_NAME, similarity, positions), *call.values()
         )
         return results
 

@@ -27,12 +27,20 @@ namespace {
 
 // What operators of attention do, which take the call's arguments one by one (Flattened).
 
-Outputs Attention(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
-                  const at::Tensor& v, const std::string& similarity,
-                  at::TensorList similarity_tensors, std::vector<std::string> position,
-                  at::TensorList position_tensors, bool return_lse) {
+at::Tensor Attention(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const std::string& similarity,
+                     at::TensorList similarity_tensors, std::vector<std::string> position,
+                     at::TensorList position_tensors) {
+  return std::get<0>(AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position,
+                                      position_tensors, call, /*returns_lse=*/false));
+}
+
+Outputs AttentionWithLse(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& v, const std::string& similarity,
+                         at::TensorList similarity_tensors, std::vector<std::string> position,
+                         at::TensorList position_tensors) {
   return AttentionOfSpecs(q, k, v, similarity, similarity_tensors, position, position_tensors, call,
-                          return_lse);
+                          /*returns_lse=*/true);
 }
 
 at::Tensor AttentionOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
@@ -237,11 +245,13 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
 template <typename Add>
 void ForCompositions(const Add& add) {
   const std::string call = SchemaWithDefaults<CallArguments>();
-  // lse and the rows' statistics are empty unless asked for.
-  add("attention(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
-      "str[] position, Tensor[] position_tensors, bool return_lse, " +
-          call + ") -> (Tensor o, Tensor lse, Tensor statistics)",
-      kFlat<Attention>);
+  const std::string attention =
+      "(Tensor q, Tensor k, Tensor v, str similarity, Tensor[] similarity_tensors, "
+      "str[] position, Tensor[] position_tensors, " +
+      call + ") -> ";
+  add("attention" + attention + "Tensor", kFlat<Attention>);
+  add("attention_with_lse" + attention + "(Tensor o, Tensor lse, Tensor statistics)",
+      kFlat<AttentionWithLse>);
   // What a sink makes of o and lse.
   add("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
   // What the aggregation lorentz_centroid makes of o.

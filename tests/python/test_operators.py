@@ -156,10 +156,10 @@ def call(**given):
 
 COMPOSITE_CHECKS = {
     "attention": lambda q: (
-        ops.attention,
+        ops.attention_with_lse,
         (
             *(q, q, q, "penumbral:gamma=tensor", [torch.ones(2, requires_grad=True)]),
-            *(["rope", "alibi:slopes=0.5"], [], True),
+            *(["rope", "alibi:slopes=0.5"], []),
             *call(
                 causal=True,
                 window=(3, None),
@@ -178,7 +178,6 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", [], ["relative:max_offset=2:table=tensor:values=tensor"]),
             [torch.randn(5, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)],
-            False,
             *call(causal=True, scale=0.5, aggregation="einstein_midpoint"),
         ),
     ),
@@ -226,7 +225,7 @@ COMPOSITE_CHECKS = {
         ops.attention,
         (
             *([q[..., :1]] * 2 + [q]),
-            *("additive", [], ["alibi:slopes=0.5"], [], False, *call(causal=True)),
+            *("additive", [], ["alibi:slopes=0.5"], [], *call(causal=True)),
         ),
     ),
     "attention with hyperbolic distances": lambda q: (
@@ -239,15 +238,15 @@ COMPOSITE_CHECKS = {
                 "hyperbolic:model=half_space:beta=tensor",
                 [torch.ones(2, requires_grad=True)],
             ),
-            *([], [], False, *call()),
+            *([], [], *call()),
         ),
     ),
     "attention with centroids": lambda q: (
-        ops.attention,
+        ops.attention_with_lse,
         (
             *(q, q, q, "lorentz:scale=tensor:c=tensor"),
             [torch.ones(2, requires_grad=True), torch.rand(2, requires_grad=True)],
-            *(["rope:angles=tensor"], [torch.rand(1, 2, 9, 2, requires_grad=True)], True),
+            *(["rope:angles=tensor"], [torch.rand(1, 2, 9, 2, requires_grad=True)]),
             *call(causal=True, aggregation="lorentz_centroid"),
         ),
     ),
@@ -256,7 +255,7 @@ COMPOSITE_CHECKS = {
         (
             *(q, q, q, "dot", [], ["rope_mixed:frequencies=tensor:shape=2x4:prefix=1"]),
             [torch.rand(2, 2, 2, requires_grad=True)],
-            *(False, *call()),
+            *call(),
         ),
     ),
     "aggregate_centroid": lambda q: (
@@ -453,6 +452,83 @@ def test_no_grad_and_inference_mode():
             o, _ = case.ours(inputs)
         assert not o.requires_grad
         assert torch.equal(o, expected)
+
+
+SMALL_CALLS = {
+    "dot": ("dot", []),
+    "laplacian": ("laplacian", []),
+    "umbral": ("umbral", ["cone_map"]),
+    "penumbral": ("penumbral", ["cone_map"]),
+}
+
+
+@pytest.mark.cpu("the kernels of the CPU alone stay below PyTorch's dispatcher")
+@pytest.mark.parametrize("name", SMALL_CALLS)
+def test_a_call_that_records_nothing_is_few_operators(name):
+    """Each costs a small call a few percent: none of PyTorch's own, and each of ours once."""
+    similarity, maps = SMALL_CALLS[name]
+    inputs = {x: t.float().requires_grad_() for x, t in Case(similarity).inputs().items()}
+    call = {"similarity": SIMILARITIES[similarity].ours(inputs)}
+    tokens = [inputs[x] for x in "qkv"]
+    with torch.no_grad():
+        gnomon.attention(*tokens, **call)
+        with torch.profiler.profile() as profile:
+            gnomon.attention(*tokens, **call)
+    seen = {event.key: event.count for event in profile.key_averages() if "::" in event.key}
+    assert seen == {f"gnomon::{own}": 1 for own in ("attention", *maps, "attention_forward")}
+
+
+def test_any_one_tensor_may_need_a_gradient():
+    """Whatever a call does not record, it is what needs no gradient."""
+    names = ("q", "k", "v", "gamma", "slopes", "sink", "temperature")
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3)]
+    tensors += [torch.rand(2, dtype=torch.float64) for _ in range(3)]
+    tensors.append(torch.rand(1, 2, 5, dtype=torch.float64))
+
+    def attend(q, k, v, gamma, slopes, sink, temperature):
+        return gnomon.attention(
+            *(q, k, v),
+            similarity=Penumbral(gamma),
+            position=gnomon.position.ALiBi(slopes),
+            sink=sink,
+            temperature=temperature,
+        )
+
+    def gradients(of):
+        leaves = [
+            t.clone().requires_grad_(name in of) for name, t in zip(names, tensors, strict=True)
+        ]
+        attend(*leaves).square().sum().backward()
+        return {name: leaf.grad for name, leaf in zip(names, leaves, strict=True) if name in of}
+
+    together = gradients(names)
+    for name in names:
+        torch.testing.assert_close(gradients([name])[name], together[name])
+
+
+def test_a_call_of_constants_within_a_transform():
+    q = torch.randn(1, 2, 5, 4)
+    gamma = torch.ones(2)
+
+    def scaled(x):
+        return x * gnomon.attention(q, q, q, similarity=Penumbral(gamma)).sum()
+
+    expected = gnomon.attention(q, q, q, similarity=Penumbral(gamma)).sum()
+    torch.testing.assert_close(torch.func.grad(scaled)(torch.tensor(2.0)), expected)
+    torch.testing.assert_close(torch.vmap(scaled)(torch.arange(3.0)), torch.arange(3.0) * expected)
+
+
+def test_a_mistake_is_one_each_time():
+    """What is read once is kept, and mistakes are not."""
+    q = torch.randn(1, 2, 5, 4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unknown similarity"):
+            gnomon.attention(q, q, q, similarity="penumbrel")
+        with pytest.raises(ValueError, match="unknown position"):
+            gnomon.attention(q, q, q, position="rope+alibo")
+        with pytest.raises(ValueError, match="gamma of penumbral is missing"):
+            gnomon.attention(q, q, q, similarity="penumbral:gamma=tensor")
 
 
 def test_second_derivatives_are_refused():

@@ -1,6 +1,7 @@
 #include "ops/attention/argument_list.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 namespace gnomon {
 
@@ -35,6 +36,15 @@ void ExpectDevice(const char* operation, std::string_view name, const at::Tensor
                   at::Device device) {
   TORCH_CHECK_TYPE(tensor.device() == device, operation, ": ", name, " is on ", tensor.device(),
                    "; expected ", device);
+}
+
+at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside) {
+  return at::empty_symint(sizes, beside.options().dtype(type));
+}
+
+at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type,
+                      const at::Tensor& /*beside*/) {
+  return at::detail::empty_cpu(C10_AS_INTARRAYREF_SLOW(sizes), type);
 }
 
 }  // namespace gnomon

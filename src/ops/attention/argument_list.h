@@ -19,8 +19,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/SymInt.h>
+#include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 
 #include <array>
@@ -361,8 +361,16 @@ void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
   expect("statistics", saved.statistics, Arguments::kOutputs[2]);
 }
 
+// Makes a tensor with nothing in it, contiguous, on the device of another.
+using MakeEmpty = at::Tensor (*)(c10::SymIntArrayRef sizes, at::ScalarType type,
+                                 const at::Tensor& beside);
+at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside);
+// The same for a kernel of the CPU, which is below Torch's dispatcher and stays there: the way
+// through it takes longer than the memory.
+at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside);
+
 // What the forward operator returns, with nothing in it: the kernel of the device meta.
-template <class Arguments>
+template <class Arguments, MakeEmpty make_empty = EmptyBeside>
 Outputs EmptyOutputs(const Arguments& arguments) {
   static constexpr auto kFields = Arguments::Fields();
   AxisLengths<c10::SymInt> lengths;
@@ -375,8 +383,7 @@ Outputs EmptyOutputs(const Arguments& arguments) {
   note(0, arguments.x);
   note(2, arguments.v);
   const auto make = [&](const AxisLetters& shape) {
-    return at::empty_symint(lengths.Sizes(shape),
-                            arguments.x.options().dtype(WideType(arguments.x.scalar_type())));
+    return make_empty(lengths.Sizes(shape), WideType(arguments.x.scalar_type()), arguments.x);
   };
   return {make(Arguments::kOutputs[0]), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
 }
@@ -408,14 +415,16 @@ std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
 }
 
 // The gradients that are needed, with nothing in them, the others of no element.
-template <class Arguments>
+template <class Arguments, MakeEmpty make_empty = EmptyBeside>
 std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Arguments& arguments,
                                        const typename FusedOperator<Arguments>::Needed& needed) {
   std::vector<at::Tensor> gradients;
+  gradients.reserve(needed.size());
   FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& of) {
     if (n >= needed.size()) return;
-    gradients.push_back(needed[n] ? at::empty_symint(of->sym_sizes(), of->options())
-                                  : at::empty({0}, arguments.x.options()));
+    gradients.push_back(needed[n]
+                            ? make_empty(of->sym_sizes(), of->scalar_type(), *of)
+                            : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x));
   });
   return gradients;
 }

@@ -4,8 +4,12 @@
 #include <ATen/ATen.h>
 
 #include <cstddef>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "base/kept.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/call_checks.h"
@@ -24,16 +28,16 @@ class TensorReader {
       : operation_(operation), tensors_(tensors), q_(q) {}
 
   at::Tensor Next(const std::string& component, const std::string& name) {
-    const std::string what = name + " of " + component;
-    TORCH_CHECK_VALUE(next_ < tensors_.size(), operation_, ": ", what, " is missing");
+    TORCH_CHECK_VALUE(next_ < tensors_.size(), operation_, ": ", name, " of ", component,
+                      " is missing");
     const at::Tensor& tensor = tensors_[next_++];
-    TORCH_CHECK_TYPE(tensor.device() == q_.device(), operation_, ": ", what, " is on ",
-                     tensor.device(), " and q on ", q_.device(), "; expected the same");
-    return AsParameter(tensor, q_, operation_ + (": " + what));
+    TORCH_CHECK_TYPE(tensor.device() == q_.device(), operation_, ": ", name, " of ", component,
+                     " is on ", tensor.device(), " and q on ", q_.device(), "; expected the same");
+    return AsParameter(tensor, q_, operation_, ": ", name, " of ", component);
   }
 
   at::Tensor NextHeads(const std::string& component, const std::string& name) {
-    const at::Tensor tensor = Next(component, name);
+    at::Tensor tensor = Next(component, name);
     if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
     TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
                       name, " of ", component, " has shape ", tensor.sym_sizes(),
@@ -47,7 +51,7 @@ class TensorReader {
   }
 
  private:
-  std::string operation_;
+  const char* operation_;
   at::TensorList tensors_;
   const at::Tensor& q_;
   size_t next_ = 0;
@@ -63,13 +67,52 @@ std::optional<double> FixedNumber(const char* operation, const Component& compon
   return component.FindNumber(name);
 }
 
+// Specifications as they are read and checked once: to read one takes as long as a part of
+// attention over a few tokens.
+struct SimilaritySpec {
+  std::shared_ptr<const Component> component;
+  const SimilarityEntry* entry;
+  std::vector<const Parameter*> other_head_parameters;
+};
+
+struct PositionSpec {
+  std::shared_ptr<const Component> component;
+  const PositionEntry* entry;
+  std::vector<const Parameter*> tensors;
+};
+
+std::shared_ptr<const SimilaritySpec> ReadSimilarity(const std::string& spec) {
+  static Kept<std::string, std::shared_ptr<const SimilaritySpec>> known;
+  return known.Get(spec, [&] {
+    auto component = std::make_shared<const Component>(Component::Parse(spec));
+    const SimilarityEntry& entry = FindSimilarity(*component);
+    return std::make_shared<const SimilaritySpec>(
+        SimilaritySpec{std::move(component), &entry, entry.other_head_parameters()});
+  });
+}
+
+// The terms of a sum.
+std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string& spec) {
+  static Kept<std::string, std::shared_ptr<const std::vector<PositionSpec>>> known;
+  return known.Get(spec, [&] {
+    std::vector<PositionSpec> terms;
+    for (Component& term : ParseSum(spec)) {
+      auto component = std::make_shared<const Component>(std::move(term));
+      const PositionEntry& entry =
+          FindPositionInAttention("gnomon.attention", *component, /*holds_tables=*/false);
+      terms.push_back({std::move(component), &entry, entry.Tensors(*component)});
+    }
+    return std::make_shared<const std::vector<PositionSpec>>(std::move(terms));
+  });
+}
+
 }  // namespace
 
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q) {
-  ResolvedSimilarity similarity{nullptr, Component::Parse(spec), {}, {}};
-  const Component& component = similarity.component;
-  similarity.entry = &FindSimilarity(component);
+  const std::shared_ptr<const SimilaritySpec> read = ReadSimilarity(spec);
+  ResolvedSimilarity similarity{read->entry, read->component, {}, {}};
+  const Component& component = *read->component;
   TensorReader reader(operation, tensors, q);
   if (const Parameter* parameter = similarity.entry->head_parameter()) {
     const std::string& name = parameter->name;
@@ -79,12 +122,12 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
       similarity.head_parameter = HeadNumber(q, *number);
     } else {
       const int64_t head_dim = SizeOf(q, -1);
-      similarity.entry->CheckColumns(component, head_dim, std::string(operation) + ": q has D = ");
+      similarity.entry->CheckColumns(component, head_dim, operation, ": q has D = ");
       similarity.head_parameter =
           HeadNumber(q, HeadParameterStart(*similarity.entry, component, head_dim));
     }
   }
-  for (const Parameter* parameter : similarity.entry->other_head_parameters()) {
+  for (const Parameter* parameter : read->other_head_parameters) {
     const std::string& name = parameter->name;
     if (component.IsTensor(name)) {
       similarity.others.push_back(reader.NextHeads(component.name(), name));
@@ -103,17 +146,14 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
                                                at::TensorList tensors, const at::Tensor& q) {
   std::vector<ResolvedPosition> resolved;
   TensorReader reader("gnomon.attention", tensors, q);
-  std::vector<Component> components;
-  for (const std::string& spec : positions) {
-    for (Component& term : ParseSum(spec)) components.push_back(std::move(term));
-  }
-  for (Component& term : components) {
-    const PositionEntry& entry =
-        FindPositionInAttention("gnomon.attention", term, /*holds_tables=*/false);
-    ResolvedPosition position{&entry, std::move(term), {}};
-    const std::string& name = position.component.name();
-    for (const Parameter* parameter : position.entry->Tensors(position.component)) {
-      const bool is_tensor = position.component.IsTensor(parameter->name);
+  std::vector<std::shared_ptr<const std::vector<PositionSpec>>> sums;
+  for (const std::string& spec : positions) sums.push_back(ReadPositions(spec));
+  const auto resolve = [&](const PositionSpec& term) {
+    ResolvedPosition position{term.entry, term.component, {}};
+    const Component& component = *term.component;
+    const std::string& name = component.name();
+    for (const Parameter* parameter : term.tensors) {
+      const bool is_tensor = component.IsTensor(parameter->name);
       if (!parameter->is_per_head()) {
         TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
                           " is missing; expected a term with a tensor, for it is modules that ",
@@ -121,16 +161,18 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
         position.tensors.push_back(reader.Next(name, parameter->name));
       } else if (is_tensor) {
         position.tensors.push_back(reader.NextHeads(name, parameter->name));
-      } else if (const auto number =
-                     FixedNumber("gnomon.attention", position.component, parameter->name)) {
+      } else if (const auto number = FixedNumber("gnomon.attention", component, parameter->name)) {
         position.tensors.push_back(HeadNumber(q, *number));
       } else {
         // What has one number a head depends on nothing else.
         const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
-        position.tensors.push_back(PositionStart(*parameter, position.component, shape, q));
+        position.tensors.push_back(PositionStart(*parameter, component, shape, q));
       }
     }
     resolved.push_back(std::move(position));
+  };
+  for (const auto& sum : sums) {
+    for (const PositionSpec& term : *sum) resolve(term);
   }
   reader.CheckDone("position_tensors");
   return resolved;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/attention/call_checks.h"
 #include "ops/attention/call_tensors.h"
 #include "ops/attention/executor.h"
 #include "ops/attention/kernel_arguments.h"
@@ -49,7 +50,7 @@ void RunForward(const CallTensors& arguments, at::Tensor& o, at::Tensor& lse,
 Outputs ForwardCpu(const OperatorArguments& a) {
   CheckTypes(a);
   const CallTensors arguments(a);
-  Outputs outputs = EmptyOutputs(a);
+  Outputs outputs = EmptyOutputs<OperatorArguments, EmptyOnCpu>(a);
   auto& [o, lse, statistics] = outputs;
   if (arguments.empty()) {
     FillEmpty(outputs);
@@ -99,7 +100,7 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });
   for (const auto& [name, wide] : {std::pair("x", d_x), std::pair("y", d_y), std::pair("v", d_v)}) {
-    of(name) = wide.to(of(name).scalar_type());
+    of(name) = InType(wide, of(name).scalar_type());
   }
   if (d_parameters.numel() > 0) d_parameters = arguments.ParameterGradient(d_bias);
 }
@@ -109,7 +110,8 @@ std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const OperatorArg
   CheckTypes(a);
   CallTensors arguments(a);
   CheckSaved(saved, a, arguments.lengths());
-  std::vector<at::Tensor> gradients = EmptyGradients(saved, a, needed);
+  std::vector<at::Tensor> gradients =
+      EmptyGradients<OperatorArguments, EmptyOnCpu>(saved, a, needed);
   if (arguments.empty()) {
     for (at::Tensor& gradient : gradients) gradient.zero_();
   } else if (a.x.scalar_type() == at::kDouble) {

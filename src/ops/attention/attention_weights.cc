@@ -46,7 +46,7 @@ bool HasRows(const Parameter& parameter) {
 
 // Whether it has a tensor with rows for queries and keys alike.
 bool OfTokens(const ResolvedPosition& position) {
-  const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);
+  const std::vector<const Parameter*> parameters = position.entry->Tensors(*position.component);
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const Parameter* parameter) { return parameter->index == Index::kTokens; });
 }
@@ -55,9 +55,9 @@ bool OfTokens(const ResolvedPosition& position) {
 bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
-                      !position.component.FindFlag("centred").value_or(false);
-  return !by_row && !OfTokens(position) && !DependOnLength(position.component) &&
-         !position.entry->catalogue.needs_grid && !position.component.Find("shape");
+                      !position.component->FindFlag("centred").value_or(false);
+  return !by_row && !OfTokens(position) && !DependOnLength(*position.component) &&
+         !position.entry->catalogue.needs_grid && !position.component->Find("shape");
 }
 
 at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<int64_t>& rows,
@@ -77,7 +77,7 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
   arguments.tolerance = 0;
   for (ResolvedPosition& position : positions) {
     // What it adds to values is none of their weights.
-    const std::vector<const Parameter*> parameters = position.entry->Tensors(position.component);
+    const std::vector<const Parameter*> parameters = position.entry->Tensors(*position.component);
     for (size_t n = parameters.size(); n-- > 0;) {
       if (parameters[n]->tensor.of_values) {
         position.tensors.erase(position.tensors.begin() + static_cast<int64_t>(n));
@@ -138,7 +138,7 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
     std::vector<ResolvedPosition> placed = positions;
     for (ResolvedPosition& position : placed) {
       auto tensor = position.tensors.begin();
-      for (const Parameter* parameter : position.entry->Tensors(position.component)) {
+      for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         if (parameter->tensor.of_values) continue;
         if (HasRows(*parameter)) *tensor = rows_of(*tensor, -2);
         ++tensor;

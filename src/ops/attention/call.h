@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ namespace gnomon {
 
 struct ResolvedSimilarity {
   const SimilarityEntry* entry;
-  Component component;
+  std::shared_ptr<const Component> component;
   // (H,), in the computing type: the entry's head parameter, undefined where it has none.
   at::Tensor head_parameter;
   std::vector<at::Tensor> others = {};  // (H,), the entry's other head parameters
@@ -24,7 +25,7 @@ struct ResolvedSimilarity {
 
 struct ResolvedPosition {
   const PositionEntry* entry;
-  Component component;
+  std::shared_ptr<const Component> component;
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
 };
 

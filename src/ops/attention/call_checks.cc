@@ -128,13 +128,8 @@ at::ScalarType ComputingType(const at::Tensor& q) {
   return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
 }
 
-at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what) {
-  const at::ScalarType computing = ComputingType(q);
-  const at::ScalarType dtype = tensor.scalar_type();
-  TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what, " has dtype ", dtype,
-                   " and q ", q.scalar_type(), "; expected ", computing,
-                   computing == q.scalar_type() ? "" : " or that of q");
-  return tensor.to(computing);
+at::Tensor InType(const at::Tensor& tensor, at::ScalarType type) {
+  return tensor.scalar_type() == type ? tensor : tensor.to(type);
 }
 
 }  // namespace gnomon

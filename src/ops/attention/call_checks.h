@@ -4,9 +4,9 @@
 #define GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
-#include <string>
 
 #include "ops/attention/call.h"
 
@@ -41,9 +41,21 @@ at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
 // The type of a call's sums, parameters and lse: q's dtype, or float32 where that is lower.
 at::ScalarType ComputingType(const at::Tensor& q);
 
-// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError; `what`
-// begins the message.
-at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const std::string& what);
+// A tensor in that type. One that has it stays out of Torch's dispatcher, which takes its time to
+// find that there is nothing to do.
+at::Tensor InType(const at::Tensor& tensor, at::ScalarType type);
+
+// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError, whose
+// message `what`, in parts, begins.
+template <class... Parts>
+at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const Parts&... what) {
+  const at::ScalarType computing = ComputingType(q);
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what..., " has dtype ", dtype,
+                   " and q ", q.scalar_type(), "; expected ", computing,
+                   computing == q.scalar_type() ? "" : " or that of q");
+  return InType(tensor, computing);
+}
 
 }  // namespace gnomon
 

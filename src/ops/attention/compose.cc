@@ -1,6 +1,9 @@
 #include "ops/attention/compose.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,12 +12,14 @@
 #include <utility>
 
 #include "ops/attention/call_checks.h"
+#include "ops/attention/devices.h"
 #include "ops/attention/grid_bias.h"
 #include "ops/attention/kept_tensor.h"
 #include "ops/attention/outputs.h"
 #include "ops/attention/placed_bias.h"
 #include "ops/attention/token_places.h"
 #include "ops/coordinates/token_grid.h"
+#include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
@@ -147,12 +152,12 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   const ResolvedPosition* first = nullptr;
   std::optional<TokenGrid> grid;
   const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
-    return position.component.name() + (on ? " on the grid " + on->Text() : " in the sequence");
+    return position.component->name() + (on ? " on the grid " + on->Text() : " in the sequence");
   };
   for (const ResolvedPosition& position : positions) {
-    if (!IsBias(position) && !(IsContent(position) && position.component.Find("shape"))) continue;
+    if (!IsBias(position) && !(IsContent(position) && position.component->Find("shape"))) continue;
     const std::optional<TokenGrid> on =
-        GridOfBias(*position.entry, position.component, position.tensors);
+        GridOfBias(*position.entry, *position.component, position.tensors);
     if (first == nullptr) {
       first = &position;
       grid = on;
@@ -181,7 +186,7 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   at::Tensor normed = x;
   for (const ResolvedPosition& position : positions) {
     if (position.entry->norm == nullptr) continue;
-    normed = position.entry->norm(position.component, position.tensors,
+    normed = position.entry->norm(*position.component, position.tensors,
                                   normed.to(ComputingType(normed)), of_keys);
   }
   return normed;
@@ -210,8 +215,8 @@ class Composition {
 
   Outputs Run(bool returns_lse) {
     Check();
-    at::Tensor query = entry_.WithHeightLast(similarity_.component, q_);
-    at::Tensor key = entry_.WithHeightLast(similarity_.component, k_);
+    at::Tensor query = entry_.WithHeightLast(*similarity_.component, q_);
+    at::Tensor key = entry_.WithHeightLast(*similarity_.component, k_);
     FindKeyOrder();
     AddOffsetBiases();
     Rotate(query, key);
@@ -238,12 +243,9 @@ class Composition {
     }
     if (sink) std::tie(o, lse) = AddSink(o, lse, *sink);
     if (arguments_.aggregation == "lorentz_centroid") o = LorentzCentroid(o, similarity_);
-    o = Gated(o);
-    if (!returns_lse) {
-      const at::Tensor empty = at::empty({0}, o.options());
-      return {o.to(given_q_.scalar_type()), empty, empty};
-    }
-    return {o.to(given_q_.scalar_type()), lse, statistics};
+    o = InType(Gated(o), given_q_.scalar_type());
+    if (!returns_lse) return {o, {}, {}};
+    return {o, lse, statistics};
   }
 
  private:
@@ -298,13 +300,13 @@ class Composition {
     for (const ResolvedPosition& position : positions_) {
       if (!IsBias(position)) continue;
       if (places_ && !grid_) {
-        packed_.Add(position.component, position.tensors);
+        packed_.Add(*position.component, position.tensors);
         continue;
       }
       const at::Tensor term =
-          grid_ ? GridTable(*position.entry, position.component, position.tensors, *grid_,
+          grid_ ? GridTable(*position.entry, *position.component, position.tensors, *grid_,
                             range_.heads)
-                : position.entry->bias(position.component, position.tensors, range_);
+                : position.entry->bias(*position.component, position.tensors, range_);
       bias = bias ? *bias + term : term;
     }
     if (bias && grid_) bias = FlatGridTable(*bias, *grid_);
@@ -320,7 +322,7 @@ class Composition {
                          .length = LengthOf(q_, k_, range_.query_offset, range_.query_offsets),
                          .of_keys = false,
                          .is_product = entry_.catalogue.takes_scale,
-                         .last_is_height = entry_.HasHeight(similarity_.component),
+                         .last_is_height = entry_.HasHeight(*similarity_.component),
                          .heads = range_.heads,
                          .key_heads = SizeOf(k_, 1)};
     const auto place = [&] {
@@ -329,19 +331,19 @@ class Composition {
     };
     const PositionEntry& entry = *rotation_->entry;
     place();
-    query = entry.rotate(rotation_->component, rotation_->tensors, rotated);
+    query = entry.rotate(*rotation_->component, rotation_->tensors, rotated);
     rotated.x = key.to(computing_);
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
     place();
-    key = entry.rotate(rotation_->component, rotation_->tensors, rotated);
+    key = entry.rotate(*rotation_->component, rotation_->tensors, rotated);
   }
 
   void AddContent() {
     if (content_ == nullptr) return;
     ContentTerm term = content_->entry->content(
-        content_->component, content_->tensors,
+        *content_->component, content_->tensors,
         {q_.to(computing_), range_.heads, Concrete(q_.sym_size(3)), Concrete(v_.sym_size(3)),
          IsCausal(), entry_.catalogue.takes_scale});
     if (term.key_weights.defined()) {
@@ -367,12 +369,12 @@ class Composition {
                                 (given.sym_size(0) == 1 || given.sym_size(0) == q_.sym_size(0)) &&
                                 (given.sym_size(1) == 1 || given.sym_size(1) == range_.heads) &&
                                 given.sym_size(2) == range_.keys,
-                            kOperation, ": the tensor of ", position.component.name(),
+                            kOperation, ": the tensor of ", position.component->name(),
                             " has shape ", given.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (",
                             q_.sym_size(0), ", ", range_.heads, ", ", range_.keys, ")");
           // What lies outside may be anything, and sums go over it.
           const at::Tensor seen = Visible(given.unsqueeze(3)).squeeze(3);
-          return position.entry->bias(position.component, {seen}, range_);
+          return position.entry->bias(*position.component, {seen}, range_);
         });
     if (!key_bias.defined()) return;
     const at::Tensor sum = call_.key_bias ? *call_.key_bias + key_bias : key_bias;
@@ -386,8 +388,8 @@ class Composition {
   void AddPairBiases() {
     const at::Tensor pair_bias =
         SumOf(positions_, PositionEntry::Role::kPairBias, [&](const ResolvedPosition& position) {
-          return BroadcastPairs(("the tensor of " + position.component.name()).c_str(),
-                                position.entry->bias(position.component, position.tensors, range_),
+          return BroadcastPairs(("the tensor of " + position.component->name()).c_str(),
+                                position.entry->bias(*position.component, position.tensors, range_),
                                 q_, k_);
         });
     if (pair_bias.defined()) call_.pair_bias = pair_bias;
@@ -414,7 +416,7 @@ class Composition {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->temperature == nullptr) continue;
       const at::Tensor own =
-          position.entry->temperature(position.component, position.tensors, Rows())
+          position.entry->temperature(*position.component, position.tensors, Rows())
               .to(computing_)
               .expand_symint(rows);
       call_.temperature = call_.temperature ? *call_.temperature * own : own;
@@ -472,10 +474,10 @@ class Composition {
     // The dot product, whose tokens are not mapped, takes the keys as they are.
     if (!entry_.catalogue.takes_scale) key = Visible(key);
     if (!entry_.keeps_tokens || query.scalar_type() != key.scalar_type()) {
-      query = query.to(computing_);
-      key = key.to(computing_);
+      query = InType(query, computing_);
+      key = InType(key, computing_);
     }
-    return entry_.map(similarity_.component, query, key, {factor_, similarity_.others});
+    return entry_.map(*similarity_.component, query, key, {factor_, similarity_.others});
   }
 
   void AddTokens(const MappedTokens& tokens, const at::Tensor& value) {
@@ -556,7 +558,7 @@ class Composition {
       if (position.tensors.empty()) continue;  // weights are asked for without it
       const at::Tensor& gate = position.tensors[0];
       TORCH_CHECK_VALUE(gate.sym_sizes() == o.sym_sizes(), kOperation, ": the tensor of ",
-                        position.component.name(), " has shape ", gate.sym_sizes(),
+                        position.component->name(), " has shape ", gate.sym_sizes(),
                         "; expected (B, H, Lq, Dv) = ", o.sym_sizes());
       o = o * gate;
     }
@@ -602,13 +604,42 @@ class Composition {
   std::vector<c10::SymInt> axes_;
 };
 
+// Whether a call leaves no trace in autograd's graph: no derivative is asked for by any of its
+// tensors. False where it is traced or transformed, whose layers have graphs of their own.
+bool RecordsNothing(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const ResolvedSimilarity& similarity,
+                    const std::vector<ResolvedPosition>& positions,
+                    const CallArguments& arguments) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
+    return false;
+  }
+  const bool records = at::GradMode::is_enabled();
+  const auto is_plain = [records](const at::Tensor& tensor) {
+    return !tensor.defined() || (HasNumbers(tensor) && !(records && tensor.requires_grad()) &&
+                                 !tensor._fw_grad(/*level=*/0).defined());
+  };
+  const auto are_plain = [&](const std::vector<at::Tensor>& tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), is_plain);
+  };
+  bool plain = is_plain(q) && is_plain(k) && is_plain(v) && is_plain(similarity.head_parameter) &&
+               are_plain(similarity.others);
+  for (const ResolvedPosition& position : positions) {
+    plain = plain && are_plain(position.tensors);
+  }
+  FusedOperator<CallArguments>::ForEachTensor(arguments,
+                                              [&](size_t /*n*/, const OptionalTensor& tensor) {
+                                                plain = plain && (!tensor || is_plain(*tensor));
+                                              });
+  return plain;
+}
+
 }  // namespace
 
 at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
                       const at::Tensor& q, std::optional<double> scale) {
   const SimilarityEntry& entry = *similarity.entry;
   const int64_t head_dim = Concrete(q.sym_size(3));
-  entry.CheckColumns(similarity.component, head_dim, std::string(operation) + ": q has D = ");
+  entry.CheckColumns(*similarity.component, head_dim, operation, ": q has D = ");
   TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), operation, ": scale is ", scale.value_or(0),
                     "; expected a finite number");
   TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
@@ -622,6 +653,9 @@ Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
+  // Each of the operators below would find for itself that it records nothing.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+  if (RecordsNothing(q, k, v, similarity, positions, arguments)) below_autograd.emplace();
   return Composition(q, k, v, similarity, positions, arguments).Run(returns_lse);
 }
 

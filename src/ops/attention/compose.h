@@ -18,7 +18,7 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
                       const at::Tensor& q, std::optional<double> scale);
 
 // Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in the computing
-// type and empty unless asked for.
+// type, both undefined unless asked for.
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,

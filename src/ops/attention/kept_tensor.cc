@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <bit>
+#include <cstdint>
 #include <tuple>
+#include <utility>
 
 #include "base/kept.h"
 #include "ops/attention/call_checks.h"
@@ -11,14 +14,17 @@
 
 namespace gnomon {
 
-at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
-                      const std::function<at::Tensor()>& make) {
+namespace {
+
+template <class Key>
+using KeptTensors =
+    Kept<std::tuple<Key, at::ScalarType, c10::DeviceType, c10::DeviceIndex>, at::Tensor>;
+
+template <class Key, class Make>
+at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, const Make& make) {
   // Where a call is traced or transformed, its tensors are its own.
   if (!HasNumbers(q)) return make();
-  static Kept<std::tuple<std::string, at::ScalarType, c10::DeviceType, c10::DeviceIndex>,
-              at::Tensor>
-      known;
-  return known.Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {
+  return known->Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {
     // A tensor of inference mode would not serve a later call that records gradients.
     const c10::InferenceMode outside(false);
     const at::NoGradGuard no_grad;
@@ -26,12 +32,22 @@ at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
   });
 }
 
+}  // namespace
+
+at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
+                      const std::function<at::Tensor()>& make) {
+  static KeptTensors<std::string> known;
+  return Keep(&known, key, q, make);
+}
+
 at::Tensor HeadNumber(const at::Tensor& q, double number) {
+  // By its bits, for 0 and -0 are two numbers.
+  static KeptTensors<std::pair<uint64_t, int64_t>> known;
   const auto make = [&] {
     return at::full_symint({q.sym_size(1)}, number, q.options().dtype(ComputingType(q)));
   };
   if (!HasNumbers(q)) return make();
-  return KeptTensor(NumberText(number) + "|" + std::to_string(SizeOf(q, 1)), q, make);
+  return Keep(&known, {std::bit_cast<uint64_t>(number), SizeOf(q, 1)}, q, make);
 }
 
 }  // namespace gnomon

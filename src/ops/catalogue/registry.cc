@@ -522,11 +522,11 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
 }
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
-                                   const std::string& what) const {
-  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, what, head_dim, "; ", catalogue.name,
-                    " needs two columns, the last of them the height");
-  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, what, head_dim, "; ", catalogue.name,
-                    " has ", columns);
+                                   const char* operation, const char* what) const {
+  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ",
+                    catalogue.name, " needs two columns, the last of them the height");
+  TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, operation, what, head_dim, "; ",
+                    catalogue.name, " has ", columns);
 }
 
 const SimilarityEntry& FindSimilarity(const Component& component) {

@@ -152,8 +152,10 @@ struct SimilarityEntry {
   bool HasHeight(const Component& component) const {
     return has_height != nullptr && has_height(component);
   }
-  // Throws c10::ValueError, which begins with `what`, unless tokens may have that many columns.
-  void CheckColumns(const Component& component, int64_t head_dim, const std::string& what) const;
+  // Throws c10::ValueError, "<operation><what><head_dim>; ...", unless tokens may have that many
+  // columns.
+  void CheckColumns(const Component& component, int64_t head_dim, const char* operation,
+                    const char* what) const;
 };
 
 // What is rotated: the first coordinates of x (B, H, L, D), q or k.

@@ -199,7 +199,7 @@ template <class T>
 at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in,
                        const OptionalTensor& d_scalars_in, const ConeMap<T>& map, int64_t count) {
   const at::Tensor tokens = WithRows(tokens_in);
-  at::Tensor gradient = at::empty(tokens.sizes(), tokens.options());
+  at::Tensor gradient = EmptyOnCpu(tokens.sym_sizes(), tokens.scalar_type(), tokens);
   const at::Tensor d_x = Contiguous(d_x_in);
   const at::Tensor d_scalars = Contiguous(d_scalars_in);
   const int64_t columns = tokens.size(3) - 1;
@@ -230,19 +230,21 @@ at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in
 using MapOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Empty (B, H, L, D - 1), its columns rounded up, and (S, B, H, L).
+template <MakeEmpty make_empty>
 std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scalars) {
   const c10::SymInt columns =
       (tokens.sym_size(3) - 1 + (kColumnStep - 1)) / kColumnStep * kColumnStep;
-  return {at::empty_symint({tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2), columns},
-                           tokens.options()),
-          at::empty_symint({scalars, tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2)},
-                           tokens.options())};
+  return {make_empty({tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2), columns},
+                     tokens.scalar_type(), tokens),
+          make_empty({scalars, tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2)},
+                     tokens.scalar_type(), tokens)};
 }
 
+template <MakeEmpty make_empty = EmptyBeside>
 MapOutputs ForwardMeta(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view /*map*/, double /*r*/) {
-  auto [x, row_scalars] = EmptyTokens(q, ScalarsOf(function));
-  auto [y, column_scalars] = EmptyTokens(k, ScalarsOf(function));
+  auto [x, row_scalars] = EmptyTokens<make_empty>(q, ScalarsOf(function));
+  auto [y, column_scalars] = EmptyTokens<make_empty>(k, ScalarsOf(function));
   return {x, row_scalars, y, column_scalars};
 }
 
@@ -252,7 +254,7 @@ MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view
   CheckTokens("k", k);
   TORCH_CHECK_TYPE(q.scalar_type() == k.scalar_type(), "gnomon.cone_map: k has dtype ",
                    k.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
-  MapOutputs outputs = ForwardMeta(q, k, function, map, r);
+  MapOutputs outputs = ForwardMeta<EmptyOnCpu>(q, k, function, map, r);
   auto& [x, row_scalars, y, column_scalars] = outputs;
   const auto run = [&, &x = x, &rows = row_scalars, &y = y, &columns = column_scalars](auto zero) {
     const auto cone = FindMap<decltype(zero)>(function, map, r);
@@ -280,7 +282,7 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
     };
     return tokens.scalar_type() == at::kDouble ? run(0.0) : run(0.0f);
   };
-  const at::Tensor none = at::empty({0}, q.options());
+  const at::Tensor none = EmptyOnCpu({c10::SymInt(0)}, q.scalar_type(), q);
   return {needed[0] ? gradient(q, d_x, d_rows) : none,
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
@@ -464,7 +466,7 @@ TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
-  m.impl("cone_map", ForwardMeta);
+  m.impl("cone_map", ForwardMeta<>);
   m.impl("cone_map_backward", BackwardMeta);
 }
 
@@ -491,7 +493,7 @@ MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* func
 
 void TakeLogarithm(const char* function, const at::Tensor& gamma, MappedTokens* tokens) {
   tokens->function = function;
-  tokens->factor = -gamma;
+  tokens->factor = TimesNumber(gamma, -1);
   tokens->row_constant = [gamma] { return OverRows(gamma) * std::numbers::ln2; };
 }
 

@@ -1,6 +1,10 @@
 #include "ops/geometry/geometry.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "ops/attention/argument_list.h"
+#include "ops/coordinates/token_positions.h"
 
 namespace gnomon {
 
@@ -22,6 +26,33 @@ Radius RadiusOf(const at::Tensor& x) {
   const at::Tensor divisor = norm.clamp_min(kOrigin);
   return {x / OverColumns(divisor),
           at::where(norm > kOrigin, norm, square * (0.5 / kOrigin) + kOrigin / 2), divisor};
+}
+
+namespace {
+
+template <class T>
+void Multiply(const at::Tensor& heads, double number, at::Tensor& product) {
+  const T* const from = heads.const_data_ptr<T>();
+  const int64_t stride = heads.stride(0);
+  T* const to = product.data_ptr<T>();
+  for (int64_t h = 0; h < heads.size(0); ++h) to[h] = from[h * stride] * static_cast<T>(number);
+}
+
+}  // namespace
+
+at::Tensor TimesNumber(const at::Tensor& heads, double number) {
+  const at::ScalarType type = heads.scalar_type();
+  const bool plain = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU) &&
+                     heads.is_cpu() && heads.dim() == 1 && HasNumbers(heads) &&
+                     (type == at::kFloat || type == at::kDouble);
+  if (!plain) return number == -1 ? -heads : heads * number;
+  at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads);
+  if (type == at::kDouble) {
+    Multiply<double>(heads, number, product);
+  } else {
+    Multiply<float>(heads, number, product);
+  }
+  return product;
 }
 
 at::Tensor OverRows(const at::Tensor& heads) { return heads.unsqueeze(1); }

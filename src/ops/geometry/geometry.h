@@ -31,6 +31,10 @@ struct Radius {
 };
 Radius RadiusOf(const at::Tensor& x);
 
+// (H) times a number. Torch's own product of a few numbers takes as long as a part of attention
+// over a few tokens: where nothing is recorded or traced it is left out.
+at::Tensor TimesNumber(const at::Tensor& heads, double number);
+
 // (H) to (H, 1), to go with (B, H, Lq).
 at::Tensor OverRows(const at::Tensor& heads);
 

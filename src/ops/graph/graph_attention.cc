@@ -63,7 +63,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   const at::Tensor batch = AsBatch(q.to(computing));
   const ResolvedSimilarity resolved =
       ResolveSimilarity(kOperation, similarity, similarity_tensors, batch);
-  const Component& component = resolved.component;
+  const Component& component = *resolved.component;
   const at::Tensor query = resolved.entry->WithHeightLast(component, batch);
   const at::Tensor key = resolved.entry->WithHeightLast(component, AsBatch(k.to(computing)));
   const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);

@@ -85,7 +85,7 @@ void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
 
 Outputs ForwardCpu(const GraphArguments& a) {
   const Arguments arguments(a);
-  Outputs outputs = EmptyOutputs(a);
+  Outputs outputs = EmptyOutputs<GraphArguments, EmptyOnCpu>(a);
   auto& [o, lse, statistics] = outputs;
   if (a.x.scalar_type() == at::kDouble) {
     RunForward<double>(arguments, o, lse, statistics);
@@ -122,7 +122,7 @@ std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const GraphArgume
                                     const GraphOperator::Needed& needed) {
   Arguments arguments(a);
   CheckSaved(saved, a, arguments.lengths);
-  std::vector<at::Tensor> gradients = EmptyGradients(saved, a, needed);
+  std::vector<at::Tensor> gradients = EmptyGradients<GraphArguments, EmptyOnCpu>(saved, a, needed);
   if (a.x.scalar_type() == at::kDouble) {
     RunBackward<double>(arguments, saved, gradients);
   } else {

@@ -263,7 +263,7 @@ at::Tensor Projection(const at::Tensor& q, const LinearArguments& arguments) {
     TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kLinearAttention,
                       ": projection and ", arguments.num_features ? "num_features" : "seed",
                       " are given; expected one of them");
-    return AsParameter(projection, q, std::string(kLinearAttention) + ": projection");
+    return AsParameter(projection, q, kLinearAttention, ": projection");
   }
   const double size = static_cast<double>(head_dim);
   const int64_t few =

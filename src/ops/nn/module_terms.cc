@@ -150,14 +150,14 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
 }  // namespace
 
 ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& position)
-    : component_(Component::Parse(similarity)),
+    : component_(std::make_shared<const Component>(Component::Parse(similarity))),
       text_("\"" + similarity + "\" and \"" + position + "\"") {
-  similarity_ = &FindSimilarity(component_);
+  similarity_ = &FindSimilarity(*component_);
   if (const Parameter* parameter = similarity_->head_parameter()) {
-    head_ = UseOf(component_, *parameter);
+    head_ = UseOf(*component_, *parameter);
   }
   for (const Parameter* parameter : similarity_->other_head_parameters()) {
-    others_.push_back(UseOf(component_, *parameter));
+    others_.push_back(UseOf(*component_, *parameter));
   }
   for (Component& term : ParseSum(position)) {
     const PositionEntry& entry =
@@ -169,7 +169,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
       component.SetDefault("bidirectional", both_ways ? "true" : "false");
       // A table of offsets is that of positions, of which a call has some.
       if (!term.Find("shape")) component.SetDefault("centred", "true");
-      return component;
+      return std::make_shared<const Component>(std::move(component));
     };
     // Along the axes of a grid a token looks both ways even at those before it.
     const bool lies_on_grid = term.Find("shape").has_value();
@@ -242,7 +242,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   const Component& component = terms.component();
   const SimilarityEntry& entry = terms.similarity();
   shape.has_height = entry.HasHeight(component);
-  entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention: qk_dim is ");
+  entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention", ": qk_dim is ");
   if (const std::optional<Use>& use = terms.head()) {
     const std::string& name = use->parameter->name;
     if (use->setting == Setting::kTensor) {
@@ -428,7 +428,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     const at::Tensor& tensor = tensors[next++];
     return AsParameter(tensor, q, "gnomon.nn: a parameter");
   };
-  ResolvedTerms resolved{{&terms.similarity(), terms.component(), {}, {}}, {}};
+  ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
   if (const std::optional<Use>& use = terms.head()) {
     at::Tensor& value = resolved.similarity.head_parameter;
     switch (use->setting) {

@@ -33,8 +33,8 @@ class ModuleTerms {
     Component component;
     std::vector<Use> uses;
     // The component as calls take it, those that are causal and those that are not.
-    Component causal;
-    Component both_ways;
+    std::shared_ptr<const Component> causal;
+    std::shared_ptr<const Component> both_ways;
   };
 
   // Those of two specifications. They are read when the first module of them is built; its calls
@@ -44,7 +44,8 @@ class ModuleTerms {
                                                const std::string& position);
 
   const SimilarityEntry& similarity() const { return *similarity_; }
-  const Component& component() const { return component_; }
+  const Component& component() const { return *component_; }
+  const std::shared_ptr<const Component>& shared_component() const { return component_; }
   // gamma or beta; nullopt where the similarity has none.
   const std::optional<Use>& head() const { return head_; }
   // The similarity's other parameters with one value per head.
@@ -57,7 +58,7 @@ class ModuleTerms {
   ModuleTerms(const std::string& similarity, const std::string& position);
 
   const SimilarityEntry* similarity_;
-  Component component_;
+  std::shared_ptr<const Component> component_;
   std::optional<Use> head_;
   std::vector<Use> others_;
   std::vector<Position> positions_;

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ops/geometry/geometry.h"
+
 namespace gnomon {
 
 SimilarityEntry SimilarityOf(const DefinitionText& text) {
@@ -34,7 +36,8 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
   }
   entry.map = [function = text.name, is_negative](const Component&, const at::Tensor& q,
                                                   const at::Tensor& k, const at::Tensor& each) {
-    return MappedTokens{.function = function, .x = q, .y = k, .factor = is_negative ? -each : each};
+    return MappedTokens{
+        .function = function, .x = q, .y = k, .factor = is_negative ? TimesNumber(each, -1) : each};
   };
   entry.keeps_tokens = true;
   return entry;

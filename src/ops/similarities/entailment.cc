@@ -35,7 +35,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   return {.function = "entailment",
           .x = query,
           .y = key,
-          .factor = -gamma,
+          .factor = TimesNumber(gamma, -1),
           .row_scalars = at::stack({square, psi}),
           .column_scalars = SquaredNorm(key).unsqueeze(0)};
 }

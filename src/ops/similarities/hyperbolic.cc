@@ -119,7 +119,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   return {.function = "hyperbolic",
           .x = query.x,
           .y = key.x,
-          .factor = -beta,
+          .factor = TimesNumber(beta, -1),
           .row_scalars = query.scalars,
           .column_scalars = key.scalars};
 }

@@ -17,9 +17,9 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   MappedTokens tokens = MapCones(q, k, score == "height2" ? "penumbral_square" : "penumbral",
                                  component.Choice("map"), r);
   if (score == "height") {
-    tokens.factor = gamma * (-r / 2);
+    tokens.factor = TimesNumber(gamma, -r / 2);
   } else if (score == "height2") {
-    tokens.factor = gamma * (r * r / 4);
+    tokens.factor = TimesNumber(gamma, r * r / 4);
     tokens.row_constant = [gamma, r] { return -OverRows(gamma) * (r * r); };
   } else {
     TakeLogarithm("penumbral_log", gamma, &tokens);

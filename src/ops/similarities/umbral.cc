@@ -15,9 +15,9 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
     TakeLogarithm("umbral_log", gamma, &tokens);
     return tokens;
   }
-  tokens.factor = gamma * 0.5;
-  tokens.row_constant = [gamma, height = tokens.row_scalars.select(0, 0)] {
-    return -OverRows(gamma) * height;
+  tokens.factor = TimesNumber(gamma, 0.5);
+  tokens.row_constant = [gamma, heights = tokens.row_scalars] {
+    return -OverRows(gamma) * heights.select(0, 0);
   };
   return tokens;
 }
