@@ -1,17 +1,17 @@
 // The attention operator on plain views: no Torch, no allocation by the caller.
 //
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
-//   s_ij = tau_hi (c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j) + kappa_hj
-//                  + pi_hij)
+//   s_ij = tau_hi (c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j)
+//                  + r k_j . F_h(i, j) + kappa_hj + pi_hij)
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
-// bias read from a table (by offset unless a layout says otherwise), E and W relative keys and
-// values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the caller's own
-// array), tau a temperature of the row, m the mask of dropout. No array of Lq x Lk numbers is ever
-// allocated, in either direction. Results are bitwise the same from run to run and for any number
-// of workers.
+// bias read from a table (by offset unless a layout says otherwise), E, F and W relative keys,
+// queries and values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the
+// caller's own array), tau a temperature of the row, m the mask of dropout. No array of Lq x Lk
+// numbers is ever allocated, in either direction. Results are bitwise the same from run to run and
+// for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -195,10 +195,11 @@ struct Bias {
   const TableLayout* layout = nullptr;  // null: by offset
 };
 
-// Relative keys E and values W, both read by one layout (Shaw et al. 2018).
+// Relative keys E and values W (Shaw et al. 2018) and relative queries F, which keys are multiplied
+// by (position to content, He et al. 2021), all read by one layout.
 template <class T>
 struct Relative {
-  const TableLayout* layout = nullptr;  // null: neither
+  const TableLayout* layout = nullptr;  // null: none of them
   View<const T> query;                  // q: (B, H, Lq, dim)
   int64_t dim = 0;
   T factor = 1;               // r
@@ -206,6 +207,12 @@ struct Relative {
   bool key_heads = false;     // whether each head has its own
   const T* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
   bool value_heads = false;
+  View<const T> key;  // k: (B, Hkv, Lk, key_dim)
+  int64_t key_dim = 0;
+  // F: (1 or H, size, key_dim), contiguous; null: none. The layout is an OffsetLayout then
+  // (table_layout.h), and rows follow the offset p_i - p_j: row n is that of entry size - 1 - n.
+  const T* queries = nullptr;
+  bool query_heads = false;
 };
 
 // Weights are multiplied by 1 / (1 - rate), or by 0 with a chance of `rate`, which is decided by
@@ -300,6 +307,8 @@ struct AttentionGradient {
   View<T> relative_query;
   T* relative_keys = nullptr;
   T* relative_values = nullptr;
+  View<T> relative_key;
+  T* relative_queries = nullptr;
   T* temperature = nullptr;
 };
 

@@ -40,7 +40,7 @@ std::vector<EntryDifference> OffsetLayout::Differences() const {
   return {{0, size(), far_ == Far::kClip}};
 }
 std::optional<int64_t> OffsetLayout::KeyCode(size_t /*n*/, int64_t p) const { return p + past_; }
-std::optional<int64_t> OffsetLayout::QueryCode(size_t /*n*/, int64_t p) const { return p; }
+std::optional<int64_t> OffsetLayout::QueryCode(size_t /*n*/, int64_t p) const { return Near(p); }
 
 void KeyLayout::AddRuns(int64_t /*p*/, int64_t begin, int64_t end,
                         std::vector<TableRun>* runs) const {

@@ -10,6 +10,7 @@
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
 
 namespace gnomon {
 namespace {
@@ -94,11 +95,18 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   CheckPositions(in);
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
   const Relative<T>& relative = in.relative;
-  Require(relative.layout != nullptr || (relative.keys == nullptr && relative.values == nullptr),
+  Require(relative.layout != nullptr || (relative.keys == nullptr && relative.values == nullptr &&
+                                         relative.queries == nullptr),
           "relative", "has a table without a layout");
   if (relative.keys != nullptr) {
     Require(relative.dim > 0, "relative", "dim is 0, expected at least 1");
     RequireView(relative.query, "relative query", rows * relative.dim);
+  }
+  if (relative.queries != nullptr) {
+    Require(relative.key_dim > 0, "relative", "key_dim is 0, expected at least 1");
+    RequireView(relative.key, "relative key", columns * relative.key_dim);
+    Require(dynamic_cast<const OffsetLayout*>(relative.layout) != nullptr, "relative",
+            "has queries, and its layout is not by offset");
   }
   Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
           "key_bias_low", "comes with key_bias_base, both or neither");
@@ -145,6 +153,9 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
               in.relative.keys != nullptr,
           "d_relative_keys", "a gradient of relative keys that are not there");
+  Require((grad.relative_key.data == nullptr && grad.relative_queries == nullptr) ||
+              in.relative.queries != nullptr,
+          "d_relative_queries", "a gradient of relative queries that are not there");
   Require(grad.pair_bias.data == nullptr || in.pair_bias.data != nullptr, "d_pair_bias",
           "a gradient of a bias that is not there");
   Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,

@@ -66,12 +66,16 @@ class BackwardPass {
         scalars_(in, n_.keys),
         terms_(in, kBackwardColumns,
                {.multiply = true, .add_product = grad.relative_query.data != nullptr},
-               {.multiply = true, .add_product = false}),
+               {.multiply = true, .add_product = false}, grad.relative_key.data != nullptr),
         segments_(in.mask, n_),
         skipping_(in),
         positions_(in),
         relative_queries_(in.relative.query, n_.batch, n_.heads,
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
+        content_keys_(in.relative.key, n_.batch, n_.key_heads, of_keys().exists() ? n_.keys : 0,
+                      in.relative.key_dim),
+        d_position_queries_(of_keys().table(), grad.relative_queries,
+                            TableParts(of_keys().table())),
         d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
         d_relative_values_(terms_.values(), grad.relative_values, TableParts(terms_.values())),
         largest_(head_rows_),
@@ -108,8 +112,9 @@ class BackwardPass {
     const int64_t tasks = heads * blocks_;
     const int64_t scratch =
         kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3 +
-                            group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0)) +
-        row_sums_ * kRowBlock + 2 * terms_.window_size();
+                            group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0) +
+                            (of_keys().exists() ? kRowBlock + of_keys().table().padded() : 0)) +
+        row_sums_ * kRowBlock + 2 * terms_.window_size() + of_keys().scratch_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     // As many heads side by side as there are workers: none waits for its turn, and each head's
     // rows stay in cache.
@@ -144,7 +149,8 @@ class BackwardPass {
     return std::min(blocks, DivideUp(kTasks, heads));
   }
   bool sums_tables() const {
-    return d_bias_ || d_relative_keys_.wanted() || d_relative_values_.wanted();
+    return d_bias_ || d_relative_keys_.wanted() || d_relative_values_.wanted() ||
+           d_position_queries_.wanted();
   }
 
   // Packs keys and values, scales the bias, makes each row's softmax, and clears what rows and
@@ -173,9 +179,12 @@ class BackwardPass {
     const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
     value_panels_.Fill(b, h, p, keys);
     scalars_.Fill(b, h, p, keys);
+    const int64_t begin = std::max(keys.begin, p * kWidth);
+    const int64_t end = std::min(keys.end, (p + 1) * kWidth);
+    if (of_keys().exists()) content_keys_.Fill(b, h, begin, end);
     if (dim_ == 0) return;
     if (!in_place_) key_panels_.Fill(b, h, p, keys);
-    keys_.Fill(b, h, std::max(keys.begin, p * kWidth), std::min(keys.end, (p + 1) * kWidth));
+    keys_.Fill(b, h, begin, end);
   }
 
   void PrepareRows(int64_t head, int64_t row_block) {
@@ -420,6 +429,9 @@ class BackwardPass {
     float* plain;         // what is added without the row's temperature
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
     float* value_window;  // of dO with relative values, then their weights
+    float* of_keys;       // products with relative queries, then their gradients, as the tile
+    float* key_parts;     // what they are made in
+    float* d_of_keys;     // gradients of what those are multiplied by, kBackwardColumns rows
     TileMask mask;
     TableWindow keys_window;
     std::vector<TableRun> runs;
@@ -445,7 +457,16 @@ class BackwardPass {
     block.key_window = block.plain + kBackwardColumns;
     block.value_window = block.key_window + terms_.window_size();
     block.d_rows = block.value_window + terms_.window_size();
-    block.d_pairs = block.d_rows + row_sums_ * kRowBlock;
+    block.key_parts = block.d_rows + row_sums_ * kRowBlock;
+    block.d_of_keys = block.key_parts + of_keys().scratch_size();
+    block.of_keys = block.d_of_keys;
+    block.d_pairs = block.d_of_keys;
+    if (of_keys().exists()) {
+      const int64_t size = kBackwardColumns * of_keys().table().padded();
+      std::fill_n(block.d_of_keys, size, 0.0f);
+      block.of_keys += size;
+      block.d_pairs = block.of_keys + kRowBlock * kBackwardColumns;
+    }
     const int64_t sums = (b * n_.key_heads + key_head) * parts_ + block.part;
     if (sums_tables()) {
       part_turns_.Wait(sums, index / parts_);
@@ -496,6 +517,10 @@ class BackwardPass {
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
       }
+      if (grad_.relative_key.data != nullptr) {
+        std::copy_n(block.d_of_keys + j * of_keys().table().padded(), in_.relative.key_dim,
+                    grad_.relative_key.row(b, key_head, first + j));
+      }
       if (grad_.v.data != nullptr) {
         std::copy_n(d_values + j * padded_value_dim_, n_.value_dim,
                     grad_.v.row(b, key_head, first + j));
@@ -515,6 +540,7 @@ class BackwardPass {
       }
       d_relative_keys_.ClearPart(TablePart(terms_.keys(), b, h, part));
       d_relative_values_.ClearPart(TablePart(terms_.values(), b, h, part));
+      d_position_queries_.ClearPart(TablePart(of_keys().table(), b, h, part));
     }
   }
 
@@ -557,7 +583,19 @@ class BackwardPass {
       terms_.values().Multiply(
           h, rows, {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1}, values_window);
     }
+    if (of_keys().exists()) {
+      of_keys().template Products<kBackwardColumns>(b, h, first_row, rows, first, mask.begin,
+                                                    mask.end, block.of_keys, block.key_parts,
+                                                    &block.runs);
+    }
     RowGradients(block, h, first_row, rows, mask, keys_window, values_window);
+    if (wants_of_keys()) {
+      of_keys().template Gradients<kBackwardColumns>(
+          b, h, first_row, rows, first, mask.begin, mask.end, block.of_keys,
+          grad_.relative_key.data != nullptr ? block.d_of_keys : nullptr, d_position_queries_,
+          TablePart(of_keys().table(), b, h, block.part), content_keys_.Head(b, key_head),
+          block.key_parts, &block.runs);
+    }
     TableGradients(block, h, first_row, rows, keys_window, values_window);
     const size_t seen = Size(mask.end - mask.begin);
     if (grad_.v.data != nullptr) {
@@ -735,14 +773,18 @@ class BackwardPass {
       float mean_added = 0;
       if (terms_.to_scores() || at.paired) {
         const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
-        const float* added = terms_.ScoreRow(at, products, keys_window, block.added, &block.runs,
-                                             grad_.temperature != nullptr ? block.plain : nullptr);
+        float* const of_keys_row =
+            of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
+        const float* added =
+            terms_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
+                            grad_.temperature != nullptr ? block.plain : nullptr);
         ScoreGradients to;
         if (d_bias_) to.bias = BiasGradient(block.part, head);
         if (grad_.key_bias != nullptr) to.key_bias = d_key_bias;
         if (grad_.pair_bias.data != nullptr) {
           to.pairs = block.d_pairs + r * kBackwardColumns + begin;
         }
+        if (wants_of_keys()) to.of_keys = of_keys_row;
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
         to.temperature = grad_.temperature != nullptr;
         float* d_added = terms_.GradientRow(at, to, block.d_added);
@@ -842,6 +884,7 @@ class BackwardPass {
     }
     MergeTables(terms_.keys(), d_relative_keys_);
     MergeTables(terms_.values(), d_relative_values_);
+    MergeTables(of_keys().table(), d_position_queries_);
     if (!d_bias_) return;
     const BiasTable& bias = terms_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
@@ -958,6 +1001,10 @@ class BackwardPass {
     });
   }
 
+  const PositionToContent& of_keys() const { return terms_.position_to_content(); }
+  bool wants_of_keys() const {
+    return grad_.relative_key.data != nullptr || d_position_queries_.wanted();
+  }
   // Whether each row's sums of ds and p (f - top_f) are wanted.
   bool balances() const { return wants_queries() || wants_row_scalars() || multiplies_scores(); }
   // Whether the sum of ds f is.
@@ -1013,6 +1060,8 @@ class BackwardPass {
   Positions positions_;
   std::vector<KeyRange> seen_blocks_;  // of each block of queries of each batch
   PaddedRows relative_queries_;
+  PaddedRows content_keys_;  // what relative queries are multiplied by
+  RowTableGradient d_position_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;
   Buffer largest_;                // of each row, in units of log2

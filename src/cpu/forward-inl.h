@@ -76,7 +76,7 @@ class ForwardPass {
         values_(in.v, n_.batch, n_.key_heads, packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
         scalars_(in, packs_all_ ? n_.keys : 0),
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
-               {.multiply = false, .add_product = true}),
+               {.multiply = false, .add_product = true}, /*key_gradient=*/false),
         segments_(in.mask, n_),
         skipping_(in),
         positions_(in) {
@@ -148,10 +148,14 @@ class ForwardPass {
     float* added;          // of one row: what is added to its scores
     float* key_products;   // window of products with relative keys
     float* entry_weights;  // window of weights, summed by entries of the relative values
+    float* of_keys;        // the tile's products with relative queries, kForwardColumns a row
+    float* key_parts;      // what they are made in
     std::vector<TableRun> runs;
   };
   int64_t scratch_size() const {
-    return (kRowBlock + 1) * kForwardColumns + 2 * terms_.window_size();
+    const PositionToContent& of_keys = terms_.position_to_content();
+    return (kRowBlock + 1) * kForwardColumns + 2 * terms_.window_size() +
+           (of_keys.exists() ? kRowBlock * kForwardColumns : 0) + of_keys.scratch_size();
   }
   Scratch MakeScratch(float* memory) const {
     Scratch scratch{};
@@ -159,6 +163,11 @@ class ForwardPass {
     scratch.added = scratch.tile + kRowBlock * kForwardColumns;
     scratch.key_products = scratch.added + kForwardColumns;
     scratch.entry_weights = scratch.key_products + terms_.window_size();
+    scratch.of_keys = scratch.entry_weights + terms_.window_size();
+    scratch.key_parts = scratch.of_keys;
+    if (terms_.position_to_content().exists()) {
+      scratch.key_parts += kRowBlock * kForwardColumns;
+    }
     return scratch;
   }
 
@@ -677,6 +686,12 @@ class ForwardPass {
   }
 
   void AddTile(Block& block, const TileMask& mask, Keys& keys, Scratch& scratch) const {
+    const PositionToContent& of_keys = terms_.position_to_content();
+    for (int64_t n = 0; of_keys.exists() && n < block.heads; ++n) {
+      of_keys.Products<kForwardColumns>(
+          block.b, block.h + n, block.i, block.queries, keys.first, mask.begin, mask.end,
+          scratch.of_keys + n * block.queries * kForwardColumns, scratch.key_parts, &scratch.runs);
+    }
     // Rows that see different keys go in small groups, each as far as it sees.
     const bool groups = mask.partial && !in_place_;
     const int64_t step = groups ? static_cast<int64_t>(kMicroRows) : block.rows();
@@ -828,7 +843,11 @@ class ForwardPass {
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
     float top;
     if (terms_.to_scores() || at.paired) {
-      const float* bias = terms_.ScoreRow(at, key_products, window, scratch.added, &scratch.runs);
+      const float* const of_keys = terms_.position_to_content().exists()
+                                       ? scratch.of_keys + r * kForwardColumns + begin
+                                       : nullptr;
+      const float* bias =
+          terms_.ScoreRow(at, key_products, window, of_keys, scratch.added, &scratch.runs);
       top = TileRowScores<Definition, true>(tile, columns, open, row, scalars.data(), factor, bias,
                                             view);
     } else {
@@ -923,7 +942,7 @@ class ForwardPass {
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
     const TileRow row{block.b,     h,   i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
                       mask.paired, 1.0f};
-    const float* bias = terms_.ScoreRow(row, nullptr, {}, scratch.added, &scratch.runs);
+    const float* bias = terms_.ScoreRow(row, nullptr, {}, nullptr, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }
 

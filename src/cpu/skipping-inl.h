@@ -465,6 +465,7 @@ class Skipping {
   static bool Active(const AttentionInput<float>& in) {
     const bool bounded = kHasBounds<Definition> && in.pair_bias.data == nullptr &&
                          (in.bias.table == nullptr || in.bias.layout == nullptr) &&
+                         in.relative.queries == nullptr &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
     // Something that falls with the distance, of tokens that stand one after the other.

@@ -1,5 +1,5 @@
-// What is added to the scores besides the similarity, and to the values: biases, relative keys and
-// values, and dropout.
+// What is added to the scores besides the similarity, and to the values: biases, relative keys,
+// queries and values, and dropout.
 #if defined(GNOMON_SRC_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TERMS_INL_H_
 #undef GNOMON_SRC_CPU_TERMS_INL_H_
@@ -16,8 +16,9 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
-#include "cpu/positions-inl.h"
+#include "cpu/position_to_content-inl.h"
 #include "cpu/row_products-inl.h"
+#include "cpu/tables-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -26,50 +27,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
-
-// Columns [begin, begin + count) of one row of a tile, whole vectors, of which tables are read for
-// keys [first, last) alone: a window holds no more.
-struct TileRow {
-  int64_t b;
-  int64_t h;
-  int64_t i;
-  int64_t begin;
-  int64_t count;
-  int64_t first;
-  int64_t last;
-  bool paired;  // whether the caller's mask of pairs hides some
-  float temperature;
-  bool placed = false;  // or the position of some
-};
-
-// to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
-inline void Gather(const std::vector<TableRun>& runs, const float* HWY_RESTRICT entries,
-                   int64_t origin, float factor, int64_t first, float* HWY_RESTRICT to) {
-  for (const TableRun& run : runs) {
-    const float* HWY_RESTRICT from = entries + (run.entry - origin);
-    float* HWY_RESTRICT at = to + (run.column - first);
-    if (run.step == 0) {
-      const float term = factor * *from;
-      for (int64_t n = 0; n < run.count; ++n) at[n] += term;
-    } else {
-      for (int64_t n = 0; n < run.count; ++n) at[n] += factor * from[n];
-    }
-  }
-}
-
-// The transpose of Gather: adds factor * from[column - first] to the entries.
-inline void Scatter(const std::vector<TableRun>& runs, const float* HWY_RESTRICT from,
-                    int64_t first, float factor, float* HWY_RESTRICT entries, int64_t origin) {
-  for (const TableRun& run : runs) {
-    const float* HWY_RESTRICT at = from + (run.column - first);
-    float* HWY_RESTRICT to = entries + (run.entry - origin);
-    if (run.step == 0) {
-      *to += factor * Sum(run.count, [at](int64_t n) { return at[n]; });
-    } else {
-      for (int64_t n = 0; n < run.count; ++n) to[n] += factor * at[n];
-    }
-  }
-}
 
 // The biases in units of log2, with room to read whole panels.
 class BiasTable {
@@ -200,203 +157,53 @@ class KeyBias {
   std::vector<char> masks_;
 };
 
-// For each row of a tile, a number for each entry of a table that the tile may read.
-struct TableWindow {
-  TableRange range{0, 0};
-  int64_t origin = 0;  // the entry of column 0, first of a vector
-  int64_t stride = 0;
-  float* data = nullptr;
-
-  float* Row(int64_t r) const { return data + r * stride; }
-  void ClearRow(int64_t r) const { std::fill_n(Row(r), range.end - origin, 0.0f); }
-  // The entries of the range as a left operand, by rows or transposed.
-  Strided Entries() const { return {data + (range.begin - origin), Size(stride), 1}; }
-  Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
-};
-
-// A table of rows, (1 or H, size, columns): packed for Multiply, unless it multiplies rows where
-// they lie, and padded for AddProduct, where those are wanted.
-class RowTable {
- public:
-  struct Uses {
-    bool multiply;
-    bool add_product;
-    bool in_place = false;
-  };
-
-  RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns,
-           Uses uses)
-      : heads_(heads),
-        size_(table != nullptr ? size : 0),
-        tables_(heads ? n.heads : 1),
-        uses_(uses),
-        table_(table),
-        panels_({table, {0, size * columns, columns}}, 1, tables_, packs() ? size_ : 0, columns),
-        rows_({table, {0, size * columns, columns}}, 1, tables_, uses.add_product ? size_ : 0,
-              columns),
-        columns_(columns),
-        padded_(PaddedColumns(columns)),
-        exists_(table != nullptr) {}
-
-  bool exists() const { return exists_; }
-  bool heads() const { return heads_; }
-  int64_t size() const { return size_; }
-  int64_t columns() const { return columns_; }
-  int64_t padded() const { return padded_; }
-  int64_t tables() const { return tables_; }
-  int64_t Index(int64_t h) const { return heads_ ? h : 0; }
-
-  int64_t tasks() const { return tables_ * DivideUp(size_, kWidth); }
-  void Fill(int64_t task) const {
-    const int64_t h = task / DivideUp(size_, kWidth);
-    const int64_t p = task % DivideUp(size_, kWidth);
-    if (packs()) panels_.Fill(0, h, p, {0, size_});
-    if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
-  }
-
-  // window = a (rows x columns) times the entries' rows.
-  void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
-    if (uses_.in_place) return MultiplyInPlace(h, rows, a, window);
-    for (int64_t e = window.origin; e < window.range.end;) {
-      const int64_t within = e % kWidth;
-      const size_t vectors =
-          std::min(Vectors(window.range.end - e), kMicroVectors - Size(within) / kLanes);
-      HWY_NAMESPACE::Multiply(Size(rows), vectors, Size(columns_), a,
-                              panels_.panel(0, Index(h), e / kWidth) + within, kPanel,
-                              window.data + (e - window.origin), Size(window.stride));
-      e += static_cast<int64_t>(vectors) * kLaneCount;
-    }
-  }
-
-  // to (rows x padded()) += the window times the entries' rows.
-  void AddProduct(int64_t h, int64_t rows, const TableWindow& window, float* to) const {
-    const Rows table = rows_.Head(0, Index(h));
-    MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),
-                window.Entries(), table.row(window.range.begin), Size(table.stride), to,
-                Size(padded_));
-  }
-
- private:
-  bool packs() const { return uses_.multiply && !uses_.in_place; }
-
-  // With 0 for what the window has before and behind its range.
-  void MultiplyInPlace(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
-    if (window.range.end <= window.origin) return;
-    const Tokens table(View<const float>{table_, {0, size_ * columns_, columns_}});
-    HWY_NAMESPACE::MultiplyKeys(
-        table, 0, Index(h), {window.range.begin, window.range.end}, columns_,
-        /*pairs=*/false, window.origin, 0, RoundUp(window.range.end - window.origin, kLaneCount),
-        Size(rows), a.data, a.row, window.data, Size(window.stride));
-  }
-
-  bool heads_;
-  int64_t size_;
-  int64_t tables_;
-  Uses uses_;
-  const float* table_;
-  Panels panels_;
-  PaddedRows rows_;
-  int64_t columns_;
-  int64_t padded_;
-  bool exists_;
-};
-
-// Partial gradients of a RowTable, one for each part of the work, and of their sum.
-class RowTableGradient {
- public:
-  RowTableGradient(const RowTable& table, float* to, int64_t parts)
-      : table_(table), to_(to), parts_(parts) {
-    if (to != nullptr) partial_.Reset(parts * table.size() * table.padded());
-  }
-
-  bool wanted() const { return to_ != nullptr; }
-  float* Part(int64_t part) const {
-    return partial_.data() + part * table_.size() * table_.padded();
-  }
-  void ClearPart(int64_t part) const {
-    if (wanted()) std::fill_n(Part(part), table_.size() * table_.padded(), 0.0f);
-  }
-  // A part += the transposed window times rows of `padded` columns.
-  void Add(int64_t part, int64_t rows, const TableWindow& window, Rows right,
-           int64_t first_row) const {
-    MultiplyAdd(Size(window.range.end - window.range.begin), Size(table_.padded()) / kLanes,
-                Size(rows), window.Transposed(), right.row(first_row), Size(right.stride),
-                Part(part) + window.range.begin * table_.padded(), Size(table_.padded()));
-  }
-  // Adds parts up, in order; `belongs` says whether a part is of table h. Calls of different h may
-  // run at the same time.
-  template <class Belongs>
-  void Merge(int64_t h, const Belongs& belongs) const {
-    const int64_t columns = table_.columns();
-    float* to = to_ + h * table_.size() * columns;
-    std::fill_n(to, table_.size() * columns, 0.0f);
-    for (int64_t part = 0; part < parts_; ++part) {
-      if (!belongs(part)) continue;
-      const float* from = Part(part);
-      for (int64_t e = 0; e < table_.size(); ++e) {
-        for (int64_t d = 0; d < columns; ++d) {
-          to[e * columns + d] += from[e * table_.padded() + d];
-        }
-      }
-    }
-  }
-
- private:
-  const RowTable& table_;
-  float* to_;
-  int64_t parts_;
-  Buffer partial_;
-};
-
 // Where the gradients of a row's scores go; null where they are not wanted.
 struct ScoreGradients {
   float* bias = nullptr;      // a table of BiasTable::stride() floats
   float* key_bias = nullptr;  // of the row's first column on
   float* pairs = nullptr;     // likewise, written and not added to
+  float* of_keys = nullptr;   // likewise, of products with relative queries
   float* relative = nullptr;  // the row of a TableWindow
   bool temperature = false;   // whether that of the row's temperature is wanted
 
   int count() const {
     return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
-           (relative != nullptr ? 1 : 0) + (temperature ? 1 : 0);
+           (of_keys != nullptr ? 1 : 0) + (relative != nullptr ? 1 : 0) + (temperature ? 1 : 0);
   }
 };
 
 // All that is added to scores and values, for one call of the operator.
 class Terms {
  public:
-  // Of a pass with tiles of so many columns, and what it does with the relative keys and values.
+  // Of a pass with tiles of so many columns, and what it does with the relative keys and values,
+  // and whether it makes the gradient of what relative queries are multiplied by.
   Terms(const AttentionInput<float>& in, int64_t tile_columns, RowTable::Uses keys,
-        RowTable::Uses values)
+        RowTable::Uses values, bool key_gradient)
       : in_(in),
         bias_(in),
         key_bias_(in),
         pair_mask_(in.mask, in.shape),
-        placed_biases_(in, in.bias.table != nullptr ? in.bias.layout : nullptr),
-        placed_rows_(in, in.relative.layout),
+        bias_reader_(in, in.bias.table != nullptr ? in.bias.layout : nullptr),
+        row_reader_(in, in.relative.layout),
         keys_(in.relative.layout != nullptr ? in.relative.keys : nullptr, in.relative.key_heads,
               in.shape, TableSize(in), in.relative.dim,
               {keys.multiply, keys.add_product, MultipliesInPlace(in.shape, /*pairs=*/false)}),
         values_(in.relative.layout != nullptr ? in.relative.values : nullptr,
-                in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values) {
-    if (relative() && HasPositions(in)) {
-      window_stride_ = RoundUp(in.relative.layout->size(), kLaneCount) + 2 * kLaneCount;
-    } else if (relative()) {
-      // A vector before the range's first entry and one past its last.
-      window_stride_ =
-          RoundUp(in.relative.layout->LargestWindow(kRowBlock, tile_columns), kLaneCount) +
-          2 * kLaneCount;
-    }
+                in.relative.value_heads, in.shape, TableSize(in), in.shape.value_dim, values),
+        position_to_content_(in, key_gradient) {
+    if (relative()) window_stride_ = row_reader_.WindowStride(kRowBlock, tile_columns);
   }
 
   const BiasTable& bias() const { return bias_; }
   const PairMask& pair_mask() const { return pair_mask_; }
   const RowTable& keys() const { return keys_; }
   const RowTable& values() const { return values_; }
+  const PositionToContent& position_to_content() const { return position_to_content_; }
 
   // Whether anything is added to scores.
   bool to_scores() const {
-    return bias_.exists() || key_bias_.exists() || pair_bias() || keys_.exists();
+    return bias_.exists() || key_bias_.exists() || pair_bias() || keys_.exists() ||
+           position_to_content_.exists();
   }
   bool relative() const { return keys_.exists() || values_.exists(); }
   bool drops() const { return in_.dropout.rate > 0; }
@@ -412,7 +219,7 @@ class Terms {
   }
 
   int64_t tasks() const {
-    return bias_.tables() + key_bias_.rows() + pair_mask_.tasks() +
+    return bias_.tables() + key_bias_.rows() + pair_mask_.tasks() + position_to_content_.tasks() +
            (keys_.exists() ? keys_.tasks() : 0) + (values_.exists() ? values_.tasks() : 0);
   }
   void Fill(int64_t task) {
@@ -422,6 +229,8 @@ class Terms {
     task -= key_bias_.rows();
     if (task < pair_mask_.tasks()) return pair_mask_.Fill(task);
     task -= pair_mask_.tasks();
+    if (task < position_to_content_.tasks()) return position_to_content_.Fill(task);
+    task -= position_to_content_.tasks();
     if (!keys_.exists()) return values_.Fill(task);
     if (task < keys_.tasks()) return keys_.Fill(task);
     values_.Fill(task - keys_.tasks());
@@ -433,21 +242,8 @@ class Terms {
   // The window of `rows` queries from `query` on with keys [begin, end), in `memory`.
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      float* memory) const {
-    TableWindow window;
-    if (!relative()) return window;
-    const TableLayout& layout = *in_.relative.layout;
-    if (placed_rows_.exists()) {
-      window.range = placed_rows_.Window(b, query, rows, begin, end, layout.size());
-    } else if (HasPositions(in_)) {
-      window.range = {0, layout.size()};
-    } else {
-      const int64_t p = QueryOffset(in_, b) + query;
-      window.range = layout.Window(p, p + rows, begin, end);
-    }
-    window.origin = window.range.begin / kLaneCount * kLaneCount;
-    window.stride = window_stride_;
-    window.data = memory;
-    return window;
+    if (!relative()) return {};
+    return row_reader_.Window(b, query, rows, begin, end, window_stride_, memory);
   }
 
   // The products of `rows` queries from `query` on with the relative keys of the window.
@@ -459,14 +255,17 @@ class Terms {
 
   // What a row's scores take, in units of log2 and with the row's temperature, -inf where the
   // caller's mask hides a pair: in place if it lies in one row of memory, else added up in
-  // `scratch`. `products` is the row's in the window of MultiplyKeys, null for the biases alone.
-  // `plain` takes it without the temperature, where that is wanted.
+  // `scratch`. `products` is the row's in the window of MultiplyKeys, `of_keys` what it takes of
+  // position_to_content(); null for the biases alone. `plain` takes it without the temperature,
+  // where that is wanted.
   const float* ScoreRow(const TileRow& row, const float* products, const TableWindow& window,
-                        float* scratch, std::vector<TableRun>* runs, float* plain = nullptr) const {
+                        const float* of_keys, float* scratch, std::vector<TableRun>* runs,
+                        float* plain = nullptr) const {
     const std::optional<int64_t> first_bias = FirstBias(row);
     const bool of_pairs = pair_bias() || row.paired;
     const bool as_it_is = !has_temperature() && !key_bias_.has_base();
-    if (products == nullptr && !of_pairs && as_it_is && bias_.exists() != key_bias_.exists()) {
+    if (products == nullptr && of_keys == nullptr && !of_pairs && as_it_is &&
+        bias_.exists() != key_bias_.exists()) {
       if (first_bias) return bias_.Table(row.b, row.h) + *first_bias;
       if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
     }
@@ -475,14 +274,17 @@ class Terms {
     } else {
       std::fill_n(scratch, row.count, 0.0f);
       if (bias_.exists()) {
-        ReadEntries(*bias_.layout(), placed_biases_, row, bias_.Table(row.b, row.h), 0,
-                    {0, bias_.size()}, 1.0f, scratch, runs);
+        bias_reader_.Read(row, bias_.Table(row.b, row.h), 0, {0, bias_.size()}, 1.0f, scratch,
+                          runs);
       }
     }
     if (key_bias_.exists()) key_bias_.AddTo(row, scratch);
     if (products != nullptr) {
-      ReadEntries(*in_.relative.layout, placed_rows_, row, products, window.origin, window.range,
-                  in_.relative.factor * kLog2E, scratch, runs);
+      row_reader_.Read(row, products, window.origin, window.range, in_.relative.factor * kLog2E,
+                       scratch, runs);
+    }
+    if (of_keys != nullptr) {
+      for (int64_t n = 0; n < row.count; ++n) scratch[n] += of_keys[n];
     }
     if (pair_bias()) {
       const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
@@ -506,9 +308,9 @@ class Terms {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {
       if (to.key_bias != nullptr) return to.key_bias;
-      if (to.pairs != nullptr) {
-        std::fill_n(to.pairs, row.count, 0.0f);
-        return to.pairs;
+      if (float* const written = to.pairs != nullptr ? to.pairs : to.of_keys) {
+        std::fill_n(written, row.count, 0.0f);
+        return written;
       }
       if (to.bias != nullptr) {
         if (const std::optional<int64_t> first = FirstBias(row)) return to.bias + *first;
@@ -526,30 +328,28 @@ class Terms {
       float* table = to.bias + *first;
       for (int64_t n = 0; n < row.count; ++n) table[n] += scratch[n];
     } else if (to.bias != nullptr) {
-      AddToEntries(*bias_.layout(), placed_biases_, row, scratch, 1.0f, to.bias, 0,
-                   {0, bias_.size()}, runs);
+      bias_reader_.Add(row, scratch, 1.0f, to.bias, 0, {0, bias_.size()}, runs);
     }
     if (to.key_bias != nullptr) {
       for (int64_t n = 0; n < row.count; ++n) to.key_bias[n] += scratch[n];
     }
     if (to.pairs != nullptr) std::copy_n(scratch, row.count, to.pairs);
+    if (to.of_keys != nullptr) std::copy_n(scratch, row.count, to.of_keys);
     if (to.relative != nullptr) {
-      AddToEntries(*in_.relative.layout, placed_rows_, row, scratch, in_.relative.factor,
-                   to.relative, window.origin, window.range, runs);
+      row_reader_.Add(row, scratch, in_.relative.factor, to.relative, window.origin, window.range,
+                      runs);
     }
   }
 
   // Adds a row of products with relative values to its products with values.
   void AddValueProducts(const TileRow& row, const float* products, const TableWindow& window,
                         float* to, std::vector<TableRun>* runs) const {
-    ReadEntries(*in_.relative.layout, placed_rows_, row, products, window.origin, window.range,
-                1.0f, to, runs);
+    row_reader_.Read(row, products, window.origin, window.range, 1.0f, to, runs);
   }
   // Adds up a row's weights for each entry.
   void AddWeights(const TileRow& row, const float* weights, float* entries,
                   const TableWindow& window, std::vector<TableRun>* runs) const {
-    AddToEntries(*in_.relative.layout, placed_rows_, row, weights, 1.0f, entries, window.origin,
-                 window.range, runs);
+    row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
   // Multiplies a row of weights, or of their gradients, by dropout's mask.
@@ -584,7 +384,7 @@ class Terms {
 
   // The entries of the relative tables that a pair reads.
   void FindEntries(int64_t b, int64_t i, int64_t j, std::vector<TableRun>* runs) const {
-    FindRuns(*in_.relative.layout, {b, 0, i, j, 1, j, j + 1, false, 1.0f}, runs);
+    row_reader_.FindRuns({b, 0, i, j, 1, j, j + 1, false, 1.0f}, runs);
   }
 
  private:
@@ -618,57 +418,21 @@ class Terms {
   std::optional<int64_t> FirstBias(const TileRow& row) const {
     if (!bias_.exists()) return std::nullopt;
     if (bias_.layout() == nullptr) return bias_.FirstEntry(row);
-    if (!placed_biases_.exists()) return std::nullopt;
-    return placed_biases_.FirstEntry(row.b, row.i, row.begin, row.count, row.last - row.begin,
-                                     bias_.size(), bias_.stride());
-  }
-
-  // to[n] += factor * the entries that a row's columns read; there are those of the window alone.
-  void ReadEntries(const TableLayout& layout, const PlacedEntries& placed, const TileRow& row,
-                   const float* entries, int64_t origin, TableRange window, float factor, float* to,
-                   std::vector<TableRun>* runs) const {
-    if (placed.exists()) {
-      return placed.Gather(row.b, row.i, row.begin, row.count, entries, origin, window, factor, to);
-    }
-    FindRuns(layout, row, runs);
-    Gather(*runs, entries, origin, factor, row.begin, to);
-  }
-  // The transpose.
-  void AddToEntries(const TableLayout& layout, const PlacedEntries& placed, const TileRow& row,
-                    const float* from, float factor, float* entries, int64_t origin,
-                    TableRange window, std::vector<TableRun>* runs) const {
-    if (placed.exists()) {
-      return placed.Scatter(row.b, row.i, row.begin, row.count, from, factor, entries, origin,
-                            window);
-    }
-    FindRuns(layout, row, runs);
-    Scatter(*runs, from, row.begin, factor, entries, origin);
-  }
-
-  void FindRuns(const TableLayout& layout, const TileRow& row, std::vector<TableRun>* runs) const {
-    runs->clear();
-    const int64_t p = QueryPosition(in_, row.b, row.i);
-    if (!HasPositions(in_)) return layout.AddRuns(p, row.first, row.last, runs);
-    // Runs of positions are those of columns elsewhere.
-    const int64_t* keys = in_.key_positions + row.b * in_.shape.keys;
-    for (int64_t begin = row.first; begin < row.last;) {
-      int64_t end = begin + 1;
-      while (end < row.last && keys[end] == keys[end - 1] + 1) ++end;
-      const size_t known = runs->size();
-      layout.AddRuns(p, keys[begin], keys[begin] + end - begin, runs);
-      for (size_t n = known; n < runs->size(); ++n) (*runs)[n].column += begin - keys[begin];
-      begin = end;
-    }
+    const PlacedEntries& placed = bias_reader_.placed();
+    if (!placed.exists()) return std::nullopt;
+    return placed.FirstEntry(row.b, row.i, row.begin, row.count, row.last - row.begin, bias_.size(),
+                             bias_.stride());
   }
 
   const AttentionInput<float>& in_;
   BiasTable bias_;
   KeyBias key_bias_;
   PairMask pair_mask_;
-  PlacedEntries placed_biases_;
-  PlacedEntries placed_rows_;  // of relative keys and values
+  TableReader bias_reader_;
+  TableReader row_reader_;  // of relative keys and values
   RowTable keys_;
   RowTable values_;
+  PositionToContent position_to_content_;
   int64_t window_stride_ = 0;
 };
 

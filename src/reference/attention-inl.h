@@ -100,9 +100,18 @@ class Problem {
   }
 
   int64_t KeyTable(int64_t h) const { return in_.relative.key_heads ? h : 0; }
+  int64_t QueryTable(int64_t h) const { return in_.relative.query_heads ? h : 0; }
   int64_t ValueTable(int64_t h) const { return in_.relative.value_heads ? h : 0; }
   const double* RelativeKey(int64_t h, int64_t entry) const {
     return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
+  }
+  // Where in its table the row of an entry begins.
+  int64_t RelativeQueryRow(int64_t entry) const {
+    return (RelativeSize() - 1 - entry) * in_.relative.key_dim;
+  }
+  const double* RelativeQuery(int64_t h, int64_t entry) const {
+    return in_.relative.queries + QueryTable(h) * RelativeSize() * in_.relative.key_dim +
+           RelativeQueryRow(entry);
   }
   const double* RelativeValue(int64_t h, int64_t entry) const {
     return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
@@ -157,6 +166,13 @@ class Problem {
       const double* query = in_.relative.query.row(b, h, i);
       for (const int64_t entry : entries) {
         score += in_.relative.factor * Dot(query, RelativeKey(h, entry), in_.relative.dim);
+      }
+    }
+    if (in_.relative.queries != nullptr) {
+      RelativeEntries(b, i, j, &entries);
+      const double* key = in_.relative.key.row(b, h / group_, j);
+      for (const int64_t entry : entries) {
+        score += in_.relative.factor * Dot(key, RelativeQuery(h, entry), in_.relative.key_dim);
       }
     }
     return score;
@@ -268,6 +284,9 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
   const int64_t value_table = problem.RelativeSize() * n.value_dim;
   std::vector<double> d_keys(
       static_cast<size_t>(grad.relative_keys ? n.batch * n.heads * key_table : 0));
+  const int64_t query_table = problem.RelativeSize() * in.relative.key_dim;
+  std::vector<double> d_queries(
+      static_cast<size_t>(grad.relative_queries ? n.batch * n.heads * query_table : 0));
   std::vector<double> d_values(
       static_cast<size_t>(grad.relative_values ? n.batch * n.heads * value_table : 0));
 
@@ -286,6 +305,9 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
     for (int64_t j = 0; j < n.keys; ++j) {
       if (grad.y.data) std::fill_n(grad.y.row(b, key_head, j), n.dim, 0.0);
       if (grad.v.data) std::fill_n(grad.v.row(b, key_head, j), n.value_dim, 0.0);
+      if (grad.relative_key.data) {
+        std::fill_n(grad.relative_key.row(b, key_head, j), in.relative.key_dim, 0.0);
+      }
       for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
         grad.column_scalars[s * columns + task * n.keys + j] = 0;
       }
@@ -371,6 +393,14 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
               d_keys[head * key_table + entry * in.relative.dim + e] +=
                   d_product * in.relative.query.row(b, h, i)[e];
             }
+            for (int64_t e = 0; grad.relative_key.data && e < in.relative.key_dim; ++e) {
+              grad.relative_key.row(b, key_head, j)[e] +=
+                  d_product * problem.RelativeQuery(h, entry)[e];
+            }
+            for (int64_t e = 0; grad.relative_queries && e < in.relative.key_dim; ++e) {
+              d_queries[head * query_table + problem.RelativeQueryRow(entry) + e] +=
+                  d_product * in.relative.key.row(b, key_head, j)[e];
+            }
             for (int64_t e = 0; grad.relative_values && e < n.value_dim; ++e) {
               d_values[head * value_table + entry * n.value_dim + e] += weight * kept * d_o[e];
             }
@@ -402,6 +432,7 @@ void Backward(const AttentionInput<double>& in, const AttentionBackwardInput<dou
     }
   };
   add_up(grad.relative_keys, d_keys, key_table, in.relative.key_heads);
+  add_up(grad.relative_queries, d_queries, query_table, in.relative.query_heads);
   add_up(grad.relative_values, d_values, value_table, in.relative.value_heads);
   if (grad.bias.table) {
     const int64_t tables = grad.bias.batch_stride == 0 ? 1 : n.batch;

@@ -52,7 +52,8 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
     const auto far = chance(50) ? OffsetLayout::Far::kClip : OffsetLayout::Far::kZero;
     *layout = std::make_unique<OffsetLayout>(chance(30) ? 400 : draw(0, 40),
                                              chance(30) ? 400 : draw(0, 40), far);
-    if (chance(20)) *layout = std::make_unique<KeyLayout>(n.keys);
+    if (chance(50)) o.relative_key_dim = draw(1, 40);
+    if (o.relative_key_dim == 0 && chance(40)) *layout = std::make_unique<KeyLayout>(n.keys);
     o.relative = layout->get();
     o.relative_dim = chance(25) ? 0 : draw(1, 40);
     o.relative_values = chance(50);

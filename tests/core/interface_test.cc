@@ -124,6 +124,29 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.keys = c.memory.data();
          c.in.relative.dim = 1;
        }},
+      {"attention: relative: has a table without a layout",
+       [](C& c) { c.in.relative.queries = c.memory.data(); }},
+      {"attention: relative: key_dim is 0, expected at least 1",
+       [](C& c) {
+         static const OffsetLayout layout(0, 0, OffsetLayout::Far::kClip);
+         c.in.relative.layout = &layout;
+         c.in.relative.queries = c.memory.data();
+       }},
+      {"attention: relative key: is null",
+       [](C& c) {
+         static const OffsetLayout layout(0, 0, OffsetLayout::Far::kClip);
+         c.in.relative.layout = &layout;
+         c.in.relative.queries = c.memory.data();
+         c.in.relative.key_dim = 1;
+       }},
+      {"attention: relative: has queries, and its layout is not by offset",
+       [](C& c) {
+         static const KeyLayout layout(1);
+         c.in.relative.layout = &layout;
+         c.in.relative.queries = c.memory.data();
+         c.in.relative.key.data = c.memory.data();
+         c.in.relative.key_dim = 1;
+       }},
       {"attention: key_bias_low: comes with key_bias_base, both or neither",
        [](C& c) { c.in.key_bias_base = c.memory.data(); }},
       {"attention: key_bias_low: is there without key_bias",
@@ -197,6 +220,10 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
        [](C& c) { c.gradient.relative_keys = c.memory.data(); }},
       {"attention: d_relative_keys: a gradient of relative keys that are not there",
        [](C& c) { c.gradient.relative_query.data = c.memory.data(); }},
+      {"attention: d_relative_queries: a gradient of relative queries that are not there",
+       [](C& c) { c.gradient.relative_queries = c.memory.data(); }},
+      {"attention: d_relative_queries: a gradient of relative queries that are not there",
+       [](C& c) { c.gradient.relative_key.data = c.memory.data(); }},
       {"attention: d_relative_values: a gradient of relative values that are not there",
        [](C& c) { c.gradient.relative_values = c.memory.data(); }},
   };

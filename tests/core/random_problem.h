@@ -142,7 +142,8 @@ struct ProblemOptions {
   const TableLayout* relative = nullptr;  // null: neither relative keys nor values
   int64_t relative_dim = 5;               // 0: no relative keys
   bool relative_values = true;
-  bool relative_heads = false;  // whether each head has tables of its own
+  int64_t relative_key_dim = 0;  // 0: no relative queries
+  bool relative_heads = false;   // whether each head has tables of its own
   double dropout = 0;
   double tolerance = kDefaultTolerance;
   TokenType type = TokenType::kFloat32;  // of tokens in float32, and of their values
@@ -185,6 +186,7 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
              << Describe(" pair mask", o.pair_mask)
              << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
              << (o.relative && o.relative_values ? " relative values" : "")
+             << (o.relative && o.relative_key_dim > 0 ? " relative queries" : "")
              << (o.relative_heads ? " for each head" : "") << " dropout " << o.dropout
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
@@ -280,8 +282,8 @@ struct Problem {
   Array<T> x = {}, y = {}, v = {}, d_o = {};
   std::vector<T> row = {}, column = {}, head = {}, factor = {}, bias = {}, d_lse = {};
   std::vector<T> key_bias = {}, key_bias_low = {}, key_bias_base = {}, temperature = {};
-  std::vector<T> relative_keys = {}, relative_values = {};
-  Array<T> relative_query = {}, pair_bias = {};
+  std::vector<T> relative_keys = {}, relative_values = {}, relative_queries = {};
+  Array<T> relative_query = {}, relative_key = {}, pair_bias = {};
   Array<uint8_t> pair_mask = {};
   mutable TokenArray x_tokens = {}, y_tokens = {}, v_tokens = {};
   T relative_factor = T(0.75);
@@ -339,7 +341,9 @@ struct Problem {
             .temperature = to(temperature),
             .relative_keys = to(relative_keys),
             .relative_values = to(relative_values),
+            .relative_queries = to(relative_queries),
             .relative_query = Array<double>(relative_query),
+            .relative_key = Array<double>(relative_key),
             .pair_bias = Array<double>(pair_bias),
             .pair_mask = pair_mask,
             .pass_d_lse = pass_d_lse};
@@ -372,6 +376,12 @@ struct Problem {
       in.relative.factor = relative_factor;
       if (options.relative_dim > 0) in.relative.keys = relative_keys.data();
       if (options.relative_values) in.relative.values = relative_values.data();
+      if (options.relative_key_dim > 0) {
+        in.relative.key = relative_key.view();
+        in.relative.key_dim = options.relative_key_dim;
+        in.relative.queries = relative_queries.data();
+        in.relative.query_heads = options.relative_heads;
+      }
       in.relative.key_heads = in.relative.value_heads = options.relative_heads;
     }
     in.dropout = {options.dropout, options.seed};
@@ -445,6 +455,10 @@ struct Problem {
     if (in.relative.keys != nullptr) {
       gradient.relative_query = view("d_relative_query", relative_query);
       gradient.relative_keys = pointer("d_relative_keys", relative_keys);
+    }
+    if (in.relative.queries != nullptr) {
+      gradient.relative_key = view("d_relative_key", relative_key);
+      gradient.relative_queries = pointer("d_relative_queries", relative_queries);
     }
     if (in.relative.values != nullptr) {
       gradient.relative_values = pointer("d_relative_values", relative_values);
@@ -576,6 +590,10 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
       p.relative_keys = vector(rows * options.relative_dim, some);
     }
     if (options.relative_values) p.relative_values = vector(rows * n.value_dim, some);
+    if (options.relative_key_dim > 0) {
+      p.relative_key = array(n.key_heads, n.keys, options.relative_key_dim, some);
+      p.relative_queries = vector(rows * options.relative_key_dim, some);
+    }
   }
   // The squared height of a penumbral cone belongs to alpha, u^2 = alpha (2 - alpha); the first
   // scalar of an entailment cone is the squared norm of its token.

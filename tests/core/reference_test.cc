@@ -75,6 +75,15 @@ Results<double> Naive(const Problem<double>& p) {
                        p.relative_keys.at(entry * p.options.relative_dim + d);
             }
           }
+          for (const int64_t entry : entries(j)) {
+            // Rows of relative queries follow p_i - p_j.
+            const int64_t size = p.options.relative->size();
+            const int64_t row = entry / size * size + size - 1 - entry % size;
+            for (int64_t d = 0; d < p.options.relative_key_dim; ++d) {
+              score += p.relative_factor * p.relative_key.at(b, kh, j, d) *
+                       p.relative_queries.at(row * p.options.relative_key_dim + d);
+            }
+          }
           const bool sees = Sees(p.options, b, i, j) && p.SeesPair(b, h, i, j);
           weights.push_back(sees ? std::exp(score) : 0);
         }
@@ -150,6 +159,17 @@ const std::vector<Case>& Cases() {
     music.right = 0;
     music.bias = ProblemOptions::kSharedBias;
     music.key_bias = true;
+    ProblemOptions& disentangled = add("RelativeQueries", {2, 4, 2, 5, 6, 3, 2});
+    disentangled.relative = &clip;
+    disentangled.relative_key_dim = 4;
+    disentangled.relative_values = false;
+    disentangled.query_offset = 1;
+    ProblemOptions& position_to_content = add("RelativeQueriesOfHeads", {2, 4, 2, 6, 6, 3, 2});
+    position_to_content.relative = &zero;
+    position_to_content.relative_dim = 0;
+    position_to_content.relative_key_dim = 3;
+    position_to_content.relative_heads = true;
+    position_to_content.right = 0;
     static const GridLayout grid({2, 3}, 1, GridLayout::Kind::kAxes);
     ProblemOptions& image = add("RelativeOnGrid", {1, 2, 1, 7, 7, 3, 2});
     image.relative = &grid;
@@ -163,6 +183,7 @@ const std::vector<Case>& Cases() {
     placed.bias = ProblemOptions::kBiasForEachBatch;
     placed.layout = &offsets_of_positions;
     placed.relative = &clip;
+    placed.relative_key_dim = 2;
     ProblemOptions& key_bias = add("KeyBias", {2, 2, 1, 4, 5, 3, 2});
     key_bias.key_bias = true;
     for (const auto& [name, batch, heads] :
@@ -271,6 +292,10 @@ TEST_P(ReferenceTest, GradientsAreDifferences) {
   if (!p.relative_keys.empty()) {
     check_array("d_relative_query", p.relative_query);
     check("d_relative_keys", p.relative_keys);
+  }
+  if (!p.relative_queries.empty()) {
+    check_array("d_relative_key", p.relative_key);
+    check("d_relative_queries", p.relative_queries);
   }
   if (!p.relative_values.empty()) check("d_relative_values", p.relative_values);
 }

@@ -1,6 +1,8 @@
 // Relative keys and values, biases of keys and dropout: kernels against the reference.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -75,7 +77,8 @@ TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
                               .right = 0,
                               .bias = ProblemOptions::kSharedBias,
                               .key_bias = true,
-                              .relative = &layout};
+                              .relative = &layout,
+                              .relative_key_dim = 5};
     if (left == 33) options.key_starts = {13};
     const Problem<float> p = RandomProblem(*GetParam(), options);
     const Results<double> expected = p.InDouble().Run();
@@ -88,6 +91,92 @@ TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
   }
 }
 
+// Position to content: relative queries, beside all that may stand beside them.
+TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
+  const OffsetLayout shaw(16, 16, OffsetLayout::Far::kClip);
+  const OffsetLayout uneven(5, 30, OffsetLayout::Far::kZero);
+  const OffsetLayout whole(700, 700, OffsetLayout::Far::kZero);
+  const OffsetLayout past(90, 0, OffsetLayout::Far::kClip);
+  const OffsetLayout one(0, 0, OffsetLayout::Far::kClip);
+  std::vector<ProblemOptions> problems = {
+      {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw, .relative_key_dim = 17},
+      // Alone, with tables of each head.
+      {.shape = {1, 2, 1, 130, 270, 16, 33},
+       .right = 0,
+       .query_offset = 140,
+       .relative = &whole,
+       .relative_dim = 0,
+       .relative_values = false,
+       .relative_key_dim = 16,
+       .relative_heads = true},
+      {.shape = {2, 2, 2, 200, 200, 8, 8},
+       .right = 0,
+       .relative = &past,
+       .relative_values = false,
+       .relative_key_dim = 3},
+      {.shape = {2, 4, 2, 97, 401, 8, 8},
+       .left = 70,
+       .right = 9,
+       .key_starts = {13, 0},
+       .key_lengths = {401, 111},
+       .query_offsets = {300, 7},
+       .key_bias = true,
+       .temperature = true,
+       .pair_bias = {.exists = true, .shares_batch = true},
+       .pair_mask = {.exists = true, .shares_heads = true},
+       .relative = &uneven,
+       .relative_key_dim = 40,
+       .relative_heads = true,
+       .dropout = 0.3},
+      // Few rows: parts of the keys, several heads in a block, and keys where they lie.
+      {.shape = {2, 4, 1, 21, 700, 8, 8}, .relative = &shaw, .relative_key_dim = 8},
+      {.shape = {1, 4, 2, 3, 130, 8, 8},
+       .query_offset = 100,
+       .relative = &shaw,
+       .relative_key_dim = 8},
+      {.shape = {1, 1, 1, 1, 1, 4, 4}, .relative = &one, .relative_key_dim = 4},
+      {.shape = {1, 2, 2, 1, 65, 4, 4}, .relative = &one, .relative_key_dim = 4},
+      // Rows that see no key.
+      {.shape = {2, 2, 1, 60, 60, 8, 8},
+       .right = -20,
+       .key_lengths = {0, 60},
+       .relative = &shaw,
+       .relative_key_dim = 8}};
+  for (ProblemOptions& options : problems) {
+    options.padded = !options.padded && options.shape.batch == 2;
+    SCOPED_TRACE(::testing::PrintToString(options));
+    ExpectKernelsMatchReference(RandomProblem(*GetParam(), options), 5e-5);
+  }
+}
+
+// Where tokens stand anywhere, and of keys that the batch does not see, positions do not count.
+TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
+  const OffsetLayout clip(40, 40, OffsetLayout::Far::kClip);
+  const OffsetLayout zero(30, 4, OffsetLayout::Far::kZero);
+  for (const OffsetLayout* layout : {&clip, &zero}) {
+    ProblemOptions options = {.shape = {2, 4, 2, 90, 230, 8, 8},
+                              .right = 60,
+                              .key_starts = {3, 0},
+                              .key_lengths = {200, 230},
+                              .relative = layout,
+                              .relative_key_dim = 8};
+    std::mt19937 engine(7);
+    for (int64_t n = 0; n < 2 * 90; ++n) {
+      options.query_positions.push_back(n < 90 ? n + 40 : static_cast<int64_t>(engine() % 300));
+    }
+    for (int64_t n = 0; n < 2 * 230; ++n) {
+      // Two documents, then random ones.
+      options.key_positions.push_back(n < 230 ? n % 120 : static_cast<int64_t>(engine() % 300));
+    }
+    const Results<double> expected = RandomProblem(*GetParam(), options).InDouble().Run();
+    for (const int64_t hidden : {int64_t{0}, int64_t{1} << 62, -(int64_t{1} << 62)}) {
+      for (int64_t j = 200; j < 230; ++j) options.key_positions[static_cast<size_t>(j)] = hidden;
+      const Problem<float> p = RandomProblem(*GetParam(), options);
+      OnEveryTarget([&] { ExpectClose(p.Run(), expected, 5e-5); });
+    }
+  }
+}
+
 // A gradient that is asked for alone is the one that comes with all, and any number of workers
 // gives the same bits.
 TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
@@ -96,11 +185,12 @@ TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
                                                        .bias = ProblemOptions::kSharedBias,
                                                        .key_bias = true,
                                                        .relative = &layout,
+                                                       .relative_key_dim = 5,
                                                        .dropout = 0.2});
   const Results<float> all = p.Run();
   ExpectSame(p.Run(ThreadExecutor(3)), all);
   for (const char* name : {"d_x", "d_bias", "d_key_bias", "d_relative_query", "d_relative_keys",
-                           "d_relative_values"}) {
+                           "d_relative_key", "d_relative_queries", "d_relative_values"}) {
     SCOPED_TRACE(name);
     ExpectSame(p.Run(SerialExecutor(), name), all);
   }

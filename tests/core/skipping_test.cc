@@ -515,6 +515,15 @@ TEST(SkippingTest, LeavesNothingOut) {
                 dot, {"", {.shape = square, .bias = kShared, .pair_bias = {true, true, true}}})),
             1);
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .tolerance = 0}})), 1);
+  static const OffsetLayout near(4, 4, OffsetLayout::Far::kClip);
+  EXPECT_EQ(share(ProblemOf(dot, {"",
+                                  {.shape = square,
+                                   .bias = kShared,
+                                   .relative = &near,
+                                   .relative_dim = 0,
+                                   .relative_values = false,
+                                   .relative_key_dim = 8}})),
+            1);
   // Of so few rows the forward pass does not look.
   const Problem<float> few = ProblemOf(
       dot,

@@ -1,0 +1,199 @@
+// Position to content: keys' products with rows of a table, which the places of their queries
+// choose. These are relative keys with queries and keys in each other's place, and made as those
+// are: a few keys of a tile are multiplied by the rows that they may read, and each reads a row of
+// products, for all the tile's queries, which is then a column of the tile.
+#if defined(GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
+#undef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
+#else
+#define GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
+#endif
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/visible_keys.h"
+#include "cpu/packing-inl.h"
+#include "cpu/tables-inl.h"
+#include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+class PositionToContent {
+ public:
+  // add_product: whether Gradients makes those of keys.
+  PositionToContent(const AttentionInput<float>& in, bool add_product)
+      : in_(in),
+        layout_(MirroredLayout(in)),
+        offsets_(MirroredOffsets(in)),
+        mirrored_(Mirrored(in, offsets_)),
+        reader_(mirrored_, layout()),
+        table_(in.relative.queries, in.relative.query_heads, in.shape,
+               layout_ ? layout_->size() : 0, in.relative.key_dim,
+               {.multiply = true, .add_product = add_product}) {
+    if (exists()) window_stride_ = reader_.WindowStride(kKeys, kRowBlock);
+  }
+  // The reader holds what it reads.
+  PositionToContent(const PositionToContent&) = delete;
+  PositionToContent& operator=(const PositionToContent&) = delete;
+
+  bool exists() const { return table_.exists(); }
+  const RowTable& table() const { return table_; }
+  int64_t tasks() const { return exists() ? table_.tasks() : 0; }
+  void Fill(int64_t task) const { table_.Fill(task); }
+
+  // Floats that Products and Gradients compute in.
+  int64_t scratch_size() const { return exists() ? kKeys * (window_stride_ + kRowBlock) : 0; }
+
+  // What queries [query, query + rows) take of keys first + [begin, end), in units of log2: that of
+  // row r and column c of the tile at tile[r * kStride + c], 0 in the other columns of their whole
+  // vectors.
+  template <int64_t kStride>
+  void Products(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
+                int64_t end, float* HWY_RESTRICT tile, float* memory,
+                std::vector<TableRun>* runs) const {
+    float* const columns = memory + kKeys * window_stride_;
+    const float factor = in_.relative.factor * kLog2E;
+    ForKeys(b, query, rows, first, begin, end, memory, [&](const Part& part) HWY_ATTR {
+      std::fill_n(columns, kKeys * kRowBlock, 0.0f);
+      if (part.count() > 0) {
+        const View<const float>& k = in_.relative.key;
+        table_.Multiply(h, part.count(),
+                        {k.row(b, KeyHead(h), part.keys.begin), Size(k.stride[2]), 1}, part.window);
+      }
+      for (int64_t n = 0; n < part.count(); ++n) {
+        reader_.Read(RowOf(b, h, part.keys.begin + n, query, rows), part.window.Row(n),
+                     part.window.origin, part.window.range, factor,
+                     columns + (part.skipped + n) * kRowBlock, runs);
+      }
+      for (int64_t n = 0; n < kKeys; n += kGroup) {
+        const float* from[kGroup];
+        for (int64_t m = 0; m < kGroup; ++m) from[m] = columns + (n + m) * kRowBlock;
+        Transpose<kGroup, kStride>(from, rows, tile + part.column + n);
+      }
+    });
+  }
+
+  // The transpose: from the gradients of a tile's scores, adds those of its keys to d_keys, rows of
+  // table().padded() columns from key `first` on, and those of the table to a part of `d_table`,
+  // each where it is wanted. `keys` are the rows of the key head.
+  template <int64_t kStride>
+  void Gradients(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
+                 int64_t end, const float* HWY_RESTRICT d_scores, float* d_keys,
+                 const RowTableGradient& d_table, int64_t table_part, Rows keys, float* memory,
+                 std::vector<TableRun>* runs) const {
+    float* const columns = memory + kKeys * window_stride_;
+    ForKeys(b, query, rows, first, begin, end, memory, [&](const Part& part) HWY_ATTR {
+      if (part.count() == 0) return;
+      // Whole vectors of rows are read.
+      if (rows % kLaneCount != 0) std::fill_n(columns, kKeys * kRowBlock, 0.0f);
+      const auto transpose = [&]<int64_t kRows>(int64_t r) HWY_ATTR {
+        const float* from[kRows];
+        for (int64_t n = 0; n < kRows; ++n) from[n] = d_scores + (r + n) * kStride + part.column;
+        Transpose<kRows, kRowBlock>(from, kKeys, columns + r);
+      };
+      int64_t r = 0;
+      for (; r + kGroup <= rows; r += kGroup) transpose.template operator()<kGroup>(r);
+      for (; r < rows; ++r) transpose.template operator()<1>(r);
+      for (int64_t n = 0; n < part.count(); ++n) {
+        part.window.ClearRow(n);
+        reader_.Add(RowOf(b, h, part.keys.begin + n, query, rows),
+                    columns + (part.skipped + n) * kRowBlock, in_.relative.factor,
+                    part.window.Row(n), part.window.origin, part.window.range, runs);
+      }
+      if (d_keys != nullptr) {
+        table_.AddProduct(h, part.count(), part.window,
+                          d_keys + (part.keys.begin - first) * table_.padded());
+      }
+      if (d_table.wanted()) {
+        d_table.Add(table_part, part.count(), part.window, keys, part.keys.begin);
+      }
+    });
+  }
+
+ private:
+  // Keys at a time: the fewer, the fewer products are made that none of them reads.
+  static constexpr int64_t kKeys = 16;
+  // Rows that are transposed together.
+  static constexpr int64_t kGroup = std::max<int64_t>(kLaneCount, 4);
+  static_assert(kKeys % kGroup == 0 && kForwardColumns % kKeys == 0 &&
+                kBackwardColumns % kKeys == 0 && kRowBlock % kLaneCount == 0);
+
+  // kKeys columns of a tile, the keys among them, and the window that these may read.
+  struct Part {
+    int64_t column;
+    int64_t skipped;  // columns before the first key
+    KeyRange keys;
+    TableWindow window;
+
+    int64_t count() const { return keys.end - keys.begin; }
+  };
+
+  // Calls body(part) for the parts of a tile's whole vectors of columns.
+  template <class Body>
+  void ForKeys(int64_t b, int64_t query, int64_t rows, int64_t first, int64_t begin, int64_t end,
+               float* memory, const Body& body) const {
+    for (int64_t column = begin / kKeys * kKeys; column < end; column += kKeys) {
+      Part part{};
+      part.column = column;
+      part.keys = {first + std::max(column, begin), first + std::min(column + kKeys, end)};
+      part.skipped = part.keys.begin - first - column;
+      part.window = reader_.Window(b, part.keys.begin, part.count(), query, query + rows,
+                                   window_stride_, memory);
+      body(part);
+    }
+  }
+
+  // What key j reads with queries [query, query + rows).
+  static TileRow RowOf(int64_t b, int64_t h, int64_t j, int64_t query, int64_t rows) {
+    return {b, h, j, query, RoundUp(rows, kLaneCount), query, query + rows, false, 1.0f};
+  }
+  int64_t KeyHead(int64_t h) const { return h / (in_.shape.heads / in_.shape.key_heads); }
+
+  const OffsetLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
+
+  // Of offsets p_i - p_j, as the table has them.
+  static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<float>& in) {
+    if (in.relative.queries == nullptr) return std::nullopt;
+    const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);
+    return OffsetLayout(layout.future(), layout.past(), layout.far());
+  }
+  // Where keys then begin, that of query 0 being 0.
+  static std::vector<int64_t> MirroredOffsets(const AttentionInput<float>& in) {
+    std::vector<int64_t> offsets;
+    if (in.relative.queries == nullptr) return offsets;
+    for (int64_t b = 0; b < in.shape.batch; ++b) offsets.push_back(-QueryOffset(in, b));
+    return offsets;
+  }
+  static AttentionInput<float> Mirrored(const AttentionInput<float>& in,
+                                        const std::vector<int64_t>& offsets) {
+    AttentionInput<float> mirrored;
+    mirrored.shape = in.shape;
+    std::swap(mirrored.shape.queries, mirrored.shape.keys);
+    mirrored.query_offsets = offsets.data();
+    mirrored.query_positions = in.key_positions;
+    mirrored.key_positions = in.query_positions;
+    return mirrored;
+  }
+
+  const AttentionInput<float>& in_;
+  std::optional<OffsetLayout> layout_;
+  std::vector<int64_t> offsets_;
+  AttentionInput<float> mirrored_;
+  TableReader reader_;
+  RowTable table_;
+  int64_t window_stride_ = 0;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif
