@@ -37,7 +37,8 @@ struct CatalogueParameter {
     kSecondAxis,   // and along the second
     kQueries,      // rows of the call
     kPairs,        // pairs of a row and a column
-    kTokens        // tokens, whether rows or columns
+    kTokens,       // tokens, whether rows or columns
+    kBucketRows    // buckets of distances p_i - p_j, a row each
   };
   // As an argument of the term's class in Python and of its function in C++: none, since a module,
   // a grid or a table says it; one that a caller must give; or one that may be left out, with the

@@ -1,9 +1,9 @@
 """Positions: how the positions p_i of a query and p_j of a key change the scores.
 
 ``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
-(AbsoluteKeys, ContentBias, Relative, Relative2D, TransformerXL), which reads q as it was passed,
-and any number of biases. Each is learned if its tensor requires grad. Where (H,) is expected, one
-for each query head, a number or a tensor () without axes stands for all heads.
+(AbsoluteKeys, ContentBias, Disentangled, Relative, Relative2D, TransformerXL), which reads q as it
+was passed, and any number of biases. Each is learned if its tensor requires grad. Where (H,) is
+expected, one for each query head, a number or a tensor () without axes stands for all heads.
 
 A specification may be given wherever a position is expected, "rope+alibi", also in a sum: ``"rope"
 + ALiBi(slopes)``. What it leaves out is as a module has it at its start.
@@ -27,6 +27,7 @@ __all__ = [
     "ALiBi",
     "AbsoluteKeys",
     "ContentBias",
+    "Disentangled",
     "Forget",
     "Gate",
     "Grid",
@@ -394,6 +395,34 @@ class ContentBias(Position):
         """Of tables whose row n is for the offset p_j - p_i = max_offset - n."""
         table = reversed_rows("position.ContentBias", "table", table)
         return cls(query, table, extent)
+
+
+@dataclass(frozen=True, eq=False)
+class Disentangled(Position):
+    """(q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of 2 n rows.
+
+    Content to position, and position to content. Tables are DeBERTa's: the embeddings of
+    relative positions, n as position_buckets, or else max_relative_positions, projected as keys
+    and as queries. With scale = 1 / sqrt(3 D), attention is DeBERTa's.
+
+    He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; DeBERTaV3, whose
+    buckets are logarithmic.
+
+    Args:
+        keys: (2 n, D), or (H, 2 n, D), a table of each head: what queries are multiplied by.
+        queries: the same of what keys are multiplied by.
+        max_distance: the distance from which all share the last bucket, more than n / 2 + 1 with n
+            even; 0: a row for each offset, the nearest one beyond.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    max_distance: int = 0
+
+    _name: ClassVar[str] = "disentangled"
+    _tensors: ClassVar[tuple[str, ...]] = ("keys", "queries")
+    _tables: ClassVar[tuple[str, ...]] = ("keys", "queries")
+    _options: ClassVar[tuple[str, ...]] = ("max_distance",)
 
 
 @dataclass(frozen=True, eq=False)

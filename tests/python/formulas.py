@@ -449,6 +449,22 @@ def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> i
     return base + min(buckets - 1, exact + int(far))
 
 
+def deberta_row(distance: int, span: int, max_distance: int) -> int:
+    """He et al.: of a distance p_i - p_j, the row of 2 span, by logarithms where there are any."""
+    bucket = distance
+    exact = span // 2
+    if max_distance and abs(distance) > exact:
+        share = math.log(abs(distance) / exact) / math.log((max_distance - 1) / exact)
+        bucket = math.ceil(share * (exact - 1)) + exact
+        bucket = math.copysign(bucket, distance)
+    return min(max(int(bucket) + span, 0), 2 * span - 1)
+
+
+def deberta_rows(distances: Tensor, span: int, max_distance: int) -> Tensor:
+    rows = [deberta_row(distance, span, max_distance) for distance in distances.flatten().tolist()]
+    return torch.tensor(rows, dtype=torch.long).view_as(distances)
+
+
 def t5_bias(bidirectional: bool) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
     def bias(p: Parameters, i: Tensor, j: Tensor) -> Tensor:
         table = p["table"]

@@ -39,6 +39,7 @@ SIGNATURES = {
     "PairBias": "(bias)",
     "Forget": "(log_forget)",
     "ContentBias": "(query, table, extent=1024)",
+    "Disentangled": "(keys, queries, max_distance=0)",
     "Gate": "(values)",
     "QKNorm": "(q_weight, k_weight, epsilon=1e-06)",
     "Sink": "(score)",

@@ -19,6 +19,7 @@ import gnomon
 from gnomon.position import (
     AbsoluteKeys,
     ALiBi,
+    Disentangled,
     GridBias,
     Relative,
     Relative2D,
@@ -44,6 +45,8 @@ class Content:
     # (H, D) that every key is multiplied by, and that q is added to for the rows.
     u: str | None = None
     v: str | None = None
+    # For each pair the row (B, H, Lq, Lk, D) that k is multiplied by.
+    queries: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor] | None = None
     # What is multiplied by the rows instead of q, without the scale.
     query: str | None = None
     causal: bool = False
@@ -84,6 +87,11 @@ class ContentCase(Case):
         added = torch.einsum("bhid,bhijd->bhij", query, rows)
         if content.u:
             added = added + torch.einsum("hd,bhjd->bhj", inputs[content.u], k)[:, :, None]
+        if content.queries:
+            rows = content.queries(inputs, i, j, self).expand(
+                self.batch, self.heads, self.queries, self.keys, self.dim
+            )
+            added = added + torch.einsum("bhjd,bhijd->bhij", k, rows)
         scores = super().scores(inputs)
         if self.similarity == "dot" and self.scale is not None:
             scores = scores + (self.scale - default) * inputs["q"] @ k.transpose(-1, -2)
@@ -118,6 +126,15 @@ def zero_beyond(m: int, name: str) -> Callable[[Parameters, Tensor, Tensor, Cont
 def past_only(m: int, name: str) -> Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor]:
     def rows(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
         return by_index(p[name], (j - i).clamp(-m, 0) + m)
+
+    return rows
+
+
+def disentangled(
+    span: int, max_distance: int, name: str
+) -> Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor]:
+    def rows(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
+        return by_index(p[name], formulas.deberta_rows(i - j, span, max_distance))
 
     return rows
 
@@ -207,6 +224,27 @@ CONTENT = {
         past_only(6, "values"),
         causal=True,
     ),
+    "disentangled": Content(
+        lambda p, case: Disentangled(p["keys"], p["queries"]),
+        lambda case: {"keys": table(10, case.dim), "queries": table(10, case.dim)},
+        disentangled(5, 0, "keys"),
+        queries=disentangled(5, 0, "queries"),
+    ),
+    "disentangled, log buckets": Content(
+        lambda p, case: Disentangled(p["keys"], p["queries"], max_distance=30),
+        lambda case: {
+            "keys": table(case.heads, 16, case.dim),
+            "queries": table(case.heads, 16, case.dim),
+        },
+        disentangled(8, 30, "keys"),
+        queries=disentangled(8, 30, "queries"),
+    ),
+    "disentangled, tables of one head and of all": Content(
+        lambda p, case: Disentangled(p["keys"], p["queries"]),
+        lambda case: {"keys": table(130, case.dim), "queries": table(case.heads, 130, case.dim)},
+        disentangled(65, 0, "keys"),
+        queries=disentangled(65, 0, "queries"),
+    ),
     "transformer_xl": Content(
         lambda p, case: TransformerXL(p["u"], p["v_"], p["r"]),
         lambda case: {
@@ -279,7 +317,7 @@ def test_cross_lengths_and_masks(content, queries, keys, mask, dtype):
     check(case, dtype)
 
 
-@pytest.mark.parametrize("content", ["relative", "shaw", "absolute keys"])
+@pytest.mark.parametrize("content", ["relative", "shaw", "disentangled", "absolute keys"])
 def test_queries_that_look_ahead(content):
     for offset in (-20, 30):
         mask = Mask(query_offset=offset)
@@ -349,7 +387,9 @@ def test_skewing():
 
 
 # A property that no formula enters: what is relative does not see where the sequence begins.
-@pytest.mark.parametrize("content", ["relative", "shaw per head", "music transformer"])
+@pytest.mark.parametrize(
+    "content", ["relative", "shaw per head", "music transformer", "disentangled, log buckets"]
+)
 def test_translation_equivariance(content):
     torch.manual_seed(0)
     case = ContentCase(content=content, queries=20, keys=20, mask=Mask(window=(4, 4)))
@@ -363,7 +403,7 @@ def test_translation_equivariance(content):
 
 
 def test_decoding_step_by_step_is_the_whole():
-    for content in ("relative", "shaw", "past", "transformer_xl", "absolute keys"):
+    for content in ("relative", "shaw", "past", "disentangled", "transformer_xl", "absolute keys"):
         case = ContentCase(content=content, mask=Mask(causal=True))
         inputs = case.inputs()
         o, _ = case.ours(inputs)
@@ -400,9 +440,10 @@ def test_relative2d_goes_with_biases_on_the_same_grid():
         )
 
 
+@pytest.mark.parametrize("content", ["shaw", "disentangled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_is_rounded_at_the_ends(dtype):
-    case = ContentCase(content="shaw", queries=70, keys=70, dim=32, value_dim=32)
+def test_low_precision_is_rounded_at_the_ends(dtype, content):
+    case = ContentCase(content=content, queries=70, keys=70, dim=32, value_dim=32)
     inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
     exact, _ = case.ours({name: x.double() for name, x in inputs.items()})
     ours, lse = case.ours(inputs)
@@ -412,8 +453,9 @@ def test_low_precision_is_rounded_at_the_ends(dtype):
     assert (ours.double() - exact).abs().max() < step * exact.abs().max()
 
 
-def test_compiles_in_one_graph():
-    case = ContentCase(content="shaw", mask=Mask(causal=True))
+@pytest.mark.parametrize("content", ["shaw", "disentangled, log buckets"])
+def test_compiles_in_one_graph(content):
+    case = ContentCase(content=content, mask=Mask(causal=True))
     inputs = {name: x.float() for name, x in case.inputs().items()}
     compiled = torch.compile(lambda p: case.ours(p)[0], fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(inputs), case.ours(inputs)[0])
@@ -453,6 +495,21 @@ WRONG = {
         lambda: attend(Relative(torch.randn(5, 4), 2, far="near"))
     ),
     r"max_offset": lambda: attend(Relative(torch.randn(5, 4), -1)),
+    r"keys of disentangled has 5 rows; expected an even number": (
+        lambda: attend(Disentangled(torch.randn(5, 4), torch.randn(5, 4)))
+    ),
+    r"queries of disentangled has 4 rows and its keys 6; expected the same": (
+        lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(4, 4)))
+    ),
+    r"queries of disentangled has shape \[6, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
+        lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 3)))
+    ),
+    r"max_distance of disentangled is 9 and its tables have 6 rows; .* a multiple of 4 rows": (
+        lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 4), max_distance=9))
+    ),
+    r"max_distance of disentangled is 5 and its tables have 16 rows; .* more than 5": (
+        lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
+    ),
     r"transformer_xl with causal = False": (
         lambda: attend(TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 3, 4)))
     ),
@@ -504,7 +561,7 @@ def test_wrong_types_are_type_errors():
 
 MEMORY = """
 import resource, sys, torch, gnomon
-from gnomon.position import AbsoluteKeys, Relative, Relative2D
+from gnomon.position import AbsoluteKeys, Disentangled, Relative, Relative2D
 
 def step(shape):
     length = shape[0] * shape[1]
@@ -514,6 +571,9 @@ def step(shape):
         position = Relative(rows, length - 1, values=torch.randn(2 * length - 1, 4))
     elif sys.argv[1] == "shaw":
         position = Relative(torch.randn(33, 4, requires_grad=True), 16)
+    elif sys.argv[1] == "disentangled":
+        keys, queries = (torch.randn(2 * length, 4, requires_grad=True) for _ in range(2))
+        position = Disentangled(keys, queries)
     elif sys.argv[1] == "keys":
         position = AbsoluteKeys(torch.randn(length, 4, requires_grad=True))
     else:
@@ -527,7 +587,7 @@ print(step((128, 256)) - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["whole", "shaw", "keys", "plane"])
+@pytest.mark.parametrize("kind", ["whole", "shaw", "disentangled", "keys", "plane"])
 def test_memory_is_linear_in_the_length(kind):
     run = subprocess.run(
         [sys.executable, "-c", MEMORY, kind],

@@ -155,15 +155,15 @@ def test_types_of_gradients(switched_on):
         y = fake_tokens(torch.bfloat16, 2, 2, 7, 8)
         factor, bias = torch.ones(4), torch.ones(1, 4, 11)
         o, lse, statistics = ops.attention_forward(
-            *(x, y, y, None, None, None, factor, bias, *[None] * 18),
+            *(x, y, y, None, None, None, factor, bias, *[None] * 20),
             *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
         )
         assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
         gradients = ops.attention_backward(
             *(o, lse, o, lse, statistics),
-            *(x, y, y, None, None, None, factor, bias, *[None] * 18),
+            *(x, y, y, None, None, None, factor, bias, *[None] * 20),
             *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
-            [n in (0, 1, 2, 6, 7) for n in range(15)],
+            [n in (0, 1, 2, 6, 7) for n in range(17)],
         )
         for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
             if of is not None:
@@ -201,7 +201,7 @@ def test_on_the_cpu_what_is_made_of_them_is_wide(dtype):
 )
 def test_types_beside_each_other_on_the_cpu(x, y, v, message):
     tokens = [torch.ones(2, 4, 5, 8, dtype=getattr(torch, name)) for name in (x, y, v)]
-    rest = [None] * 3 + [torch.ones(4)] + [None] * 19
+    rest = [None] * 3 + [torch.ones(4)] + [None] * 21
     with pytest.raises(TypeError, match=message):
         ops.attention_forward(
             *tokens, *rest, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0
@@ -314,7 +314,7 @@ keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     heads = torch.ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     return ops.attention_forward.default.redispatch(
-        keys, x, x, x, None, None, None, heads, *[None] * 18,
+        keys, x, x, x, None, None, None, heads, *[None] * 20,
         seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
         dropout, 0.0)
 def error_of(call):
@@ -396,7 +396,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
 
 def test_tensors_of_another_device_are_named():
     q = torch.randn(1, 2, 3, 4)
-    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 19
+    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 21
     with pytest.raises(TypeError, match="factor is on meta; expected cpu"):
         ops.attention_forward.default.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),

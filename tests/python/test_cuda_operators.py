@@ -26,6 +26,7 @@ from gnomon.position import (
     T5,
     AbsoluteKeys,
     ALiBi,
+    Disentangled,
     Forget,
     GridBias,
     HyPE,
@@ -312,6 +313,12 @@ def test_positions_of_the_callers_are_refused_by_name():
     places = torch.arange(9).expand(1, 9)
     with OnCuda(), pytest.raises(NotImplementedError, match=r"positions on a GPU; expected"):
         gnomon.attention(q, q, q, positions=places, position=ALiBi(torch.ones(2)))
+
+
+def test_position_to_content_is_refused_by_name():
+    q, rows = torch.randn(1, 2, 9, 8), torch.randn(8, 8)
+    with OnCuda(), pytest.raises(NotImplementedError, match=r"position to content\) on a GPU"):
+        gnomon.attention(q, q, q, position=Disentangled(rows, rows))
 
 
 def test_what_the_emulation_sees_is_an_error():

@@ -23,6 +23,7 @@ from gnomon.position import (
     T5,
     AbsoluteKeys,
     ALiBi,
+    Disentangled,
     Forget,
     Grid,
     GridBias,
@@ -137,6 +138,9 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "relative causal alibi": lambda draw: {
         "position": [Relative(draw(H, 4, D), 3, far="zero"), ALiBi(0.3)],
         "causal": True,
+    },
+    "disentangled": lambda draw: {
+        "position": Disentangled(draw(8, D), draw(H, 8, D), max_distance=6)
     },
     "transformer_xl": lambda draw: {
         "position": TransformerXL(draw(H, D), draw(H, D), draw(H, LENGTH, D)),

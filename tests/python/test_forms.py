@@ -239,6 +239,8 @@ MODULE_POSITIONS = [
     "relative:max_offset=5",
     "relative:max_offset=5:far=zero:values=true:per_head=true",
     "relative:max_offset=20:past=true:values=true",
+    "disentangled:span=4",
+    "disentangled:span=8:max_distance=10:per_head=true",
     "transformer_xl",
     "transformer_xl:r=learned:length=30",
     "absolute_keys:length=30",

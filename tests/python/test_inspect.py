@@ -251,6 +251,10 @@ def test_tables_by_what_they_are_indexed_by():
             "relative_table": "near_offsets",
             "relative_values": "near_offsets",
         },
+        "disentangled:span=4": {
+            "disentangled_keys": "bucket_rows",
+            "disentangled_queries": "bucket_rows",
+        },
         "relative2d:shape=3x4": {
             "relative2d_rows": "first_axis",
             "relative2d_columns": "second_axis",

@@ -11,6 +11,7 @@ from gnomon.position import (
     T5,
     AbsoluteKeys,
     ALiBi,
+    Disentangled,
     Grid,
     GridBias,
     HyPE,
@@ -76,6 +77,10 @@ CALLS = {
         "query_offset": 0,
     },
     "relative": {"position": lambda: Relative(table(7, DIM), 3), "query_offset": 1},
+    "disentangled": {
+        "position": lambda: Disentangled(table(8, DIM), table(8, DIM), 5),
+        "query_offset": 1,
+    },
     "relative with values": {
         "position": lambda: Relative(table(7, DIM), 3, values=table(7, KEYS)),
         "query_offset": 1,

@@ -37,9 +37,10 @@ def low_level_arguments(dtype, places=False):
     temperature = torch.rand(b, h, lq, dtype=dtype) + 0.5
     relative = [torch.randn(b, h, lq, 2, dtype=dtype), torch.randn(1, 5, 2, dtype=dtype)]
     values = torch.randn(h, 5, 4, dtype=dtype)
+    of_keys = [torch.randn(b, hkv, lk, 6, dtype=dtype), torch.randn(h, 5, 6, dtype=dtype)]
     biases = [None if places else bias, key_bias, pairs, temperature]
     slopes = torch.rand(h, dtype=dtype) if places else None
-    tensors = [x, y, v, rows, columns, None, factor, *biases, *relative, values, slopes]
+    tensors = [x, y, v, rows, columns, None, factor, *biases, *relative, values, *of_keys, slopes]
     constants = torch.randn(b, h, lk, dtype=dtype) / 1024, torch.randn(b, h, lq, dtype=dtype)
     mask = torch.rand(b, 1, lq, lk) < 0.8
     lengths = [torch.tensor([0, 1]), torch.tensor([7, 5])]
@@ -62,7 +63,7 @@ def test_opcheck_of_the_pair(dtype, places):
     detached = [None if t is None else t.detach() for t in tensors]
     o, lse, statistics = ops.attention_forward(*detached, *rest)
     saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
-    for needed in ([t is not None for t in tensors], [True] + [False] * 14):
+    for needed in ([t is not None for t in tensors], [True] + [False] * (len(tensors) - 1)):
         torch.library.opcheck(
             ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
         )

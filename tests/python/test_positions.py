@@ -13,6 +13,7 @@ from formulas import (
     Mask,
     assert_near,
     check,
+    deberta_rows,
     generator_of,
     values_and_gradients,
 )
@@ -159,6 +160,14 @@ def relative(far, past=False):
     return scores
 
 
+def disentangled(x, p, r):
+    index = deberta_rows(p - r, 8, 20)
+    everywhere = torch.ones_like(index, dtype=torch.bool)
+    k = x["k"].repeat_interleave(H // x["k"].shape[1], 1)
+    of_keys = by_rows(k, x["queries"], index.mT, everywhere.mT)
+    return by_rows(x["q"], x["keys"], index, everywhere) + of_keys.mT, None, None
+
+
 def transformer_xl(x, p, r):
     distance = (p - r).clamp(0, 39)
     k = x["k"].repeat_interleave(H // x["k"].shape[1], 1)
@@ -215,6 +224,13 @@ TERMS = {
         {"table": (7, D), "values": (H, 7, DV)},
         relative("clip", past=True),
         True,
+        (-7, 40),
+    ),
+    "disentangled": (
+        lambda x: position.Disentangled(x["keys"], x["queries"], max_distance=20),
+        {"keys": (16, D), "queries": (H, 16, D)},
+        disentangled,
+        False,
         (-7, 40),
     ),
     "content bias": (
@@ -684,6 +700,7 @@ MODULE_POSITIONS = (
     "t5",
     "kerple",
     "relative:max_offset=6:values",
+    "disentangled:span=8:max_distance=20",
     "absolute_keys:length=64",
     "offset_bias:length=64",
     "content_bias:extent=8:columns=4",

@@ -8,10 +8,13 @@ import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.sew_d import modeling_sew_d
 from transformers.models.swin.modeling_swin import SwinConfig, SwinModel
 from transformers.models.swinv2.modeling_swinv2 import Swinv2Config, Swinv2SelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
@@ -62,6 +65,108 @@ def test_t5_attention(is_decoder):
             causal=causal,
         )
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("span", "max_distance"), [(256, 512), (128, 512), (16, 64), (4, 9)])
+def test_deberta_buckets(span, max_distance):
+    """A query of one column tells which row each key has given it."""
+    length = 3 * max_distance
+    distances = torch.arange(-length, length + 1)
+    bucket = modeling_deberta_v2.make_log_bucket_position(distances, span, max_distance).long()
+    expected = (bucket + span).clamp(0, 2 * span - 1)
+    keys = torch.arange(2 * span, dtype=torch.float64).unsqueeze(1)
+    one, nothing = torch.ones(1, 1, 1, 1).double(), torch.zeros(1, 1, 2 * length + 1, 1).double()
+    for tables in ((keys, 0 * keys), (0 * keys, keys)):
+        q, k = (one, nothing) if tables[0].any() else (0 * one, nothing + 1)
+        _, lse = gnomon.attention(
+            q.expand(1, 1, len(distances), 1),
+            # One key for each query.
+            k,
+            k,
+            position=gnomon.position.Disentangled(*tables, max_distance=max_distance),
+            scale=1.0,
+            query_segments=torch.arange(len(distances)).expand(1, -1),
+            key_segments=torch.arange(len(distances)).expand(1, -1),
+            positions=distances.expand(1, -1),
+            key_positions=torch.zeros_like(distances).expand(1, -1),
+            return_lse=True,
+        )
+        assert torch.equal(lse[0, 0].round().long(), expected)
+
+
+DEBERTA = {
+    "v1": (modeling_deberta, modeling_deberta.DebertaConfig, 0, {}),
+    "v2": (modeling_deberta_v2, modeling_deberta_v2.DebertaV2Config, 0, {}),
+    "v3": (
+        modeling_deberta_v2,
+        modeling_deberta_v2.DebertaV2Config,
+        24,
+        {"position_buckets": 8, "share_att_key": True},
+    ),
+    "sew-d": (
+        modeling_sew_d,
+        modeling_sew_d.SEWDConfig,
+        24,
+        {"position_buckets": 8, "share_att_key": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEBERTA)
+def test_disentangled_attention(name):
+    torch.manual_seed(0)
+    models, configuration, max_distance, options = DEBERTA[name]
+    config = configuration(
+        hidden_size=32,
+        num_attention_heads=4,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        max_relative_positions=24,
+        **options,
+    )
+    layer = models.DisentangledSelfAttention(config).eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    span = config.position_buckets if max_distance else 24
+    x = torch.randn(2, 70, 32, requires_grad=True)
+    rows = torch.randn(2 * span, 32, requires_grad=True)
+    lengths = torch.tensor([70, 51])
+    seen = torch.arange(70) < lengths[:, None]
+    distances = torch.arange(70)[:, None] - torch.arange(70)
+    if max_distance:
+        distances = models.make_log_bucket_position(distances, span, max_distance).long()
+    theirs = layer(
+        x, seen[:, None, None] & seen[:, None, :, None], relative_pos=distances[None],
+        rel_embeddings=rows,
+    )[0]  # fmt: skip
+
+    def heads(y):
+        return y.unflatten(-1, (4, -1)).transpose(-2, -3)
+
+    if name == "v1":
+        q, k, v = heads(layer.in_proj(x)).chunk(3, -1)
+        q, v = (y + heads(bias[None]) for y, bias in ((q, layer.q_bias), (v, layer.v_bias)))
+        keys, queries = layer.pos_proj(rows), layer.pos_q_proj(rows)
+    else:
+        q, k, v = (heads(p(x)) for p in (layer.query_proj, layer.key_proj, layer.value_proj))
+        shares = options.get("share_att_key")
+        keys = (layer.key_proj if shares else layer.pos_key_proj)(rows)
+        queries = (layer.query_proj if shares else layer.pos_query_proj)(rows)
+    ours = gnomon.attention(
+        q, k, v, scale=(3 * 8) ** -0.5, key_lengths=lengths,
+        position=gnomon.position.Disentangled(heads(keys), heads(queries), max_distance),
+    ).transpose(1, 2).flatten(2)  # fmt: skip
+    # Of rows that see nothing theirs is something else.
+    theirs, ours = theirs[seen], ours[seen]
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    d_o = torch.randn_like(ours)
+    leaves = [x, rows, *layer.parameters()]
+    expected = torch.autograd.grad(theirs, leaves, d_o)
+    gradients = torch.autograd.grad(ours, leaves, d_o)
+    for gradient, of_theirs in zip(gradients, expected, strict=True):
+        # That of a shift of all keys is 0 but for rounding.
+        largest = max(1.0, float(of_theirs.abs().max()))
+        torch.testing.assert_close(gradient, of_theirs, atol=2e-5 * largest, rtol=0)
 
 
 @pytest.mark.parametrize("heads", [4, 8, 12])

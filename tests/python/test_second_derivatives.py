@@ -58,6 +58,8 @@ def refused():
         yield name, call, ATTENTION
     yield "rope", of_tokens(position=position.RoPE()), ATTENTION
     yield "relative", of_tokens(position=position.Relative(table, 5)), ATTENTION
+    disentangled = position.Disentangled(table[:10], table[:10])
+    yield "disentangled", of_tokens(position=disentangled), ATTENTION
     yield "midpoint", of_tokens(aggregation="einstein_midpoint"), ATTENTION
     yield "lse", lambda q: of_tokens(return_lse=True)(q)[1], ATTENTION
     yield "dropout", of_tokens(dropout=0.5, seed=1), ATTENTION

@@ -96,6 +96,12 @@ ATTENTIONS = {
         ),
         [(5, D), (H, 5, D)],
     ),
+    "disentangled attention": (
+        lambda q, k, v, keys, queries: gnomon.attention(
+            q, k, v, position=position.Disentangled(keys, queries, max_distance=6)
+        ),
+        [(8, D), (H, 8, D)],
+    ),
     "shared relative values": (
         lambda q, k, v, rows, values: gnomon.attention(
             q, k, v, position=position.Relative(rows, 2, values=values), causal=True
@@ -587,6 +593,7 @@ def terms():
         "Kerple": position.Kerple(heads, heads, kind="power"),
         "OffsetBias": position.OffsetBias(torch.rand(2, 11)),
         "Relative": position.Relative(torch.rand(5, 4), 2),
+        "Disentangled": position.Disentangled(torch.rand(4, 4), torch.rand(4, 4)),
         "Relative2D": position.Relative2D(torch.rand(3, 4), torch.rand(5, 4), 2, 3),
         "TransformerXL": position.TransformerXL(*torch.rand(2, 2, 4), torch.rand(2, 6, 4)),
         "AbsoluteKeys": position.AbsoluteKeys(torch.rand(6, 4)),

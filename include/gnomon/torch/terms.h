@@ -325,6 +325,21 @@ Position AbsoluteKeys(torch::Tensor table);
 // extent: one more than the offset of the table's last row.
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
 
+// (q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of 2 n rows.
+//
+// Content to position, and position to content. Tables are DeBERTa's: the embeddings of relative
+// positions, n as position_buckets, or else max_relative_positions, projected as keys and as
+// queries. With scale = 1 / sqrt(3 D), attention is DeBERTa's.
+//
+// He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; DeBERTaV3, whose
+// buckets are logarithmic.
+//
+// keys: (2 n, D), or (H, 2 n, D), a table of each head: what queries are multiplied by.
+// queries: the same of what keys are multiplied by.
+// max_distance: the distance from which all share the last bucket, more than n / 2 + 1 with n even;
+//   0: a row for each offset, the nearest one beyond.
+Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance = 0);
+
 // q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + W[p_j - p_i + max_offset] for
 // v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
 //

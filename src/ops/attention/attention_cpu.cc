@@ -23,9 +23,11 @@ void CheckTypes(const OperatorArguments& a) {
                    ": x has dtype ", type, "; expected bfloat16, float16, float32 or float64");
   TORCH_CHECK_TYPE(a.y.scalar_type() == type, OperatorArguments::kOperation, ": y has dtype ",
                    a.y.scalar_type(), "; expected that of x, ", type);
-  TORCH_CHECK_TYPE(!a.relative_query || a.relative_query->scalar_type() == wide,
-                   OperatorArguments::kOperation, ": relative_query has dtype ",
-                   a.relative_query->scalar_type(), "; expected ", wide);
+  for (const auto& [name, tokens] : {std::pair("relative_query", &a.relative_query),
+                                     std::pair("relative_key", &a.relative_key)}) {
+    TORCH_CHECK_TYPE(!*tokens || (*tokens)->scalar_type() == wide, OperatorArguments::kOperation,
+                     ": ", name, " has dtype ", (*tokens)->scalar_type(), "; expected ", wide);
+  }
 }
 
 // Where the kernels write a gradient of numbers of T: it itself, or what is to be rounded to it.
@@ -96,6 +98,8 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   gradient.relative_query = MutableRows<T>(of("relative_query"));
   gradient.relative_keys = MutableData<T>(of("relative_keys"));
   gradient.relative_values = MutableData<T>(of("relative_values"));
+  gradient.relative_key = MutableRows<T>(of("relative_key"));
+  gradient.relative_queries = MutableData<T>(of("relative_queries"));
   Translate([&] {
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });

@@ -37,6 +37,9 @@ cuda::Input InputOf(const CallTensors& call) {
   const AttentionInput<float> terms = call.Terms<float>();
   TORCH_CHECK_NOT_IMPLEMENTED(terms.query_positions == nullptr, kAttention,
                               ": positions on a GPU; expected query_offset");
+  TORCH_CHECK_NOT_IMPLEMENTED(terms.relative.queries == nullptr, kAttention,
+                              ": relative queries (position to content) on a GPU; expected the "
+                              "tensors on the CPU, or a position without them");
   cuda::Input input = cuda::WithoutTokens(terms);
   input.element = element;
   input.x = DeviceRows(call.x());

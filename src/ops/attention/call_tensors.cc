@@ -157,12 +157,20 @@ void CallTensors::SetBias(const OperatorArguments& a) {
 void CallTensors::SetRelative(const OperatorArguments& a) {
   TORCH_CHECK_VALUE(a.relative_query.has_value() == a.relative_keys.has_value(),
                     "gnomon.attention: relative_keys and relative_query go together");
-  if (!a.relative_keys && !a.relative_values) return;
+  TORCH_CHECK_VALUE(a.relative_key.has_value() == a.relative_queries.has_value(),
+                    "gnomon.attention: relative_queries and relative_key go together");
+  if (!a.relative_keys && !a.relative_values && !a.relative_queries) return;
   if (a.relative_query) relative_query_ = WithRows(*a.relative_query);
   relative_keys_ = Contiguous(a.relative_keys);
   relative_values_ = Contiguous(a.relative_values);
+  if (a.relative_key) relative_key_ = WithRows(*a.relative_key);
+  relative_queries_ = Contiguous(a.relative_queries);
   relative_factor_ = a.relative_factor;
   relative_layout_ = MakeRelativeLayout(a, *lengths_['m']);
+  TORCH_CHECK_VALUE(
+      !a.relative_queries || (a.relative_layout != "grid" && a.relative_layout != "keys"),
+      "gnomon.attention: relative_queries with relative_layout \"", a.relative_layout,
+      "\"; expected one by offset");
 }
 
 std::unique_ptr<TableLayout> CallTensors::MakeRelativeLayout(const OperatorArguments& a,

@@ -68,7 +68,7 @@ class CallTensors {
     }
   }
 
-  // All but what is of the tokens' type: x, y, v and relative.query.
+  // All but what is of the tokens' type: x, y, v, relative.query and relative.key.
   template <class T>
   AttentionInput<T> Terms() const {
     AttentionInput<T> input;
@@ -93,6 +93,9 @@ class CallTensors {
       input.relative.key_heads = PerHead(relative_keys_);
       input.relative.values = Data<T>(relative_values_);
       input.relative.value_heads = PerHead(relative_values_);
+      if (relative_queries_.defined()) input.relative.key_dim = relative_key_.size(3);
+      input.relative.queries = Data<T>(relative_queries_);
+      input.relative.query_heads = PerHead(relative_queries_);
     }
     input.dropout = dropout_;
     input.tolerance = tolerance_;
@@ -112,6 +115,7 @@ class CallTensors {
     input.y = TokenRows<T>(y_);
     input.v = TokenRows<T>(v_);
     if (relative_query_.defined()) input.relative.query = Rows<T>(relative_query_);
+    if (relative_key_.defined()) input.relative.key = Rows<T>(relative_key_);
     return input;
   }
 
@@ -156,8 +160,9 @@ class CallTensors {
 
   at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, bias_, key_bias_,
       key_bias_low_, key_bias_base_, pair_bias_, pair_mask_, temperature_, relative_query_,
-      relative_keys_, relative_values_, key_starts_, key_lengths_, query_offsets_, query_segments_,
-      key_segments_, query_positions_, key_positions_, bias_parameters_;
+      relative_keys_, relative_values_, relative_key_, relative_queries_, key_starts_, key_lengths_,
+      query_offsets_, query_segments_, key_segments_, query_positions_, key_positions_,
+      bias_parameters_;
   std::string bias_terms_;
   std::vector<int64_t> bias_shapes_;
   OffsetSpan span_{0, 0};  // of the positions, and what is below

@@ -228,8 +228,12 @@ class Composition {
     at::Tensor value = WeighedValues();
     const MappedTokens tokens = Map(query, key);
     // Query heads that see the same keys differently have keys of their own.
-    if (SizeOf(tokens.y, 1) != SizeOf(value, 1)) {
-      value = value.repeat_interleave(SizeOf(tokens.y, 1) / SizeOf(value, 1), 1);
+    const int64_t copies = SizeOf(tokens.y, 1) / std::max<int64_t>(1, SizeOf(value, 1));
+    if (copies > 1) {
+      value = value.repeat_interleave(copies, 1);
+      if (call_.relative_key) {
+        call_.relative_key = call_.relative_key->repeat_interleave(copies, 1);
+      }
     }
     AddTokens(tokens, value);
     AddPlaces();
@@ -344,8 +348,8 @@ class Composition {
     if (content_ == nullptr) return;
     ContentTerm term = content_->entry->content(
         *content_->component, content_->tensors,
-        {q_.to(computing_), range_.heads, Concrete(q_.sym_size(3)), Concrete(v_.sym_size(3)),
-         IsCausal(), entry_.catalogue.takes_scale});
+        {q_.to(computing_), k_.to(computing_), range_.heads, Concrete(q_.sym_size(3)),
+         Concrete(v_.sym_size(3)), IsCausal(), entry_.catalogue.takes_scale});
     if (term.key_weights.defined()) {
       call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
     }
@@ -356,6 +360,10 @@ class Composition {
     call_.relative_query = std::move(term.query);
     call_.relative_keys = std::move(term.keys);
     if (term.values.defined()) call_.relative_values = std::move(term.values);
+    if (term.queries.defined()) {
+      call_.relative_key = std::move(term.key);
+      call_.relative_queries = std::move(term.queries);
+    }
     relative_layout_ = std::move(term.layout);
     call_.relative_layout = relative_layout_;
     call_.relative_factor = term.takes_scale ? scale_ : 1;
@@ -488,6 +496,7 @@ class Composition {
     call_.y = as_token(tokens.y);
     call_.v = as_token(value);
     if (call_.relative_query) call_.relative_query = as_token(*call_.relative_query);
+    if (call_.relative_key) call_.relative_key = as_token(*call_.relative_key);
     call_.row_scalars = AsOptional(tokens.row_scalars);
     call_.column_scalars = AsOptional(tokens.column_scalars);
     call_.head_scalars = AsOptional(tokens.head_scalars);

@@ -1,5 +1,5 @@
-// Content terms: positions that multiply the query, as it was passed, by a row of a table that the
-// places of query and key choose.
+// Content terms: positions that multiply the query, or the key, as it was passed, by a row of a
+// table that the places of query and key choose.
 #ifndef GNOMON_OPS_ATTENTION_CONTENT_H_
 #define GNOMON_OPS_ATTENTION_CONTENT_H_
 
@@ -13,9 +13,12 @@
 namespace gnomon {
 
 struct ContentTerm {
-  at::Tensor query;             // (B, H, Lq, D)
-  at::Tensor keys;              // (1 or H, n, D)
-  at::Tensor values = {};       // (1 or H, n, Dv); undefined: none
+  at::Tensor query;        // (B, H, Lq, D)
+  at::Tensor keys;         // (1 or H, n, D)
+  at::Tensor values = {};  // (1 or H, n, Dv); undefined: none
+  // (B, Hkv, Lk, D) and (1 or H, n, D), as relative_queries are (operators.h); undefined: neither.
+  at::Tensor key = {};
+  at::Tensor queries = {};
   at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
   std::string layout;           // of OperatorArguments::relative_layout
   bool takes_scale = true;      // whether the argument `scale` multiplies its products
@@ -24,6 +27,7 @@ struct ContentTerm {
 // What a call says of itself.
 struct ContentCall {
   const at::Tensor& q;
+  const at::Tensor& k;
   int64_t heads;
   int64_t head_dim;
   int64_t value_dim;

@@ -39,57 +39,60 @@ class WithoutAutocast {
 // the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
 // (gnomon/attention.h). Tokens may be of a lower type than float32, outputs and all else are
 // float32 then: on a GPU all of one type, on the CPU x and y of one, v of another or the same, and
-// relative_query float32. query_positions and key_positions, both or neither, are where tokens
-// stand instead of query_offset + i and j; a bias by offset is then the sum bias_terms of
-// positions' biases, whose tensors are bias_parameters one after the other, bias_shapes the number
-// of axes and their lengths of each. query_offset counts where query_offsets is absent. left and
-// right are those of the window, chunks the size of chunks and how many a query sees before and
+// relative_query and relative_key float32. query_positions and key_positions, both or neither, are
+// where tokens stand instead of query_offset + i and j; a bias by offset is then the sum bias_terms
+// of positions' biases, whose tensors are bias_parameters one after the other, bias_shapes the
+// number of axes and their lengths of each. query_offset counts where query_offsets is absent. left
+// and right are those of the window, chunks the size of chunks and how many a query sees before and
 // after its own, grid the prefix and the lengths of the axes of the grid that the tokens lie on.
 // tolerance is what tiles that are left out may add to a row's sum of weights. relative_layout says
-// how the m rows of relative keys and values are read:
+// how the m rows of relative keys, queries and values are read, of queries the last row first, and
+// the first five alone, on the CPU alone:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
 //   "past": the same, and it is an error if the queries reach farther;
 //   "keys": by the key, m = Lk;
 //   "grid": the sum over the axes of the grid, tables of 2 length - 1 rows.
-#define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                \
-  ARGUMENT(at::Tensor, x, {}, kToken, "B H Q D")                            \
-  ARGUMENT(at::Tensor, y, {}, kToken, "B G K D")                            \
-  ARGUMENT(at::Tensor, v, {}, kToken, "B G K V")                            \
-  ARGUMENT(OptionalTensor, row_scalars, {}, kDifferentiable, "r B H Q")     \
-  ARGUMENT(OptionalTensor, column_scalars, {}, kDifferentiable, "c B G K")  \
-  ARGUMENT(OptionalTensor, head_scalars, {}, kDifferentiable, "s H")        \
-  ARGUMENT(at::Tensor, factor, {}, kDifferentiable, "H")                    \
-  ARGUMENT(OptionalTensor, bias, {}, kDifferentiable, "1|B H n")            \
-  ARGUMENT(OptionalTensor, key_bias, {}, kDifferentiable, "B H K")          \
-  ARGUMENT(OptionalTensor, pair_bias, {}, kDifferentiable, "1|B 1|H Q K")   \
-  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")       \
-  ARGUMENT(OptionalTensor, relative_query, {}, kToken, "B H Q R")           \
-  ARGUMENT(OptionalTensor, relative_keys, {}, kDifferentiable, "1|H m R")   \
-  ARGUMENT(OptionalTensor, relative_values, {}, kDifferentiable, "1|H m V") \
-  ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")       \
-  ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")            \
-  ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")           \
-  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")               \
-  ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")                   \
-  ARGUMENT(OptionalTensor, key_lengths, {}, kInteger, "B")                  \
-  ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")                \
-  ARGUMENT(OptionalTensor, query_positions, {}, kInteger, "B Q")            \
-  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")              \
-  ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")             \
-  ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")               \
-  ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                     \
-  ARGUMENT(std::string_view, function, {}, kOption, "")                     \
-  ARGUMENT(c10::SymInt, query_offset, 0, kOption, "")                       \
-  ARGUMENT(OptionalSymInt, left, {}, kOption, "")                           \
-  ARGUMENT(OptionalSymInt, right, {}, kOption, "")                          \
-  ARGUMENT(at::OptionalSymIntArrayRef, chunks, {}, kOption, "")             \
-  ARGUMENT(at::OptionalSymIntArrayRef, grid, {}, kOption, "")               \
-  ARGUMENT(std::string_view, bias_terms, {}, kOption, "")                   \
-  ARGUMENT(at::OptionalSymIntArrayRef, bias_shapes, {}, kOption, "")        \
-  ARGUMENT(std::string_view, relative_layout, {}, kOption, "")              \
-  ARGUMENT(double, relative_factor, 1, kOption, "")                         \
-  ARGUMENT(double, dropout, 0, kOption, "")                                 \
+#define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                 \
+  ARGUMENT(at::Tensor, x, {}, kToken, "B H Q D")                             \
+  ARGUMENT(at::Tensor, y, {}, kToken, "B G K D")                             \
+  ARGUMENT(at::Tensor, v, {}, kToken, "B G K V")                             \
+  ARGUMENT(OptionalTensor, row_scalars, {}, kDifferentiable, "r B H Q")      \
+  ARGUMENT(OptionalTensor, column_scalars, {}, kDifferentiable, "c B G K")   \
+  ARGUMENT(OptionalTensor, head_scalars, {}, kDifferentiable, "s H")         \
+  ARGUMENT(at::Tensor, factor, {}, kDifferentiable, "H")                     \
+  ARGUMENT(OptionalTensor, bias, {}, kDifferentiable, "1|B H n")             \
+  ARGUMENT(OptionalTensor, key_bias, {}, kDifferentiable, "B H K")           \
+  ARGUMENT(OptionalTensor, pair_bias, {}, kDifferentiable, "1|B 1|H Q K")    \
+  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")        \
+  ARGUMENT(OptionalTensor, relative_query, {}, kToken, "B H Q R")            \
+  ARGUMENT(OptionalTensor, relative_keys, {}, kDifferentiable, "1|H m R")    \
+  ARGUMENT(OptionalTensor, relative_values, {}, kDifferentiable, "1|H m V")  \
+  ARGUMENT(OptionalTensor, relative_key, {}, kToken, "B G K S")              \
+  ARGUMENT(OptionalTensor, relative_queries, {}, kDifferentiable, "1|H m S") \
+  ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")        \
+  ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")             \
+  ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")            \
+  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")                \
+  ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")                    \
+  ARGUMENT(OptionalTensor, key_lengths, {}, kInteger, "B")                   \
+  ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")                 \
+  ARGUMENT(OptionalTensor, query_positions, {}, kInteger, "B Q")             \
+  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")               \
+  ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")              \
+  ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")                \
+  ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                      \
+  ARGUMENT(std::string_view, function, {}, kOption, "")                      \
+  ARGUMENT(c10::SymInt, query_offset, 0, kOption, "")                        \
+  ARGUMENT(OptionalSymInt, left, {}, kOption, "")                            \
+  ARGUMENT(OptionalSymInt, right, {}, kOption, "")                           \
+  ARGUMENT(at::OptionalSymIntArrayRef, chunks, {}, kOption, "")              \
+  ARGUMENT(at::OptionalSymIntArrayRef, grid, {}, kOption, "")                \
+  ARGUMENT(std::string_view, bias_terms, {}, kOption, "")                    \
+  ARGUMENT(at::OptionalSymIntArrayRef, bias_shapes, {}, kOption, "")         \
+  ARGUMENT(std::string_view, relative_layout, {}, kOption, "")               \
+  ARGUMENT(double, relative_factor, 1, kOption, "")                          \
+  ARGUMENT(double, dropout, 0, kOption, "")                                  \
   ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
 
 struct OperatorArguments {

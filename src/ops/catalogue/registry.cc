@@ -192,8 +192,8 @@ const char* KindName(Kind kind) {
 const char* IndexName(Index index) {
   constexpr std::array kNames = {"",        "buckets",     "offsets", "near_offsets", "distances",
                                  "keys",    "key_entries", "grid",    "first_axis",   "second_axis",
-                                 "queries", "pairs",       "tokens"};
-  static_assert(kNames.size() == static_cast<size_t>(Index::kTokens) + 1);
+                                 "queries", "pairs",       "tokens",  "bucket_rows"};
+  static_assert(kNames.size() == static_cast<size_t>(Index::kBucketRows) + 1);
   return kNames[static_cast<size_t>(index)];
 }
 

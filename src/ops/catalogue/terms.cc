@@ -162,6 +162,14 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent) {
       .Build<Position>();
 }
 
+Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance) {
+  return TermBuilder("disentangled")
+      .With("keys", std::move(keys))
+      .With("queries", std::move(queries))
+      .With("max_distance", max_distance)
+      .Build<Position>();
+}
+
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
                   std::optional<torch::Tensor> values, std::optional<torch::Tensor> query) {
   return TermBuilder("relative")

@@ -17,7 +17,15 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
                   int64_t columns, int64_t heads);
 
 // Numbers of their own for each table of a module.
-enum class Stream : uint64_t { kTable = 1, kValues, kDistances, kRows, kColumns, kProjection };
+enum class Stream : uint64_t {
+  kTable = 1,
+  kValues,
+  kDistances,
+  kRows,
+  kColumns,
+  kProjection,
+  kQueries
+};
 
 // Rows of N(0, 1 / columns), so that their product with a query of unit variance has variance 1.
 // The seed comes from the state of Torch's generator, which stays as it is: the other weights of a

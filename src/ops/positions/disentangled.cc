@@ -1,0 +1,109 @@
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "ops/attention/operators.h"
+#include "ops/catalogue/registry.h"
+#include "ops/positions/content_tables.h"
+
+namespace gnomon {
+namespace {
+
+// Of distances p_i - p_j, the rows of a table of 2 span rows. The arithmetic, in float32, of the
+// published models: a bucket's edge must fall where theirs does.
+at::Tensor RowsOf(const at::Tensor& distances, int64_t span, int64_t max_distance) {
+  at::Tensor bucket = distances;
+  if (max_distance > 0) {
+    const int64_t exact = span / 2;
+    const double widest = static_cast<double>(max_distance - 1) / static_cast<double>(exact);
+    const at::Tensor range = at::full({}, widest, distances.options().dtype(at::kFloat)).log();
+    const at::Tensor far =
+        ((distances.abs().clamp_min(1).to(at::kFloat) / exact).log() / range * (exact - 1))
+            .ceil()
+            .to(at::kLong)
+            .add(exact);
+    bucket = at::where(distances.abs() <= exact, distances, far * distances.sign());
+  }
+  return (bucket + span).clamp(0, 2 * span - 1);
+}
+
+// He et al. 2021: q_i.K[p_i - p_j] + k_j.Q[p_i - p_j].
+ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const ContentCall& call) {
+  const at::Tensor keys = AsRows(component, "keys", tensors[0], call.head_dim, call.heads);
+  const at::Tensor queries = AsRows(component, "queries", tensors[1], call.head_dim, call.heads);
+  const int64_t rows = SizeOf(keys, 1);
+  TORCH_CHECK_VALUE(rows > 0 && rows % 2 == 0, "gnomon.attention: keys of disentangled has ", rows,
+                    " rows; expected an even number of them");
+  TORCH_CHECK_VALUE(SizeOf(queries, 1) == rows, "gnomon.attention: queries of disentangled has ",
+                    SizeOf(queries, 1), " rows and its keys ", rows, "; expected the same");
+  const int64_t span = rows / 2;
+  const int64_t max_distance = component.Integer("max_distance");
+  TORCH_CHECK_VALUE(max_distance == 0 || (span % 2 == 0 && max_distance - 1 > span / 2),
+                    "gnomon.attention: max_distance of disentangled is ", max_distance,
+                    " and its tables have ", rows,
+                    " rows; expected 0, or a multiple of 4 rows and "
+                    "more than ",
+                    span / 2 + 1);
+  // From here on all share the last bucket.
+  const int64_t most = max_distance > 0 ? max_distance : span;
+  const at::Tensor distances = at::arange(-most, most + 1, keys.options().dtype(at::kLong));
+  const at::Tensor entries = RowsOf(distances, span, max_distance);
+  return {.query = call.q,
+          .keys = keys.index_select(1, entries.flip(0)),
+          .key = call.k,
+          .queries = queries.index_select(1, entries),
+          .layout = "clip"};
+}
+
+at::Tensor RowsStart(Stream stream, const Component& component, const ModuleShape& n) {
+  return RandomRows(stream, TableRows(component, 2 * component.Integer("span"), n), n.head_dim);
+}
+at::Tensor KeysStart(const Component& component, const ModuleShape& n) {
+  return RowsStart(Stream::kTable, component, n);
+}
+at::Tensor QueriesStart(const Component& component, const ModuleShape& n) {
+  return RowsStart(Stream::kQueries, component, n);
+}
+
+const RegisterPosition disentangled({
+    .catalogue =
+        {.name = "disentangled",
+         .title = "disentangled attention",
+         .formula = "(q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of "
+                    "2 n rows",
+         .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
+         .note = "where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), rows running from the future "
+                 "to the past; buckets are offsets themselves, or, with max_distance, of one "
+                 "offset each up to n / 2 and of more and more from there to max_distance",
+         .details = "Content to position, and position to content. Tables are DeBERTa's: the "
+                    "embeddings of relative positions, n as position_buckets, or else "
+                    "max_relative_positions, projected as keys and as queries. With scale = 1 / "
+                    "sqrt(3 D), attention is DeBERTa's.",
+         .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
+                   "DeBERTaV3, whose buckets are logarithmic",
+         .role = CatalogueEntry::Role::kContent,
+         .cost = "2 + 0, and q and k times the rows",
+         .class_name = "Disentangled"},
+    .parameters =
+        {Table("keys", Index::kBucketRows, {.start = KeysStart})
+             .Means("(2 n, D), or (H, 2 n, D), a table of each head: what queries are multiplied "
+                    "by"),
+         Table("queries", Index::kBucketRows, {.start = QueriesStart})
+             .Means("the same of what keys are multiplied by"),
+         Integer("max_distance", "0")
+             .Means("the distance from which all share the last bucket, more than n / 2 + 1 with n "
+                    "even; 0: a row for each offset, the nearest one beyond")
+             .AtLeast(0)
+             .AtMost(1 << 20),
+         Integer("span", "256")
+             .Means("n, half the rows of a module's tables")
+             .AtLeast(1)
+             .AtMost(1 << 20)
+             .NoArgument(),
+         TablePerHead()},
+    .content = Content,
+});
+
+}  // namespace
+}  // namespace gnomon
