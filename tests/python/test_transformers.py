@@ -466,10 +466,10 @@ def test_weights_are_refused(family):
         ours(**inputs, output_attentions=True)
 
 
-def small(config):
+def small(config, kind=transformers.AutoModelForCausalLM):
     """A model of its configuration with weights that make attention uneven, and ours."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = kind.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -559,6 +559,37 @@ def test_attention_that_a_model_writes_itself(family, padding):
     names = [event.key for event in profile.key_averages()]
     assert "gnomon::attention_forward" in names
     assert not any("softmax" in name for name in names)
+
+
+DEBERTA = {
+    "buckets": {"position_buckets": 4, "max_relative_positions": 10, "share_att_key": True},
+    "a row for each distance": {"max_relative_positions": 6},
+    "content to position alone": {"max_relative_positions": 6, "pos_att_type": ["c2p"]},
+}
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "holes"])
+@pytest.mark.parametrize("options", DEBERTA)
+def test_disentangled_attention_is_a_term(options, padding):
+    config = transformers.DebertaV2Config(
+        **SIZES,
+        **NO_HIDDEN_DROPOUT,
+        intermediate_size=48,
+        relative_attention=True,
+        norm_rel_ebd="layer_norm",
+        **{"pos_att_type": ["c2p", "p2c"]} | DEBERTA[options],
+    )
+    theirs, ours = small(config, transformers.AutoModelForMaskedLM)
+    inputs, rows = inputs_of("deberta", padding)
+    check_outputs_and_gradients(theirs, ours, inputs, rows)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        ours(**inputs)
+    names = [event.key for event in profile.key_averages()]
+    assert "gnomon::attention_forward" in names
+    assert not any("softmax" in name for name in names)
+    assert any("gather" in name for name in names) == (options == "content to position alone")
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        ours(**inputs, output_attentions=True)
 
 
 @pytest.mark.parametrize("family", HANDWRITTEN)

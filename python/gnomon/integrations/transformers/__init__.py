@@ -9,10 +9,11 @@ transformers' masks become gnomon's causal flag, window, starts and lengths of k
 offset, and no L x L array is made of them. It serves the models that attend through transformers'
 AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and others), with rotary positions,
 attention sinks (GPT-OSS) and soft caps (Gemma 2) as these models have them. In T5 and MT5 (learned
-buckets), BLOOM and MPT (ALiBi) and Swin (tables over shifted windows) the attention itself is
-replaced, and no L x L array of biases is made. Modules that write softmax(q k^T ...) v by hand
-(GPT-J, GPT-Neo, CodeGen, Falcon, DeBERTa and others) or call PyTorch's scaled_dot_product_attention
-or multi_head_attention_forward (WavLM, torch.nn.MultiheadAttention) are watched while they run.
+buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and SEW-D (disentangled attention) and Swin
+(tables over shifted windows) the attention itself is replaced, and no L x L array of biases is
+made. Modules that write softmax(q k^T ...) v by hand (GPT-J, GPT-Neo, CodeGen, Falcon, the first
+DeBERTa and others) or call PyTorch's scaled_dot_product_attention or multi_head_attention_forward
+(WavLM, torch.nn.MultiheadAttention) are watched while they run.
 Keys that a layer chooses for each query (DeepSeek V3.2) become a mask. Dropout of weights is
 honoured in training. A mask that is an array of all pairs is read: a band of keys beside the
 queries, causal or a window, less those that no query sees, becomes that; any other is taken as the

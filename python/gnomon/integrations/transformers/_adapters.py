@@ -14,15 +14,26 @@ import torch
 import transformers
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.deberta_v2.modeling_deberta_v2 import (
+    DebertaV2Attention,
+    DebertaV2Encoder,
+)
 from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock
 from transformers.models.mt5.modeling_mt5 import MT5Attention
+from transformers.models.sew_d.modeling_sew_d import SEWDAttention, SEWDTransformerEncoder
 from transformers.models.swin.modeling_swin import SwinAttention, SwinLayer
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from gnomon._encodings import alibi_slopes
-from gnomon.integrations.transformers._interface import OPERATOR, attend, refusal, refuse
+from gnomon.integrations.transformers._interface import (
+    OPERATOR,
+    SIMILARITY,
+    attend,
+    refusal,
+    refuse,
+)
 from gnomon.integrations.transformers._masks import Mask, given_or_plain
-from gnomon.position import T5, ALiBi, GridBias, PairBias, Position
+from gnomon.position import T5, ALiBi, Disentangled, GridBias, PairBias, Position
 
 #: The value of attn_implementation.
 NAME = "gnomon"
@@ -37,6 +48,10 @@ def replace_forwards() -> None:
     _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)
     _replace(MptAttention, "forward", _mpt_forward, _has_our_mask)
     _replace(MptBlock, "forward", _mpt_block_forward, _asks_for_weights)
+    for layer in (DebertaV2Attention, SEWDAttention):
+        _replace(layer, "forward", _deberta_forward, _is_disentangled)
+    for encoder in (DebertaV2Encoder, SEWDTransformerEncoder):
+        _replace(encoder, "get_rel_pos", _no_distances, _has_disentangled_layers)
     _replace(SwinAttention, "forward", _swin_forward, _has_our_config)
     _replace(SwinLayer, "get_attn_mask", _swin_segments, _has_our_config)
 
@@ -157,6 +172,79 @@ def _bloom_forward(
         layer.dense(o.flatten(2)), layer.hidden_dropout, layer.training
     )
     return residual + out, None
+
+
+def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether its scores are those of a term; what is not is seen as what a model writes itself."""
+    part = layer.self
+    if layer.config._attn_implementation != NAME or not part.relative_attention:
+        return False
+    # Distances that come as an array, and queries of others, are the caller's.
+    if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
+        return False
+    if not {"c2p", "p2c"} <= {*part.pos_att_type} or hasattr(part, SIMILARITY):
+        return False
+    span = part.position_buckets
+    return span <= 0 or (span % 2 == 0 and part.max_relative_positions - 1 > span // 2)
+
+
+def _has_disentangled_layers(encoder: Any, kwargs: Mapping[str, Any]) -> bool:
+    return any(_is_disentangled(layer.attention, kwargs) for layer in encoder.layer)
+
+
+def _no_distances(
+    _encoder: Any,
+    _hidden_states: Tensor,
+    _query_states: Tensor | None = None,
+    relative_pos: Tensor | None = None,
+) -> Tensor | None:
+    """None for those of one token after the other, which layers make themselves if they want."""
+    return relative_pos
+
+
+def _deberta_forward(
+    layer: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor,
+    output_attentions: bool = False,
+    query_states: None = None,
+    relative_pos: None = None,
+    rel_embeddings: Tensor | None = None,
+    **kwargs: object,
+) -> Any:
+    """Products with its embeddings of buckets of distances are rows of tables here."""
+    refuse({**kwargs, "output_attentions": output_attentions})
+    part = layer.self
+    assert rel_embeddings is not None
+
+    def heads(project: torch.nn.Module, tokens: Tensor) -> Tensor:
+        split = project(tokens).unflatten(-1, (part.num_attention_heads, -1))
+        return split.transpose(-2, -3)
+
+    q, k, v = (
+        heads(project, hidden_states)
+        for project in (part.query_proj, part.key_proj, part.value_proj)
+    )
+    embeddings = part.pos_dropout(rel_embeddings[: 2 * part.pos_ebd_size])
+    shares = part.share_att_key
+    position = Disentangled(
+        heads(part.key_proj if shares else part.pos_key_proj, embeddings),
+        heads(part.query_proj if shares else part.pos_query_proj, embeddings),
+        max_distance=part.max_relative_positions if part.position_buckets > 0 else 0,
+    )
+    dropout = part.dropout
+    o = attend(
+        part,
+        q,
+        k,
+        v,
+        attention_mask.bool(),
+        position=position,
+        scale=(3 * q.shape[-1]) ** -0.5,
+        dropout=getattr(dropout, "p", getattr(dropout, "drop_prob", 0.0)) if part.training else 0.0,
+    )
+    out = layer.output(o.flatten(2), hidden_states)
+    return out if isinstance(layer, SEWDAttention) else (out, None)
 
 
 def _slopes_for(q: Tensor, slopes: Tensor) -> Tensor:
