@@ -615,7 +615,7 @@ def test_arguments_are_those_of_the_operators():
         }.get(argument, (argument,))
     ]
     schema = torch.ops.gnomon.attention.default._schema.arguments
-    assert sorted(lowered) == sorted(argument.name for argument in schema[8:])
+    assert sorted(lowered) == sorted(argument.name for argument in schema[7:])
     assert {"similarity", "position", *_attention._ARGUMENTS} == set(
         _attention.AttentionArguments.__annotations__
     )

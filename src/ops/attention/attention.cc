@@ -100,7 +100,8 @@ std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string
       auto component = std::make_shared<const Component>(std::move(term));
       const PositionEntry& entry =
           FindPositionInAttention("gnomon.attention", *component, /*holds_tables=*/false);
-      terms.push_back({std::move(component), &entry, entry.Tensors(*component)});
+      std::vector<const Parameter*> tensors = entry.Tensors(*component);
+      terms.push_back({std::move(component), &entry, std::move(tensors)});
     }
     return std::make_shared<const std::vector<PositionSpec>>(std::move(terms));
   });
