@@ -42,9 +42,10 @@ void Multiply(const at::Tensor& heads, double number, at::Tensor& product) {
 
 at::Tensor TimesNumber(const at::Tensor& heads, double number) {
   const at::ScalarType type = heads.scalar_type();
-  const bool plain = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-                     heads.is_cpu() && heads.dim() == 1 && HasNumbers(heads) &&
-                     (type == at::kFloat || type == at::kDouble);
+  const bool plain =
+      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+      heads.is_cpu() && heads.dim() == 1 && HasNumbers(heads) &&
+      (type == at::kFloat || type == at::kDouble);
   if (!plain) return number == -1 ? -heads : heads * number;
   at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads);
   if (type == at::kDouble) {
