@@ -90,6 +90,19 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
 
+build-arm/.setup: scripts/setup-arm
+	@scripts/setup-arm
+	@touch $@
+
+# The tests that are left out start themselves anew, which qemu does not do.
+.PHONY: test-arm
+test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests by qemu
+	@test -e build-arm/tree/build.ninja || $(configure) -B build-arm/tree -DGNOMON_TORCH=OFF \
+		-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+	$(CMAKE) --build build-arm/tree --target gnomon_core_tests gnomon_core_recipe
+	$(ctest) --test-dir build-arm/tree --label-regex core \
+		--exclude-regex FirstChoiceTest
+
 .PHONY: mutants
 mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)

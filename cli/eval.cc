@@ -1,3 +1,4 @@
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -71,6 +72,11 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
     measurements = checkpoint.learner->Evaluate([] { return !Interrupted(); });
   });
   if (measurements.empty()) return kInterrupted;
+  for (const models::Measurement& at : measurements) {
+    if (!at.values.empty() && at.values[0] && std::isnan(*at.values[0])) {
+      throw Error(StrCat("the loss of ", flags.model, " is not a number: its weights are not"));
+    }
+  }
   if (same_data == false) {
     std::cerr << "gnomon: "
               << OneLine(StrCat("note: the ", task.data_noun(), " at ", data,

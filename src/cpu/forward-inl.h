@@ -576,7 +576,7 @@ class ForwardPass {
     if (!bounds.keys) {
       bounds.keys = skipping_.BoundKeys(block.b, key_head, tile, /*values=*/false);
     }
-    HWY_ALIGN float bound[kRowBlock];
+    HWY_ALIGN float bound[kRowBlock] = {};
     skipping_.Bound(plan.rows, *bounds.keys, tile.begin, tile.end, plan.top, bound);
     const uint64_t left_out = Skipping<Definition>::LeftOut(plan.rows, bound);
     if (left_out == 0) return 0;

@@ -242,16 +242,23 @@ inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t leng
 template <class T>
 using Results = std::map<std::string, std::vector<T>>;
 
+// g++ has no _Float16 for Arm before 13.
+#ifdef __aarch64__
+using Float16 = __fp16;
+#else
+using Float16 = _Float16;
+#endif
+
 // The nearest number of 16 bits, and the float that it is.
 inline uint16_t ToBits(float number, TokenType type) {
   if (type == TokenType::kBFloat16) {
     return static_cast<uint16_t>(std::bit_cast<uint32_t>(RoundToBfloat16(number)) >> 16);
   }
-  return std::bit_cast<uint16_t>(static_cast<_Float16>(number));
+  return std::bit_cast<uint16_t>(static_cast<Float16>(number));
 }
 inline float FromBits(uint16_t bits, TokenType type) {
   if (type == TokenType::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
-  return static_cast<float>(std::bit_cast<_Float16>(bits));
+  return static_cast<float>(std::bit_cast<Float16>(bits));
 }
 
 // An array of floats as tokens of a type that holds them; those of 16 bits are kept here.

@@ -510,6 +510,10 @@ def test_corrupt_checkpoints(folder, model, tmp_path):
     with safe_open(file, "numpy") as content:
         metadata = content.metadata()
     tensors = load_file(file)
+    save_file(tensors | {"model.norm.bias": 0 * tensors["model.norm.bias"] + np.nan}, bad, metadata)
+    assert "bad.safetensors is not a number: its weights are not" in refused(
+        "eval", "--model", bad, cwd=folder
+    )
     del tensors["model.norm.bias"]
     save_file(tensors, bad, metadata=metadata)
     assert "'model.norm.bias' is missing" in refused("eval", "--model", bad, cwd=folder)

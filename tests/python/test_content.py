@@ -245,6 +245,12 @@ CONTENT = {
         disentangled(65, 0, "keys"),
         queries=disentangled(65, 0, "queries"),
     ),
+    "disentangled, farther than any two tokens": Content(
+        lambda p, case: Disentangled(p["keys"], p["queries"], max_distance=1 << 20),
+        lambda case: {"keys": table(16, case.dim), "queries": table(case.heads, 16, case.dim)},
+        disentangled(8, 1 << 20, "keys"),
+        queries=disentangled(8, 1 << 20, "queries"),
+    ),
     "transformer_xl": Content(
         lambda p, case: TransformerXL(p["u"], p["v_"], p["r"]),
         lambda case: {
@@ -504,10 +510,10 @@ WRONG = {
     r"queries of disentangled has shape \[6, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
         lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 3)))
     ),
-    r"max_distance of disentangled is 9 and its tables have 6 rows; .* a multiple of 4 rows": (
+    r"max_distance of disentangled is 9 and its span, .* a table, 3; .* an even span": (
         lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 4), max_distance=9))
     ),
-    r"max_distance of disentangled is 5 and its tables have 16 rows; .* more than 5": (
+    r"max_distance of disentangled is 5 and its span, half the rows of a table, 8; .* above 5": (
         lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
     ),
     r"transformer_xl with causal = False": (

@@ -13,7 +13,7 @@ from operator_checks import CHECKS
 import gnomon
 from gnomon._attention import AttentionArguments, lower_call, passed
 from gnomon.position import RoPE
-from gnomon.similarity import Penumbral
+from gnomon.similarity import Laplacian, Penumbral, Umbral
 
 ops = torch.ops.gnomon
 
@@ -477,6 +477,25 @@ def test_a_call_that_records_nothing_is_few_operators(name):
             gnomon.attention(*tokens, **call)
     seen = {event.key: event.count for event in profile.key_averages() if "::" in event.key}
     assert seen == {f"gnomon::{own}": 1 for own in ("attention", *maps, "attention_forward")}
+
+
+@pytest.mark.parametrize(
+    "promised",
+    [
+        lambda gamma: torch.complex(gamma, -gamma).conj().imag,
+        lambda gamma: torch._neg_view(-gamma),
+        lambda gamma: torch._efficientzerotensor(gamma.shape),
+    ],
+    ids=["imaginary", "negative", "zero"],
+)
+def test_numbers_that_memory_does_not_hold(promised):
+    """PyTorch negates some tensors, or fills them with zeros, only when they are read."""
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    gamma = promised(torch.rand(2))
+    for similarity in (Laplacian, Umbral, Penumbral):
+        expected = gnomon.attention(q, k, v, similarity=similarity(gamma.clone()))
+        found = gnomon.attention(q, k, v, similarity=similarity(gamma))
+        torch.testing.assert_close(found, expected)
 
 
 def test_any_one_tensor_may_need_a_gradient():

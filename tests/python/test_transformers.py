@@ -1,6 +1,7 @@
 """Models of transformers with random weights: gnomon against their eager implementation."""
 
 import copy
+import functools
 import importlib
 import pkgutil
 import re
@@ -590,6 +591,30 @@ def test_disentangled_attention_is_a_term(options, padding):
     assert any("gather" in name for name in names) == (options == "content to position alone")
     with pytest.raises(NotImplementedError, match="output_attentions"):
         ours(**inputs, output_attentions=True)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_distances_of_the_caller_are_not_lost(named):
+    """By their name they are DeBERTa's own to use; otherwise they would be dropped."""
+    config = transformers.DebertaV2Config(
+        **SIZES, **NO_HIDDEN_DROPOUT, relative_attention=True, pos_att_type=["c2p", "p2c"]
+    )
+    theirs, ours = small(config, transformers.AutoModel)
+    tokens = torch.randn(2, 5, config.hidden_size)
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.int64)
+    distances = torch.randint(-3, 4, (1, 5, 5))
+    calls = []
+    for model in (theirs, ours):
+        attention, rows = model.encoder.layer[0].attention, model.encoder.get_rel_embedding()
+        if named:
+            calls.append(attention(tokens, mask, relative_pos=distances, rel_embeddings=rows)[0])
+        else:
+            calls.append(functools.partial(attention, tokens, mask, False, None, distances, rows))
+    if named:
+        torch.testing.assert_close(calls[1], calls[0])
+    else:
+        with pytest.raises(TypeError, match="expected query_states and relative_pos by their na"):
+            calls[1]()
 
 
 @pytest.mark.parametrize("family", HANDWRITTEN)

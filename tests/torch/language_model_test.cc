@@ -320,7 +320,9 @@ TEST(LanguageModelTest, LossesOfTheLastTokens) {
         const torch::Tensor losses =
             model->losses(segment, tokens.narrow(1, end + 1 - last, last), &some);
         ASSERT_EQ(losses.sizes(), (std::vector<int64_t>{2, last}));
-        if (last > 0) EXPECT_LT(Distance(losses, all.narrow(1, end - last, last)), 5e-5);
+        if (last > 0) {
+          EXPECT_LT(Distance(losses, all.narrow(1, end - last, last)), 5e-5);
+        }
         model->forward(segment, &whole);
         for (size_t layer = 0; layer < 2; ++layer) {
           EXPECT_TRUE(torch::equal(some.layers[layer].k, whole.layers[layer].k)) << position;

@@ -484,11 +484,11 @@ TEST(TokenEncodingTest, FunctionsAreTheirSpecifications) {
   // Their defaults are the specification's.
   EXPECT_TRUE(torch::equal(Sinusoidal(8)(x), TokenEncoding("sinusoidal", 8)(x)));
   const auto sizes = [](const TokenEncoding& module) {
-    std::map<std::string, std::vector<int64_t>> sizes;
+    std::map<std::string, std::vector<int64_t>> of_module;
     for (const auto& [name, tensor] : module->named_parameters().pairs()) {
-      sizes[name] = tensor.sizes().vec();
+      of_module[name] = tensor.sizes().vec();
     }
-    return sizes;
+    return of_module;
   };
   EXPECT_EQ(sizes(Convolutional(32)), sizes(TokenEncoding("conv", 32)));
   TokenEncoding cape = CAPE(8, CAPEOptions().global_shift(1.5).global_scale(1.25).normalize(true));

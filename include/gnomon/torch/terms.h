@@ -328,8 +328,9 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 // (q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of 2 n rows.
 //
 // Content to position, and position to content. Tables are DeBERTa's: the embeddings of relative
-// positions, n as position_buckets, or else max_relative_positions, projected as keys and as
-// queries. With scale = 1 / sqrt(3 D), attention is DeBERTa's.
+// positions, n as position_buckets and max_distance as max_relative_positions (without buckets n is
+// that, and max_distance 0), projected as keys and as queries. With scale = 1 / sqrt(3 D),
+// attention is DeBERTa's. On the CPU alone.
 //
 // He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; DeBERTaV3, whose
 // buckets are logarithmic.

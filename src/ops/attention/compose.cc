@@ -344,12 +344,22 @@ class Composition {
     key = entry.rotate(*rotation_->component, rotation_->tensors, rotated);
   }
 
+  // Of ContentCall.
+  std::optional<int64_t> FarthestOffset() const {
+    if (places_ || coordinates_ || range_.query_offsets) return std::nullopt;
+    const std::optional<int64_t> queries = range_.queries.maybe_as_int();
+    const std::optional<int64_t> keys = range_.keys.maybe_as_int();
+    const std::optional<int64_t> first = range_.query_offset.maybe_as_int();
+    if (!queries || !keys || !first) return std::nullopt;
+    return std::max<int64_t>({0, *first + *queries - 1, *keys - 1 - *first});
+  }
+
   void AddContent() {
     if (content_ == nullptr) return;
     ContentTerm term = content_->entry->content(
         *content_->component, content_->tensors,
         {q_.to(computing_), k_.to(computing_), range_.heads, Concrete(q_.sym_size(3)),
-         Concrete(v_.sym_size(3)), IsCausal(), entry_.catalogue.takes_scale});
+         Concrete(v_.sym_size(3)), IsCausal(), entry_.catalogue.takes_scale, FarthestOffset()});
     if (term.key_weights.defined()) {
       call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
     }

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,8 @@ struct ContentCall {
   int64_t value_dim;
   bool causal;
   bool is_dot;
+  // No query is farther from a key; none: not known before the call runs.
+  std::optional<int64_t> farthest;
 };
 
 // tensors: those of the entry in its order. Throws c10::ValueError.

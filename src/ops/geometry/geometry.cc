@@ -38,13 +38,19 @@ void Multiply(const at::Tensor& heads, double number, at::Tensor& product) {
   for (int64_t h = 0; h < heads.size(0); ++h) to[h] = from[h * stride] * static_cast<T>(number);
 }
 
+// Whether its memory does not hold its numbers, but what Torch makes them of when it reads them.
+bool IsPromised(const at::Tensor& heads) {
+  return heads.key_set().has_any(
+      c10::DispatchKeySet({c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
+}
+
 }  // namespace
 
 at::Tensor TimesNumber(const at::Tensor& heads, double number) {
   const at::ScalarType type = heads.scalar_type();
   const bool plain =
       c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-      heads.is_cpu() && heads.dim() == 1 && HasNumbers(heads) &&
+      heads.is_cpu() && heads.dim() == 1 && !IsPromised(heads) && HasNumbers(heads) &&
       (type == at::kFloat || type == at::kDouble);
   if (!plain) return number == -1 ? -heads : heads * number;
   at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads);

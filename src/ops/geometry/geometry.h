@@ -32,7 +32,7 @@ struct Radius {
 Radius RadiusOf(const at::Tensor& x);
 
 // (H) times a number. Torch's own product of a few numbers takes as long as a part of attention
-// over a few tokens: where nothing is recorded or traced it is left out.
+// over a few tokens: it is left out for plain numbers of which nothing is recorded.
 at::Tensor TimesNumber(const at::Tensor& heads, double number);
 
 // (H) to (H, 1), to go with (B, H, Lq).

@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "ops/attention/operators.h"
@@ -27,6 +29,14 @@ at::Tensor RowsOf(const at::Tensor& distances, int64_t span, int64_t max_distanc
   return (bucket + span).clamp(0, 2 * span - 1);
 }
 
+void CheckBuckets(int64_t span, int64_t max_distance) {
+  TORCH_CHECK_VALUE(max_distance == 0 || (span % 2 == 0 && max_distance - 1 > span / 2),
+                    "gnomon: max_distance of disentangled is ", max_distance,
+                    " and its span, half the rows of a table, ", span,
+                    "; expected a max_distance of 0, or an even span and a max_distance above ",
+                    span / 2 + 1);
+}
+
 // He et al. 2021: q_i.K[p_i - p_j] + k_j.Q[p_i - p_j].
 ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
                     const ContentCall& call) {
@@ -39,14 +49,10 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                     SizeOf(queries, 1), " rows and its keys ", rows, "; expected the same");
   const int64_t span = rows / 2;
   const int64_t max_distance = component.Integer("max_distance");
-  TORCH_CHECK_VALUE(max_distance == 0 || (span % 2 == 0 && max_distance - 1 > span / 2),
-                    "gnomon.attention: max_distance of disentangled is ", max_distance,
-                    " and its tables have ", rows,
-                    " rows; expected 0, or a multiple of 4 rows and "
-                    "more than ",
-                    span / 2 + 1);
-  // From here on all share the last bucket.
-  const int64_t most = max_distance > 0 ? max_distance : span;
+  CheckBuckets(span, max_distance);
+  // From the first of these on all share the last bucket; none is beyond the second.
+  const int64_t most = std::min(max_distance > 0 ? max_distance : span,
+                                call.farthest.value_or(std::numeric_limits<int64_t>::max()));
   const at::Tensor distances = at::arange(-most, most + 1, keys.options().dtype(at::kLong));
   const at::Tensor entries = RowsOf(distances, span, max_distance);
   return {.query = call.q,
@@ -57,6 +63,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
 }
 
 at::Tensor RowsStart(Stream stream, const Component& component, const ModuleShape& n) {
+  CheckBuckets(component.Integer("span"), component.Integer("max_distance"));
   return RandomRows(stream, TableRows(component, 2 * component.Integer("span"), n), n.head_dim);
 }
 at::Tensor KeysStart(const Component& component, const ModuleShape& n) {
@@ -77,9 +84,10 @@ const RegisterPosition disentangled({
                  "to the past; buckets are offsets themselves, or, with max_distance, of one "
                  "offset each up to n / 2 and of more and more from there to max_distance",
          .details = "Content to position, and position to content. Tables are DeBERTa's: the "
-                    "embeddings of relative positions, n as position_buckets, or else "
-                    "max_relative_positions, projected as keys and as queries. With scale = 1 / "
-                    "sqrt(3 D), attention is DeBERTa's.",
+                    "embeddings of relative positions, n as position_buckets and max_distance as "
+                    "max_relative_positions (without buckets n is that, and max_distance 0), "
+                    "projected as keys and as queries. With scale = 1 / sqrt(3 D), attention is "
+                    "DeBERTa's. On the CPU alone.",
          .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
                    "DeBERTaV3, whose buckets are logarithmic",
          .role = CatalogueEntry::Role::kContent,

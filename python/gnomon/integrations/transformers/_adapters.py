@@ -179,6 +179,9 @@ def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False
+    # Rows of queries' tables are the CPU's alone.
+    if part.query_proj.weight.is_cuda:
+        return False
     # Distances that come as an array, and queries of others, are the caller's.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
@@ -207,13 +210,18 @@ def _deberta_forward(
     hidden_states: Tensor,
     attention_mask: Tensor,
     output_attentions: bool = False,
-    query_states: None = None,
-    relative_pos: None = None,
+    query_states: Tensor | None = None,
+    relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
     **kwargs: object,
 ) -> Any:
-    """Products with its embeddings of buckets of distances are rows of tables here."""
+    """Its embeddings of buckets of distances, projected, are the tables of a term."""
     refuse({**kwargs, "output_attentions": output_attentions})
+    # By their names they are seen before: _is_disentangled.
+    if query_states is not None or relative_pos is not None:
+        raise TypeError(
+            f"{type(layer).__name__}: expected query_states and relative_pos by their names"
+        )
     part = layer.self
     assert rel_embeddings is not None
 
