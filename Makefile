@@ -109,7 +109,7 @@ mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 
 
 .PHONY: sweep
 sweep: .venv/.setup-test build ## all model types of transformers against eager; writes docs/transformers.md (an hour; goes on)
-	$(BIN)/python tests/sweep/sweep.py runs/transformers.jsonl --table docs/transformers.md
+	$(BIN)/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
 .PHONY: bench
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew

@@ -46,9 +46,12 @@ HWY_INLINE VF Rsqrt(VF a) {
   // Highway's estimate has too few bits here for one step.
   return Splat(a, 1.0f) / hn::Sqrt(a);
 #else
-  // One Newton step on the estimate.
-  const VF estimate = hn::ApproximateReciprocalSqrt(a);
+  // Newton steps on the estimate, one from 11 bits or more, two from Arm's 8.
   const VF half = a * Splat(a, -0.5f);
+  VF estimate = hn::ApproximateReciprocalSqrt(a);
+#if HWY_ARCH_ARM
+  estimate = estimate * hn::MulAdd(half * estimate, estimate, Splat(a, 1.5f));
+#endif
   return estimate * hn::MulAdd(half * estimate, estimate, Splat(a, 1.5f));
 #endif
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares gnomon with the eager attention of every model type of the installed transformers.
 
-    .venv/bin/python tests/sweep/sweep.py runs/transformers.jsonl --table docs/transformers.md
+    .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
 Each type is a process of its own, with a limit of time, so that one that crashes or hangs costs
 none but itself. The limit is of the processor's time, which a busy machine does not change; one
