@@ -90,8 +90,8 @@ test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
 
-build-arm/.setup: scripts/setup-arm
-	@scripts/setup-arm
+build-arm/.setup: scripts/setup
+	@scripts/setup arm
 	@touch $@
 
 # The tests that are left out start themselves anew, which qemu does not do.

@@ -1,5 +1,5 @@
 # Cross-compiles for 64-bit Arm and runs what is compiled by qemu: make test-arm. The libraries are
-# those that scripts/setup-arm puts beside the build.
+# those that scripts/setup arm puts beside the build.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
