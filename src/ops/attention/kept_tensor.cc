@@ -20,10 +20,9 @@ template <class Key>
 using KeptTensors =
     Kept<std::tuple<Key, at::ScalarType, c10::DeviceType, c10::DeviceIndex>, at::Tensor>;
 
+// For a q that has numbers: where a call is traced or transformed, its tensors are its own.
 template <class Key, class Make>
 at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, const Make& make) {
-  // Where a call is traced or transformed, its tensors are its own.
-  if (!HasNumbers(q)) return make();
   return known->Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {
     // A tensor of inference mode would not serve a later call that records gradients.
     const c10::InferenceMode outside(false);
@@ -36,6 +35,7 @@ at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, co
 
 at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
                       const std::function<at::Tensor()>& make) {
+  if (!HasNumbers(q)) return make();
   static KeptTensors<std::string> known;
   return Keep(&known, key, q, make);
 }
