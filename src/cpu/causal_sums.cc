@@ -23,18 +23,6 @@ static_assert(kChunk % kLaneCount == 0);
 // Rows of a chunk whose products are formed together: those masked for all of them are left out.
 constexpr int64_t kStep = 24;
 
-// e^a for a <= 0, relative error 2e-7; 0 below -88. NaN gives NaN.
-HWY_INLINE VF Exp(VF a) {
-  const DF d;
-  a = Max(hn::Set(d, -100.0f), a);
-  const VF log2e = hn::Set(d, kLog2E);
-  const VF scaled = a * log2e;
-  // What the product lost, and what the constant lacks.
-  const VF rest = hn::MulAdd(a, hn::Set(d, 1.92596299e-8f), hn::MulSub(a, log2e, scaled));
-  const VF power = Exp2(scaled);
-  return hn::MulAdd(power * rest, hn::Set(d, kLn2), power);
-}
-
 HWY_INLINE VF Map(Feature feature, VF a) {
   const VF zero = hn::Zero(DF());
   if (feature == Feature::kRelu) return Select(a < zero, zero, a);

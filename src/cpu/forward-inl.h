@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -184,19 +185,22 @@ class ForwardPass {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
   }
   // The last rows first: under a causal mask they see most.
-  Block MakeBlock(int64_t b, int64_t key_head, int64_t index, float* memory) const {
+  void SetBlock(int64_t b, int64_t key_head, int64_t index, float* memory, Block& block) const {
     const int64_t in_head = DivideUp(n_.queries, kRowBlock);
     const int64_t first_head = index / in_head * heads_in_block_;
-    Block block{};
     block.b = b;
     block.h = key_head * group_ + first_head;
     block.heads = std::min(heads_in_block_, group_ - first_head);
     block.i = (in_head - 1 - index % in_head) * kRowBlock;
     block.queries = std::min(kRowBlock, n_.queries - block.i);
     block.sum = memory;
+    block.x = {};
     std::fill_n(block.largest, block.rows(), -kInfinity);
+    std::fill_n(block.weight, kRowBlock, 0.0f);
+    std::fill_n(block.top, block.rows(), 0);
+    std::fill_n(block.norm, block.rows(), 0.0f);
     std::fill_n(block.sum, block.rows() * value_columns_, 0.0f);
-    if (dim_ == 0) return block;
+    if (dim_ == 0) return;
     RowReader queries(in_.x, dim_);
     if (!copies_queries()) {
       block.x = {queries.Row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
@@ -212,7 +216,6 @@ class ForwardPass {
       if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
     });
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
-    return block;
   }
 
   // All keys packed, then blocks of queries.
@@ -228,7 +231,8 @@ class ForwardPass {
       const int64_t b = task / in_head / n_.key_heads;
       const int64_t key_head = task / in_head % n_.key_heads;
       Scratch scratch = MakeScratch(own);
-      Block block = MakeBlock(b, key_head, task % in_head, own + scratch_size());
+      Block block;
+      SetBlock(b, key_head, task % in_head, own + scratch_size(), block);
       const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
       TileMask seen;
       SetMask(block, batch, 0, n_.keys, &seen);
@@ -507,11 +511,11 @@ class ForwardPass {
   }
 
   // The blocks of a key head, with their sums in `memory`.
-  std::vector<Block> AllBlocks(int64_t b, int64_t key_head, float* memory) const {
-    std::vector<Block> all;
-    all.reserve(Size(blocks()));
+  std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, float* memory) const {
+    // Not initialised: of few rows that would take as long as what is done with them.
+    std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
-      all.push_back(MakeBlock(b, key_head, n, memory + n * block_size()));
+      SetBlock(b, key_head, n, memory + n * block_size(), all[Size(n)]);
     }
     return all;
   }
@@ -526,7 +530,7 @@ class ForwardPass {
   void AddFirstPart(int64_t b, int64_t key_head, float* memory) {
     Scratch scratch = MakeScratch(memory);
     float* const packed = memory + scratch_size();
-    std::vector<Block> all = AllBlocks(b, key_head, SumsIn(packed));
+    const std::unique_ptr<Block[]> all = AllBlocks(b, key_head, SumsIn(packed));
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t n = 0; n < blocks(); ++n) {
       Block& block = all[Size(n)];
@@ -591,7 +595,7 @@ class ForwardPass {
                float* memory) const {
     Scratch scratch = MakeScratch(memory);
     float* const packed = memory + scratch_size();
-    std::vector<Block> all = AllBlocks(b, key_head, SumsIn(packed));
+    const std::unique_ptr<Block[]> all = AllBlocks(b, key_head, SumsIn(packed));
     const Plan* const plans =
         plans_.empty() ? nullptr : plans_.data() + (b * n_.key_heads + key_head) * blocks();
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
@@ -620,7 +624,8 @@ class ForwardPass {
         AddTile(block, mask, *keys, scratch);
       }
     }
-    for (const Block& block : all) {
+    for (int64_t n = 0; n < blocks(); ++n) {
+      const Block& block = all[Size(n)];
       if (parts_ > 1) {
         Save(block, part);
       } else {
@@ -855,13 +860,13 @@ class ForwardPass {
                                              nullptr, view);
     }
     const bool rises = top > block.largest[r];
-    if (rises) {
-      // The first time the sums are 0, and 2^-inf is 0 as well.
+    // The first time the sums are 0.
+    if (rises && block.largest[r] != -kInfinity) {
       const float shrink = std::exp2(block.largest[r] - top);
       block.weight[r] *= shrink;
       ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
-      block.largest[r] = top;
     }
+    if (rises) block.largest[r] = top;
     // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
     const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
@@ -946,14 +951,14 @@ class ForwardPass {
     return bias[j % kLaneCount] != -kInfinity;
   }
 
-  // What is written of a row from its sums.
-  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight, float largest,
-                int64_t top) const {
+  // What is written of a row from its sums; log2_weight is any number where the weight is 0.
+  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight, float log2_weight,
+                float largest, int64_t top) const {
     const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
     float* o = out_.o.row(b, h, i);
     for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[e] * scale;
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
-    out_.lse[row] = weight == 0.0f ? -kInfinity : (largest + std::log2(weight)) * kLn2;
+    out_.lse[row] = weight == 0.0f ? -kInfinity : (largest + log2_weight) * kLn2;
     if (out_.statistics == nullptr) return;
     const int64_t rows = n_.batch * n_.heads * n_.queries;
     out_.statistics[row] = largest;
@@ -962,9 +967,14 @@ class ForwardPass {
   }
 
   void Finish(const Block& block) const {
+    const DF d;
+    HWY_ALIGN float log2_weight[kRowBlock];
+    for (int64_t r = 0; r < block.rows(); r += kLaneCount) {
+      hn::Store(Log(hn::LoadU(d, block.weight + r)) * hn::Set(d, kLog2E), d, log2_weight + r);
+    }
     block.ForRows([&](int64_t r, int64_t h, int64_t i) {
-      WriteRow(block.b, h, i, block.sum + r * value_columns_, block.weight[r], block.largest[r],
-               block.top[r]);
+      WriteRow(block.b, h, i, block.sum + r * value_columns_, block.weight[r], log2_weight[r],
+               block.largest[r], block.top[r]);
     });
   }
 
@@ -1009,7 +1019,7 @@ class ForwardPass {
             sum[e] = (part == 0 ? 0.0f : sum[e]) + shrink * from[e];
           }
         }
-        WriteRow(b, h, i, sum, weight, largest, static_cast<int64_t>(top));
+        WriteRow(b, h, i, sum, weight, std::log2(weight), largest, static_cast<int64_t>(top));
       }
     });
   }

@@ -297,9 +297,11 @@ struct TileMask {
 
   // Whether one of rows [first_row, last_row) does not see all of the span.
   bool HidesWithin(RowSpan span, int64_t first_row, int64_t last_row) const {
-    return std::any_of(rows + first_row, rows + last_row, [span](RowSpan row) {
-      return row.begin > span.begin || row.end < span.end;
-    });
+    bool hides = false;
+    for (int64_t r = first_row; r < last_row; ++r) {
+      hides |= rows[r].begin > span.begin || rows[r].end < span.end;
+    }
+    return hides;
   }
 };
 

@@ -32,6 +32,7 @@ constexpr int64_t kForwardColumns = kMicroVectors == 4 ? 256 : 128;
 constexpr int64_t kBackwardColumns = kMicroVectors == 4 ? 192 : 96;
 constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
+static_assert(kRowBlock % kLaneCount == 0);
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -144,8 +145,21 @@ inline float InnerProduct(const float* x, const float* y, int64_t columns) {
 
 // Rounded once: squared distances are differences of these, and lose what they lack.
 inline float SquaredNorm(const float* row, int64_t columns) {
-  return static_cast<float>(
-      Sum(columns, [row](int64_t e) { return static_cast<double>(row[e]) * row[e]; }));
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> d_half;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto even = hn::Zero(d);
+  auto odd = even;
+  int64_t e = 0;
+  for (; e + 2 * lanes <= columns; e += 2 * lanes) {
+    const auto first = hn::PromoteTo(d, hn::LoadU(d_half, row + e));
+    const auto second = hn::PromoteTo(d, hn::LoadU(d_half, row + e + lanes));
+    even = hn::MulAdd(first, first, even);
+    odd = hn::MulAdd(second, second, odd);
+  }
+  double sum = hn::GetLane(hn::SumOfLanes(d, even + odd));
+  for (; e < columns; ++e) sum += static_cast<double>(row[e]) * row[e];
+  return static_cast<float>(sum);
 }
 
 inline float SquaredDistance(const float* x, const float* y, int64_t columns) {

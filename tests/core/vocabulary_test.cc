@@ -36,6 +36,9 @@ void LogOf(const float* x, const float* y, float* to, size_t n) {
 void Log1pOf(const float* x, const float* y, float* to, size_t n) {
   ForVectors([](VF a, VF) HWY_ATTR { return Log1p(a); }, x, y, to, n);
 }
+void ExpOf(const float* x, const float* y, float* to, size_t n) {
+  ForVectors([](VF a, VF) HWY_ATTR { return Exp(a); }, x, y, to, n);
+}
 void TanhOf(const float* x, const float* y, float* to, size_t n) {
   ForVectors([](VF a, VF) HWY_ATTR { return Tanh(a); }, x, y, to, n);
 }
@@ -54,6 +57,7 @@ namespace gnomon {
 
 HWY_EXPORT(LogOf);
 HWY_EXPORT(Log1pOf);
+HWY_EXPORT(ExpOf);
 HWY_EXPORT(TanhOf);
 HWY_EXPORT(AngleOf);
 
@@ -97,7 +101,8 @@ void ExpectWithin(double tolerance, const std::vector<float>& x, const std::vect
 }
 
 std::vector<float> WithSpecials(std::vector<float> numbers, std::initializer_list<float> specials) {
-  std::copy(specials.begin(), specials.end(), numbers.begin() + 100);
+  size_t at = 100;
+  for (const float special : specials) numbers.at(at++) = special;
   return numbers;
 }
 
@@ -113,6 +118,22 @@ TEST(VocabularyTest, Log1p) {
   ExpectWithin(
       3e-7, x, x, [](auto... a) { HWY_DYNAMIC_DISPATCH(Log1pOf)(a...); },
       [](double a, double) { return reference::Log1p(a); });
+}
+
+TEST(VocabularyTest, Exp) {
+  std::vector<float> x = Numbers();
+  // From 87 to -87, and what is far below.
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float number = std::fmod(x[i], 87.0f);
+    x[i] = i % 2 == 0 ? number : -number;
+  }
+  x = WithSpecials(x, {0.0f, -0.0f, 88.0f, 87.0f, -87.0f, kNan});
+  const auto run = [](auto... a) { HWY_DYNAMIC_DISPATCH(ExpOf)(a...); };
+  ExpectWithin(2e-7, x, x, run, [](double a, double) { return std::exp(a); });
+  std::vector<float> low(64, -88.0f);
+  low[1] = -kMost;
+  low[2] = -kInfinity;
+  ExpectWithin(0, low, low, run, [](double, double) { return 0.0; });
 }
 
 TEST(VocabularyTest, Tanh) {

@@ -9,13 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <numbers>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/cone_map.h"
 #include "ops/attention/autograd.h"
 #include "ops/attention/kernel_arguments.h"
 #include "ops/attention/operators.h"
@@ -29,111 +28,24 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int kMostScalars = 2;
 // Kernels read columns by as many: D - 1 of them alone would leave a rest in every row.
 constexpr int64_t kColumnStep = 4;
 
-// What the last column z of a token makes of it, and the derivatives by z.
-template <class T>
-struct HeightTerms {
-  T m;
-  T dm;
-  T scalar[kMostScalars];
-  T d_scalar[kMostScalars];
-};
-
-// A height, or its share of r, and its derivative by z.
-template <class T>
-struct Height {
-  T value;
-  T slope;
-};
-
-template <class T>
-HeightTerms<T> Umbral(Height<T> h, T m, T dm) {
-  return {m, dm, {h.value}, {h.slope}};
-}
-
-// a = sqrt(1 - u^2) of rest = 1 - u, which is exact where u is near 1.
-template <class T>
-Height<T> RadiusAt(Height<T> u, T rest) {
-  const T a = std::sqrt(rest * (1 + u.value));
-  return {a, a > 0 ? -u.value * u.slope / a : T(0)};
-}
-
-template <class T>
-HeightTerms<T> Penumbral(Height<T> u, T rest, T m, T dm) {
-  const Height<T> a = RadiusAt(u, rest);
-  const T square = u.value * u.value;
-  const T d_square = 2 * u.value * u.slope;
-  const T below = 1 / (1 + a.value);
-  return {
-      m, dm, {square * below, square}, {(d_square - square * below * a.slope) * below, d_square}};
-}
-
-template <class T>
-HeightTerms<T> PenumbralSquare(Height<T> u, T rest, T m, T dm) {
-  const Height<T> a = RadiusAt(u, rest);
-  return {m, dm, {a.value}, {a.slope}};
-}
-
-template <class T>
-HeightTerms<T> UmbralPsi(T z, T by_sinh) {
-  constexpr T kMost = kFarthest;
-  const T h = std::exp(std::clamp(z, -kMost, kMost));
-  const T slope = z >= -kMost && z <= kMost ? h : T(0);
-  return Umbral<T>({h, slope}, h * by_sinh, slope * by_sinh);
-}
-
-template <class T>
-HeightTerms<T> UmbralNone(T z, T by_sinh) {
-  return Umbral<T>({z, 1}, by_sinh, 0);
-}
-
-template <class T, HeightTerms<T> (*terms)(Height<T>, T, T, T)>
-HeightTerms<T> PenumbralXi(T z, T /*r*/) {
-  // sigmoid(|z|) and sigmoid(-|z|).
-  const T small = std::exp(-std::abs(z));
-  const T above = 1 / (1 + small);
-  const T below = small * above;
-  const T u = z < 0 ? below : above;
-  const T rest = z < 0 ? above : below;
-  const T slope = u * rest;
-  return terms({u, slope}, rest, u, slope);
-}
-
-template <class T, HeightTerms<T> (*terms)(Height<T>, T, T, T)>
-HeightTerms<T> PenumbralNone(T z, T r) {
-  const T share = z / r;
-  const T u = std::clamp(share, T(0), T(1));
-  return terms({u, share >= 0 && share <= 1 ? 1 / r : T(0)}, 1 - u, 1 / r, 0);
-}
-
-// One of the maps above; `number` is what it takes besides z.
-template <class T>
-struct ConeMap {
-  HeightTerms<T> (*terms)(T z, T number);
-  T number;
-};
-
 int ScalarsOf(std::string_view function) { return function == "penumbral" ? 2 : 1; }
 
-template <class T>
-ConeMap<T> FindMap(std::string_view function, std::string_view map, double r) {
+ConeMap FindMap(std::string_view function, std::string_view map, double r) {
   const bool as_is = map == "none";
   TORCH_CHECK_VALUE(as_is || map == (function == "umbral" ? "psi" : "xi"),
-                    "gnomon.cone_map: map is ", map, "; expected psi of umbral, xi of penumbral ",
-                    "and penumbral_square, or none");
-  const T by_sinh = static_cast<T>(1 / std::sinh(r));
-  if (function == "umbral") return {as_is ? UmbralNone<T> : UmbralPsi<T>, by_sinh};
-  if (function == "penumbral") {
-    return {as_is ? PenumbralNone<T, Penumbral<T>> : PenumbralXi<T, Penumbral<T>>,
-            static_cast<T>(r)};
-  }
-  TORCH_CHECK_VALUE(function == "penumbral_square", "gnomon.cone_map: function is ", function,
-                    "; expected umbral, penumbral or penumbral_square");
-  return {as_is ? PenumbralNone<T, PenumbralSquare<T>> : PenumbralXi<T, PenumbralSquare<T>>,
-          static_cast<T>(r)};
+                    "gnomon.cone_map: map is ", map,
+                    "; expected psi of umbral, xi of penumbral and penumbral_square, or none");
+  TORCH_CHECK_VALUE(
+      function == "umbral" || function == "penumbral" || function == "penumbral_square",
+      "gnomon.cone_map: function is ", function,
+      "; expected umbral, penumbral or penumbral_square");
+  const ConeMap::Function kernel = function == "umbral"      ? ConeMap::Function::kUmbral
+                                   : function == "penumbral" ? ConeMap::Function::kPenumbral
+                                                             : ConeMap::Function::kPenumbralSquare;
+  return {kernel, as_is, r, kFarthest};
 }
 
 void CheckTokens(const char* name, const at::Tensor& tokens) {
@@ -145,85 +57,51 @@ void CheckTokens(const char* name, const at::Tensor& tokens) {
                    "; expected float32 or float64");
 }
 
-// Calls body(row's address, number of the row) for the rows of tokens (B, H, L, D), in parallel.
-template <class T, class Body>
-void ForRows(const at::Tensor& tokens, const Body& body) {
-  constexpr int64_t kGrain = 1 << 14;  // numbers
-  const int64_t heads = tokens.size(1);
-  const int64_t length = tokens.size(2);
-  const T* data = tokens.const_data_ptr<T>();
-  at::parallel_for(0, tokens.size(0) * heads * length,
-                   std::max<int64_t>(1, kGrain / tokens.size(3)), [&](int64_t begin, int64_t end) {
-                     for (int64_t n = begin; n < end; ++n) {
-                       const int64_t head = n / length;
-                       body(data + head / heads * tokens.stride(0) +
-                                head % heads * tokens.stride(1) + n % length * tokens.stride(2),
-                            n);
-                     }
-                   });
+// (B, H, L, D) as the kernels take it; tokens with rows.
+template <class T>
+MappedCones<T> ConesOf(const at::Tensor& tokens, const ConeMap& map) {
+  MappedCones<T> cones;
+  cones.map = map;
+  cones.batch = tokens.size(0);
+  cones.heads = tokens.size(1);
+  cones.rows = tokens.size(2);
+  cones.columns = tokens.size(3) - 1;
+  cones.tokens = {tokens.const_data_ptr<T>(),
+                  {tokens.stride(0), tokens.stride(1), tokens.stride(2)}};
+  return cones;
 }
 
 template <class T>
-void MapTokens(const at::Tensor& tokens_in, const ConeMap<T>& map, at::Tensor& x,
+void Run(const MappedCones<T>& cones) {
+  constexpr int64_t kGrain = 1 << 14;  // numbers
+  at::parallel_for(0, cones.count(), std::max<int64_t>(1, kGrain / (cones.columns + 1)),
+                   [&](int64_t begin, int64_t end) { MapConeTokens(cones, begin, end); });
+}
+
+template <class T>
+void MapTokens(const at::Tensor& tokens_in, const ConeMap& map, at::Tensor& x,
                at::Tensor& scalars) {
   const at::Tensor tokens = WithRows(tokens_in);
-  const int64_t columns = tokens.size(3) - 1;
-  const int64_t padded = x.size(3);
-  const int64_t count = scalars.size(0);
-  const int64_t rows = scalars.stride(0);
-  T* const to_x = x.data_ptr<T>();
-  T* const to_scalars = scalars.data_ptr<T>();
-  ForRows<T>(tokens, [&](const T* token, int64_t n) {
-    const HeightTerms<T> terms = map.terms(token[columns], map.number);
-    T* const to = to_x + n * padded;
-    for (int64_t e = 0; e < columns; ++e) to[e] = terms.m * token[e];
-    std::fill(to + columns, to + padded, T(0));
-    for (int64_t s = 0; s < count; ++s) to_scalars[s * rows + n] = terms.scalar[s];
-  });
-}
-
-// d . w, in sums of their own so that the loop runs in vectors.
-template <class T>
-T Product(const T* d, const T* w, int64_t columns) {
-  constexpr int64_t kParts = 16;
-  T part[kParts] = {};
-  int64_t e = 0;
-  for (; e + kParts <= columns; e += kParts) {
-    for (int64_t n = 0; n < kParts; ++n) part[n] += d[e + n] * w[e + n];
-  }
-  for (int64_t n = 0; e < columns; ++e, ++n) part[n] += d[e] * w[e];
-  return std::accumulate(std::begin(part), std::end(part), T(0));
+  MappedCones<T> cones = ConesOf<T>(tokens, map);
+  cones.width = x.size(3);
+  cones.x = x.data_ptr<T>();
+  cones.scalars = scalars.data_ptr<T>();
+  Run(cones);
 }
 
 template <class T>
 at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in,
-                       const OptionalTensor& d_scalars_in, const ConeMap<T>& map, int64_t count) {
+                       const OptionalTensor& d_scalars_in, const ConeMap& map) {
   const at::Tensor tokens = WithRows(tokens_in);
   at::Tensor gradient = EmptyOnCpu(tokens.sym_sizes(), tokens.scalar_type(), tokens);
   const at::Tensor d_x = Contiguous(d_x_in);
   const at::Tensor d_scalars = Contiguous(d_scalars_in);
-  const int64_t columns = tokens.size(3) - 1;
-  const int64_t rows = tokens.numel() / (columns + 1);
-  const T* const from_x = Data<T>(d_x);
-  const T* const from_scalars = Data<T>(d_scalars);
-  const int64_t padded = from_x == nullptr ? 0 : d_x.size(3);
-  T* const to = gradient.data_ptr<T>();
-  ForRows<T>(tokens, [&](const T* token, int64_t n) {
-    const HeightTerms<T> terms = map.terms(token[columns], map.number);
-    T* const d_token = to + n * (columns + 1);
-    T d_z = 0;
-    if (from_x == nullptr) {
-      std::fill_n(d_token, columns, T(0));
-    } else {
-      const T* const d = from_x + n * padded;
-      for (int64_t e = 0; e < columns; ++e) d_token[e] = terms.m * d[e];
-      d_z = terms.dm * Product(d, token, columns);
-    }
-    for (int64_t s = 0; from_scalars != nullptr && s < count; ++s) {
-      d_z += terms.d_scalar[s] * from_scalars[s * rows + n];
-    }
-    d_token[columns] = d_z;
-  });
+  MappedCones<T> cones = ConesOf<T>(tokens, map);
+  cones.width = d_x.defined() ? d_x.size(3) : 0;
+  cones.d_x = Data<T>(d_x);
+  cones.d_scalars = Data<T>(d_scalars);
+  cones.d_tokens = gradient.data_ptr<T>();
+  Run(cones);
   return gradient;
 }
 
@@ -256,10 +134,10 @@ MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view
                    k.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
   MapOutputs outputs = ForwardMeta<EmptyOnCpu>(q, k, function, map, r);
   auto& [x, row_scalars, y, column_scalars] = outputs;
+  const ConeMap cone = FindMap(function, map, r);
   const auto run = [&, &x = x, &rows = row_scalars, &y = y, &columns = column_scalars](auto zero) {
-    const auto cone = FindMap<decltype(zero)>(function, map, r);
-    MapTokens(q, cone, x, rows);
-    MapTokens(k, cone, y, columns);
+    MapTokens<decltype(zero)>(q, cone, x, rows);
+    MapTokens<decltype(zero)>(k, cone, y, columns);
   };
   q.scalar_type() == at::kDouble ? run(0.0) : run(0.0f);
   return outputs;
@@ -274,13 +152,12 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
                          std::string_view map, double r, MapNeeded needed) {
   CheckTokens("q", q);
   CheckTokens("k", k);
+  const ConeMap cone = FindMap(function, map, r);
   const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
                             const OptionalTensor& d_scalars) {
-    const auto run = [&](auto zero) {
-      return MapGradient(tokens, d_tokens, d_scalars, FindMap<decltype(zero)>(function, map, r),
-                         ScalarsOf(function));
-    };
-    return tokens.scalar_type() == at::kDouble ? run(0.0) : run(0.0f);
+    return tokens.scalar_type() == at::kDouble
+               ? MapGradient<double>(tokens, d_tokens, d_scalars, cone)
+               : MapGradient<float>(tokens, d_tokens, d_scalars, cone);
   };
   const at::Tensor none = EmptyOnCpu({c10::SymInt(0)}, q.scalar_type(), q);
   return {needed[0] ? gradient(q, d_x, d_rows) : none,
@@ -336,7 +213,7 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r, bool squar
 // Checks the names as FindMap does.
 TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
                     double r) {
-  FindMap<double>(function, map, r);
+  FindMap(function, map, r);
   const at::Tensor z = tokens.select(3, tokens.size(3) - 1);
   if (function == "umbral") return UmbralTerms(z, map == "none", r);
   return PenumbralTerms(z, map == "none", r, function == "penumbral_square");

@@ -1,0 +1,297 @@
+// Heights go by vectors of tokens, columns by vectors of one token's, of which the last one begins
+// within the one before it.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/cone_map.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/cone_map.h"
+#include "cpu/packing-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+using hn::Abs;
+using hn::Sqrt;
+
+// Doubles have no vectors here, and the library's functions. NaN in the second operand gives NaN,
+// as it does in a vector.
+HWY_INLINE double Max(double a, double b) { return a > b ? a : b; }
+HWY_INLINE double Min(double a, double b) { return a < b ? a : b; }
+HWY_INLINE double Abs(double a) { return std::fabs(a); }
+HWY_INLINE double Sqrt(double a) { return std::sqrt(a); }
+HWY_INLINE double Exp(double a) { return std::exp(a); }
+HWY_INLINE double Select(bool mask, double yes, double no) { return mask ? yes : no; }
+
+namespace {
+
+HWY_INLINE VF Number(VF /*like*/, double value) { return hn::Set(DF(), static_cast<float>(value)); }
+HWY_INLINE double Number(double /*like*/, double value) { return value; }
+HWY_INLINE VF Get(const float* from) { return hn::Load(DF(), from); }
+HWY_INLINE double Get(const double* from) { return *from; }
+HWY_INLINE void Put(VF a, float* to) { hn::Store(a, DF(), to); }
+HWY_INLINE void Put(double a, double* to) { *to = a; }
+template <class T>
+constexpr int64_t kHeightsAtOnce = sizeof(T) == sizeof(float) ? kLaneCount : 1;
+
+// Tokens whose heights are looked at together.
+constexpr int64_t kTokens = 64;
+static_assert(kTokens % kLaneCount == 0);
+
+using Function = ConeMap::Function;
+
+// What the last column z of a token makes of it, and the derivatives by z.
+template <class V>
+struct HeightTerms {
+  // Constructors that are not written are not compiled for the instruction set (g++, NEON).
+  HWY_INLINE HeightTerms() {}
+
+  V m;
+  V dm;
+  V scalar[ConeMap::kMostScalars];
+  V d_scalar[ConeMap::kMostScalars];
+};
+
+template <bool kAsIs, class V>
+HWY_INLINE void UmbralTerms(V by_sinh, V most, V z, HeightTerms<V>& terms) {
+  V h = z;
+  V slope = Number(z, 1);
+  if constexpr (kAsIs) {
+    terms.m = by_sinh;
+    terms.dm = Number(z, 0);
+  } else {
+    const V zero = Number(z, 0);
+    h = Exp(Max(zero - most, Min(most, z)));
+    slope = Select(Abs(z) <= most, h, zero);
+    terms.m = h * by_sinh;
+    terms.dm = slope * by_sinh;
+  }
+  terms.scalar[0] = h;
+  terms.d_scalar[0] = slope;
+}
+
+template <Function kFunction, bool kAsIs, class V>
+HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
+  const V zero = Number(z, 0);
+  const V one = Number(z, 1);
+  // The height's share of r, its derivative, and 1 - u, which is exact where u is near 1.
+  V u = z;
+  V slope = one;
+  V rest = one;
+  if constexpr (kAsIs) {
+    const V share = z / r;
+    const V by_r = one / r;
+    u = Max(zero, Min(one, share));
+    slope = Select(share >= zero, Select(share <= one, by_r, zero), zero);
+    rest = one - u;
+    terms.m = by_r;
+    terms.dm = zero;
+  } else {
+    // sigmoid(|z|) and sigmoid(-|z|).
+    const V small = Exp(zero - Abs(z));
+    const V above = one / (one + small);
+    const V below = small * above;
+    u = Select(z < zero, below, above);
+    rest = Select(z < zero, above, below);
+    slope = u * rest;
+    terms.m = u;
+    terms.dm = slope;
+  }
+  // sqrt(1 - u^2)
+  const V a = Sqrt(rest * (one + u));
+  const V a_slope = Select(a > zero, zero - u * slope / a, zero);
+  if constexpr (kFunction == Function::kPenumbralSquare) {
+    terms.scalar[0] = a;
+    terms.d_scalar[0] = a_slope;
+  } else {
+    const V square = u * u;
+    const V d_square = (u + u) * slope;
+    const V below = one / (one + a);
+    terms.scalar[0] = square * below;
+    terms.d_scalar[0] = (d_square - square * below * a_slope) * below;
+    terms.scalar[1] = square;
+    terms.d_scalar[1] = d_square;
+  }
+}
+
+// The same of kTokens tokens.
+template <class T>
+struct TokenTerms {
+  HWY_ALIGN T m[kTokens];
+  HWY_ALIGN T dm[kTokens];
+  HWY_ALIGN T scalar[ConeMap::kMostScalars][kTokens];
+  HWY_ALIGN T d_scalar[ConeMap::kMostScalars][kTokens];
+};
+
+template <Function kFunction, bool kAsIs, class T>
+HWY_INLINE void TermsOf(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& terms) {
+  using V = decltype(Get(z));
+  constexpr bool kUmbral = kFunction == Function::kUmbral;
+  const V number = Number(Get(z), kUmbral ? 1 / std::sinh(map.r) : map.r);
+  const V most = Number(Get(z), map.farthest);
+  for (int64_t n = 0; n < count; n += kHeightsAtOnce<T>) {
+    HeightTerms<V> of;
+    if constexpr (kUmbral) {
+      UmbralTerms<kAsIs>(number, most, Get(z + n), of);
+    } else {
+      PenumbralTerms<kFunction, kAsIs>(number, Get(z + n), of);
+    }
+    Put(of.m, terms.m + n);
+    Put(of.dm, terms.dm + n);
+    for (int s = 0; s < (kFunction == Function::kPenumbral ? 2 : 1); ++s) {
+      Put(of.scalar[s], terms.scalar[s] + n);
+      Put(of.d_scalar[s], terms.d_scalar[s] + n);
+    }
+  }
+}
+
+template <class T>
+void FindTerms(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& terms) {
+  switch (map.function) {
+    case Function::kUmbral:
+      return map.as_is ? TermsOf<Function::kUmbral, true>(map, z, count, terms)
+                       : TermsOf<Function::kUmbral, false>(map, z, count, terms);
+    case Function::kPenumbral:
+      return map.as_is ? TermsOf<Function::kPenumbral, true>(map, z, count, terms)
+                       : TermsOf<Function::kPenumbral, false>(map, z, count, terms);
+    case Function::kPenumbralSquare:
+      return map.as_is ? TermsOf<Function::kPenumbralSquare, true>(map, z, count, terms)
+                       : TermsOf<Function::kPenumbralSquare, false>(map, z, count, terms);
+  }
+}
+
+// Calls body(n, token n's columns, the terms, its place in these) for the tokens [begin, end).
+template <class T, class Body>
+HWY_INLINE void ForTokens(const MappedCones<T>& cones, int64_t begin, int64_t end,
+                          const Body& body) {
+  TokenTerms<T> terms;
+  HWY_ALIGN T z[kTokens] = {};
+  const T* tokens[kTokens];
+  int64_t i = begin % cones.rows;
+  int64_t h = begin / cones.rows % cones.heads;
+  int64_t b = begin / cones.rows / cones.heads;
+  for (int64_t first = begin; first < end; first += kTokens) {
+    const int64_t count = std::min(kTokens, end - first);
+    for (int64_t n = 0; n < count; ++n) {
+      tokens[n] = cones.tokens.row(b, h, i);
+      z[n] = tokens[n][cones.columns];
+      if (++i < cones.rows) continue;
+      i = 0;
+      if (++h < cones.heads) continue;
+      h = 0;
+      ++b;
+    }
+    FindTerms(cones.map, z, count, terms);
+    for (int64_t n = 0; n < count; ++n) body(first + n, tokens[n], terms, n);
+  }
+}
+
+template <class T>
+HWY_INLINE void Forward(const MappedCones<T>& cones, int64_t begin, int64_t end) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t columns = cones.columns;
+  ForTokens(cones, begin, end,
+            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t place) HWY_ATTR {
+              T* const x = cones.x + n * cones.width;
+              const auto m = hn::Set(d, terms.m[place]);
+              int64_t e = 0;
+              for (; e + lanes <= columns; e += lanes) {
+                hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
+              }
+              if (e < columns && e > 0) {
+                e = columns - lanes;
+                hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
+                e = columns;
+              }
+              for (; e < columns; ++e) x[e] = terms.m[place] * token[e];
+              std::fill(x + columns, x + cones.width, T(0));
+              for (int s = 0; s < cones.map.scalars(); ++s) {
+                cones.scalars[s * cones.count() + n] = terms.scalar[s][place];
+              }
+            });
+}
+
+template <class T>
+HWY_INLINE void Backward(const MappedCones<T>& cones, int64_t begin, int64_t end) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t columns = cones.columns;
+  ForTokens(cones, begin, end,
+            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t place) HWY_ATTR {
+              T* const d_token = cones.d_tokens + n * (columns + 1);
+              T d_z = 0;
+              if (cones.d_x == nullptr) {
+                std::fill_n(d_token, columns, T(0));
+              } else {
+                const T* const d_x = cones.d_x + n * cones.width;
+                const auto m = hn::Set(d, terms.m[place]);
+                auto product = hn::Zero(d);
+                int64_t e = 0;
+                for (; e + lanes <= columns; e += lanes) {
+                  const auto slope = hn::LoadU(d, d_x + e);
+                  hn::StoreU(m * slope, d, d_token + e);
+                  product = hn::MulAdd(slope, hn::LoadU(d, token + e), product);
+                }
+                if (e < columns && e > 0) {
+                  const auto known = hn::FirstN(d, Size(e - (columns - lanes)));
+                  e = columns - lanes;
+                  const auto slope = hn::LoadU(d, d_x + e);
+                  hn::StoreU(m * slope, d, d_token + e);
+                  const auto all = hn::MulAdd(slope, hn::LoadU(d, token + e), product);
+                  product = hn::IfThenElse(known, product, all);
+                  e = columns;
+                }
+                T sum = hn::GetLane(hn::SumOfLanes(d, product));
+                for (; e < columns; ++e) {
+                  d_token[e] = terms.m[place] * d_x[e];
+                  sum += d_x[e] * token[e];
+                }
+                d_z = terms.dm[place] * sum;
+              }
+              for (int s = 0; cones.d_scalars != nullptr && s < cones.map.scalars(); ++s) {
+                d_z += terms.d_scalar[s][place] * cones.d_scalars[s * cones.count() + n];
+              }
+              d_token[columns] = d_z;
+            });
+}
+
+template <class T>
+HWY_INLINE void Run(const MappedCones<T>& cones, int64_t begin, int64_t end) {
+  cones.d_tokens == nullptr ? Forward(cones, begin, end) : Backward(cones, begin, end);
+}
+
+void OfFloats(const MappedCones<float>& cones, int64_t begin, int64_t end) {
+  Run(cones, begin, end);
+}
+void OfDoubles(const MappedCones<double>& cones, int64_t begin, int64_t end) {
+  Run(cones, begin, end);
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gnomon {
+namespace {
+HWY_EXPORT(OfFloats);
+HWY_EXPORT(OfDoubles);
+}  // namespace
+
+void ConeMapKernel(const MappedCones<float>& cones, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(OfFloats)(cones, begin, end);
+}
+void ConeMapKernel(const MappedCones<double>& cones, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(OfDoubles)(cones, begin, end);
+}
+
+}  // namespace gnomon
+#endif

@@ -1,0 +1,51 @@
+// The kernels of the cones' token maps on plain views.
+#ifndef GNOMON_SRC_CPU_CONE_MAP_H_
+#define GNOMON_SRC_CPU_CONE_MAP_H_
+
+#include <cstdint>
+
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// How the last column z of a token (w, z) maps it: to X = m(z) w and to scalars of z.
+struct ConeMap {
+  enum class Function { kUmbral, kPenumbral, kPenumbralSquare };
+
+  Function function = Function::kUmbral;
+  bool as_is = false;   // the map "none": z is the height itself
+  double r = 1;         // the radius of umbral cones, the greatest height of penumbral ones
+  double farthest = 0;  // of umbral cones: heights are exp(z) for |z| up to it, constant beyond
+
+  static constexpr int kMostScalars = 2;
+  int scalars() const { return function == Function::kPenumbral ? 2 : 1; }
+};
+
+// Tokens (B, H, L, D + 1), and what they are mapped to: x (B, H, L, width), D columns and zeros
+// behind them, and scalars (S, B, H, L). Or backward, where d_tokens (B, H, L, D + 1) is not null:
+// by d_x and d_scalars, of which null stands for zeros.
+template <class T>
+struct MappedCones {
+  ConeMap map;
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;  // D
+  View<const T> tokens;
+  int64_t width = 0;
+  T* x = nullptr;
+  T* scalars = nullptr;
+  const T* d_x = nullptr;
+  const T* d_scalars = nullptr;
+  T* d_tokens = nullptr;
+
+  int64_t count() const { return batch * heads * rows; }
+};
+
+// The tokens [begin, end) in the order of (B, H, L), for the instruction set that has been chosen.
+void ConeMapKernel(const MappedCones<float>& cones, int64_t begin, int64_t end);
+void ConeMapKernel(const MappedCones<double>& cones, int64_t begin, int64_t end);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CPU_CONE_MAP_H_
