@@ -31,6 +31,9 @@ at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, co
   });
 }
 
+// For 0 and -0 are two numbers.
+uint64_t Bits(double number) { return std::bit_cast<uint64_t>(number); }
+
 }  // namespace
 
 at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
@@ -41,13 +44,19 @@ at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
 }
 
 at::Tensor HeadNumber(const at::Tensor& q, double number) {
-  // By its bits, for 0 and -0 are two numbers.
-  static KeptTensors<std::pair<uint64_t, int64_t>> known;
   const auto make = [&] {
     return at::full_symint({q.sym_size(1)}, number, q.options().dtype(ComputingType(q)));
   };
   if (!HasNumbers(q)) return make();
-  return Keep(&known, {std::bit_cast<uint64_t>(number), SizeOf(q, 1)}, q, make);
+  static KeptTensors<std::pair<uint64_t, int64_t>> known;
+  return Keep(&known, {Bits(number), SizeOf(q, 1)}, q, make);
+}
+
+at::Tensor KeptNumber(const at::Tensor& q, double number) {
+  const auto make = [&] { return at::full({}, number, q.options().dtype(ComputingType(q))); };
+  if (!HasNumbers(q)) return make();
+  static KeptTensors<uint64_t> known;
+  return Keep(&known, Bits(number), q, make);
 }
 
 }  // namespace gnomon

@@ -17,6 +17,9 @@ at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
 // A number in every head, in the computing type.
 at::Tensor HeadNumber(const at::Tensor& q, double number);
 
+// The same without axes. Torch makes one anew, in three calls, wherever it multiplies by a number.
+at::Tensor KeptNumber(const at::Tensor& q, double number);
+
 }  // namespace gnomon
 
 #endif  // GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_

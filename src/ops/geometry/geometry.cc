@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "ops/attention/argument_list.h"
+#include "ops/attention/kept_tensor.h"
 #include "ops/coordinates/token_positions.h"
 
 namespace gnomon {
@@ -48,11 +49,15 @@ bool IsPromised(const at::Tensor& heads) {
 
 at::Tensor TimesNumber(const at::Tensor& heads, double number) {
   const at::ScalarType type = heads.scalar_type();
+  const bool known =
+      heads.is_cpu() && HasNumbers(heads) && (type == at::kFloat || type == at::kDouble);
   const bool plain =
-      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-      heads.is_cpu() && heads.dim() == 1 && !IsPromised(heads) && HasNumbers(heads) &&
-      (type == at::kFloat || type == at::kDouble);
-  if (!plain) return number == -1 ? -heads : heads * number;
+      known && heads.dim() == 1 && !IsPromised(heads) &&
+      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+  if (!plain) {
+    if (number == -1) return -heads;
+    return known ? heads * KeptNumber(heads, number) : heads * number;
+  }
   at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads);
   if (type == at::kDouble) {
     Multiply<double>(heads, number, product);

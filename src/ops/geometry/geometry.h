@@ -32,7 +32,8 @@ struct Radius {
 Radius RadiusOf(const at::Tensor& x);
 
 // (H) times a number. Torch's own product of a few numbers takes as long as a part of attention
-// over a few tokens: it is left out for plain numbers of which nothing is recorded.
+// over a few tokens: it is left out for plain numbers of which nothing is recorded, and for others
+// the factor is made once.
 at::Tensor TimesNumber(const at::Tensor& heads, double number);
 
 // (H) to (H, 1), to go with (B, H, Lq).
