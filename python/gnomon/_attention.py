@@ -37,8 +37,8 @@ Aggregation = Literal["mean", "einstein_midpoint", "lorentz_centroid"]
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
 
-class MaskArguments(TypedDict, total=False):
-    """Which keys a query sees, and where it stands."""
+class OrderArguments(TypedDict, total=False):
+    """Which keys a query sees by where it stands, and where it does."""
 
     causal: bool
     window: Window | int | None
@@ -50,6 +50,11 @@ class MaskArguments(TypedDict, total=False):
     positions: Integers | None
     key_positions: Integers | None
     chunks: tuple[int, int, int] | None
+
+
+class MaskArguments(OrderArguments, total=False):
+    """The same, and a mask of any pairs."""
+
     mask: Tensor | None
 
 
@@ -248,6 +253,8 @@ def passed(lowered: _Lowered) -> list[Any]:
 
     A call of the operators takes time for each argument, as long as attention over a few tokens.
     """
+    if not lowered:
+        return []
     count = 0
     for name in lowered:
         count = max(count, _PLACES[name] + 1)
@@ -436,6 +443,8 @@ def lower(
 ) -> tuple[str, Sequence[Tensor], list[str], list[Tensor]]:
     """A similarity and a sum of positions as the operators take them: specifications, tensors."""
     spec, tensors = to_similarity(operator, similarity)._lower()
+    if position is None:
+        return spec, tensors, [], []
     terms = [term._lower() for term in to_positions(operator, position)]
     return (
         spec,

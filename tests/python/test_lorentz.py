@@ -505,6 +505,27 @@ def test_the_layer_on_points_without_weights_of_values():
     torch.testing.assert_close(module(points), layer_formula(module, points, points, 1.0)[0])
 
 
+def test_the_layer_takes_positions():
+    torch.manual_seed(0)
+    layer = LorentzMultiheadAttention(1.0, 6, 5, 4, position="rope")
+    x = torch.randn(2, 7, 24)
+    expected = layer(x, causal=True)
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    mixed = layer(x[:, order], causal=True, positions=order)
+    torch.testing.assert_close(mixed, expected[:, order], atol=1e-5, rtol=1e-4)
+    cache = KVCache()
+    parts = [
+        layer(x[:, first:last], causal=True, positions=torch.arange(first, last), cache=cache)
+        for first, last in ((0, 4), (4, 7))
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-4)
+    assert torch.equal(cache.positions, torch.arange(7))
+    with pytest.raises(ValueError, match=r"key_positions is None, query has 2 tokens and key 7"):
+        layer(x[:, :2], x, positions=torch.arange(2), cache=KVCache())
+    with pytest.raises(ValueError, match="it has positions of its tokens"):
+        layer(x, causal=True, cache=cache)
+
+
 def test_its_state_has_the_names_of_its_users():
     module = LorentzMultiheadAttention(Manifold(1.0), 6, 5, H, trans_heads_concat=True)
     names = {"manifold.k", "manifold.c", "scale", "bias"} | {

@@ -91,6 +91,35 @@ TEST(LorentzMultiheadAttentionTest, IsItsFormula) {
   }
 }
 
+// What hides the same pairs gives the same: the order, a mask, positions, those of a cache.
+TEST(LorentzMultiheadAttentionTest, TakesMasksAndPositions) {
+  torch::manual_seed(0);
+  LorentzMultiheadAttention module(LorentzMultiheadAttentionOptions(6, 5, 4).position("rope"));
+  const torch::Tensor x = torch::randn({2, 7, 24});
+  const torch::Tensor none;
+  const auto expected = module(x, none, AttentionCall{.causal = true});
+  const torch::Tensor seen = torch::ones({7, 7}, torch::kBool).tril();
+  EXPECT_TRUE(torch::allclose(module(x, none, AttentionCall{.mask = seen}), expected));
+  const torch::Tensor order = torch::tensor({3, 0, 6, 1, 5, 2, 4});
+  const torch::Tensor mixed = module(x.index({torch::indexing::Slice(), order}), none,
+                                     AttentionCall{.causal = true, .positions = order});
+  EXPECT_TRUE(
+      torch::allclose(mixed, expected.index({torch::indexing::Slice(), order}), 1e-4, 1e-6));
+  KVCache cache;
+  std::vector<torch::Tensor> parts;
+  for (const int64_t first : {0, 4}) {
+    const int64_t count = std::min<int64_t>(4, 7 - first);
+    parts.push_back(module(
+        x.narrow(1, first, count), none,
+        AttentionCall{
+            .causal = true, .positions = torch::arange(first, first + count), .cache = &cache}));
+  }
+  EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), expected, 1e-4, 1e-6));
+  EXPECT_TRUE(torch::equal(cache.positions, torch::arange(7)));
+  EXPECT_THROW(module(x.narrow(1, 0, 2), x, AttentionCall{.positions = torch::arange(2)}),
+               c10::Error);
+}
+
 TEST(LorentzMultiheadAttentionTest, NamesItsParameters) {
   const LorentzMultiheadAttention module(
       LorentzMultiheadAttentionOptions(6, 6, 2).use_weight(false));

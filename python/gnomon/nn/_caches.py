@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnomon._attention import OrderArguments
+from gnomon._checks import check_optional_integers
+
 
 class KVCache:
     """Projected keys and values of the tokens so far, before any rotation or map.
@@ -98,6 +101,34 @@ class KVCache:
         """Forgets all tokens."""
         self.k = self.v = self.positions = None
         self.projections = []
+
+
+def place_tokens(
+    operator: str, cache: KVCache, query: Tensor, key: Tensor, arguments: OrderArguments
+) -> Tensor | None:
+    """Says in a call's arguments where its tokens stand beside those of the cache.
+
+    query (B, Lq, ...) and key (B, Lk, ...) are the call's own. Returns the positions of all keys,
+    which the cache is to keep, or None where it has none.
+    """
+    positions = check_optional_integers(operator, "positions", arguments.get("positions"), query)
+    # Positions of several axes do not say what a query sees.
+    says_order = positions is not None and positions.dim() < 3
+    if arguments.get("query_offset") is None and not says_order:
+        arguments["query_offset"] = cache.length()
+    of_keys = arguments.get("key_positions")
+    if of_keys is None:
+        of_keys = positions
+        if positions is not None and query.shape[1] != key.shape[1]:
+            raise ValueError(
+                f"gnomon.{operator}: key_positions is None, query has {query.shape[1]} tokens "
+                f"and key {key.shape[1]}; expected the positions of the keys"
+            )
+    of_keys = check_optional_integers(operator, "key_positions", of_keys, query)
+    places = cache.joined_positions(of_keys, len(key))
+    if places is not None:
+        arguments["key_positions"] = places
+    return places
 
 
 class TokenCache:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon import lorentz, similarity
-from gnomon._attention import Integers, Window, attention, attention_weights, takes
+from gnomon._attention import OrderArguments, attention, attention_weights, takes
 from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._position import Position, to_positions
-from gnomon.nn._caches import KVCache
+from gnomon.nn._caches import KVCache, place_tokens
 from gnomon.position import RoPE
 
 _NAME = "nn.LorentzMultiheadAttention"
-
-
-class _MaskArguments(TypedDict, total=False):
-    """Those of gnomon.attention but for its mask."""
-
-    causal: bool
-    window: Window | int | None
-    key_lengths: Integers | None
-    key_starts: Integers | None
-    query_segments: Integers | None
-    key_segments: Integers | None
-    query_offset: Integers | None
-    chunks: tuple[int, int, int] | None
 
 
 class LorentzMultiheadAttention(torch.nn.Module):
@@ -156,7 +143,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
     def _curvature(self) -> Any:
         return self.manifold.c if hasattr(self, "manifold") else self.c
 
-    @takes(_MaskArguments)
+    @takes(OrderArguments)
     def forward(
         self,
         query_input: Tensor,
@@ -166,7 +153,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
         rot_pos: Tensor | None = None,
         *,
         cache: KVCache | None = None,
-        **arguments: Unpack[_MaskArguments],
+        **arguments: Unpack[OrderArguments],
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of query_input (B, Lq, num_heads in_channels) over source_input (B, Lk, ...).
 
@@ -216,8 +203,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type(_NAME, "cache", cache, "a KVCache, or None")
-            if arguments.get("query_offset") is None:
-                arguments["query_offset"] = cache.length()
+            places = place_tokens(_NAME, cache, query_input, source_input, arguments)
             k, v = cache.joined(k, v)
         seen = None if mask is None else ~_pairs(mask, q, k)
         term = similarity.Lorentz(1 / self.scale.to(q.dtype).reshape(()), c, self.bias.to(q.dtype))
@@ -242,7 +228,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
                 q, k, slice(None), similarity=term, position=positions, mask=seen, **arguments
             )
         if cache is not None:
-            cache.k, cache.v = k, v
+            cache.k, cache.v, cache.positions = k, v, places
         return (out, weights) if output_attentions else out
 
     def _angles(self, rot_pos: Tensor, q: Tensor, k: Tensor) -> Position:

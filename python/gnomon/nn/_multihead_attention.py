@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +14,14 @@ from gnomon._checks import (
     by_default,
     check_flag,
     check_integer,
-    check_integers,
     check_number,
     check_optional_integer,
-    check_optional_integers,
     wrong_type,
 )
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
-from gnomon.nn._caches import KVCache
+from gnomon.nn._caches import KVCache, place_tokens
 from gnomon.nn._checks import check_embeddings, is_hidden
 
 
@@ -242,14 +240,7 @@ class MultiheadAttention(torch.nn.Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
-            # Positions of several axes do not say what a query sees.
-            places = arguments.get("positions")
-            says_order = places is not None and check_integers("nn", "positions", places).dim() < 3
-            if arguments.get("query_offset") is None and not says_order:
-                arguments["query_offset"] = cache.length()
-            places = cache.joined_positions(self._key_positions(query, key, arguments), len(k))
-            if places is not None:
-                arguments["key_positions"] = places
+            places = place_tokens("nn.MultiheadAttention", cache, query, key, arguments)
             # The cache keeps them only once nothing can fail any more.
             k, v = cache.joined(k, v)
         tensors, of_keys = self._term_tensors(query, key)
@@ -301,21 +292,6 @@ class MultiheadAttention(torch.nn.Module):
         if self.tolerance != UNSET["tolerance"]:
             own["tolerance"] = self.tolerance
         return own
-
-    def _key_positions(
-        self, query: Tensor, key: Tensor, arguments: Mapping[str, Any]
-    ) -> Tensor | None:
-        """The positions of a call's keys as a tensor; None where they are not given."""
-        operator = "nn.MultiheadAttention"
-        positions = arguments.get("key_positions")
-        if positions is None:
-            positions = arguments.get("positions")
-            if positions is not None and query.shape[1] != key.shape[1]:
-                raise ValueError(
-                    f"gnomon.{operator}: key_positions is None, query has {query.shape[1]} tokens "
-                    f"and key {key.shape[1]}; expected the positions of the keys"
-                )
-        return check_optional_integers(operator, "positions", positions, query)
 
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
         """The tensors of the terms for a call, and which of them belong to keys."""
@@ -461,6 +437,7 @@ class MultiheadAttention(torch.nn.Module):
             "vdim": self.embed_dim,
             "qk_norm": False,
             "gate": False,
+            "tolerance": UNSET["tolerance"],
         }
         given = [
             f"{name}={getattr(self, name)!r}"

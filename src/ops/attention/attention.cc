@@ -156,9 +156,9 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
     for (const Parameter* parameter : term.tensors) {
       const bool is_tensor = component.IsTensor(parameter->name);
       if (!parameter->is_per_head()) {
-        TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
-                          " is missing; expected a term with a tensor, for it is modules that ",
-                          "hold tables");
+        TORCH_CHECK_VALUE(
+            is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
+            " is missing; expected a term with a tensor, for it is modules that hold tables");
         position.tensors.push_back(reader.Next(name, parameter->name));
       } else if (is_tensor) {
         position.tensors.push_back(reader.NextHeads(name, parameter->name));
@@ -212,6 +212,15 @@ Outputs AttentionOfOptions(const at::Tensor& q, const at::Tensor& k, const at::T
 }
 
 }  // namespace
+
+at::Tensor AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const Similarity& similarity,
+                            const AttentionOptions::Positions& positions,
+                            const CallArguments& arguments) {
+  const auto [specs, tensors] = Lowered(positions);
+  return std::get<0>(AttentionOfSpecs(q, k, v, similarity.spec, similarity.tensors, specs, tensors,
+                                      arguments, /*returns_lse=*/false));
+}
 
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,

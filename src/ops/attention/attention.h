@@ -2,6 +2,7 @@
 #define GNOMON_OPS_ATTENTION_ATTENTION_H_
 
 #include <ATen/core/Tensor.h>
+#include <gnomon/torch/attention.h>
 
 #include <string>
 #include <tuple>
@@ -28,6 +29,12 @@ Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::string& similarity, at::TensorList similarity_tensors,
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
                          const CallArguments& arguments, bool returns_lse);
+
+// The same of terms of the C++ interface; returns o.
+at::Tensor AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const Similarity& similarity,
+                            const AttentionOptions::Positions& positions,
+                            const CallArguments& arguments);
 
 }  // namespace gnomon
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 
 #include "ops/attention/call.h"
@@ -23,6 +24,19 @@ Argument ToArgument(const Option& option) {
     return option;
   }
 }
+
+// Whether there is an option for each argument.
+template <typename Options>
+constexpr bool SaysAll() {
+  bool all = requires(const Options& options) { options.window(); };
+#define GNOMON_SAYS(type, name, ...)                                                       \
+  all = all && (std::string_view(#name) == "left" || std::string_view(#name) == "right" || \
+                requires(const Options& options) { options.name(); });
+  GNOMON_CALL_ARGUMENTS(GNOMON_SAYS)
+#undef GNOMON_SAYS
+  return all;
+}
+static_assert(SaysAll<AttentionOptions>());
 
 // What the options say, each of which is a setter or a member with the argument's name. Both sides
 // of the window are one of them.

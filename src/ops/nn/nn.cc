@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/options.h"
 #include "ops/coordinates/token_grid.h"
@@ -73,8 +74,9 @@ void Check(const MultiheadAttentionOptions& options) {
 // Adds to embeddings what each makes of them.
 torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
                            const torch::Tensor& embeddings, const TokenCall& call) {
-  TORCH_CHECK_VALUE(!call.cache || !call.lengths, "gnomon.nn: lengths and a cache are both given; ",
-                    "expected lengths in a call of all tokens, without a cache");
+  TORCH_CHECK_VALUE(!call.cache || !call.lengths,
+                    "gnomon.nn: lengths and a cache are both given; expected lengths in a call of "
+                    "all tokens, without a cache");
   TORCH_CHECK_VALUE(!call.positions || !call.offset,
                     "gnomon.nn: positions and offset are both given; expected one of them");
   const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);
@@ -185,7 +187,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     return;
   }
   TORCH_CHECK_VALUE(!positions.defined() || new_positions.defined(),
-                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the ",
+                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the "
                     "tokens that it takes");
   TORCH_CHECK_VALUE(projections.size() == new_projections.size(), "gnomon.nn.KVCache: it has ",
                     projections.size(), " projections and takes ", new_projections.size(),
@@ -333,6 +335,38 @@ std::pair<torch::Tensor, torch::Tensor> MultiheadAttentionImpl::QueriesAndKeys(
   return {q, k};
 }
 
+namespace {
+
+// What a call of a module says to the operator. Where it has a cache, k and v become those of the
+// cache and the call's own, and `joined` what the cache is to hold once nothing can be refused any
+// more. query and key (B, L, ...) are the call's own tokens, of_keys what else a position computes
+// from the keys.
+CallArguments JoinCache(const char* module, const AttentionCall& call, const torch::Tensor& query,
+                        const torch::Tensor& key, const std::vector<torch::Tensor>& of_keys,
+                        torch::Tensor& k, torch::Tensor& v, KVCache& joined) {
+  CallArguments arguments = ArgumentsOf(call);
+  if (call.positions && !call.key_positions) {
+    TORCH_CHECK_VALUE(query.size(1) == key.size(1), "gnomon.nn.", module,
+                      ": key_positions is nullopt, query has ", query.size(1), " tokens and key ",
+                      key.size(1), "; expected the positions of the keys");
+    arguments.key_positions = call.positions;
+  }
+  if (call.cache == nullptr) return arguments;
+  // Positions of several axes do not say what a query sees.
+  const bool says_order = call.positions && call.positions->dim() < 3;
+  if (!call.query_offset && !call.query_offsets && !says_order) {
+    arguments.query_offset = call.cache->length();
+  }
+  joined = *call.cache;
+  joined.append(k, v, of_keys, arguments.key_positions.value_or(torch::Tensor()));
+  if (joined.positions.defined()) arguments.key_positions = joined.positions;
+  k = joined.k;
+  v = joined.v;
+  return arguments;
+}
+
+}  // namespace
+
 torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const torch::Tensor& key,
                                               const torch::Tensor& value,
                                               const AttentionCall& call) {
@@ -347,37 +381,16 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (has_projections_) {
     terms = ProjectTokens(*TermsOf(options), options.num_heads(), terms.tensors, query, keys);
   }
-  std::optional<int64_t> query_offset = call.query_offset;
-  OptionalTensor key_positions = call.key_positions;
-  if (call.positions && !key_positions) {
-    TORCH_CHECK_VALUE(query.size(1) == keys.size(1),
-                      "gnomon.nn.MultiheadAttention: key_positions is nullopt, query has ",
-                      query.size(1), " tokens and key ", keys.size(1),
-                      "; expected the positions of the keys");
-    key_positions = call.positions;
-  }
-  // The cache takes the tokens once nothing can be refused any more.
+  std::vector<torch::Tensor> of_keys;
+  for (const int64_t n : terms.of_keys) of_keys.push_back(terms.tensors[n]);
   KVCache joined;
+  CallArguments arguments =
+      JoinCache("MultiheadAttention", call, query, keys, of_keys, k, v, joined);
   if (call.cache) {
-    // Positions of several axes do not say what a query sees.
-    const bool says_order = call.positions && call.positions->dim() < 3;
-    if (!query_offset && !call.query_offsets && !says_order) {
-      query_offset = call.cache->length();
-    }
-    joined = *call.cache;
-    std::vector<torch::Tensor> of_keys;
-    for (const int64_t n : terms.of_keys) of_keys.push_back(terms.tensors[n]);
-    joined.append(k, v, of_keys, key_positions.value_or(torch::Tensor()));
-    if (joined.positions.defined()) key_positions = joined.positions;
-    k = joined.k;
-    v = joined.v;
     for (size_t n = 0; n < of_keys.size(); ++n) {
       terms.tensors[terms.of_keys[n]] = joined.projections[n];
     }
   }
-  CallArguments arguments = ArgumentsOf(call);
-  arguments.query_offset = query_offset;
-  arguments.key_positions = key_positions;
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
@@ -483,30 +496,15 @@ torch::Tensor LorentzMultiheadAttentionImpl::forward(const torch::Tensor& query,
   }
   torch::Tensor v =
       options.use_weight() ? lorentz::lift(heads(Wv(source)), curvature) : heads(source);
-  AttentionOptions attend;
-  attend.similarity(similarity::Lorentz(1 / scale.reshape({}), curvature, bias))
-      .position(options.position())
-      .aggregation("lorentz_centroid")
-      .causal(call.causal)
-      .window(call.window)
-      .key_starts(call.key_starts)
-      .key_lengths(call.key_lengths)
-      .query_segments(call.query_segments)
-      .key_segments(call.key_segments)
-      .chunks(call.chunks)
-      .query_offset(call.query_offset)
-      .query_offsets(call.query_offsets)
-      .dropout(is_training() ? options.dropout() : 0.0);
-  // The cache takes the tokens once nothing can be refused any more.
   KVCache joined;
-  if (call.cache) {
-    if (!call.query_offset && !call.query_offsets) attend.query_offset(call.cache->length());
-    joined = *call.cache;
-    joined.append(k, v);
-    k = joined.k;
-    v = joined.v;
-  }
-  const torch::Tensor o = attention(q, k, v, attend).transpose(1, 2);
+  CallArguments arguments =
+      JoinCache("LorentzMultiheadAttention", call, query, source, /*of_keys=*/{}, k, v, joined);
+  arguments.aggregation = "lorentz_centroid";
+  if (is_training()) arguments.dropout = options.dropout();
+  const torch::Tensor o =
+      AttentionOfTerms(q, k, v, similarity::Lorentz(1 / scale.reshape({}), curvature, bias),
+                       options.position(), arguments)
+          .transpose(1, 2);
   if (call.cache) *call.cache = joined;
   if (!options.trans_heads_concat()) return lorentz::centroid(o, curvature);
   return lorentz::lift(final_linear(o.flatten(2)), curvature);
