@@ -295,12 +295,16 @@ def _check_position(term: position_terms.Specified) -> None:
         )
 
 
+#: What a table may be indexed by that the sequence is shared out by.
+_CUT = ("offsets", "keys", "key_entries", "pairs")
+
+
 @functools.cache
-def _name_and_index(spec: str) -> tuple[str, str | None]:
-    """Its name, and what its table is indexed by, if by what the sequence is shared out by."""
+def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
+    """Its name, and what each of its tensors is indexed by, if by one of _CUT."""
     (component,) = components_of(spec)
-    cut = ("offsets", "keys", "key_entries", "pairs")
-    return component.name, next((index for index in cut if component.tables(index)), None)
+    indices = {table: index for index in _CUT for table in component.tables(index)}
+    return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
 
 
 def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
@@ -545,8 +549,8 @@ class _Sequence:
         """Of the tables that are cut into parts; the operator sees the parts alone."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
-            name, index = _name_and_index(term.spec)
-            for table in term.tensors if index else ():
+            name, indices = _name_and_indices(term.spec)
+            for table, index in zip(term.tensors, indices, strict=True):
                 given = f"gnomon.{_NAME}: the table of {name} has shape {list(table.shape)}; "
                 if index == "offsets" and table.shape != (heads, queries + keys - 1):
                     raise ValueError(
@@ -632,15 +636,18 @@ class _Sequence:
         for n, term in enumerate(positions):
             # Entry 0 of offsets is for the first column and the last row of the sequence.
             begin = first_key + sum(parts.queries) - first_query - q.size(2)
-            cut: tuple[int, slice] | None = {
+            places: dict[str | None, tuple[int, slice]] = {
                 "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),
                 "keys": (-2, slice(first_key, end)),
                 "key_entries": (-1, slice(first_key, end)),
                 "pairs": (-1, slice(first_key, end)),
-            }.get(_name_and_index(term.spec)[1] or "")
-            if cut is not None:
-                tables = tuple(_cut(table, *cut) for table in term.tensors)
-                term = dataclasses.replace(term, tensors=tables)
+            }
+            _, indices = _name_and_indices(term.spec)
+            tables = tuple(
+                _cut(table, *places[index]) if index in places else table
+                for table, index in zip(term.tensors, indices, strict=True)
+            )
+            term = dataclasses.replace(term, tensors=tables)
             positions[n] = _with_rows(term, mine, rows.rows)
 
         call = dict(self.call)
