@@ -83,7 +83,7 @@ FeedForward::FeedForward(torch::nn::Module* owner, const TransformerOptions& opt
   }
   const int64_t hidden = IsGated(activation) ? 2 * options.mlp : options.mlp;
   const auto linear = [&](int64_t from, int64_t to) {
-    return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(options.bias));
+    return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(!options.no_bias));
   };
   in = owner->register_module("mlp_in", linear(options.dim, hidden));
   out = owner->register_module("mlp_out", linear(options.mlp, options.dim));
@@ -106,7 +106,7 @@ nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
   return nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
                                     .similarity(options.similarity)
                                     .position(position)
-                                    .bias(options.bias)
+                                    .bias(!options.no_bias)
                                     .max_length(options.max_length));
 }
 

@@ -16,22 +16,7 @@
 
 namespace gnomon::models {
 
-struct TransformerOptions {
-  int64_t dim = 128;
-  int64_t depth = 4;
-  int64_t heads = 4;  // divides dim
-  int64_t mlp = 512;  // hidden units of each layer's MLP
-  std::string similarity = "dot";
-  std::string position = "none";
-  double dropout = 0;               // on each residual branch, while training
-  std::string norm = "layer";       // or "rms" (Zhang and Sennrich 2019)
-  std::string activation = "gelu";  // of the MLP; or "swiglu" or "geglu" (Shazeer 2020)
-  bool bias = true;                 // of the projections of attention and of the MLP
-  // Rows of a learned table of absolute positions.
-  int64_t max_length = 512;
-};
-
-// The options of a model that become the above.
+// What all models of such layers may say of them.
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
   OPTION(int64_t, dim, dim_default, .help = "Width of the model", .lowest = 1)                   \
   OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
@@ -50,34 +35,31 @@ struct TransformerOptions {
   OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
          .may_lack = true)
 
-// Of a struct that has the options above.
+struct TransformerOptions {
+  GNOMON_TRANSFORMER_SIZES(GNOMON_OPTION_MEMBER, 128, 4, 4, 512)
+  std::string similarity = "dot";
+  std::string position = "none";
+  // Rows of a learned table of absolute positions.
+  int64_t max_length = 512;
+};
+
+// Copies what the list above says from one struct that has it to another.
+template <class From, class To>
+void CopySizes(const From& from, To* to) {
+#define GNOMON_COPY(Type, name, ...) to->name = from.name;
+  GNOMON_TRANSFORMER_SIZES(GNOMON_COPY, , , , )
+#undef GNOMON_COPY
+}
+
 template <class Model>
 TransformerOptions ToTransformer(const Model& model, const std::string& similarity,
                                  const std::string& position, int64_t max_length) {
-  return {.dim = model.dim,
-          .depth = model.depth,
-          .heads = model.heads,
-          .mlp = model.mlp,
-          .similarity = similarity,
-          .position = position,
-          .dropout = model.dropout,
-          .norm = model.norm,
-          .activation = model.activation,
-          .bias = !model.no_bias,
-          .max_length = max_length};
-}
-
-// Copies them to another struct that has them.
-template <class From, class To>
-void CopySizes(const From& from, To* to) {
-  to->dim = from.dim;
-  to->depth = from.depth;
-  to->heads = from.heads;
-  to->mlp = from.mlp;
-  to->dropout = from.dropout;
-  to->norm = from.norm;
-  to->activation = from.activation;
-  to->no_bias = from.no_bias;
+  TransformerOptions options;
+  CopySizes(model, &options);
+  options.similarity = similarity;
+  options.position = position;
+  options.max_length = max_length;
+  return options;
 }
 
 // The flags that the size of its weights is told by, and their values.

