@@ -14,10 +14,13 @@ namespace {
 
 std::optional<c10::Device> Parse(const std::string& name) {
   try {
-    return c10::Device(name);
+    const c10::Device device(name);
+    // Torch takes a number's last bits: that of cuda:256 would be 0.
+    if (device.str() == name) return device;
   } catch (const c10::Error&) {
-    return std::nullopt;
+    // Not a device.
   }
+  return std::nullopt;
 }
 
 // As PyTorch sees them, which may have been built without any.

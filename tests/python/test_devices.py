@@ -618,6 +618,7 @@ def test_wrong_devices_are_one_line(refused, tmp_path):
     assert "--device is 'gpu', expected cpu, cuda or cuda:N" in refused(*words, "gpu")
     assert "--device is 'meta', expected cpu, cuda or cuda:N" in refused(*words, "meta")
     assert "--device is 'cpu:1', expected cpu, cuda or cuda:N" in refused(*words, "cpu:1")
+    assert "--device is 'cuda:256', expected cpu, cuda or cuda:N" in refused(*words, "cuda:256")
     if not torch.cuda.is_available():
         assert "--device is cuda, and PyTorch sees no GPU" in refused(*words, "cuda")
         assert "--device is cuda:7, and PyTorch sees no GPU" in refused(*words, "cuda:7")
