@@ -58,9 +58,22 @@ def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, 3)
     assert "1 model types were compared before" in page
     assert "| not compared | 1 |" in page
-    assert "Of 2 with the attention interface, 2 are equal: 100.0%." in page
+    assert "Of 2 with the attention interface and a softmax over keys, 2 are equal: 100.0%." in page
     assert "masks of booleans to the scores: `bert`, `t5`." in page
-    assert "compared before" not in sweep.to_markdown({"bert": now}, 1)
+    page = sweep.to_markdown({"bert": now}, 1)
+    assert "compared before" not in page
+    assert "stay dense" not in page.split("What to do")[0]
+
+
+def test_shares_count_what_attends(sweep):
+    outcome = {"why": "", "interface": True, "code": sweep._code()}
+    classes = ["equal", "dense in part", "refused", "no attention"]
+    outcomes = {name: outcome | {"type": name, "class": name} for name in classes}
+    outcomes["without"] = outcome | {"type": "without", "class": "equal", "interface": False}
+    page = sweep.to_markdown(outcomes, 5)
+    assert "Of 3 with the attention interface and a softmax over keys, 1 are equal: 33.3%." in page
+    assert "In 1 more nothing differs" in page
+    assert "Together: 66.7%." in page
 
 
 def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):

@@ -206,14 +206,7 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
     if missing > 0:
         lines.append(f"| not compared | {missing} | | the sweep goes on with them |")
     lines.append(f"| all | {max(count, len(outcomes))} | | |")
-    compared = [o for o in outcomes.values() if o.get("interface")]
-    equal = sum(o["class"] == "equal" for o in compared)
-    if compared:
-        share = f"{100 * equal / len(compared):.1f}%"
-        lines += [
-            "",
-            f"Of {len(compared)} with the attention interface, {equal} are equal: {share}.",
-        ]
+    lines += ["", *_shares(outcomes)]
     older = sum(o.get("code") != _code() for o in outcomes.values())
     if older:
         lines += [
@@ -240,6 +233,30 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
         for reason, types in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
             lines.append(f"| {reason} | {', '.join(f'`{t}`' for t in sorted(types))} |")
     return "\n".join(lines) + "\n"
+
+
+def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
+    """How many of those that have the attention interface, and attend, are as they are in eager."""
+    attends = [o for o in outcomes.values() if o.get("interface") and o["class"] != "no attention"]
+    if not attends:
+        return []
+    equal = sum(o["class"] == "equal" for o in attends)
+    in_part = sum(o["class"] == "dense in part" for o in attends)
+
+    def share(number: int) -> str:
+        return f"{100 * number / len(attends):.1f}%"
+
+    line = (
+        f"Of {len(attends)} with the attention interface and a softmax over keys, {equal} are "
+        f"equal: {share(equal)}."
+    )
+    if in_part:
+        line += (
+            f" In {in_part} more nothing differs, and what goes through the interface is gnomon's; "
+            "layers that do not go through it stay dense. Together: "
+            f"{share(equal + in_part)}."
+        )
+    return [line]
 
 
 _NOTES = (
