@@ -112,7 +112,6 @@ class TextTask final : public Task {
   };
   const Evaluated& evaluated() const { return evaluated_; }
   const TextGenerationOptions& generation() const { return generation_; }
-  void SetEvaluated(Evaluated evaluated) { evaluated_ = std::move(evaluated); }
 
  private:
 #define GNOMON_TEXT_RUN_OPTIONS(OPTION)                                                      \

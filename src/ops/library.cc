@@ -337,7 +337,7 @@ TORCH_LIBRARY(gnomon, m) {
   // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
   // before it where there may be one entry for all.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
-  // The tokens of cones (ops/cone_map.h): x, row_scalars, y and column_scalars.
+  // The tokens of cones (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
   m.def(
       "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "
       "(Tensor, Tensor, Tensor, Tensor)");

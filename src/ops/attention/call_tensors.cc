@@ -220,8 +220,9 @@ std::unique_ptr<TableLayout> CallTensors::MakeRelativeLayout(const OperatorArgum
 std::unique_ptr<GridLayout> CallTensors::MakeGrid(c10::SymIntArrayRef grid,
                                                   GridLayout::Kind kind) const {
   const std::vector<int64_t> numbers = ConcreteAll(grid);
-  TORCH_CHECK_VALUE(!numbers.empty(), "gnomon.attention: grid is empty; expected the prefix and ",
-                    "the lengths of its axes");
+  TORCH_CHECK_VALUE(
+      !numbers.empty(),
+      "gnomon.attention: grid is empty; expected the prefix and the lengths of its axes");
   std::unique_ptr<GridLayout> layout;
   Translate([&] {
     layout = std::make_unique<GridLayout>(std::vector<int64_t>(numbers.begin() + 1, numbers.end()),

@@ -137,7 +137,6 @@ class CallTensors {
 
   // Where the operator makes the bias by offset itself: its table, and the gradient of what it is
   // made of from that of the table.
-  bool makes_bias() const { return bias_parameters_.defined(); }
   const at::Tensor& bias() const { return bias_; }
   at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
     return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_bias);

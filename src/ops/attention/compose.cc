@@ -175,8 +175,9 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
                     "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
                     " and position has ", place(*first, grid), "; expected None or 0");
-  TORCH_CHECK_VALUE(!arguments.query_offsets, "gnomon.attention: query_offset is a tensor and ",
-                    "position has ", place(*first, grid), "; expected None or 0");
+  TORCH_CHECK_VALUE(!arguments.query_offsets,
+                    "gnomon.attention: query_offset is a tensor and position has ",
+                    place(*first, grid), "; expected None or 0");
   return grid;
 }
 

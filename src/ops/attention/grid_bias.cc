@@ -41,9 +41,9 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
     const at::Tensor& table = tensors[0];
     const std::vector<int64_t> expected = TableSizes(grid, heads);
     TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
-                      "gnomon.attention: the table of GridBias has ", "shape ", table.sym_sizes(),
-                      "; expected ", at::IntArrayRef(expected), " = (H, ",
-                      "2 height - 1, 2 width - 1)");
+                      "gnomon.attention: the table of GridBias has shape ", table.sym_sizes(),
+                      "; expected ", at::IntArrayRef(expected),
+                      " = (H, 2 height - 1, 2 width - 1)");
     return table;
   }
   const bool has_axis = component.Find("axis").has_value();

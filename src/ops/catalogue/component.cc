@@ -196,8 +196,8 @@ Component Component::Parse(std::string_view text) {
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t equals = parts[i].find('=');
     const std::string key(parts[i].substr(0, equals));
-    TORCH_CHECK_VALUE(!key.empty(), "gnomon: \"", text, "\" has an empty option; expected ",
-                      "name:key=value");
+    TORCH_CHECK_VALUE(!key.empty(), "gnomon: \"", text,
+                      "\" has an empty option; expected name:key=value");
     TORCH_CHECK_VALUE(!component.Find(key), "gnomon: \"", text, "\" gives ", key, " twice");
     component.options_.emplace_back(
         key, equals == std::string_view::npos ? "true" : std::string(parts[i].substr(equals + 1)));

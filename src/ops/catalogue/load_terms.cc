@@ -61,7 +61,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
       handle = Open(file.string());
       TORCH_CHECK_VALUE(
           dlsym(handle, "gnomon_terms") != nullptr, "gnomon.load_terms: ", file.string(),
-          " is no library of terms; gnomon_add_terms() of the CMake ", "package makes one");
+          " is no library of terms; gnomon_add_terms() of the CMake package makes one");
     });
   } catch (...) {
     if (handle != nullptr) dlclose(handle);

@@ -556,9 +556,9 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
   const PositionEntry& entry =
       holds_tables ? FindIn<PositionEntry>("position", Positions(), component, has_starts)
                    : FindIn<PositionEntry>("position", Positions(), component, has_no_table);
-  TORCH_CHECK_VALUE(acts(entry), operation, ": position ", component.name(),
-                    " is added to the embeddings and does nothing here; expected it in ",
-                    "gnomon.nn.TokenPosition");
+  TORCH_CHECK_VALUE(
+      acts(entry), operation, ": position ", component.name(),
+      " is added to the embeddings and does nothing here; expected it in gnomon.nn.TokenPosition");
   for (const Parameter* parameter : entry.Tensors(component)) {
     const TensorUse& use = parameter->tensor;
     const bool has_start = holds_tables ? use.HasStart() : use.start != nullptr;

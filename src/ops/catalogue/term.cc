@@ -16,9 +16,9 @@ namespace position {
 
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
               int64_t prefix) {
-  TORCH_CHECK_VALUE(!shape.empty() && axes.size() == shape.size(), "gnomon.position.Grid: shape ",
-                    "has ", shape.size(), " axes and axes ", axes.size(),
-                    " biases; expected one bias for each axis");
+  TORCH_CHECK_VALUE(!shape.empty() && axes.size() == shape.size(),
+                    "gnomon.position.Grid: shape has ", shape.size(), " axes and axes ",
+                    axes.size(), " biases; expected one bias for each axis");
   Position sum;
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     const Component bias = Component::Parse(axes[axis].spec);

@@ -35,10 +35,12 @@ class Encoder : public TokenEncoder {
                       " and local_shift = ", local_shift_, "; expected at least 0");
     TORCH_CHECK_VALUE(global_scale_ >= 1, "gnomon.nn: cape has global_scale = ", global_scale_,
                       "; expected at least 1");
-    TORCH_CHECK_VALUE(!normalize_ || !grid_, "gnomon.nn: cape:normalize with a shape; the ",
-                      "coordinates of a grid are centred already");
-    TORCH_CHECK_VALUE(!normalize_ || !causal, "gnomon.nn: cape:normalize in a causal model; the ",
-                      "mean of the positions tells the length of what comes");
+    TORCH_CHECK_VALUE(
+        !normalize_ || !grid_,
+        "gnomon.nn: cape:normalize with a shape; the coordinates of a grid are centred already");
+    TORCH_CHECK_VALUE(!normalize_ || !causal,
+                      "gnomon.nn: cape:normalize in a causal model; the mean of the positions "
+                      "tells the length of what comes");
   }
 
   std::optional<int64_t> max_length() const override {

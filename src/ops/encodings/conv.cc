@@ -68,9 +68,9 @@ class Encoder : public TokenEncoder {
       left = history() - known;
       right = 0;
     } else {
-      TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: conv at position ", batch.offset,
-                        " sees the tokens on both sides; expected all tokens in one call, or a ",
-                        "causal one");
+      TORCH_CHECK_VALUE(
+          batch.offset == 0, "gnomon.nn: conv at position ", batch.offset,
+          " sees the tokens on both sides; expected all tokens in one call, or a causal one");
     }
     const at::Tensor& direction = Take(tensors, 1, "weight_v of conv");
     const at::Tensor weight = direction * (tensors[0] / Norm(direction));

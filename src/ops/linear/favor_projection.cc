@@ -38,8 +38,8 @@ double Dot(const double* a, const double* b, int64_t n) {
 void CheckArguments(const at::Tensor& like, int64_t num_features) {
   TORCH_CHECK_VALUE(num_features >= 1, "gnomon.favor_projection: num_features is ", num_features,
                     "; expected at least 1");
-  TORCH_CHECK_VALUE(like.dim() >= 1 && like.sym_size(-1) >= 1, "gnomon.favor_projection: head_dim ",
-                    "is 0; expected at least 1");
+  TORCH_CHECK_VALUE(like.dim() >= 1 && like.sym_size(-1) >= 1,
+                    "gnomon.favor_projection: head_dim is 0; expected at least 1");
 }
 
 // Blocks of D orthogonal rows, each as long as a row of N(0, 1) numbers (Choromanski et al. 2021,

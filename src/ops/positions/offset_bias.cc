@@ -55,8 +55,8 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
   TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
                     ":shape=", SizesText(shape),
-                    " without an axis is one table for all axes, whose lengths ",
-                    "differ; expected an axis, as in axis=0");
+                    " without an axis is one table for all axes, whose lengths differ; expected an "
+                    "axis, as in axis=0");
   return at::zeros({n.heads, 2 * shape[component.FindInteger("axis").value_or(0)] - 1},
                    at::TensorOptions().dtype(at::kDouble));
 }

@@ -167,14 +167,15 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const int64_t dims = RotatedColumns(component, call, axes, grid);
   const bool half = component.Choice("layout") == "half";
   const bool xpos = component.Flag("xpos");
-  TORCH_CHECK_VALUE(!xpos || call.is_product,
-                    "gnomon.attention: RoPE has xpos, which scales inner ",
-                    "products; expected the similarity dot");
+  TORCH_CHECK_VALUE(
+      !xpos || call.is_product,
+      "gnomon.attention: RoPE has xpos, which scales inner products; expected the similarity dot");
   TORCH_CHECK_VALUE(
       !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
-  TORCH_CHECK_VALUE(!grid || !DependOnLength(component), "gnomon.attention: RoPE on a grid has ",
-                    "scaling=", component.Choice("scaling"), ", which goes by the length");
+  TORCH_CHECK_VALUE(!grid || !DependOnLength(component),
+                    "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
+                    ", which goes by the length");
   if (dims == 0) return x;
 
   const int64_t columns = dims / axes;
