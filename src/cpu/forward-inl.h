@@ -912,7 +912,8 @@ class ForwardPass {
         std::copy_n(keys.values.row(row), value_columns_, to);
       }
     };
-    const RowSpan read = in_place_ ? seen : span;
+    // Of floats no row behind the last key is there, nor read.
+    const RowSpan read = pairs_values_ ? span : seen;
     for (int64_t row = read.begin / in_row; row < DivideUp(read.end, in_row); ++row) copy_row(row);
     for (int64_t r = first_row; r < last_row; ++r) {
       for (const int64_t j : spoiled) copy_row(j / in_row);
