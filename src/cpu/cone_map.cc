@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 using hn::Abs;
 using hn::Sqrt;
 
-// Doubles have no vectors here, and the library's functions. NaN in the second operand gives NaN,
+// Doubles go one by one, by the standard library's functions. NaN in the second operand gives NaN,
 // as it does in a vector.
 HWY_INLINE double Max(double a, double b) { return a > b ? a : b; }
 HWY_INLINE double Min(double a, double b) { return a < b ? a : b; }

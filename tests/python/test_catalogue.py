@@ -95,6 +95,8 @@ def test_every_term_of_attention_has_a_class():
 
 
 def test_names_of_a_role():
+    for role in {entry["role"] for entry in ENTRIES}:
+        assert names_of(role) == [entry["name"] for entry in ENTRIES if entry["role"] == role]
     assert {"rope", "rope_mixed"} <= set(names_of("rotation"))
     assert {"alibi", "hype", "kerple", "offset_bias", "t5"} <= set(names_of("bias"))
     assert {"sinusoidal", "learned", "conv", "cape"} <= set(names_of("embedding"))

@@ -204,29 +204,23 @@ std::pair<std::vector<std::string>, std::vector<at::Tensor>> Lowered(
   return {specs, tensors};
 }
 
-Outputs AttentionOfOptions(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const AttentionOptions& options, bool returns_lse) {
-  const auto [specs, tensors] = Lowered(options.position());
-  return AttentionOfSpecs(q, k, v, options.similarity().spec, options.similarity().tensors, specs,
-                          tensors, ArgumentsOf(options), returns_lse);
-}
-
 }  // namespace
 
-at::Tensor AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const Similarity& similarity,
-                            const AttentionOptions::Positions& positions,
-                            const CallArguments& arguments) {
+Outputs AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const Similarity& similarity, const AttentionOptions::Positions& positions,
+                         const CallArguments& arguments, bool returns_lse) {
   const auto [specs, tensors] = Lowered(positions);
-  return std::get<0>(AttentionOfSpecs(q, k, v, similarity.spec, similarity.tensors, specs, tensors,
-                                      arguments, /*returns_lse=*/false));
+  return AttentionOfSpecs(q, k, v, similarity.spec, similarity.tensors, specs, tensors, arguments,
+                          returns_lse);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options) {
-  const auto [o, lse, statistics] = AttentionOfOptions(q, k, v, options, /*returns_lse=*/true);
+  const auto [o, lse, statistics] =
+      AttentionOfTerms(q, k, v, options.similarity(), options.position(), ArgumentsOf(options),
+                       /*returns_lse=*/true);
   return {o, lse};
 }
 
@@ -239,7 +233,8 @@ torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
 
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options) {
-  return std::get<0>(AttentionOfOptions(q, k, v, options, /*returns_lse=*/false));
+  return std::get<0>(AttentionOfTerms(q, k, v, options.similarity(), options.position(),
+                                      ArgumentsOf(options), /*returns_lse=*/false));
 }
 
 }  // namespace gnomon

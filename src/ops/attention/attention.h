@@ -30,11 +30,10 @@ Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
                          const CallArguments& arguments, bool returns_lse);
 
-// The same of terms of the C++ interface; returns o.
-at::Tensor AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const Similarity& similarity,
-                            const AttentionOptions::Positions& positions,
-                            const CallArguments& arguments);
+// The same of terms of the C++ interface.
+Outputs AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const Similarity& similarity, const AttentionOptions::Positions& positions,
+                         const CallArguments& arguments, bool returns_lse);
 
 }  // namespace gnomon
 

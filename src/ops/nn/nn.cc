@@ -501,10 +501,10 @@ torch::Tensor LorentzMultiheadAttentionImpl::forward(const torch::Tensor& query,
       JoinCache("LorentzMultiheadAttention", call, query, source, /*of_keys=*/{}, k, v, joined);
   arguments.aggregation = "lorentz_centroid";
   if (is_training()) arguments.dropout = options.dropout();
-  const torch::Tensor o =
+  const Outputs outputs =
       AttentionOfTerms(q, k, v, similarity::Lorentz(1 / scale.reshape({}), curvature, bias),
-                       options.position(), arguments)
-          .transpose(1, 2);
+                       options.position(), arguments, /*returns_lse=*/false);
+  const torch::Tensor o = std::get<0>(outputs).transpose(1, 2);
   if (call.cache) *call.cache = joined;
   if (!options.trans_heads_concat()) return lorentz::centroid(o, curvature);
   return lorentz::lift(final_linear(o.flatten(2)), curvature);
