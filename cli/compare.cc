@@ -42,14 +42,33 @@ constexpr const char* kTableName = "table.md";
 constexpr int64_t kCurvePoints = 100;
 constexpr int64_t kMostSeeds = 1000;
 
+#define GNOMON_RUN_CHOICES(OPTION)                                                                \
+  OPTION(std::vector<std::string>, positions, {},                                                 \
+         .help = "Position specifications joined by commas, see `gnomon list`",                   \
+         .flag = "position")                                                                      \
+  OPTION(                                                                                         \
+      std::vector<std::string>, similarities, std::vector<std::string>({"dot"}),                  \
+      .help = "Similarity specifications joined by commas; each is combined with each position",  \
+      .flag = "similarity")                                                                       \
+  OPTION(std::vector<std::string>, runs, {},                                                      \
+         .help =                                                                                  \
+             "SIMILARITY/POSITION: one more combination, repeatable; without --position and "     \
+             "--similarity, these alone are run",                                                 \
+         .flag = "run", .has_commas = false)                                                      \
+  OPTION(int64_t, seeds, 1, .help = "Number of seeds; several give mean and spread", .lowest = 1, \
+         .highest = static_cast<double>(kMostSeeds))                                              \
+  OPTION(int64_t, first_seed, 0, .help = "The first seed",                                        \
+         .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
+
+// What is run. A record has the combinations and the seeds that come of it (CompareSettings).
+struct RunChoices {
+  GNOMON_OPTIONS(GNOMON_RUN_CHOICES)
+};
+
 struct CompareFlags {
   std::string task = models::kTextTask;
   std::string data;
-  std::vector<std::string> positions;
-  std::vector<std::string> similarities = {"dot"};
-  std::vector<std::string> runs;
-  int64_t seeds = 1;
-  int64_t first_seed = 0;
+  RunChoices choices;
   models::TrainingOptions training;
   std::string out;
   std::string resume;
@@ -88,16 +107,16 @@ void AddOnce(const models::Terms& terms, std::vector<models::Terms>* all) {
 
 // The cross product of positions and similarities unless only single runs were asked for, then
 // those, each combination once.
-std::vector<models::Terms> Combinations(const CompareFlags& flags, bool product) {
+std::vector<models::Terms> Combinations(const RunChoices& choices, bool product) {
   std::vector<models::Terms> all;
   if (product) {
-    for (const std::string& similarity : flags.similarities) {
-      for (const std::string& position : flags.positions) {
+    for (const std::string& similarity : choices.similarities) {
+      for (const std::string& position : choices.positions) {
         AddOnce({similarity, position}, &all);
       }
     }
   }
-  for (const std::string& run : flags.runs) AddOnce(ParseTerms("--run", run), &all);
+  for (const std::string& run : choices.runs) AddOnce(ParseTerms("--run", run), &all);
   return all;
 }
 
@@ -154,11 +173,12 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   work.device = models::FindDevice(flags.device);
   work.data = flags.data;
   CompareSettings& settings = work.settings;
-  settings.combinations = Combinations(flags, named || flags.runs.empty());
-  for (int64_t n = 0; n < flags.seeds; ++n) settings.seeds.push_back(flags.first_seed + n);
+  const RunChoices& choices = flags.choices;
+  settings.combinations = Combinations(choices, named || choices.runs.empty());
+  for (int64_t n = 0; n < choices.seeds; ++n) settings.seeds.push_back(choices.first_seed + n);
   settings.training = flags.training;
   SetWarmup(command, &settings.training);
-  settings.training.seed = flags.first_seed;
+  settings.training.seed = choices.first_seed;
   models::CheckTrainingOptions(settings.training);
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
   models::CheckRanges(task.Options(Command::kCompare), "");
@@ -406,22 +426,11 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
       "results.json, table.md and report.html in a folder.");
   auto flags = std::make_shared<CompareFlags>();
   flags->task = task->name();
-  flags->positions = task->DefaultPositions();
+  flags->choices.positions = task->DefaultPositions();
   flags->training = task->DefaultTraining(Command::kCompare);
   AddTaskFlag(command, &flags->task);
   AddDataFlag(command, *task, &flags->data);
-  AddList(command, "--position", &flags->positions,
-          "Position specifications joined by commas, see `gnomon list`");
-  AddList(command, "--similarity", &flags->similarities,
-          "Similarity specifications joined by commas; each is combined with each position");
-  command->add_option("--run", flags->runs,
-                      "SIMILARITY/POSITION: one more combination, repeatable; without --position "
-                      "and --similarity, these alone are run");
-  AddNumber(command, "--seeds", &flags->seeds, 1, kMostSeeds,
-            "Number of seeds; several give mean and spread")
-      ->capture_default_str();
-  AddNumber(command, "--seed", &flags->first_seed, 0, kLargestSeed - kMostSeeds, "The first seed")
-      ->capture_default_str();
+  AddFlags(command, flags->choices.Options());
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
   command->add_option(

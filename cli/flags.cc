@@ -132,6 +132,7 @@ void AddFlags(CLI::App* command, const models::OptionList& list) {
           } else if constexpr (std::is_same_v<T, std::string>) {
             return command->add_option(name, *value, info.help);
           } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            if (!info.has_commas) return command->add_option(name, *value, info.help);
             return AddList(command, name, value, info.help);
           } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
             return AddList(command, name, value, lowest, highest, info.help);

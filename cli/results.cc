@@ -7,6 +7,7 @@
 #include "cli/progress.h"
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
+#include "gnomon/torch/nn.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
@@ -98,7 +99,7 @@ namespace {
 // "RoPE | no position" of "rope;none", a pattern of layers.
 std::string TitleOfPattern(const std::string& position) {
   std::vector<std::string> titles;
-  for (const std::string& part : models::PatternParts(position)) {
+  for (const std::string& part : nn::layer_positions(position)) {
     titles.push_back(PositionTitle(part));
   }
   return models::Join(titles, " | ");

@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "gnomon/torch/nn.h"
 #include "ops/catalogue/component.h"
 #include "ops/catalogue/registry.h"
 #include "training/strings.h"
-#include "training/terms.h"
 
 namespace gnomon::models {
 namespace {
@@ -19,7 +19,7 @@ constexpr const char* kPrefix = "prefix";
 std::string Rewritten(const std::string& position,
                       const std::function<std::string(const Component&)>& rewrite) {
   std::vector<std::string> layers;
-  for (const std::string& part : PatternParts(position)) {
+  for (const std::string& part : nn::layer_positions(position)) {
     std::vector<std::string> terms;
     for (const Component& component : ParseSum(part)) terms.push_back(rewrite(component));
     layers.push_back(Join(terms, "+"));

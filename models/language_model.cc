@@ -9,7 +9,6 @@
 #include "gnomon/attention.h"
 #include "ops/nn/token_encoding.h"
 #include "training/strings.h"
-#include "training/terms.h"
 
 namespace gnomon::models {
 namespace {
@@ -186,7 +185,7 @@ LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
 }
 
 void CheckPlacedAnywhere(const LanguageModelOptions& options) {
-  for (const std::string& part : PatternParts(options.position)) {
+  for (const std::string& part : nn::layer_positions(options.position)) {
     for (const Component& component : TokenEncodings(part, options.max_length)) {
       if (MakeTokenEncoder(component, options.dim, /*causal=*/true)->history() == 0) continue;
       throw Error(StrCat("'", component.Text(),

@@ -39,9 +39,8 @@ LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t he
 
 Similarity LearnedSimilarityImpl::term() const {
   Similarity term(spec_);
-  // As in nn::MultiheadAttention: AdamW moves a large factor as fast as a small one.
   for (size_t n = 0; n < thetas_.size(); ++n) {
-    term.tensors.push_back(starts_[n] * (5 * thetas_[n]).exp());
+    term.tensors.push_back(nn::learned_number(starts_[n], thetas_[n]));
   }
   return term;
 }

@@ -6,14 +6,13 @@
 
 #include "gnomon/attention.h"
 #include "training/strings.h"
-#include "training/terms.h"
 
 namespace gnomon::models {
 namespace {
 
 // Of a position that is a pattern of layers.
 std::vector<std::string> PatternOf(const std::string& position) {
-  std::vector<std::string> parts = PatternParts(position);
+  std::vector<std::string> parts = nn::layer_positions(position);
   for (size_t n = 1; n < parts.size(); ++n) {
     if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
     throw Error(StrCat("position '", position, "': '", parts[n],

@@ -33,6 +33,9 @@ struct OptionInfo {
   bool may_lack = false;
   // Whether a run that is resumed takes another value.
   bool may_change = false;
+  // Of several texts: whether commas separate them, or each is an argument of its own and may have
+  // commas.
+  bool has_commas = true;
   // Of text: what it may be. Empty: anything.
   std::vector<std::string> choices = {};
 };

@@ -3,7 +3,6 @@
 #define GNOMON_TRAINING_TERMS_H_
 
 #include <string>
-#include <vector>
 
 #include "training/options.h"
 
@@ -22,9 +21,6 @@ struct Terms {
   std::string label() const { return similarity + "/" + position; }
   bool operator==(const Terms&) const = default;
 };
-
-// The parts of a position that is a pattern of layers, "rope;rope;none".
-std::vector<std::string> PatternParts(const std::string& position);
 
 }  // namespace gnomon::models
 

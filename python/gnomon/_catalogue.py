@@ -72,6 +72,8 @@ class Component(NamedTuple):
     name: str
     options: dict[str, str]
     spec: str
+    #: The prefix and the lengths of the grid that it has a shape of; () otherwise.
+    grid: tuple[int, ...]
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class Component(NamedTuple):
 
     @property
     def lies_on_a_grid(self) -> bool:
-        return "shape" in self.options or self.entry.get("needs_grid", False)
+        return bool(self.grid) or self.entry.get("needs_grid", False)
 
     def tables(self, *indices: str) -> list[str]:
         """The parameters that are tables indexed by one of these."""
@@ -101,6 +103,6 @@ class Component(NamedTuple):
 def components_of(spec: str) -> list[Component]:
     """The terms of a sum; their names need not be known."""
     return [
-        Component(name, dict(option.split("=", 1) for option in options), text)
-        for name, options, text in zip(*ops.components(spec), strict=True)
+        Component(name, dict(option.split("=", 1) for option in options), text, tuple(grid))
+        for name, options, text, grid in zip(*ops.components(spec), strict=True)
     ]

@@ -178,18 +178,24 @@ LearnedOfModule(const std::string& similarity, const std::string& position, int6
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::vector<std::string>>,
-           std::vector<std::string>>
+           std::vector<std::string>, std::vector<std::vector<int64_t>>>
 ComponentsOf(const std::string& specification) {
   std::vector<std::string> names;
   std::vector<std::vector<std::string>> options;
   std::vector<std::string> specifications;
+  std::vector<std::vector<int64_t>> grids;
   for (const Component& component : ParseSum(specification)) {
     names.push_back(component.name());
     specifications.push_back(component.Text());
     std::vector<std::string>& its = options.emplace_back();
     for (const auto& [key, value] : component.options()) its.push_back(key + "=" + value);
+    std::vector<int64_t>& numbers = grids.emplace_back();
+    if (const std::optional<TokenGrid> grid = TokenGrid::Find(component)) {
+      numbers = {grid->prefix()};
+      numbers.insert(numbers.end(), grid->shape().begin(), grid->shape().end());
+    }
   }
-  return {names, options, specifications};
+  return {names, options, specifications, grids};
 }
 
 at::Tensor AggregateCentroid(const at::Tensor& o, const at::Tensor& q,
@@ -283,12 +289,16 @@ void ForCompositions(const Add& add) {
   add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);
+  add("learned_number(Tensor start, Tensor theta) -> Tensor", LearnedNumber);
   add("attention_position(str position) -> str", AttentionPosition);
+  add("layer_positions(str pattern) -> str[]", LayerPositions);
   // gnomon/catalogue.h; JSON.
   add("catalogue() -> str", CatalogueJson);
   add("load_terms(str path) -> str[]", LoadTerms);
-  // A sum's components: their names, options as "key=value", and each by itself.
-  add("components(str specification) -> (str[] names, str[][] options, str[] specifications)",
+  // A sum's components: their names, options as "key=value", each by itself, and the prefix and the
+  // lengths of the grid of each, if it has one.
+  add("components(str specification) -> "
+      "(str[] names, str[][] options, str[] specifications, int[][] grids)",
       ComponentsOf);
   add("has_height(str similarity) -> bool", HasHeight);
   // Whether a position is another in a call of another length.
@@ -345,7 +355,7 @@ TORCH_LIBRARY(gnomon, m) {
       "cone_map_backward(Tensor? d_x, Tensor? d_row_scalars, Tensor? d_y, "
       "Tensor? d_column_scalars, Tensor q, Tensor k, str function, str map, float r, "
       "bool[2] needed) -> (Tensor, Tensor)");
-  // Causal linear attention, and the sums that its gradients are (ops/causal_sums.h).
+  // Causal linear attention, and the sums that its gradients are (ops/linear/causal_sums.h).
   m.def("causal_sums(Tensor x, Tensor y, Tensor z, bool reverse) -> Tensor");
   m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");
   // (num_features, D) in float64, D and the device those of `like`.

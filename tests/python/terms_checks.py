@@ -15,7 +15,7 @@ from test_cuda_operators import GPU, OnCuda
 import gnomon
 from gnomon import position, similarity
 from gnomon._library import ops
-from gnomon.distributed import context_parallel_attention
+from gnomon.distributed import context_parallel_attention, context_parallel_rows
 
 LIBRARY = os.environ["GNOMON_TEST_TERMS"]
 NAMES = ["adaptive", "student_t", "bits", "root"]
@@ -149,26 +149,31 @@ def test_modules_learn_them():
     assert torch.equal(added[0], 2.0 * digits)
 
 
+def _work(rank: int, group: str) -> None:
+    """The whole sequence, and the part of it that this process of two has."""
+    torch.set_num_threads(1)
+    gnomon.load_terms(LIBRARY)
+    dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    whole = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64)
+    slopes = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    arguments = {
+        "similarity": "student_t:gamma=0.5",
+        "position": position.Specified("root:slopes=tensor", (slopes,)),
+        "causal": True,
+    }
+    rows = context_parallel_rows(9, layout="zigzag")
+    ours = context_parallel_attention(*whole[:, :, :, rows], layout="zigzag", **arguments)
+    theirs = gnomon.attention(*whole, **arguments)
+    torch.testing.assert_close(ours, theirs[:, :, rows])
+    (share,) = gradients_of(ours, slopes)
+    dist.all_reduce(share)
+    torch.testing.assert_close([share], gradients_of(theirs, slopes))
+    dist.destroy_process_group()
+
+
 def test_context_parallel_attention_takes_them(tmp_path):
-    """One process is a group, too: the ring has the same terms to cut, and nothing to send."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
-    )
-    try:
-        torch.manual_seed(0)
-        q, k, v = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64)
-        slopes = torch.rand(2, dtype=torch.float64, requires_grad=True)
-        arguments = {
-            "similarity": "student_t:gamma=0.5",
-            "position": position.Specified("root:slopes=tensor", (slopes,)),
-            "causal": True,
-        }
-        ours = context_parallel_attention(q, k, v, **arguments)
-        theirs = gnomon.attention(q, k, v, **arguments)
-        torch.testing.assert_close(ours, theirs)
-        torch.testing.assert_close(gradients_of(ours, slopes), gradients_of(theirs, slopes))
-    finally:
-        dist.destroy_process_group()
+    torch.multiprocessing.spawn(_work, args=(str(tmp_path / "group"),), nprocs=2)
 
 
 def test_transformers_take_them():

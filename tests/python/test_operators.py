@@ -271,6 +271,8 @@ COMPOSITE_CHECKS = {
         ops.lorentz_centroid,
         (q, torch.rand(2, requires_grad=True), 1.0),
     ),
+    "learned_number": lambda q: (ops.learned_number, (q, q.detach())),
+    "layer_positions": lambda q: (ops.layer_positions, ("rope;none",)),
     "add_sink": lambda q: (
         ops.add_sink,
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),

@@ -54,6 +54,14 @@ struct KVCache {
 // The components of a position that act in attention, "none" where there are none.
 std::string attention_position(const std::string& position);
 
+// The positions of a pattern of layers, "rope;rope;none", which a model's layers repeat.
+std::vector<std::string> layer_positions(const std::string& pattern);
+
+// start * exp(5 theta): what a number of each head is that starts at `start` and is learned through
+// theta, which starts at 0. AdamW moves every parameter by about its step size: the exponent gives
+// a large number the same relative step as a small one.
+torch::Tensor learned_number(const torch::Tensor& start, const torch::Tensor& theta);
+
 // A value that a module has learned, as it acts in the scores (not the theta that the optimiser
 // moves), and where it started; start is nullopt for tables and for tensors given in terms.
 struct LearnedValue {

@@ -57,9 +57,8 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
 def _grid_of(spec: str) -> list[int] | None:
     """The shape of the grid that all positions lie on, if there is one."""
     for component in components_of(spec):
-        shape, prefix = component.options.get("shape"), component.options.get("prefix", "0")
-        if shape is not None and int(prefix) == 0:
-            return [int(size) for size in shape.split("x")]
+        if component.grid and component.grid[0] == 0:
+            return list(component.grid[1:])
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import check_optional_integers, check_tensors, wrong_type
+from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._program import options as program_options
 from gnomon._similarity import Similarity, to_similarity
@@ -97,11 +97,6 @@ def _norm(options: Mapping[str, Any]) -> torch.nn.Module:
     return torch.nn.LayerNorm(options["dim"])
 
 
-def _pattern(position: str) -> list[str]:
-    """The parts of a position that is a pattern of layers."""
-    return re.split("[;,]", position)
-
-
 def _initialize(linear: torch.nn.Linear, gain: float) -> None:
     """Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2."""
     torch.nn.init.normal_(linear.weight, 0, gain * linear.in_features**-0.5)
@@ -180,7 +175,7 @@ class LanguageModel(torch.nn.Module):
         else:
             self.embedding = torch.nn.Embedding(vocabulary, dim)
             torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
-        parts = _pattern(position)
+        parts = ops.layer_positions(position)
         self.blocks = torch.nn.ModuleList(
             _TransformerBlock(self._options, parts[layer % len(parts)]) for layer in range(depth)
         )
@@ -436,7 +431,7 @@ class LanguageModel(torch.nn.Module):
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
     """Both as specifications, which a checkpoint can hold."""
     operator = "models.LanguageModel"
-    if isinstance(position, str) and len(parts := _pattern(position)) > 1:
+    if isinstance(position, str) and len(parts := ops.layer_positions(position)) > 1:
         specs = [_to_specs(similarity, part) for part in parts]
         for _, part in specs[1:]:
             if attention_position(part) != part:

@@ -99,8 +99,8 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
         raise ValueError(f"gnomon.{name}: module has no position on a grid; expected one")
     for part in parts:
         for component in components_of(_spec_of(part)):
-            old = component.options.get("shape")
-            if old is not None and old.count("x") + 1 != len(sizes):
+            old = component.grid[1:]
+            if old and len(old) != len(sizes):
                 raise ValueError(
                     f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} {old}; "
                     "expected as many axes"

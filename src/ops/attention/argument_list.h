@@ -397,6 +397,33 @@ size_t IndexOf(std::string_view name) {
   return n;
 }
 
+// The gradients of a backward pass by the names of their arguments. What kernels do not write is
+// whatever was in memory: Done() is an error unless each gradient has been asked for.
+template <class Arguments>
+class NamedGradients {
+ public:
+  explicit NamedGradients(std::vector<at::Tensor>& gradients) : gradients_(gradients) {}
+
+  at::Tensor& operator()(std::string_view name) {
+    const size_t n = IndexOf<Arguments>(name);
+    taken_.at(n) = true;
+    return gradients_[n];
+  }
+
+  void Done() const {
+    static constexpr auto kFields = Arguments::Fields();
+    for (size_t n = 0; n < taken_.size(); ++n) {
+      TORCH_CHECK_NOT_IMPLEMENTED(taken_[n] || gradients_[n].numel() == 0, Arguments::kOperation,
+                                  ": the gradient of ", kFields[n].name, " is not there on ",
+                                  gradients_[n].device());
+    }
+  }
+
+ private:
+  std::vector<at::Tensor>& gradients_;
+  std::array<bool, FusedOperator<Arguments>::kGradients> taken_ = {};
+};
+
 // The tensors that the forward operator takes and returns, by name, and their axes.
 template <class Arguments>
 std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {

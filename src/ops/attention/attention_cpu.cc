@@ -75,9 +75,7 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   const AttentionBackwardInput<T> saved{CallTensors::Rows<T>(o), lse.const_data_ptr<T>(),
                                         CallTensors::Rows<T>(d_o), Data<T>(d_lse),
                                         statistics.const_data_ptr<T>()};
-  const auto of = [&](std::string_view name) -> at::Tensor& {
-    return gradients[IndexOf<OperatorArguments>(name)];
-  };
+  NamedGradients<OperatorArguments> of(gradients);
   at::Tensor d_x = WideGradient<T>(of("x"));
   at::Tensor d_y = WideGradient<T>(of("y"));
   at::Tensor d_v = WideGradient<T>(of("v"));
@@ -100,6 +98,7 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   gradient.relative_values = MutableData<T>(of("relative_values"));
   gradient.relative_key = MutableRows<T>(of("relative_key"));
   gradient.relative_queries = MutableData<T>(of("relative_queries"));
+  of.Done();
   Translate([&] {
     AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
   });

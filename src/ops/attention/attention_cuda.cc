@@ -96,9 +96,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   saved.d_o = DeviceRows(d_o);
   saved.d_lse = Data<float>(d_lse);
   saved.statistics = statistics.const_data_ptr<float>();
-  const auto of = [&](std::string_view name) -> at::Tensor& {
-    return gradients[IndexOf<OperatorArguments>(name)];
-  };
+  NamedGradients<OperatorArguments> of(gradients);
   cuda::Gradient gradient;
   gradient.x = MutableDeviceRows(of("x"));
   gradient.y = MutableDeviceRows(of("y"));
@@ -114,6 +112,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   gradient.relative_keys = MutableData<float>(of("relative_keys"));
   gradient.relative_values = MutableData<float>(of("relative_values"));
   gradient.temperature = MutableData<float>(of("temperature"));
+  of.Done();
   cuda::Backward(call.function(), input, saved, gradient, backend);
   return gradients;
 }

@@ -201,8 +201,9 @@ std::unique_ptr<TableLayout> CallTensors::MakeRelativeLayout(const OperatorArgum
   TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
                     "gnomon.attention: relative_layout is \"", name, "\"");
   if (name == "past" && has_positions()) {
-    TORCH_CHECK_VALUE(-span_.first < rows, "gnomon.attention: r of transformer_xl has rows for ",
-                      rows, " distances, and positions have p_i - p_j = ", -span_.first,
+    TORCH_CHECK_VALUE(-span_.first < rows,
+                      "gnomon.attention: the table of relative keys has rows for ", rows,
+                      " distances, and positions have p_i - p_j = ", -span_.first,
                       "; expected more rows than that");
   } else if (name == "past") {
     int64_t offset = query_offset_;
@@ -211,7 +212,7 @@ std::unique_ptr<TableLayout> CallTensors::MakeRelativeLayout(const OperatorArgum
     }
     TORCH_CHECK_VALUE(
         shape_.queries + offset <= rows || shape_.queries == 0,
-        "gnomon.attention: r of transformer_xl has rows for ", rows,
+        "gnomon.attention: the table of relative keys has rows for ", rows,
         " distances; expected at least Lq + query_offset = ", shape_.queries + offset);
   }
   return std::make_unique<OffsetLayout>(rows - 1, 0, name == "clip_past" ? Far::kClip : Far::kZero);

@@ -30,7 +30,8 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
     odd = odd && SizeOf(table, axis) % 2 == 1;
     shape.push_back((SizeOf(table, axis) + 1) / 2);
   }
-  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of GridBias has shape ", table.sym_sizes(),
+  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", entry.catalogue.class_name,
+                    " has shape ", table.sym_sizes(),
                     "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
 }
@@ -41,8 +42,8 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
     const at::Tensor& table = tensors[0];
     const std::vector<int64_t> expected = TableSizes(grid, heads);
     TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
-                      "gnomon.attention: the table of GridBias has shape ", table.sym_sizes(),
-                      "; expected ", at::IntArrayRef(expected),
+                      "gnomon.attention: the table of ", entry.catalogue.class_name, " has shape ",
+                      table.sym_sizes(), "; expected ", at::IntArrayRef(expected),
                       " = (H, 2 height - 1, 2 width - 1)");
     return table;
   }

@@ -105,14 +105,16 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   const at::Tensor statistics = outputs.statistics.contiguous();
   const GraphBackwardInput<T> saved{Nodes<T>(o), lse.const_data_ptr<T>(), Nodes<T>(d_o),
                                     Data<T>(d_lse), statistics.const_data_ptr<T>()};
+  NamedGradients<GraphArguments> of(gradients);
   GraphGradient<T> gradient;
-  gradient.x = MutableNodes<T>(gradients[0]);
-  gradient.y = MutableNodes<T>(gradients[1]);
-  gradient.v = MutableNodes<T>(gradients[2]);
-  gradient.row_scalars = MutableData<T>(gradients[3]);
-  gradient.column_scalars = MutableData<T>(gradients[4]);
-  gradient.head_scalars = MutableData<T>(gradients[5]);
-  gradient.factor = MutableData<T>(gradients[6]);
+  gradient.x = MutableNodes<T>(of("x"));
+  gradient.y = MutableNodes<T>(of("y"));
+  gradient.v = MutableNodes<T>(of("v"));
+  gradient.row_scalars = MutableData<T>(of("row_scalars"));
+  gradient.column_scalars = MutableData<T>(of("column_scalars"));
+  gradient.head_scalars = MutableData<T>(of("head_scalars"));
+  gradient.factor = MutableData<T>(of("factor"));
+  of.Done();
   Translate([&] {
     GraphBackward(*arguments.function, arguments.Input<T>(), saved, gradient, TorchExecutor());
   });

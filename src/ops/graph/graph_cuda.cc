@@ -128,9 +128,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   const at::Tensor d_o = WithRows(outputs.d_o);
   const at::Tensor d_lse = outputs.d_lse ? outputs.d_lse->t().contiguous() : at::Tensor();
   const at::Tensor statistics = outputs.statistics.transpose(1, 2).contiguous();
-  const auto of = [&](std::string_view name) -> at::Tensor& {
-    return gradients[IndexOf<GraphArguments>(name)];
-  };
+  NamedGradients<GraphArguments> of(gradients);
   // Of the edges, for the nodes' gradient of that name.
   const auto of_edges = [&](std::string_view name, at::IntArrayRef sizes) {
     return of(name).numel() == 0 ? at::Tensor() : at::empty(sizes, a.x.options());
@@ -150,6 +148,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   if (d_column.defined()) gradient.column_scalars = d_column.mutable_data_ptr<float>();
   gradient.head_scalars = MutableData<float>(of("head_scalars"));
   gradient.factor = MutableData<float>(of("factor"));
+  of.Done();
   cuda::Backward(edges.function(), edges.input(), saved, gradient, backend);
   edges.AddToNodes(d_y, of("y"));
   edges.AddToNodes(d_v, of("v"));

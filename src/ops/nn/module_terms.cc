@@ -128,12 +128,6 @@ std::vector<ModuleTensor> ProjectionTensors(const TokenProjection& projection,
           {name + "_bias", bias, /*learned=*/true}};
 }
 
-// AdamW moves every parameter by about its step size: the exponent gives a large tau the same
-// relative step as a small slope.
-at::Tensor LearnedValue(const at::Tensor& start, const at::Tensor& theta) {
-  return start * (theta * 5).exp();
-}
-
 CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
     const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
@@ -188,6 +182,10 @@ std::shared_ptr<const ModuleTerms> ModuleTerms::Of(const std::string& similarity
 std::shared_ptr<const Component> ModuleComponent(const std::string& spec) {
   static Kept<std::string, std::shared_ptr<const Component>> known;
   return known.Get(spec, [&] { return std::make_shared<const Component>(Component::Parse(spec)); });
+}
+
+at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta) {
+  return start * (theta * 5).exp();
 }
 
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
@@ -313,7 +311,7 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
                               const std::string& name) {
     const at::Tensor theta = take().detach();
     const at::Tensor start = parameter.tensor.start(term, shape).to(theta.options());
-    learned.push_back({name, LearnedValue(start, theta), start});
+    learned.push_back({name, LearnedNumber(start, theta), start});
   };
   if (const std::optional<Use>& use = terms.head()) {
     const std::string& name = use->parameter->name;
@@ -323,7 +321,7 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
       const at::Tensor start = take().detach();
       if (use->setting == Setting::kLearned) {
         const at::Tensor theta = take().detach();
-        learned.push_back({name, LearnedValue(start, theta), start.expand({shape.heads})});
+        learned.push_back({name, LearnedNumber(start, theta), start.expand({shape.heads})});
       }
     }
   }
@@ -363,6 +361,16 @@ std::string AttentionPosition(const std::string& position) {
     text += term.Text();
   }
   return text.empty() ? "none" : text;
+}
+
+std::vector<std::string> LayerPositions(const std::string& pattern) {
+  std::vector<std::string> positions;
+  for (size_t begin = 0; begin <= pattern.size();) {
+    const size_t end = std::min(pattern.find_first_of(";,", begin), pattern.size());
+    positions.push_back(pattern.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return positions;
 }
 
 bool HasProjections(const std::string& position) {
@@ -441,7 +449,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
         break;
       case Setting::kLearned: {
         const at::Tensor start = take();
-        value = LearnedValue(start, take());
+        value = LearnedNumber(start, take());
         break;
       }
     }
@@ -451,7 +459,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
     if (use.setting == Setting::kTensor) return take().expand({shape.heads});
     const at::Tensor start = PositionStart(*use.parameter, term, shape, q);
-    return use.setting == Setting::kLearned ? LearnedValue(start, take()) : start;
+    return use.setting == Setting::kLearned ? LearnedNumber(start, take()) : start;
   };
   for (const Use& use : terms.others()) {
     resolved.similarity.others.push_back(head_value(terms.component(), use));

@@ -68,6 +68,9 @@ class ModuleTerms {
 // The component of a module that is one, of a specification that is read once.
 std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 
+// nn::learned_number.
+at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta);
+
 // gamma or beta of a similarity as it starts in a module: it makes the spread of the logits of
 // N(0, 1) tokens of that many columns 1.
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
@@ -99,6 +102,9 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
 
 // The components of a position that act in attention, "none" where there are none.
 std::string AttentionPosition(const std::string& position);
+
+// nn::layer_positions.
+std::vector<std::string> LayerPositions(const std::string& pattern);
 
 // Whether a position has tensors that a module makes of its tokens in each call.
 bool HasProjections(const std::string& position);

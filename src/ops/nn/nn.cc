@@ -137,6 +137,14 @@ void CheckEmbeddings(const char* name, const torch::Tensor& embeddings, int64_t 
 
 std::string attention_position(const std::string& position) { return AttentionPosition(position); }
 
+std::vector<std::string> layer_positions(const std::string& pattern) {
+  return LayerPositions(pattern);
+}
+
+torch::Tensor learned_number(const torch::Tensor& start, const torch::Tensor& theta) {
+  return LearnedNumber(start, theta);
+}
+
 // Tensors (B, H, places, ...), the first places of which are taken.
 struct KVCache::Room {
   // Half as many places again as the tokens of `kept` and `more` need; those of `kept` are copied.
