@@ -955,6 +955,47 @@ def test_autocast(family):
     assert off <= 1.5 * their_off + 1e-3
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eager_attention_comes_back(family):
+    theirs, ours = both(family)
+    inputs, rows = inputs_of(family)
+    output_of(ours, inputs, rows)
+    assert integration.use_eager(ours) is ours
+    torch.testing.assert_close(
+        output_of(ours, inputs, rows), output_of(theirs, inputs, rows), atol=0, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.DebertaV2Config(
+            **SIZES, intermediate_size=48, relative_attention=True, pos_att_type=["c2p", "p2c"]
+        ),
+        transformers.GPTJConfig(
+            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4,
+            bos_token_id=None, eos_token_id=None,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_eager_attention_comes_back_to_models_without_the_interface(config):
+    theirs, ours = small(config, transformers.AutoModel)
+    inputs, rows = inputs_of("deberta")
+    with pytest.raises(NotImplementedError, match=r"or use_eager\(model\)"):
+        ours(**inputs, output_attentions=True)
+    integration.use_eager(ours)
+    torch.testing.assert_close(
+        output_of(ours, inputs, rows), output_of(theirs, inputs, rows), atol=0, rtol=0
+    )
+    assert ours(**inputs, output_attentions=True).attentions[0].shape == (3, 4, 13, 13)
+    integration.with_cone_attention(ours, "laplacian")
+    with pytest.raises(ValueError, match="has the similarity of with_cone_attention"):
+        integration.use_eager(ours)
+    with pytest.raises(TypeError, match="model is a int"):
+        integration.use_eager(3)
+
+
 def test_other_models_stay_as_they_are():
     theirs, _ = both("t5")
     inputs, rows = inputs_of("t5")
@@ -994,6 +1035,53 @@ def test_cones_train_and_are_saved(family, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
     torch.testing.assert_close(output_of(loaded, inputs, rows), trained, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("kinds", [["c2p", "p2c"], ["c2p"]], ids="+".join)
+def test_another_similarity_beside_disentangled_positions(kinds, shares):
+    """Its scores take the place of q . k, a number for each head; the positions' stay."""
+    torch.manual_seed(0)
+    model = transformers.DebertaV2Model(
+        transformers.DebertaV2Config(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
+            vocab_size=61, relative_attention=True, position_buckets=8, max_relative_positions=16,
+            pos_att_type=kinds, share_att_key=shares,
+        )
+    )  # fmt: skip
+    integration.with_cone_attention(model.eval(), "laplacian")
+    layer = model.encoder.layer[0].attention
+    part = layer.self
+    learned = part.gnomon_similarity
+    torch.nn.init.normal_(learned.gamma_theta, std=0.1)
+    leaves = [learned.gamma_theta, part.query_proj.weight, part.key_proj.weight]
+    x = torch.randn(2, 13, 32)
+    seen = torch.ones(2, 1, 13, 13, dtype=torch.bool)
+    seen[1, ..., 9:] = False
+    embeddings = model.encoder.get_rel_embedding()
+    ours, _ = layer(x, seen, rel_embeddings=embeddings)
+
+    q, k, v = (
+        part.transpose_for_scores(project(x), 4)
+        for project in (part.query_proj, part.key_proj, part.value_proj)
+    )
+    scale_factor = 1 + len(kinds)
+    bias = part.disentangled_attention_bias(q, k, None, embeddings, scale_factor)
+    if len(kinds) < 2:
+        # Such a layer divides its keys first.
+        k = k / (8 * scale_factor) ** 0.5
+    gamma = learned.gamma_start * (5 * learned.gamma_theta).exp()
+    scores = (bias - torch.cdist(q, k) * gamma.repeat(2)[:, None, None]).view(2, 4, 13, 13)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    o = (weights.view(8, 13, 13) @ v).view(2, 4, 13, 8).transpose(1, 2).flatten(2)
+    theirs = layer.output(o, x)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    for mine, expected in zip(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(theirs.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", GENERATORS)

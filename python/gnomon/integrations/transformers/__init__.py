@@ -48,8 +48,9 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23
 from gnomon.integrations.transformers._adapters import NAME
 from gnomon.integrations.transformers._switch import (
     register,
+    use_eager,
     use_gnomon,
     with_cone_attention,
 )
 
-__all__ = ["NAME", "register", "use_gnomon", "with_cone_attention"]
+__all__ = ["NAME", "register", "use_eager", "use_gnomon", "with_cone_attention"]

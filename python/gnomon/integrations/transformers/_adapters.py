@@ -27,7 +27,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from gnomon._encodings import alibi_slopes
 from gnomon.integrations.transformers._interface import (
     OPERATOR,
-    SIMILARITY,
     attend,
     refusal,
     refuse,
@@ -185,7 +184,7 @@ def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
     # Distances that come as an array, and queries of others, are the caller's.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
-    if not {"c2p", "p2c"} <= {*part.pos_att_type} or hasattr(part, SIMILARITY):
+    if not {"c2p", "p2c"} <= {*part.pos_att_type}:
         return False
     span = part.position_buckets
     return span <= 0 or (span % 2 == 0 and part.max_relative_positions - 1 > span // 2)

@@ -38,7 +38,7 @@ class LearnedSimilarity(torch.nn.Module):
 
     def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        self._heads = num_heads
+        self.num_heads = num_heads
         names, starts, learned = ops.module_tensors(
             spec, "none", num_heads, head_dim, head_dim, 1, 0, 0, []
         )
@@ -70,9 +70,9 @@ class LearnedSimilarity(torch.nn.Module):
         """The similarity of the present parameters."""
         values = []
         for name in self._held:
-            value = getattr(self, f"{name}_start").expand(self._heads)
+            value = getattr(self, f"{name}_start").expand(self.num_heads)
             if (theta := getattr(self, f"{name}_theta", None)) is not None:
-                value = value * (5 * theta).exp()
+                value = ops.learned_number(value, theta)
             values.append(value)
         return Specified(self.spec, tuple(values))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
 from gnomon._attention import attention
+from gnomon._catalogue import components_of
 from gnomon.integrations.transformers._masks import Mask, both, given_or_plain, read_array, seen_by
 from gnomon.position import PairBias, Position
 from gnomon.similarity import Dot
@@ -27,8 +28,8 @@ _LOWEST_SCORE = -1e30
 
 _REFUSED = {
     "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
-    "the rows that you want to see, or set_attn_implementation('eager')",
-    "head_mask": "masks of heads (head_mask); use set_attn_implementation('eager')",
+    "the rows that you want to see, or use_eager(model)",
+    "head_mask": "masks of heads (head_mask); use use_eager(model)",
     "cache": "paged caches (cache); use generate() instead of generate_batch()",
 }
 
@@ -106,7 +107,7 @@ def _chosen(
     if size is None:
         raise NotImplementedError(
             f"{OPERATOR}: {type(module).__name__} chooses blocks of keys (block_indices), and has "
-            "no indexer.block_size that says of how many; use set_attn_implementation('eager')"
+            "no indexer.block_size that says of how many; use use_eager(model)"
         )
     count = -(-keys // size)
     chosen = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=k.device)
@@ -150,7 +151,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
         if arguments.get(name) is not None:
             raise NotImplementedError(
                 f"{OPERATOR}: {type(module).__name__} gives its attention {name}, which is not "
-                "supported; use set_attn_implementation('eager')"
+                "supported; use use_eager(model)"
             )
 
 
@@ -230,7 +231,7 @@ def call(
         raise NotImplementedError(
             f"{OPERATOR}: the mask of {type(module).__name__} is of {mask.shape[2]} queries and "
             f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
-            "supported; use set_attn_implementation('eager')"
+            "supported; use use_eager(model)"
         )
     mask, left_over = _with_arrays(mask, biases, hidden, shape)
     positions = [] if position is None else [position]
@@ -252,10 +253,16 @@ def call(
         key_segments=mask.key_segments,
         query_offset=offset.expand(shape[0]) if isinstance(offset, Tensor) else offset,
         mask=mask.seen,
-        scale=scale if learned is None or learned.takes_scale else None,
+        scale=scale if learned is None or learned.takes_scale or _has_content(position) else None,
         sink=sink,
         dropout=dropout,
     )
+
+
+def _has_content(position: Position | None) -> bool:
+    """Whether it has products with tokens of its own, which the scale multiplies."""
+    spec = "none" if position is None else position._lower()[0]
+    return any(component.entry.get("role") == "content" for component in components_of(spec))
 
 
 def _with_arrays(

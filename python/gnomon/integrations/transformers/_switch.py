@@ -106,6 +106,31 @@ def attends(layer: torch.nn.Module) -> bool:
     return isinstance(layer, ADAPTED) or has_interface(kind) or has_own_softmax(kind)
 
 
+def use_eager(model: PreTrainedModel) -> PreTrainedModel:
+    """Undoes use_gnomon: a model attends as transformers writes it; returns the model.
+
+    For models of the AttentionInterface this is set_attn_implementation("eager"), which others do
+    not have. use_gnomon may follow again.
+
+    Raises:
+        TypeError: it is no transformers.PreTrainedModel.
+        ValueError: with_cone_attention gave it a similarity, which its own attention does not know.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise wrong_type(
+            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
+        )
+    if any(hasattr(layer, SIMILARITY) for layer in model.modules()):
+        raise ValueError(
+            f"{OPERATOR}: {type(model).__name__} has the similarity of with_cone_attention, which "
+            "eager attention does not know; expected a model without one"
+        )
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config._attn_implementation = "eager"
+    return model
+
+
 def _switch_parts(model: PreTrainedModel) -> None:
     owners = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     for part in owners:
@@ -129,7 +154,8 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
     gamma_start * exp(5 theta), and theta starts at 0, where the logits of N(0, 1) tokens have a
     spread of 1. They train, and are saved with the model: its configuration names the similarity,
     so that after register() from_pretrained() loads them. Calling it again starts the similarity
-    anew. The model's own scale of the dot product has no meaning then.
+    anew. The model's own scale of the dot product has no meaning then, but where a layer that
+    writes its products itself multiplies queries or keys by it first: the similarity reads them so.
 
     Rotary positions leave the last coordinate of a head, the height of cones, and the coordinate
     that it is paired with as they are, as gnomon.position.RoPE does.
