@@ -253,9 +253,17 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
     leaves = floats_of(model(**inputs))
     if rows is None:
         return leaves
-    # Of tokens, without those of padding, which the eager implementation shows all keys.
+    # Of tokens, without those of padding, which the eager implementation shows all keys. A token
+    # that the model adds may stand before the others or behind them.
+    ends = rows.new_ones(len(rows), 1)
+    by_length = {
+        rows.shape[1]: rows,
+        rows.shape[1] + 1: torch.cat([rows, ends], 1) & torch.cat([ends, rows], 1),
+    }
     return [
-        leaf[rows] for leaf in leaves if leaf.dim() > 2 and leaf.shape[:2] == rows.shape
+        leaf[by_length[leaf.shape[1]]]
+        for leaf in leaves
+        if leaf.dim() > 2 and len(leaf) == len(rows) and leaf.shape[1] in by_length
     ] or leaves
 
 

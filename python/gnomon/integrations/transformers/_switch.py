@@ -6,7 +6,12 @@ import functools
 import warnings
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from gnomon._checks import wrong_type
 from gnomon.integrations.transformers import _cones
@@ -125,17 +130,21 @@ def use_eager(model: PreTrainedModel) -> PreTrainedModel:
             f"{OPERATOR}: {type(model).__name__} has the similarity of with_cone_attention, which "
             "eager attention does not know; expected a model without one"
         )
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            part.config._attn_implementation = "eager"
+    _set_implementation(model, "eager")
     return model
 
 
+def _set_implementation(model: PreTrainedModel, name: str) -> None:
+    """Not as set_attn_implementation(), which leaves those without the interface as they are."""
+    for part in model.modules():
+        # Layers may have a copy of their model's (X-CLIP).
+        if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
+            config._attn_implementation = name
+
+
 def _switch_parts(model: PreTrainedModel) -> None:
+    _set_implementation(model, NAME)
     owners = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    for part in owners:
-        # Not by set_attn_implementation(), which leaves those without the interface as they are.
-        part.config._attn_implementation = NAME
     for owner in reversed(owners):
         refuse_weights(owner, owner.config, NAME)
         for layer in owner.modules():
