@@ -307,3 +307,22 @@ def test_xpos_needs_products():
     q, k, v = tokens(5)
     with pytest.raises(ValueError, match="xpos, which scales inner products"):
         gnomon.attention(q, k, v, similarity="penumbral", position="rope:xpos")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("rope:factor=4", "factor with scaling=none"),
+        ("rope:scaling=linear:factor=2:beta_fast=3", "beta_fast with scaling=linear"),
+        ("rope:scaling=ntk:factor=2:attention_factor=9", "attention_factor with scaling=ntk"),
+        (
+            "rope:scaling=dynamic:factor=2:original_max_position_embeddings=4:truncate=false",
+            "truncate with scaling=dynamic",
+        ),
+        ("rope:scaling=proportional:low_freq_factor=2", "low_freq_factor with scaling=prop"),
+    ],
+)
+def test_numbers_that_a_scaling_does_not_read_are_refused(spec, name):
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=f"RoPE has {name}.*does not read it"):
+        gnomon.attention(q, q, q, position=spec, causal=True)

@@ -996,6 +996,43 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
         integration.use_eager(3)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.FalconConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61
+        ),
+        transformers.GPTNeoConfig(
+            hidden_size=32, num_layers=1, num_heads=4, vocab_size=61,
+            attention_types=[[["global"], 1]], max_position_embeddings=32,
+            bos_token_id=None, eos_token_id=None,
+        ),
+        transformers.GPTJConfig(
+            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4,
+            bos_token_id=None, eos_token_id=None,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_models_that_look_their_layers_up_by_the_implementation(config):
+    integration.register()
+    torch.manual_seed(0)
+    ours = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="gnomon")
+    theirs = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="eager")
+    theirs.load_state_dict(ours.state_dict())
+    # From the configuration of one that was switched.
+    again = type(ours)(integration.use_gnomon(copy.deepcopy(theirs)).config)
+    again.load_state_dict(ours.state_dict())
+    inputs, rows = inputs_of("llama", "right")
+    expected = output_of(theirs.eval(), inputs, rows)
+    for model in (ours, again):
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            found = output_of(model.eval(), inputs, rows)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        names = {event.key for event in profile.key_averages()}
+        assert "gnomon::attention_forward" in names
+
+
 def test_other_models_stay_as_they_are():
     theirs, _ = both("t5")
     inputs, rows = inputs_of("t5")

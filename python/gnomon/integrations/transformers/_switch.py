@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
+from typing import Any
 
 import torch
 from transformers import (
@@ -35,13 +37,22 @@ def register() -> None:
 
     Sets the forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
     SwinAttention and SwinLayer.get_attn_mask to functions that call the former ones unless the
-    model's implementation is "gnomon", and PreTrainedModel's post_init to a function that calls it
-    first, which makes the models that are built or loaded from then on what use_gnomon and
-    with_cone_attention make of others.
+    model's implementation is "gnomon", and PreTrainedModel's __init__ and post_init to functions
+    that call these: the former adds the name to a model's table of classes of attention (Falcon,
+    GPT-J), and the latter makes the models that are built or loaded from then on what use_gnomon
+    and with_cone_attention make of others.
     """
     if NAME in AttentionInterface().valid_keys():
         return
     AttentionInterface.register(NAME, attention_forward)
+    start = PreTrainedModel.__init__
+
+    @functools.wraps(start)
+    def named(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        _name_in_tables(type(self))
+        start(self, *args, **kwargs)
+
+    PreTrainedModel.__init__ = named
     AttentionMaskInterface.register(NAME, to_mask)
     replace_forwards()
     theirs = PreTrainedModel.post_init
@@ -55,6 +66,15 @@ def register() -> None:
             _switch_parts(self)
 
     PreTrainedModel.post_init = post_init
+
+
+def _name_in_tables(kind: type[PreTrainedModel]) -> None:
+    """Makes NAME that of the eager class where a model looks its layers' class up by a name."""
+    for family in kind.__mro__:
+        for name, table in vars(sys.modules[family.__module__]).items():
+            if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict):
+                if (eager := table.get("eager")) is not None:
+                    table.setdefault(NAME, eager)
 
 
 def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
