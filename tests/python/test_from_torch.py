@@ -215,7 +215,7 @@ REFUSED = {
     "another number of axes": (
         lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="alibi:shape=3x4"), (3,)),
         ValueError,
-        r"shape is \(3,\) and that of alibi:shape=3x4 3x4; expected as many axes",
+        r"shape is \(3,\) and that of alibi:shape=3x4 is \(3, 4\); expected as many axes",
     ),
 }
 

@@ -102,8 +102,8 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
             old = component.grid[1:]
             if old and len(old) != len(sizes):
                 raise ValueError(
-                    f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} {old}; "
-                    "expected as many axes"
+                    f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} is "
+                    f"{old}; expected as many axes"
                 )
     for part in parts:
         if isinstance(part, MultiheadAttention):
