@@ -955,6 +955,12 @@ def test_autocast(family):
     assert off <= 1.5 * their_off + 1e-3
 
 
+GPTJ = transformers.GPTJConfig(
+    vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, bos_token_id=None,
+    eos_token_id=None,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eager_attention_comes_back(family):
     theirs, ours = both(family)
@@ -972,10 +978,7 @@ def test_eager_attention_comes_back(family):
         transformers.DebertaV2Config(
             **SIZES, intermediate_size=48, relative_attention=True, pos_att_type=["c2p", "p2c"]
         ),
-        transformers.GPTJConfig(
-            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4,
-            bos_token_id=None, eos_token_id=None,
-        ),
+        GPTJ,
     ],
     ids=lambda config: config.model_type,
 )  # fmt: skip
@@ -1007,10 +1010,7 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
             attention_types=[[["global"], 1]], max_position_embeddings=32,
             bos_token_id=None, eos_token_id=None,
         ),
-        transformers.GPTJConfig(
-            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4,
-            bos_token_id=None, eos_token_id=None,
-        ),
+        GPTJ,
     ],
     ids=lambda config: config.model_type,
 )  # fmt: skip

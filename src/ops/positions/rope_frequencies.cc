@@ -9,7 +9,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
 
 namespace gnomon {
 namespace {
@@ -116,28 +115,26 @@ RotationFrequencies Proportional(const Component& component, double base, int64_
   return {Plain(base, dims, options) * turns / NumberOr(component, "factor", 1)};
 }
 
-// The numbers of a scaling that each scaling reads: another one given would be for nothing.
-void CheckDetails(const Component& component, const std::string& scaling) {
-  static const std::map<std::string, std::set<std::string>> kRead = {
-      {"none", {}},
-      {"linear", {"factor"}},
-      {"ntk", {"factor"}},
-      {"dynamic", {"factor", "original_max_position_embeddings"}},
-      {"yarn",
-       {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-        "truncate", "mscale", "mscale_all_dim"}},
-      {"longrope",
-       {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
-        "long_factor"}},
-      {"llama3",
-       {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}},
-      {"proportional", {"factor", "partial_rotary_factor"}}};
-  static const std::vector<Parameter> kDetails = FrequencyParameters();
-  const std::set<std::string>& read = kRead.at(scaling);
-  for (const Parameter& parameter : kDetails) {
-    TORCH_CHECK_VALUE(parameter.detail_of.empty() || !component.Find(parameter.name) ||
-                          read.contains(parameter.name),
-                      "gnomon.attention: RoPE has ", parameter.name, " with scaling=", scaling,
+// Which scalings read a number: with another one it would be for nothing.
+void CheckNumbersAreRead(const Component& component, const std::string& scaling) {
+  static const std::map<std::string, std::set<std::string>> kReadBy = {
+      {"factor", {"linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "proportional"}},
+      {"original_max_position_embeddings", {"dynamic", "yarn", "longrope", "llama3"}},
+      {"attention_factor", {"yarn", "longrope"}},
+      {"beta_fast", {"yarn"}},
+      {"beta_slow", {"yarn"}},
+      {"truncate", {"yarn"}},
+      {"mscale", {"yarn"}},
+      {"mscale_all_dim", {"yarn"}},
+      {"short_factor", {"longrope"}},
+      {"long_factor", {"longrope"}},
+      {"low_freq_factor", {"llama3"}},
+      {"high_freq_factor", {"llama3"}},
+      {"partial_rotary_factor", {"proportional"}}};
+  for (const auto& [name, value] : component.options()) {
+    const auto read_by = kReadBy.find(name);
+    TORCH_CHECK_VALUE(read_by == kReadBy.end() || read_by->second.contains(scaling),
+                      "gnomon.attention: RoPE has ", name, " with scaling=", scaling,
                       ", which does not read it; expected ",
                       scaling == "none" ? "a scaling" : "it to be left out");
   }
@@ -154,7 +151,7 @@ RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int6
                                   const at::TensorOptions& options) {
   const double base = component.Number("base");
   const std::string scaling = component.Choice("scaling");
-  CheckDetails(component, scaling);
+  CheckNumbersAreRead(component, scaling);
   if (scaling == "none") return {Plain(base, dims, options)};
   if (scaling == "yarn") return Yarn(component, base, dims, options);
   if (scaling == "longrope") return LongRope(component, base, dims, length, options);

@@ -29,7 +29,7 @@ _LOWEST_SCORE = -1e30
 _REFUSED = {
     "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
     "the rows that you want to see, or use_eager(model)",
-    "head_mask": "masks of heads (head_mask); use use_eager(model)",
+    "head_mask": "masks of heads (head_mask); call use_eager(model)",
     "cache": "paged caches (cache); use generate() instead of generate_batch()",
 }
 
@@ -107,7 +107,7 @@ def _chosen(
     if size is None:
         raise NotImplementedError(
             f"{OPERATOR}: {type(module).__name__} chooses blocks of keys (block_indices), and has "
-            "no indexer.block_size that says of how many; use use_eager(model)"
+            "no indexer.block_size that says of how many; call use_eager(model)"
         )
     count = -(-keys // size)
     chosen = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=k.device)
@@ -151,7 +151,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
         if arguments.get(name) is not None:
             raise NotImplementedError(
                 f"{OPERATOR}: {type(module).__name__} gives its attention {name}, which is not "
-                "supported; use use_eager(model)"
+                "supported; call use_eager(model)"
             )
 
 
@@ -231,7 +231,7 @@ def call(
         raise NotImplementedError(
             f"{OPERATOR}: the mask of {type(module).__name__} is of {mask.shape[2]} queries and "
             f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
-            "supported; use use_eager(model)"
+            "supported; call use_eager(model)"
         )
     mask, left_over = _with_arrays(mask, biases, hidden, shape)
     positions = [] if position is None else [position]
@@ -261,8 +261,10 @@ def call(
 
 def _has_content(position: Position | None) -> bool:
     """Whether it has products with tokens of its own, which the scale multiplies."""
-    spec = "none" if position is None else position._lower()[0]
-    return any(component.entry.get("role") == "content" for component in components_of(spec))
+    return position is not None and any(
+        component.entry.get("role") == "content"
+        for component in components_of(position._lower()[0])
+    )
 
 
 def _with_arrays(

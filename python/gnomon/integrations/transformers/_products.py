@@ -512,12 +512,9 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     # batch's, or has all heads of one batch after the other (DeBERTa), which a similarity tells
     # apart.
     learned = getattr(seen.module, SIMILARITY, None)
-    if len(lead) > 1:
-        heads = lead[-1]
-    elif learned is not None and product.mask is None and lead[0] % learned.num_heads == 0:
-        heads = learned.num_heads
-    else:
-        heads = 1
+    heads = lead[-1] if len(lead) > 1 else 1
+    if learned is not None and len(lead) == 1 and product.mask is None:
+        heads = learned.num_heads if lead[0] % learned.num_heads == 0 else 1
     batch = math.prod(lead) // heads if heads else 0
 
     def in_four(tensor: Tensor, whole: bool) -> Tensor:

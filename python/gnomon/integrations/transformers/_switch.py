@@ -77,6 +77,13 @@ def _name_in_tables(kind: type[PreTrainedModel]) -> None:
                     table.setdefault(NAME, eager)
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise wrong_type(
+            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
+        )
+
+
 def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
     """Calls register() and makes a model that exists use gnomon; returns it.
 
@@ -89,10 +96,7 @@ def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
         TypeError: it is no transformers.PreTrainedModel.
         NotImplementedError: it has no attention that is known. The model is as it was.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise wrong_type(
-            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
-        )
+    _check_model(model)
     register()
     if not any(attends(layer) for layer in model.modules()):
         raise NotImplementedError(
@@ -141,10 +145,7 @@ def use_eager(model: PreTrainedModel) -> PreTrainedModel:
         TypeError: it is no transformers.PreTrainedModel.
         ValueError: with_cone_attention gave it a similarity, which its own attention does not know.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise wrong_type(
-            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
-        )
+    _check_model(model)
     if any(hasattr(layer, SIMILARITY) for layer in model.modules()):
         raise ValueError(
             f"{OPERATOR}: {type(model).__name__} has the similarity of with_cone_attention, which "
@@ -203,10 +204,7 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
         raise wrong_type(
             "integrations.transformers", "similarity", similarity, "a specification, a string"
         )
-    if not isinstance(model, PreTrainedModel):
-        raise wrong_type(
-            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
-        )
+    _check_model(model)
     _cones.check_map(similarity)
     if dense := _unknown(model):
         raise NotImplementedError(
