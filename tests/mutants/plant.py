@@ -11,8 +11,10 @@ import argparse
 import fnmatch
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +28,12 @@ TARGET = "gnomon_core_tests"
 # planted in those of three first: a definition that reads no tokens (whose object comes first, so
 # that functions which objects share are linked from it), one of products and one of distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# An error may have the tests wait for ever. The least time that they get, and how many times what
-# those that are named in errors.txt take without an error.
+# An error may have the tests compute or wait for ever. The least time of a processor that they get,
+# how many times what those that are named in errors.txt take without an error, and for how long they
+# may take none. Of a processor, since a busy machine is no error.
 LIMIT_S = 300
 PATIENCE = 3
+IDLE_S = 60
 
 
 class PlantError(Exception):
@@ -97,6 +101,15 @@ def copy_tree(to: Path) -> None:
         copy.write_bytes(data)
 
 
+def processor_s(pid: int) -> float:
+    """The processors' time that a process has taken, in seconds; 0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Workshop:
     """The copy of the tree and what is built from it."""
 
@@ -104,7 +117,8 @@ class Workshop:
         self.tree = folder / "tree"
         self.build_folder = folder / "build"
         self.jobs = jobs
-        self.limit_s: float | None = None  # none until the tests have run without an error
+        self.limit_s = float("inf")  # until the tests have run without an error
+        self.tests_s = 0.0  # of a processor, of the last run of tests
         copy_tree(self.tree)
         # Those of the project where they are: what runs this may stand beside them.
         tools = Path(sys.executable).parent
@@ -126,11 +140,8 @@ class Workshop:
         """The first test that fails, or None."""
         command = [str(self.build_folder / "bin" / TARGET), f"--gtest_filter={tests}"]
         command += ["--gtest_fail_fast", "--gtest_color=no"]
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=self.limit_s)
-            output, code, end = run.stdout, run.returncode, " (crash)"
-        except subprocess.TimeoutExpired as expired:
-            output, code, end = (expired.stdout or b"").decode(errors="replace"), 1, " (hangs)"
+        code, output = self.run_tests(command)
+        end = " (crash)" if code is not None else " (hangs)"
         if "[==========] Running 0 tests" in output:
             raise PlantError(f"no test is {tests}")
         if code == 0:
@@ -139,6 +150,24 @@ class Workshop:
             return failed[0]
         begun = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
         return (begun[-1] if begun else "the program's start") + end
+
+    def run_tests(self, command: list[str]) -> tuple[int | None, str]:
+        """Exit status and output of a program of tests; None where it was stopped as hanging."""
+        with tempfile.TemporaryFile("w+") as log:
+            run = subprocess.Popen(command, stdout=log, stderr=log)
+            self.tests_s, idle_since = 0.0, time.monotonic()
+            while run.poll() is None:
+                time.sleep(0.1)
+                if (used := processor_s(run.pid)) > self.tests_s:
+                    self.tests_s, idle_since = used, time.monotonic()
+                if self.tests_s > self.limit_s or time.monotonic() - idle_since > IDLE_S:
+                    run.kill()
+                    run.wait()
+                    break
+            log.seek(0)
+            output = log.read()
+        hangs = run.returncode == -signal.SIGKILL
+        return (None if hangs else run.returncode), output
 
     def objects(self, file: Path) -> list[Path]:
         """The objects that a file goes into; of those of definitions, few stand for many."""
@@ -229,10 +258,9 @@ def main() -> int:
     workshop = Workshop(args.folder.resolve(), args.jobs)
     if not workshop.build():
         raise PlantError(f"the tree itself does not compile; see {workshop.build_folder}/build.log")
-    start = time.monotonic()
     if failed := workshop.failed_test(":".join({error.tests for error in errors})):
         raise PlantError(f"the tree itself fails {failed}")
-    workshop.limit_s = max(LIMIT_S, PATIENCE * (time.monotonic() - start))
+    workshop.limit_s = max(LIMIT_S, PATIENCE * workshop.tests_s)
     seen = 0
     broken = 0
     for error in errors:
