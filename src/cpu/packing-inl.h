@@ -36,6 +36,9 @@ static_assert(kRowBlock % kLaneCount == 0);
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+// What finite biases beyond count as, so that they stay finite in units of log2, several of them
+// added and with a temperature of up to 10: many write the least number there is to hide a key.
+constexpr float kMostBias = 1e37f;
 
 // Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
 // both directions: scores are the same numbers in both.
@@ -45,6 +48,17 @@ inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
 }
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
+
+// Biases in units of log2; finite ones stay so.
+HWY_INLINE VF BiasInLog2(VF bias) {
+  const DF d;
+  const VF finite = Min(hn::Set(d, kMostBias), Max(hn::Set(d, -kMostBias), bias));
+  return Select(hn::Abs(bias) < hn::Set(d, kInfinity), finite, bias) * hn::Set(d, kLog2E);
+}
+HWY_INLINE float FiniteBias(float bias) {
+  return std::isinf(bias) ? bias : std::clamp(bias, -kMostBias, kMostBias);
+}
+HWY_INLINE float BiasInLog2(float bias) { return FiniteBias(bias) * kLog2E; }
 
 // A vector of numbers of 16 bits as floats.
 HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {

@@ -127,7 +127,7 @@ class LargestBias {
       }
       // NaN where something is not finite.
       if (hn::AllTrue(d, zeros == hn::Zero(d))) {
-        return hn::GetLane(hn::MaxOfLanes(d, most)) * kLog2E;
+        return BiasInLog2(hn::GetLane(hn::MaxOfLanes(d, most)));
       }
     }
     float most = -kInfinity;
@@ -140,7 +140,7 @@ class LargestBias {
       most = std::max(most, entries[n]);
     }
     if (!some) return -kInfinity;
-    return any ? kInfinity : most * kLog2E;
+    return any ? kInfinity : BiasInLog2(most);
   }
 
   int64_t Table(int64_t b, int64_t h) const {
@@ -602,7 +602,7 @@ class Skipping {
       }
       // Where only some are hidden, nothing is left out.
       if (!bounded || (least == -kInfinity && most > least)) most = kInfinity;
-      key_bias_[Size(row * cells_ + c)] = most * kLog2E;
+      key_bias_[Size(row * cells_ + c)] = BiasInLog2(most);
     }
   }
   float LargestKeyBias(int64_t b, int64_t h, int64_t first, int64_t end) const {

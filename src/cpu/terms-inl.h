@@ -56,7 +56,7 @@ class BiasTable {
     std::fill_n(to + size_, stride_ - size_, 0.0f);
     bool masks = false;
     for (int64_t e = 0; e < size_; ++e) {
-      to[e] = from[e] * kLog2E;
+      to[e] = BiasInLog2(from[e]);
       masks = masks || from[e] == -kInfinity;
     }
     masks_[Size(n)] = masks ? 1 : 0;
@@ -115,7 +115,8 @@ class KeyBias {
     std::fill_n(to, stride_, 0.0f);
     bool masks = false;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
-      to[j] = bias_[n * keys_ + j] * (has_base() ? 1.0f : kLog2E);
+      const float bias = FiniteBias(bias_[n * keys_ + j]);
+      to[j] = has_base() ? bias : bias * kLog2E;
       masks = masks || to[j] == -kInfinity;
     }
     masks_[Size(n)] = masks ? 1 : 0;
@@ -288,7 +289,7 @@ class Terms {
     }
     if (pair_bias()) {
       const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
-      for (int64_t n = 0; n < ColumnsOf(row); ++n) scratch[n] += from[n] * kLog2E;
+      AddPairBias(from, ColumnsOf(row), scratch);
     }
     if (plain != nullptr) std::copy_n(scratch, row.count, plain);
     if (has_temperature()) {
@@ -396,6 +397,15 @@ class Terms {
   // Of a row of whole vectors, the columns that there are.
   int64_t ColumnsOf(const TileRow& row) const {
     return std::min(row.count, in_.shape.keys - row.begin);
+  }
+
+  static void AddPairBias(const float* from, int64_t columns, float* HWY_RESTRICT scores) {
+    const DF d;
+    int64_t n = 0;
+    for (; n + kLaneCount <= columns; n += kLaneCount) {
+      hn::StoreU(hn::LoadU(d, scores + n) + BiasInLog2(hn::LoadU(d, from + n)), d, scores + n);
+    }
+    for (; n < columns; ++n) scores[n] += BiasInLog2(from[n]);
   }
 
   // Puts -inf where the caller's mask hides a pair.

@@ -224,6 +224,10 @@ struct Score {
   bool seen;
 };
 
+GNOMON_DEVICE float FiniteBias(float bias) {
+  return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
+}
+
 // `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.
 template <class F, class C>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
@@ -241,16 +245,16 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
     }
   }
   if (C::kBias == 1) {
-    s.added = LoadShared<float>(window + 4 * diagonal);
+    s.added = FiniteBias(LoadShared<float>(window + 4 * diagonal));
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kBias == 2) {
-    if (s.seen) s.added = SumOfEntries(p.layout, head.bias, head.position + i, j);
+    if (s.seen) s.added = FiniteBias(SumOfEntries(p.layout, head.bias, head.position + i, j));
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kKeyBias != 0) {
     s.seen = s.seen && k.bias != -Infinity();
-    s.added += k.bias;
+    s.added += FiniteBias(k.bias);
     if (C::kKeyBias == 2) s.added = s.added + k.bias_low - q.base;
   }
   if (C::kPairBias != 0) {
@@ -259,7 +263,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
       const float value = static_cast<const float*>(
           bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] + i * bias.stride[2] + j];
       s.seen = value != -Infinity();
-      s.added += value;
+      s.added += FiniteBias(value);
     }
   }
   if (C::kRelativeKeys != 0) {

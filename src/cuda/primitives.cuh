@@ -177,6 +177,8 @@ using cuda::SharedLayout;
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
+// What finite biases beyond count as (cpu/packing-inl.h).
+constexpr float kMostBias = 1e37f;
 
 GNOMON_DEVICE float Infinity() { return FromBits(0x7f800000u); }
 
