@@ -182,6 +182,15 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "temperature": draw(B, H, LENGTH),
         "causal": True,
     },
+    "biases that rows or keys share": lambda draw: {
+        "position": [
+            PairBias(draw(1, H, 1, LENGTH)),
+            PairBias(draw(B, 1, LENGTH, 1)),
+            PairBias(draw(H, 1, 1)),
+        ],
+        "sink": draw(H),
+        "causal": True,
+    },
     "a mask of keys": lambda draw: {"mask": draw(B, 1, 1, LENGTH, learned=False) > -0.5},
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
     "einstein midpoint at a temperature": lambda draw: {
@@ -272,6 +281,7 @@ def compare(
             dataclasses.replace(term, **{field: part_of(getattr(term, field), rows, rank, 2)})
             if (field := {PairBias: "bias", Relative: "query"}.get(type(term)))
             and getattr(term, field) is not None
+            and getattr(term, field).size(-2) > 1
             else term
             for term in arguments["position"]
         ]

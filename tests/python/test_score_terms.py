@@ -6,14 +6,16 @@ Masks and biases that are the caller's arrays, biases of keys, forget gates, tem
 from __future__ import annotations
 
 import math
+import textwrap
 
 import formulas
 import pytest
 import torch
 from formulas import SIMILARITIES, Case, Mask
+from operator_checks import peak_memory
 
 import gnomon
-from gnomon.position import Forget, KeyBias, PairBias, Relative
+from gnomon.position import Forget, Gate, KeyBias, OffsetBias, PairBias, QKNorm, Relative
 
 B, H, HKV, LQ, LK = 2, 4, 2, 13, 37
 
@@ -25,7 +27,12 @@ PAIRS = {
     "all": (1, 1, LQ, LK),
     "two axes": (LQ, LK),
     "rows": (B, 1, 1, LK),
+    "rows of heads": (1, H, 1, LK),
+    "rows alone": (LK,),
     "columns": (H, LQ, 1),
+    "columns of batches": (B, 1, LQ, 1),
+    "heads alone": (H, 1, 1),
+    "one": (),
 }
 #: Of temperatures.
 ROWS = {"own": (B, H, LQ), "heads": (B, 1, LQ), "batch": (1, H, LQ), "rows": (LQ,), "one": ()}
@@ -60,15 +67,20 @@ def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.
     return (scores.softmax(-1) * sees) @ values, lse
 
 
-def check(case: Case, inputs: dict, terms, arguments, add, dtype, mask=None) -> None:
-    """terms(p) and arguments(p) are ours; add(p) is what the formula adds to the scores."""
+def check(
+    case: Case, inputs: dict, terms, arguments, add, dtype, mask=None, ours_masks=True
+) -> None:
+    """terms(p) and arguments(p) are ours; add(p) is what the formula adds to the scores.
+
+    ours_masks: whether gnomon is told of the mask, or has terms that hide the same.
+    """
     inputs = case.inputs() | inputs
 
     def ours(p):
         return gnomon.attention(
             p["q"], p["k"], p["v"], similarity=SIMILARITIES[case.similarity].ours(p),
-            position=[*case.positions(p), *terms(p)], return_lse=True, mask=mask,
-            **(case.arguments() | arguments(p)),
+            position=[*case.positions(p), *terms(p)], return_lse=True,
+            mask=mask if ours_masks else None, **(case.arguments() | arguments(p)),
         )  # fmt: skip
 
     def theirs(p):
@@ -120,6 +132,94 @@ def test_biases_of_pairs(shape, dtype):
     torch.manual_seed(0)
     inputs = {"pairs": normal(*PAIRS[shape])}
     check(case_of(), inputs, lambda p: [PairBias(p["pairs"])], nothing, lambda p: p["pairs"], dtype)
+
+
+@DTYPES
+def test_biases_that_rows_or_keys_share_hide_by_infinity(dtype):
+    """With a sink and temperatures, one of which is 0."""
+    torch.manual_seed(0)
+    of_keys, of_rows = normal(B, 1, 1, LK), normal(1, H, LQ, 1)
+    of_keys[0, :, :, ::3] = -math.inf
+    of_rows[:, 1, 2:5] = -math.inf
+    finite = of_keys.isfinite() & of_rows.isfinite()
+    inputs = {"temperature": torch.rand(B, H, LQ, dtype=torch.float64) + 0.5}
+    inputs["temperature"][0, 1, 2] = 0
+    check(
+        case_of(),
+        inputs,
+        lambda p: [PairBias(x.to(p["q"].dtype)) for x in (of_keys, of_rows)],
+        lambda p: {"temperature": p["temperature"]},
+        lambda p: torch.where(finite, of_keys + of_rows, 0.0).to(p["q"].dtype),
+        dtype,
+        finite,
+        ours_masks=False,
+    )
+    q, k, v = (torch.randn(B, H, n, 8, dtype=dtype) for n in (LQ, LK, LK))
+    arguments = {"sink": torch.randn(H, dtype=dtype), "return_lse": True}
+    pairs = of_rows.to(dtype)
+    whole = PairBias(pairs.expand(B, H, LQ, LK).clone())
+    torch.testing.assert_close(
+        gnomon.attention(q, k, v, position=PairBias(pairs), **arguments),
+        gnomon.attention(q, k, v, position=whole, **arguments),
+    )
+    spoiled = PairBias(of_rows.clone().fill_(math.nan).to(dtype))
+    sees = torch.rand(B, 1, LQ, LK) < 0.5
+    sees[:, :, 3] = False
+    o, lse = gnomon.attention(q, k, v, position=spoiled, mask=sees, return_lse=True)
+    assert (o[:, :, 3] == 0).all()
+    assert (lse[:, :, 3] == -math.inf).all()
+    assert o[:, :, :3].isnan().all()
+    assert lse[:, :, 4:].isnan().all()
+
+
+def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
+    before = """
+        shape = [int(n) for n in sys.argv[1].split("x")]
+        bias = torch.randn(shape, requires_grad=True)
+        q, k, v = (torch.randn(1, 2, 16384, 8, requires_grad=True) for _ in range(3))
+    """
+    step = """
+        position = gnomon.position.PairBias(bias)
+        gnomon.attention(q, k, v, position=position, causal=True, window=256).sum().backward()
+    """
+    for shape in ("1x2x1x16384", "1x2x16384x1"):
+        used = peak_memory(textwrap.dedent(before), textwrap.dedent(step), shape)
+        assert used < 100 * 2**10, (shape, used)  # KiB; those of all pairs are 2 GiB
+
+
+#: Biases that are the same everywhere.
+SAME = {
+    "pairs": lambda number: PairBias(torch.full((1, 2, 40, 24), number)),
+    "pairs of keys": lambda number: PairBias(torch.full((24,), number)),
+    "keys": lambda number: KeyBias(torch.full((1, 2, 24), number)),
+    "offsets": lambda number: OffsetBias(torch.full((2, 40 + 24 - 1), number)),
+}
+
+
+@pytest.mark.parametrize("kind", list(SAME))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_finite_biases(kind, sign):
+    """Rows that see the least number there is, and nothing else, weigh their keys alike."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, n, 8, requires_grad=True) for n in (40, 24, 24)]
+    position = SAME[kind](sign * torch.finfo(torch.float32).max)
+    o = gnomon.attention(*leaves, position=position, query_offset=0)
+    torch.testing.assert_close(o, leaves[2].mean(2, keepdim=True).expand_as(o))
+    gradients = torch.autograd.grad(o.square().sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 40, 24), (24,)])
+def test_the_least_number_hides_as_infinity_does(shape):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (40, 24, 24))
+    hidden = torch.rand(shape) < 0.4
+    hidden[..., 0] = False
+    least, infinite = (
+        gnomon.attention(q, k, v, position=PairBias(torch.zeros(shape).masked_fill(hidden, number)))
+        for number in (torch.finfo(torch.float32).min, -math.inf)
+    )
+    assert torch.equal(least, infinite)
 
 
 @DTYPES
@@ -315,6 +415,59 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
     torch.testing.assert_close(ours, softmax(scores.masked_fill(~seen, -math.inf), v)[0])
 
 
+@pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("kind", ["keys", "pairs of keys", "pairs"])
+def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
+    """Rows at a hidden key take off the gates' sum there, not the number that hides it."""
+    torch.manual_seed(0)
+    q, k, v, gates = normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40)
+    hidden = torch.zeros(2, 1, 40, dtype=torch.bool)
+    hidden[0, :, 25:] = hidden[1, :, 3:9] = True
+
+    def attend(q, k, v, gates, number):
+        keys = torch.zeros(2, 1, 40, dtype=q.dtype).masked_fill(hidden, number)
+        bias = {
+            "keys": lambda: KeyBias(keys),
+            "pairs of keys": lambda: PairBias(keys.unsqueeze(2)),
+            "pairs": lambda: PairBias(keys.unsqueeze(2).repeat(1, 1, 40, 1)),
+        }[kind]()
+        forget = Forget(-gates.square())
+        return gnomon.attention(q, k, v, position=[forget, bias], causal=True, return_lse=True)
+
+    inputs = {"q": q, "k": k, "v": v, "gates": gates}
+    ours = formulas.values_and_gradients(
+        lambda p: attend(*p.values(), number), {n: x.float() for n, x in inputs.items()}
+    )
+    exact = formulas.values_and_gradients(lambda p: attend(*p.values(), -math.inf), inputs)
+    for name, expected in exact.items():
+        torch.testing.assert_close(ours[name].double(), expected, rtol=0, atol=2e-5, msg=name)
+
+
+@DTYPES
+@pytest.mark.parametrize("ordered", [True, False])
+def test_closed_gates(ordered, dtype):
+    """log_forget = -inf is the limit of gates near 0, and leaves the others their digits."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 40, 8, dtype=dtype) for _ in range(3))
+    gates = -torch.rand(2, 2, 40, dtype=dtype)
+    gates[:, :, 11] = gates[1, 0, 30] = -math.inf
+    closed = (gates == -math.inf).to(torch.int64).cumsum(2)
+    places = torch.arange(40) if ordered else torch.arange(40).flip(0)
+    if not ordered:
+        closed = closed.flip(2)
+        gates = gates.flip(2)
+    # What no closed gate is between a key and its query.
+    mask = closed[:, :, :, None] == closed[:, :, None, :]
+    found = gnomon.attention(q, k, v, position=Forget(gates), positions=places, causal=True)
+    expected = gnomon.attention(
+        q, k, v, position=Forget(gates.clamp_min(-1.0)), positions=places, causal=True, mask=mask
+    )
+    torch.testing.assert_close(found, expected)
+    leaf = gates.clone().requires_grad_()
+    gnomon.attention(q, k, v, position=Forget(leaf), causal=True).sum().backward()
+    assert leaf.grad.isfinite().all()
+
+
 def test_rows_and_batches_that_see_nothing():
     """Whatever their temperatures, biases and bounds are."""
     torch.manual_seed(0)
@@ -477,6 +630,16 @@ def test_compiled_mapped_and_repeatable():
         ({"position": KeyBias(torch.zeros(2, 5))}, ValueError, "tensor of key_bias has shape"),
         ({"position": Forget(torch.zeros(2, 2, 4))}, ValueError, "tensor of forget has shape"),
         ({"position": "pair_bias"}, ValueError, "pair_bias"),
+        (
+            {"position": [Gate(torch.ones(2, 2, 5, 4))] * 2},
+            ValueError,
+            "position has two gates",
+        ),
+        (
+            {"position": [QKNorm(torch.ones(4), torch.ones(4))] * 2},
+            ValueError,
+            "position has two QK-norms",
+        ),
         ({"temperature": torch.zeros(2, 3, 5)}, ValueError, "temperature has shape"),
         ({"temperature": torch.zeros(5).double()}, TypeError, "temperature has dtype"),
         ({"temperature": "1"}, TypeError, "temperature is a str"),

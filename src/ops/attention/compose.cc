@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <tuple>
 #include <utility>
 
@@ -70,23 +71,24 @@ at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads) {
   return log.repeat_interleave(heads / SizeOf(v, 1), 1);
 }
 
-// A bias of the keys as the operator takes it. In float64, where scores are computed in float32, it
-// goes in two parts, and each row takes off that of the key at its own position first: a sum over a
-// long past has too many digits otherwise.
+// A bias of the keys as the operator takes it.
 struct KeyBias {
   at::Tensor bias;
   OptionalTensor low = {};
   OptionalTensor base = {};
 };
 
-KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const OffsetRange& range,
-                     const std::optional<KeyOrder>& order) {
-  if (bias.scalar_type() == computing || bias.sym_size(2) == 0) return {bias.to(computing)};
+// `given` and sums over the keys before in float64, where scores are computed in float32: in two
+// parts, and each row takes off the sum at its own position first, or what a long past has added up
+// would leave no digits.
+KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::ScalarType computing,
+                     const OffsetRange& range, const std::optional<KeyOrder>& order) {
+  const at::Tensor bias = given + sums;
   KeyBias split{bias.to(computing)};
+  if (bias.sym_size(2) == 0) return split;
   const at::Tensor high = split.bias.detach();
   // -inf masks a key, and has no digits.
-  const at::Tensor finite = high.isfinite();
-  split.low = at::where(finite, bias.detach() - high, 0.0).to(computing);
+  split.low = at::where(high.isfinite(), bias.detach() - high, 0.0).to(computing);
   const at::TensorOptions integers = bias.options().dtype(at::kLong);
   at::Tensor columns = at::arange(range.queries, integers);
   if (order) {
@@ -97,24 +99,14 @@ KeyBias SplitKeyBias(const at::Tensor& bias, at::ScalarType computing, const Off
     columns = columns.unsqueeze(0) + range.query_offset;
   }
   const at::Tensor own = columns.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
+  const at::Tensor base = sums.detach().to(computing);
   split.base =
-      at::where(finite, high, 0.0)
-          .gather(2, own.expand_symint({high.sym_size(0), high.sym_size(1), range.queries}));
+      at::where(base.isfinite(), base, 0.0)
+          .gather(2, own.expand_symint({base.sym_size(0), base.sym_size(1), range.queries}));
   return split;
 }
 
-// The sum of the positions of that role; undefined if there is none.
-template <class Term>
-at::Tensor SumOf(const std::vector<ResolvedPosition>& positions, PositionEntry::Role role,
-                 const Term& term) {
-  at::Tensor sum;
-  for (const ResolvedPosition& position : positions) {
-    if (position.entry->role() != role) continue;
-    const at::Tensor one = term(position);
-    sum = sum.defined() ? sum + one : one;
-  }
-  return sum;
-}
+void Add(OptionalTensor& sum, const at::Tensor& term) { sum = sum ? *sum + term : term; }
 
 // A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
 // has fewer axes, or one entry in place of them, batch and heads stay shared.
@@ -222,8 +214,8 @@ class Composition {
     AddOffsetBiases();
     Rotate(query, key);
     AddContent();
-    AddKeyBiases();
     AddPairBiases();
+    AddKeyBiases();
     AddMask();
     AddTemperature();
     at::Tensor value = WeighedValues();
@@ -246,6 +238,7 @@ class Composition {
       if (call_.key_bias_base) lse = lse + Tempered(*call_.key_bias_base);
       if (tokens.row_constant) lse = lse + Tempered(tokens.row_constant());
     }
+    if (row_bias_) AddRowBias(o, lse, statistics);
     if (sink) std::tie(o, lse) = AddSink(o, lse, *sink);
     if (arguments_.aggregation == "lorentz_centroid") o = LorentzCentroid(o, similarity_);
     o = InType(Gated(o), given_q_.scalar_type());
@@ -256,6 +249,8 @@ class Composition {
  private:
   void Check() {
     const int64_t head_dim = Concrete(q_.sym_size(3));
+    FindOne(positions_, PositionEntry::Role::kNorm, "QK-norms");
+    FindOne(positions_, PositionEntry::Role::kGate, "gates");
     content_ = FindOne(positions_, PositionEntry::Role::kContent, "content terms");
     // A content term takes the scale, too, whatever the similarity.
     const bool is_for_content = content_ != nullptr && !entry_.catalogue.takes_scale;
@@ -281,7 +276,7 @@ class Composition {
     places_ = Places::Find(q_, k_, arguments_);
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
-    rotation_ = FindOne(positions_, PositionEntry::Role::kRotation, "RoPE");
+    rotation_ = FindOne(positions_, PositionEntry::Role::kRotation, "rotations");
     const bool has_position =
         !coordinates_ && std::any_of(positions_.begin(), positions_.end(), DependsOnPlaces);
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
@@ -381,37 +376,72 @@ class Composition {
   }
 
   void AddKeyBiases() {
-    const at::Tensor key_bias =
-        SumOf(positions_, PositionEntry::Role::kKeyBias, [&](const ResolvedPosition& position) {
-          const at::Tensor& given = position.tensors[0];
-          TORCH_CHECK_VALUE(given.dim() == 3 &&
-                                (given.sym_size(0) == 1 || given.sym_size(0) == q_.sym_size(0)) &&
-                                (given.sym_size(1) == 1 || given.sym_size(1) == range_.heads) &&
-                                given.sym_size(2) == range_.keys,
-                            kOperation, ": the tensor of ", position.component->name(),
-                            " has shape ", given.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (",
-                            q_.sym_size(0), ", ", range_.heads, ", ", range_.keys, ")");
-          // What lies outside may be anything, and sums go over it.
-          const at::Tensor seen = Visible(given.unsqueeze(3)).squeeze(3);
-          return position.entry->bias(*position.component, {seen}, range_);
-        });
-    if (!key_bias.defined()) return;
-    const at::Tensor sum = call_.key_bias ? *call_.key_bias + key_bias : key_bias;
-    KeyBias split = SplitKeyBias(sum.expand_symint({q_.sym_size(0), q_.sym_size(1), range_.keys}),
+    OptionalTensor given = std::move(shared_by_rows_);
+    if (call_.key_bias) Add(given, *call_.key_bias);
+    OptionalTensor sums;
+    for (const ResolvedPosition& position : positions_) {
+      if (position.entry->role() != PositionEntry::Role::kKeyBias) continue;
+      const at::Tensor& tensor = position.tensors[0];
+      TORCH_CHECK_VALUE(tensor.dim() == 3 &&
+                            (tensor.sym_size(0) == 1 || tensor.sym_size(0) == q_.sym_size(0)) &&
+                            (tensor.sym_size(1) == 1 || tensor.sym_size(1) == range_.heads) &&
+                            tensor.sym_size(2) == range_.keys,
+                        kOperation, ": the tensor of ", position.component->name(), " has shape ",
+                        tensor.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (", q_.sym_size(0),
+                        ", ", range_.heads, ", ", range_.keys, ")");
+      // What lies outside may be anything, and sums go over it.
+      const at::Tensor seen = Visible(tensor.unsqueeze(3)).squeeze(3);
+      const at::Tensor bias = position.entry->bias(*position.component, {seen}, range_);
+      Add(bias.scalar_type() == computing_ ? given : sums, bias);
+    }
+    const auto whole = [&](const OptionalTensor& bias) {
+      const std::vector<c10::SymInt> sizes = {q_.sym_size(0), q_.sym_size(1), range_.keys};
+      return bias->expand_symint(sizes);
+    };
+    if (!sums) {
+      if (given) call_.key_bias = whole(given);
+      return;
+    }
+    KeyBias split = SplitKeyBias(given ? *given : at::zeros({}, sums->options()), whole(sums),
                                  computing_, range_, order_);
     call_.key_bias = std::move(split.bias);
     call_.key_bias_low = std::move(split.low);
     call_.key_bias_base = std::move(split.base);
   }
 
+  // A bias that all rows share is one of the keys, and one that all keys share is one of the rows:
+  // neither takes memory for pairs, nor does its gradient.
   void AddPairBiases() {
-    const at::Tensor pair_bias =
-        SumOf(positions_, PositionEntry::Role::kPairBias, [&](const ResolvedPosition& position) {
-          return BroadcastPairs(("the tensor of " + position.component->name()).c_str(),
-                                position.entry->bias(*position.component, position.tensors, range_),
-                                q_, k_);
-        });
-    if (pair_bias.defined()) call_.pair_bias = pair_bias;
+    for (const ResolvedPosition& position : positions_) {
+      if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
+      at::Tensor given = position.entry->bias(*position.component, position.tensors, range_);
+      const std::string name = "the tensor of " + position.component->name();
+      const at::Tensor pairs = BroadcastPairs(name.c_str(), given, q_, k_);
+      while (given.dim() < 4) given = given.unsqueeze(0);
+      if (given.sym_size(3) == 1) {
+        Add(row_bias_, given.squeeze(3));
+      } else if (given.sym_size(2) == 1) {
+        Add(shared_by_rows_, given.squeeze(2));
+      } else {
+        Add(call_.pair_bias, pairs);
+      }
+    }
+  }
+
+  // What all keys share adds to lse alone, and hides whole rows where it is -inf. The statistics
+  // have it, too: parts of the keys are merged by these, and one key of many has a bias of its own.
+  void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics) const {
+    constexpr double kNothing = -std::numeric_limits<double>::infinity();
+    const at::Tensor sees_nothing = (*row_bias_ == kNothing).logical_or(lse == kNothing);
+    const at::Tensor bias = at::where(sees_nothing, 0.0, *row_bias_);
+    // NaN and +inf are NaN in all of a row.
+    o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
+    const at::Tensor added = Tempered(bias);
+    lse = (lse + added).masked_fill(sees_nothing, kNothing);
+    const at::Tensor largest = statistics.slice(0, 0, 1) + added.detach() * std::numbers::log2e;
+    statistics =
+        at::cat({largest.masked_fill(sees_nothing, kNothing),
+                 statistics.slice(0, 1, 2).masked_fill(sees_nothing, 0), statistics.slice(0, 2)});
   }
 
   void AddMask() {
@@ -617,6 +647,8 @@ class Composition {
   std::optional<KeyOrder> order_;
   PackedBiases packed_;
   bool weighs_values_ = false;
+  OptionalTensor shared_by_rows_;  // biases of pairs that are of keys: (1 or B, 1 or H, Lk)
+  OptionalTensor row_bias_;        // those that are of rows: (1 or B, 1 or H, 1 or Lq)
   OperatorArguments call_;
   // What views in call_ are of.
   std::string relative_layout_;

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <gnomon/torch/attention.h>
 
+#include <limits>
 #include <vector>
 
 #include "ops/catalogue/registry.h"
@@ -8,20 +9,25 @@
 namespace gnomon {
 namespace {
 
+// The logarithm of a gate that is closed: one of -inf would be all that is left of any sum. Of
+// weights before it nothing is left by this one, and of later sums the digits are.
+constexpr double kClosed = -1e6;
+
 // The product of all gates up to a key in place of those between it and a query: they differ by
 // what all keys of a row have in common. In float64, or the differences of long sums would be lost.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
-  if (!range.key_order) return -at::cumsum(tensors[0], 2, at::kDouble);
+  const at::Tensor gates =
+      tensors[0].masked_fill(tensors[0] == -std::numeric_limits<double>::infinity(), kClosed);
+  if (!range.key_order) return -at::cumsum(gates, 2, at::kDouble);
   // Of keys that stand anywhere, in the order of their positions.
   const at::Tensor& order = *range.key_order;
-  const std::vector<c10::SymInt> sizes = {order.sym_size(0), tensors[0].sym_size(1),
-                                          order.sym_size(1)};
+  const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
     return columns.unsqueeze(1).expand_symint(sizes);
   };
   const at::Tensor sums =
-      at::cumsum(tensors[0].expand_symint(sizes).gather(2, over_heads(order)), 2, at::kDouble);
+      at::cumsum(gates.expand_symint(sizes).gather(2, over_heads(order)), 2, at::kDouble);
   return -sums.gather(2, over_heads(order.argsort(int64_t{1})));
 }
 
@@ -47,18 +53,21 @@ const RegisterPosition forget({
                   .details = "The sum is exact over long sequences: it is kept in float64, and "
                              "each row subtracts the sum at its own position. lse and sinks see it "
                              "without that subtraction. Gates of keys outside "
-                             "key_starts and key_lengths count as 1. A module computes the gates "
+                             "key_starts and key_lengths count as 1. With positions of the "
+                             "caller's, the gates between "
+                             "a key and a query are those of the positions between them. A module "
+                             "computes the gates "
                              "from its tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, "
                              "with w at 0 and b such that log f is minus ALiBi's slope.",
                   .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                             "Forget Gate",
                   .role = CatalogueEntry::Role::kKeyBias,
                   .cost = "3 + 0",
+                  .sums_over_keys = true,
                   .class_name = "Forget"},
-    .parameters = {Table("log_forget", Index::kNone, {.projection = kGate})
-                       .Means(
-                           "(1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at "
-                           "most 0: logsigmoid of a projection of its token")},
+    .parameters = {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
+                       .Means("(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: "
+                              "logsigmoid of a projection of its token; -inf closes it")},
     .bias = Bias,
 });
 

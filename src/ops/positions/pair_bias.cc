@@ -13,7 +13,10 @@ const RegisterPosition pair_bias({
          .note = "an array that comes with each call",
          .details =
              "-inf masks a pair: this is what other libraries call a float mask, added to the "
-             "scores. Where batches or heads share it, its gradient is summed over them in order.",
+             "scores. Where batches or heads share it, its gradient is summed over them in order. "
+             "One that all queries share, or all keys, costs no memory for pairs. In float32 "
+             "finite numbers count as at most 1e37 in size, so that a row of nothing but the "
+             "least number there is weighs all its keys alike.",
          .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
          .role = CatalogueEntry::Role::kPairBias,
          .cost = "2 + 0",
