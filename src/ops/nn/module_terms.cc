@@ -6,6 +6,7 @@
 #include <gnomon/attention.h>
 
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "base/kept.h"
@@ -99,21 +100,6 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
 }
 
-// Names the tensors of a module: a second component of a name is told apart by its number.
-class TensorNames {
- public:
-  std::string Next(const std::string& component, const std::string& parameter) {
-    std::string name = component + "_" + parameter;
-    int count = 1;
-    for (const std::string& used : used_) count += used == name;
-    used_.push_back(name);
-    return count == 1 ? name : component + std::to_string(count) + "_" + parameter;
-  }
-
- private:
-  std::vector<std::string> used_;
-};
-
 // The weights of a projection of tokens, and their starts.
 std::vector<ModuleTensor> ProjectionTensors(const TokenProjection& projection,
                                             const Component& component, const std::string& name,
@@ -149,15 +135,23 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
   similarity_ = &FindSimilarity(*component_);
   if (const Parameter* parameter = similarity_->head_parameter()) {
     head_ = UseOf(*component_, *parameter);
+    head_->keeps_start = true;
+    Place(*head_, parameter->name);
   }
   for (const Parameter* parameter : similarity_->other_head_parameters()) {
-    others_.push_back(UseOf(*component_, *parameter));
+    Place(others_.emplace_back(UseOf(*component_, *parameter)), parameter->name);
   }
+  std::map<std::string, int> names;
   for (Component& term : ParseSum(position)) {
     const PositionEntry& entry =
         FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
     std::vector<Use> uses;
-    for (const Parameter* parameter : entry.Tensors(term)) uses.push_back(UseOf(term, *parameter));
+    for (const Parameter* parameter : entry.Tensors(term)) {
+      // A second component of a name is told apart by its number.
+      const int count = ++names[term.name() + "_" + parameter->name];
+      Place(uses.emplace_back(UseOf(term, *parameter)),
+            term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
+    }
     const auto called = [&](bool both_ways) {
       Component component = term;
       component.SetDefault("bidirectional", both_ways ? "true" : "false");
@@ -169,6 +163,30 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
     const bool lies_on_grid = term.Find("shape").has_value();
     positions_.push_back({&entry, term, std::move(uses), called(lies_on_grid), called(true)});
   }
+}
+
+void ModuleTerms::Place(Use& use, const std::string& name) {
+  use.name = name;
+  use.first = count_;
+  use.first_of_call = count_of_call_;
+  if (use.is_given) {
+    use.count = 1;
+  } else if (use.is_projected()) {
+    use.count = use.parameter->tensor.projection->bias_start == nullptr ? 1 : 2;
+  } else if (!use.parameter->is_per_head()) {
+    use.count = 1;
+  } else if (use.setting != Setting::kNumber) {
+    use.count = (use.keeps_start ? 1 : 0) + (use.setting == Setting::kLearned ? 1 : 0);
+  }
+  use.count_of_call = use.is_projected() ? 1 : use.count;
+  count_ += use.count;
+  count_of_call_ += use.count_of_call;
+}
+
+void ModuleTerms::CheckCount(at::TensorList tensors, bool of_call) const {
+  const size_t expected = of_call ? count_of_call_ : count_;
+  TORCH_CHECK_VALUE(tensors.size() == expected, "gnomon.nn: ", tensors.size(), " tensors for ",
+                    text_, "; expected ", expected);
 }
 
 std::shared_ptr<const ModuleTerms> ModuleTerms::Of(const std::string& similarity,
@@ -235,120 +253,65 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
                       kName, ": ", parameter, " of ", term, " has shape ", tensor.sizes(),
                       "; expected (H,) = (", shape.heads, ",), or () for all heads");
   };
-  const int64_t head_dim = shape.head_dim;
-  const at::Tensor theta = at::zeros({shape.heads}, at::TensorOptions().dtype(at::kDouble));
-  const Component& component = terms.component();
   const SimilarityEntry& entry = terms.similarity();
-  shape.has_height = entry.HasHeight(component);
-  entry.CheckColumns(component, head_dim, "gnomon.nn.MultiheadAttention", ": qk_dim is ");
-  if (const std::optional<Use>& use = terms.head()) {
-    const std::string& name = use->parameter->name;
-    if (use->setting == Setting::kTensor) {
-      take_heads(component.name(), name, name);
-    } else if (use->setting != Setting::kNumber) {
-      const double start = HeadParameterStart(entry, component, head_dim);
-      tensors.push_back({name + "_start", at::scalar_tensor(start, theta.options()),
-                         /*learned=*/false});
-    }
-    if (use->setting == Setting::kLearned) {
-      tensors.push_back({name + "_theta", theta, /*learned=*/true});
-    }
-  }
-  for (const Use& use : terms.others()) {
-    const std::string& name = use.parameter->name;
-    if (use.setting == Setting::kTensor) take_heads(component.name(), name, name);
-    if (use.setting != Setting::kLearned) continue;
-    use.parameter->tensor.start(component, shape);  // throws where it cannot be learned
-    tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
-  }
-  TensorNames names;
+  shape.has_height = entry.HasHeight(terms.component());
+  entry.CheckColumns(terms.component(), shape.head_dim, kName, ": qk_dim is ");
   for (const ModuleTerms::Position& position : terms.positions()) {
-    const Component& term = position.component;
-    TokenGrid::Find(term);  // throws for a mistake in it
-    for (const Use& use : position.uses) {
-      const Parameter* parameter = use.parameter;
-      const std::string name = names.Next(term.name(), parameter->name);
-      if (use.is_given) {
-        if (parameter->is_per_head()) {
-          take_heads(term.name(), parameter->name, name);
-        } else {
-          take(term.name(), parameter->name, name);
-        }
-        continue;
+    TokenGrid::Find(position.component);  // throws for a mistake in it
+  }
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  terms.ForEachUse([&](const Component& term, const Use& use) {
+    const Parameter& parameter = *use.parameter;
+    if (use.is_given && parameter.is_per_head()) {
+      take_heads(term.name(), parameter.name, use.name);
+    } else if (use.is_given) {
+      take(term.name(), parameter.name, use.name);
+    } else if (use.is_projected()) {
+      for (ModuleTensor& tensor :
+           ProjectionTensors(*parameter.tensor.projection, term, use.name, shape)) {
+        tensors.push_back(std::move(tensor));
       }
-      if (const auto& projection = parameter->tensor.projection) {
-        for (ModuleTensor& tensor : ProjectionTensors(*projection, term, name, shape)) {
-          tensors.push_back(std::move(tensor));
-        }
-        continue;
+    } else if (!parameter.is_per_head()) {
+      tensors.push_back({use.name, parameter.tensor.start(term, shape), /*learned=*/true});
+    } else if (use.setting != Setting::kNumber) {
+      if (use.keeps_start) {
+        const double start = HeadParameterStart(entry, term, shape.head_dim);
+        tensors.push_back({use.name + "_start", at::scalar_tensor(start, options),
+                           /*learned=*/false});
+      } else {
+        parameter.tensor.start(term, shape);  // throws where it cannot be learned
       }
-      const at::Tensor start = parameter->tensor.start(term, shape);
-      if (!parameter->is_per_head()) {
-        tensors.push_back({name, start, /*learned=*/true});
-      } else if (use.setting == Setting::kLearned) {
-        tensors.push_back({name + "_theta", theta.clone(), /*learned=*/true});
+      if (use.setting == Setting::kLearned) {
+        tensors.push_back({use.name + "_theta", at::zeros({shape.heads}, options),
+                           /*learned=*/true});
       }
     }
-  }
+  });
   TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
   return tensors;
 }
 
 std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors) {
+  terms.CheckCount(tensors, /*of_call=*/false);
   std::vector<LearnedTensor> learned;
-  size_t next = 0;
-  const auto take = [&] {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
-    return tensors[next++];
-  };
-  // A tensor that was given, unless it is a buffer.
-  const auto take_given = [&](const std::string& name) {
-    const at::Tensor tensor = take();
-    if (tensor.requires_grad()) learned.push_back({name, tensor.detach(), std::nullopt});
-  };
-  const auto take_theta = [&](const Component& term, const Parameter& parameter,
-                              const std::string& name) {
-    const at::Tensor theta = take().detach();
-    const at::Tensor start = parameter.tensor.start(term, shape).to(theta.options());
-    learned.push_back({name, LearnedNumber(start, theta), start});
-  };
-  if (const std::optional<Use>& use = terms.head()) {
-    const std::string& name = use->parameter->name;
-    if (use->setting == Setting::kTensor) {
-      take_given(name);
-    } else if (use->setting != Setting::kNumber) {
-      const at::Tensor start = take().detach();
-      if (use->setting == Setting::kLearned) {
-        const at::Tensor theta = take().detach();
-        learned.push_back({name, LearnedNumber(start, theta), start.expand({shape.heads})});
-      }
+  terms.ForEachUse([&](const Component& term, const Use& use) {
+    // What a projection makes is of tokens, not of the module.
+    if (use.count == 0 || use.is_projected()) return;
+    const at::Tensor last = tensors[use.first + use.count - 1];
+    if (use.is_given) {
+      // Unless it is a buffer.
+      if (last.requires_grad()) learned.push_back({use.name, last.detach(), std::nullopt});
+    } else if (!use.parameter->is_per_head()) {
+      learned.push_back({use.name, last.detach(), std::nullopt});
+    } else if (use.setting == Setting::kLearned) {
+      const at::Tensor theta = last.detach();
+      const at::Tensor start = use.keeps_start
+                                   ? tensors[use.first].detach().expand({shape.heads})
+                                   : use.parameter->tensor.start(term, shape).to(theta.options());
+      learned.push_back({use.name, LearnedNumber(start, theta), start});
     }
-  }
-  for (const Use& use : terms.others()) {
-    const std::string& name = use.parameter->name;
-    if (use.setting == Setting::kTensor) take_given(name);
-    if (use.setting == Setting::kLearned) take_theta(terms.component(), *use.parameter, name);
-  }
-  TensorNames names;
-  for (const ModuleTerms::Position& position : terms.positions()) {
-    const Component& term = position.component;
-    for (const Use& use : position.uses) {
-      const Parameter* parameter = use.parameter;
-      const std::string name = names.Next(term.name(), parameter->name);
-      if (use.is_given) {
-        take_given(name);
-      } else if (const auto& projection = parameter->tensor.projection) {
-        // What it makes is of tokens, not of the module.
-        take();
-        if (projection->bias_start != nullptr) take();
-      } else if (!parameter->is_per_head()) {
-        learned.push_back({name, take().detach(), std::nullopt});
-      } else if (use.setting == Setting::kLearned) {
-        take_theta(term, *parameter, name);
-      }
-    }
-  }
+  });
   return learned;
 }
 
@@ -384,83 +347,47 @@ bool HasProjections(const std::string& position) {
 
 ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
                                const at::Tensor& query_tokens, const at::Tensor& key_tokens) {
+  terms.CheckCount(tensors, /*of_call=*/false);
   ProjectedTensors call;
-  size_t next = 0;
-  const auto take = [&]() -> const at::Tensor& {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
-    return tensors[next++];
-  };
-  const auto keep = [&](int64_t count) {
-    for (int64_t n = 0; n < count; ++n) call.tensors.push_back(take());
-  };
-  if (const std::optional<Use>& use = terms.head()) {
-    keep(use->setting == Setting::kNumber ? 0 : use->setting == Setting::kLearned ? 2 : 1);
-  }
-  const auto keep_value = [&](const Use& use) {
-    keep(use.setting == Setting::kTensor || use.setting == Setting::kLearned ? 1 : 0);
-  };
-  for (const Use& use : terms.others()) keep_value(use);
-  for (const ModuleTerms::Position& position : terms.positions()) {
-    for (const Use& use : position.uses) {
-      const auto& projection = use.parameter->tensor.projection;
-      if (!projection || use.is_given) {
-        if (use.parameter->is_per_head()) {
-          keep_value(use);
-        } else {
-          keep(1);
-        }
-        continue;
-      }
-      const at::Tensor& tokens = projection->of_keys ? key_tokens : query_tokens;
-      const at::Tensor& weight = take();
-      const OptionalTensor bias =
-          projection->bias_start == nullptr ? std::nullopt : OptionalTensor(take());
-      const at::Tensor product =
-          at::linear(tokens, weight, bias).unflatten(2, {heads, -1}).transpose(1, 2);
-      // Gates are close to 1, and multiply: those of low precision would lose what they say.
-      const at::Tensor computed = product.to(ComputingType(product));
-      if (projection->of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
-      call.tensors.push_back(projection->finish == nullptr ? computed
-                                                           : projection->finish(computed));
+  terms.ForEachUse([&](const Component& /*term*/, const Use& use) {
+    if (!use.is_projected()) {
+      for (size_t n = 0; n < use.count; ++n) call.tensors.push_back(tensors[use.first + n]);
+      return;
     }
-  }
+    const TokenProjection& projection = *use.parameter->tensor.projection;
+    const at::Tensor& tokens = projection.of_keys ? key_tokens : query_tokens;
+    const OptionalTensor bias =
+        use.count == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
+    const at::Tensor product =
+        at::linear(tokens, tensors[use.first], bias).unflatten(2, {heads, -1}).transpose(1, 2);
+    // Gates are close to 1, and multiply: those of low precision would lose what they say.
+    const at::Tensor computed = product.to(ComputingType(product));
+    if (projection.of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
+    call.tensors.push_back(projection.finish == nullptr ? computed : projection.finish(computed));
+  });
   return call;
 }
 
 ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
                             const ModuleTerms& terms, at::TensorList tensors,
                             const CallArguments& arguments) {
-  size_t next = 0;
-  const auto take = [&] {
-    TORCH_CHECK_VALUE(next < tensors.size(), "gnomon.nn: too few tensors for ", terms.text());
-    const at::Tensor& tensor = tensors[next++];
-    return AsParameter(tensor, q, "gnomon.nn: a parameter");
+  terms.CheckCount(tensors, /*of_call=*/true);
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
+  const auto held = [&](const Use& use, size_t n) {
+    return AsParameter(tensors[use.first_of_call + n], q, "gnomon.nn: a parameter");
+  };
+  const auto head_value = [&](const Component& term, const Use& use) {
+    if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
+    if (use.setting == Setting::kTensor) return held(use, 0).expand({shape.heads});
+    const at::Tensor start =
+        use.keeps_start ? held(use, 0) : PositionStart(*use.parameter, term, shape, q);
+    if (use.setting == Setting::kLearned) return LearnedNumber(start, held(use, use.count - 1));
+    return use.keeps_start ? start.expand({shape.heads}) : start;
   };
   ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
   if (const std::optional<Use>& use = terms.head()) {
-    at::Tensor& value = resolved.similarity.head_parameter;
-    switch (use->setting) {
-      case Setting::kNumber:
-        value = HeadNumber(q, use->number);
-        break;
-      case Setting::kFixed:
-      case Setting::kTensor:
-        value = take().expand({SizeOf(q, 1)});
-        break;
-      case Setting::kLearned: {
-        const at::Tensor start = take();
-        value = LearnedNumber(start, take());
-        break;
-      }
-    }
+    resolved.similarity.head_parameter = head_value(terms.component(), *use);
   }
-  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
-  const auto head_value = [&](const Component& term, const Use& use) {
-    if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
-    if (use.setting == Setting::kTensor) return take().expand({shape.heads});
-    const at::Tensor start = PositionStart(*use.parameter, term, shape, q);
-    return use.setting == Setting::kLearned ? LearnedNumber(start, take()) : start;
-  };
   for (const Use& use : terms.others()) {
     resolved.similarity.others.push_back(head_value(terms.component(), use));
   }
@@ -472,10 +399,11 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
         values.push_back(head_value(position.component, use));
         continue;
       }
-      const at::Tensor held = take();
+      const at::Tensor table = held(use, 0);
       const auto expand = use.parameter->tensor.expand;
-      values.push_back(
-          expand == nullptr ? held : expand(position.component, held, LengthsOf(q, k, arguments)));
+      values.push_back(expand == nullptr
+                           ? table
+                           : expand(position.component, table, LengthsOf(q, k, arguments)));
     }
     resolved.positions.push_back({position.entry,
                                   arguments.causal ? position.causal : position.both_ways,

@@ -25,8 +25,19 @@ class ModuleTerms {
     // Where it has one value per head: a number, the start, a start that is learned from, or a
     // tensor that the module was given.
     enum class Setting { kNumber, kFixed, kLearned, kTensor } setting;
-    double number = 0;      // of kNumber
-    bool is_given = false;  // whether it is a tensor that the module was given
+    double number = 0;         // of kNumber
+    bool is_given = false;     // whether it is a tensor that the module was given
+    bool keeps_start = false;  // of one value per head: whether the module holds where it starts
+    // The name of its tensors in a module, "gamma" or "alibi2_slopes"; where they are among those
+    // of the module, and among those of a call (ProjectTokens).
+    std::string name = "";
+    size_t first = 0;
+    size_t count = 0;
+    size_t first_of_call = 0;
+    size_t count_of_call = 0;
+
+    // Whether a module makes it of its tokens in each call.
+    bool is_projected() const { return parameter->tensor.projection && !is_given; }
   };
   struct Position {
     const PositionEntry* entry;
@@ -51,18 +62,30 @@ class ModuleTerms {
   // The similarity's other parameters with one value per head.
   const std::vector<Use>& others() const { return others_; }
   const std::vector<Position>& positions() const { return positions_; }
-  // The specifications as a message quotes them.
-  const std::string& text() const { return text_; }
+  // All of them in the order of their tensors: visit(component, use).
+  template <class Visit>
+  void ForEachUse(const Visit& visit) const {
+    if (head_) visit(*component_, *head_);
+    for (const Use& use : others_) visit(*component_, use);
+    for (const Position& position : positions_) {
+      for (const Use& use : position.uses) visit(position.component, use);
+    }
+  }
+  // Throws unless a list of tensors has all of a module, or all of a call.
+  void CheckCount(at::TensorList tensors, bool of_call) const;
 
  private:
   ModuleTerms(const std::string& similarity, const std::string& position);
+  void Place(Use& use, const std::string& name);
 
   const SimilarityEntry* similarity_;
   std::shared_ptr<const Component> component_;
   std::optional<Use> head_;
   std::vector<Use> others_;
   std::vector<Position> positions_;
-  std::string text_;
+  size_t count_ = 0;
+  size_t count_of_call_ = 0;
+  std::string text_;  // the specifications as a message quotes them
 };
 
 // The component of a module that is one, of a specification that is read once.

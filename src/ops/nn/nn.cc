@@ -12,6 +12,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/options.h"
+#include "ops/catalogue/term_builder.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
@@ -90,24 +91,6 @@ torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
   if (call.cache) call.cache->append(embeddings, history);
   return tokens;
 }
-
-// "name:key=value".
-class SpecBuilder {
- public:
-  explicit SpecBuilder(std::string name) : text_(std::move(name)) {}
-  SpecBuilder& Add(const std::string& key, const std::string& value) {
-    text_ += ":" + key + "=" + value;
-    return *this;
-  }
-  SpecBuilder& Grid(const std::vector<int64_t>& shape, int64_t prefix) {
-    if (!shape.empty()) Add("shape", SizesText(shape));
-    return Add("prefix", std::to_string(prefix));
-  }
-  operator std::string() const { return text_; }  // NOLINT: implicit
-
- private:
-  std::string text_;
-};
 
 // Whether tokens can be copied behind those that are kept.
 bool HaveOneForm(const std::vector<torch::Tensor*>& kept, const std::vector<torch::Tensor>& fresh) {
@@ -561,29 +544,37 @@ torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const 
 
 TokenEncoding Sinusoidal(int64_t dim, const std::string& layout, const std::vector<int64_t>& shape,
                          int64_t prefix) {
-  return TokenEncoding(SpecBuilder("sinusoidal").Add("layout", layout).Grid(shape, prefix), dim);
+  return TokenEncoding(TermBuilder("sinusoidal")
+                           .With("layout", layout)
+                           .With("shape", shape)
+                           .With("prefix", prefix)
+                           .Build<Term>()
+                           .spec,
+                       dim);
 }
 
 TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim) {
-  return TokenEncoding(SpecBuilder("learned").Add("length", std::to_string(max_length)), dim);
+  return TokenEncoding(TermBuilder("learned").With("length", max_length).Build<Term>().spec, dim);
 }
 
 TokenEncoding Convolutional(int64_t dim, int64_t kernel, int64_t groups, bool causal) {
-  const std::string spec = SpecBuilder("conv")
-                               .Add("kernel", std::to_string(kernel))
-                               .Add("groups", std::to_string(groups));
+  const std::string spec =
+      TermBuilder("conv").With("kernel", kernel).With("groups", groups).Build<Term>().spec;
   return TokenEncoding(TokenEncodingOptions(spec, dim).causal(causal));
 }
 
 TokenEncoding CAPE(int64_t dim, const CAPEOptions& options) {
-  SpecBuilder spec("cape");
-  for (const auto& [name, value] : {std::pair("global_shift", options.global_shift()),
-                                    std::pair("local_shift", options.local_shift()),
-                                    std::pair("global_scale", options.global_scale())}) {
-    if (value) spec.Add(name, NumberText(*value));
-  }
-  if (options.normalize()) spec.Add("normalize", "true");
-  return TokenEncoding(spec.Grid(options.shape(), options.prefix()), dim);
+  return TokenEncoding(
+      TermBuilder("cape")
+          .With("global_shift", options.global_shift())
+          .With("local_shift", options.local_shift())
+          .With("global_scale", options.global_scale())
+          .With("normalize", options.normalize() ? std::optional(true) : std::nullopt)
+          .With("shape", options.shape())
+          .With("prefix", options.prefix())
+          .Build<Term>()
+          .spec,
+      dim);
 }
 
 TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : options(options_) {
