@@ -999,6 +999,22 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
         integration.use_eager(3)
 
 
+def test_models_without_attention_are_named():
+    """As a layer of another model one may have none (a convolution), and nothing is said."""
+    integration.register()
+    for config in (
+        transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=9),
+        transformers.FNetConfig(hidden_size=32, num_hidden_layers=1, vocab_size=9),
+    ):
+        with pytest.warns(UserWarning, match="has no attention that is known, and stays as it is"):
+            transformers.AutoModel.from_config(config, attn_implementation="gnomon")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transformers.AutoModel.from_config(
+            transformers.LlamaConfig(**SIZES, **TOKENS), attn_implementation="gnomon"
+        )
+
+
 @pytest.mark.parametrize(
     "config",
     [

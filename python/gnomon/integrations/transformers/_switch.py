@@ -37,10 +37,11 @@ def register() -> None:
 
     Sets the forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
     SwinAttention and SwinLayer.get_attn_mask to functions that call the former ones unless the
-    model's implementation is "gnomon", and PreTrainedModel's __init__ and post_init to functions
-    that call these: the former adds the name to a model's table of classes of attention (Falcon,
-    GPT-J), and the latter makes the models that are built or loaded from then on what use_gnomon
-    and with_cone_attention make of others.
+    model's implementation is "gnomon", and PreTrainedModel's __init__, post_init, _from_config and
+    from_pretrained to functions that call these: the first adds the name to a model's table of
+    classes of attention (Falcon, GPT-J), the second makes the models that are built or loaded from
+    then on what use_gnomon and with_cone_attention make of others, and the others warn of a model
+    without attention.
     """
     if NAME in AttentionInterface().valid_keys():
         return
@@ -66,6 +67,31 @@ def register() -> None:
             _switch_parts(self)
 
     PreTrainedModel.post_init = post_init
+    for name in ("_from_config", "from_pretrained"):
+        _warn_after(name)
+
+
+def _warn_after(name: str) -> None:
+    """Has a class method that makes models warn of one that is to use gnomon and cannot."""
+    make = getattr(PreTrainedModel, name).__func__
+
+    @functools.wraps(make)
+    def made(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
+        result = make(cls, *args, **kwargs)
+        # from_pretrained may return what it knows of the loading beside the model.
+        model = result[0] if isinstance(result, tuple) else result
+        if model.config._attn_implementation == NAME and not _has_attention(model):
+            warnings.warn(
+                f"{OPERATOR}: {cls.__name__} has no attention that is known, and stays as it is",
+                stacklevel=2,
+            )
+        return result
+
+    setattr(PreTrainedModel, name, classmethod(made))
+
+
+def _has_attention(model: torch.nn.Module) -> bool:
+    return any(attends(layer) for layer in model.modules())
 
 
 def _name_in_tables(kind: type[PreTrainedModel]) -> None:
@@ -98,7 +124,7 @@ def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
     """
     _check_model(model)
     register()
-    if not any(attends(layer) for layer in model.modules()):
+    if not _has_attention(model):
         raise NotImplementedError(
             f"{OPERATOR}: {type(model).__name__} has no attention that is known: none through "
             "transformers' AttentionInterface, and none that is a softmax of a product of its own; "
