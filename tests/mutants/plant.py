@@ -28,9 +28,9 @@ TARGET = "gnomon_core_tests"
 # planted in those of three first: a definition that reads no tokens (whose object comes first, so
 # that functions which objects share are linked from it), one of products and one of distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# An error may have the tests compute or wait for ever. The least time of a processor that they get,
-# how many times what those that are named in errors.txt take without an error, and for how long they
-# may take none. Of a processor, since a busy machine is no error.
+# An error may have the tests compute or wait for ever. The least time of a processor that they
+# get, how many times what those that are named in errors.txt take without an error, and for how
+# long they may take next to none. Of a processor, since a busy machine is no error.
 LIMIT_S = 300
 PATIENCE = 3
 IDLE_S = 60
@@ -155,12 +155,16 @@ class Workshop:
         """Exit status and output of a program of tests; None where it was stopped as hanging."""
         with tempfile.TemporaryFile("w+") as log:
             run = subprocess.Popen(command, stdout=log, stderr=log)
-            self.tests_s, idle_since = 0.0, time.monotonic()
+            self.tests_s, checked, checked_s = 0.0, time.monotonic(), 0.0
             while run.poll() is None:
                 time.sleep(0.1)
-                if (used := processor_s(run.pid)) > self.tests_s:
-                    self.tests_s, idle_since = used, time.monotonic()
-                if self.tests_s > self.limit_s or time.monotonic() - idle_since > IDLE_S:
+                self.tests_s = max(self.tests_s, processor_s(run.pid))
+                idle = False
+                if time.monotonic() - checked > IDLE_S:
+                    # Threads that wait for one another look now and then.
+                    idle = self.tests_s - checked_s < IDLE_S / 20
+                    checked, checked_s = time.monotonic(), self.tests_s
+                if self.tests_s > self.limit_s or idle:
                     run.kill()
                     run.wait()
                     break
