@@ -43,10 +43,11 @@ tokens a standard deviation of 1.
     "position": (
         """Positions: how the positions p_i of a query and p_j of a key change the scores.
 
-``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
-({content}), which reads q as it was passed, and any number
-of biases. Each is learned if its tensor requires grad. Where (H,) is expected, one for each query
-head, a number or a tensor () without axes stands for all heads.
+``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one rotation, one content
+term ({content}), which reads q as it was passed, one QK-norm, one
+sink and one gate, and any number of biases. Each is learned if its tensor requires grad. Where
+(H,) is expected, one for each query head, a number or a tensor () without axes stands for all
+heads.
 
 A specification may be given wherever a position is expected, "rope+alibi", also in a sum:
 ``"rope" + ALiBi(slopes)``. What it leaves out is as a module has it at its start.

@@ -55,6 +55,8 @@ struct CatalogueParameter {
   std::string meaning = "";
   // The choice that it gives details of; classes take both together, scaling="yarn:factor=4".
   std::string detail_of = "";
+  // The values of that choice which read it; with others it is refused. Empty: all read it.
+  std::vector<std::string> read_by = {};
   std::vector<std::string> choices = {};
   // The range of a number or an integer; `above`: the lowest itself is excluded.
   std::optional<double> lowest = std::nullopt;
@@ -112,6 +114,8 @@ struct CatalogueEntry {
   bool needs_grid = false;
   bool needs_causal = false;
   bool needs_dot = false;
+  // Whether what it gives a key is a sum over other keys, which those of one part do not know.
+  bool sums_over_keys = false;
   bool takes_scale = false;  // of a similarity: whether the argument `scale` multiplies its scores
   // Its class in Python and its function in C++, "HyPE"; empty: it has none.
   std::string class_name = "";

@@ -269,10 +269,7 @@ def _check_position(term: position_terms.Specified) -> None:
             f"gnomon.{_NAME}: position is {term.spec}, on a grid; expected positions in the "
             "sequence"
         )
-    if any(
-        component.entry.get("role") == "key_bias" and not component.tables("key_entries")
-        for component in components_of(term.spec)
-    ):
+    if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
         raise NotImplementedError(
             f"gnomon.{_NAME}: position is {term.spec}, which sums over the keys of all processes; "
             "expected a KeyBias of these sums"

@@ -1,9 +1,10 @@
 """Positions: how the positions p_i of a query and p_j of a key change the scores.
 
-``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one RoPE, one content term
-(AbsoluteKeys, ContentBias, Disentangled, Relative, Relative2D, TransformerXL), which reads q as it
-was passed, and any number of biases. Each is learned if its tensor requires grad. Where (H,) is
-expected, one for each query head, a number or a tensor () without axes stands for all heads.
+``RoPE() + ALiBi(slopes)`` is their sum, as is a list of them: at most one rotation, one content
+term (AbsoluteKeys, ContentBias, Disentangled, Relative, Relative2D, TransformerXL), which reads q
+as it was passed, one QK-norm, one sink and one gate, and any number of biases. Each is learned if
+its tensor requires grad. Where (H,) is expected, one for each query head, a number or a tensor ()
+without axes stands for all heads.
 
 A specification may be given wherever a position is expected, "rope+alibi", also in a sum: ``"rope"
 + ALiBi(slopes)``. What it leaves out is as a module has it at its start.
@@ -289,15 +290,16 @@ class Forget(Position):
 
     The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum
     at its own position. lse and sinks see it without that subtraction. Gates of keys outside
-    key_starts and key_lengths count as 1. A module computes the gates from its tokens, f =
-    sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f is minus
-    ALiBi's slope.
+    key_starts and key_lengths count as 1. With positions of the caller's, the gates between a
+    key and a query are those of the positions between them. A module computes the gates from its
+    tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f
+    is minus ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 
     Args:
-        log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at most 0:
-            logsigmoid of a projection of its token.
+        log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: logsigmoid of
+            a projection of its token; -inf closes it.
     """
 
     log_forget: Tensor
@@ -332,7 +334,10 @@ class PairBias(Position):
     """bias[b, h, i, j].
 
     -inf masks a pair: this is what other libraries call a float mask, added to the scores. Where
-    batches or heads share it, its gradient is summed over them in order.
+    batches or heads share it, its gradient is summed over them in order. One that all queries
+    share, or all keys, costs no memory for pairs. In float32 finite numbers count as at most
+    1e37 in size, so that a row of nothing but the least number there is weighs all its keys
+    alike.
 
     Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 

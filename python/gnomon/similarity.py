@@ -200,7 +200,8 @@ class Lorentz(Similarity):
     Args:
         scale: factor of each head.
         c: the curvature of each head's space is -1 / c; positive.
-        bias: added to all scores of a head, which only lse and sinks see.
+        bias: added to all scores of a head, which only lse and sinks see: without them it has no
+            gradient, and modules take a number, which they do not learn.
         map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
             (sqrt(c), 0), tangents no longer than 30 sqrt(c), whose scores grow as e^(|q| + |k|);
             "none": tokens are points (t, x), the time first, which is taken to be sqrt(c + |x|^2).

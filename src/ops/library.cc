@@ -14,13 +14,13 @@
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/hype_augment.h"
 #include "ops/attention/outputs.h"
+#include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/graph/graph_attention.h"
 #include "ops/graph/graph_operators.h"
 #include "ops/linear/linear_attention.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
-#include "ops/positions/rope_frequencies.h"
 
 namespace gnomon {
 namespace {
@@ -66,7 +66,9 @@ at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const
 
 bool GoesByLength(const std::string& position) {
   const std::vector<Component> components = ParseSum(position);
-  return std::any_of(components.begin(), components.end(), DependOnLength);
+  return std::any_of(components.begin(), components.end(), [](const Component& component) {
+    return FindPosition(component).GoesByLength(component);
+  });
 }
 
 std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(

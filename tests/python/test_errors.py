@@ -236,7 +236,7 @@ VALUE_ERRORS = {
         lambda: attend(position=position.OffsetBias(torch.ones(4, 12))),
         r"table of OffsetBias has shape \[4, 12\]; expected \(H, Lq \+ Lk - 1\) = \(4, 11\)",
     ),
-    "two RoPE": (lambda: attend(position=[position.RoPE()] * 2), "position has two RoPE"),
+    "two RoPE": (lambda: attend(position=[position.RoPE()] * 2), "position has two rotations"),
     "odd dims": (lambda: attend(position=position.RoPE(dims=3)), "RoPE has dims = 3"),
     "too many dims": (lambda: attend(position=position.RoPE(dims=10)), "dims = 10.*at most 8"),
     "dims and the height": (

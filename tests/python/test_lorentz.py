@@ -334,7 +334,7 @@ def test_a_bias_moves_the_scores_and_with_them_sinks():
         ),
         (
             lambda q: gnomon.attention(q[..., :1], q[..., :1], q, similarity="lorentz:map=none"),
-            "lorentz needs two columns",
+            "lorentz needs two columns, the first of them the time",
         ),
         (
             lambda q: gnomon.attention(q, q, q, similarity=Lorentz(torch.ones(3).double())),

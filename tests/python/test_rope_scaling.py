@@ -324,5 +324,8 @@ def test_xpos_needs_products():
 )
 def test_numbers_that_a_scaling_does_not_read_are_refused(spec, name):
     q = torch.randn(1, 2, 5, 8)
-    with pytest.raises(ValueError, match=f"RoPE has {name}.*does not read it"):
+    with pytest.raises(ValueError, match=f"rope has {name}.*does not read it"):
         gnomon.attention(q, q, q, position=spec, causal=True)
+    # As soon as a module is built, too.
+    with pytest.raises(ValueError, match=f"rope has {name}.*does not read it"):
+        gnomon.nn.MultiheadAttention(16, 2, position=spec)

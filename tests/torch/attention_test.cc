@@ -485,7 +485,11 @@ TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
             << entry.name << ":" << parameter.name;
         // A default is what a specification may say.
         if (parameter.default_value.empty()) continue;
-        Component::Parse(entry.name + ":" + parameter.name + "=" + parameter.default_value).Check();
+        std::string text = entry.name + ":" + parameter.name + "=" + parameter.default_value;
+        if (!parameter.read_by.empty()) {
+          text += ":" + parameter.detail_of + "=" + parameter.read_by.front();
+        }
+        Component::Parse(text).Check();
       }
     }
   }

@@ -46,7 +46,7 @@ struct AttentionOptions {
   };
 
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // At most one RoPE and one content term.
+  // At most one rotation, content term, QK-norm, sink and gate.
   TORCH_ARG(Positions, position);
   // p_j <= p_i only.
   TORCH_ARG(bool, causal) = false;

@@ -110,7 +110,8 @@ Similarity Laplacian(HeadValue gamma);
 //
 // scale: factor of each head.
 // c: the curvature of each head's space is -1 / c; positive.
-// bias: added to all scores of a head, which only lse and sinks see.
+// bias: added to all scores of a head, which only lse and sinks see: without them it has no
+//   gradient, and modules take a number, which they do not learn.
 // map: "space": the point (sqrt(c + |x|^2), x) above a token x; "exp": the exponential map at
 //   (sqrt(c), 0), tangents no longer than 30 sqrt(c), whose scores grow as e^(|q| + |k|); "none":
 //   tokens are points (t, x), the time first, which is taken to be sqrt(c + |x|^2).
@@ -275,13 +276,15 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 //
 // The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum at
 // its own position. lse and sinks see it without that subtraction. Gates of keys outside key_starts
-// and key_lengths count as 1. A module computes the gates from its tokens, f = sigmoid(w_h x +
-// b_h); they start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's slope.
+// and key_lengths count as 1. With positions of the caller's, the gates between a key and a query
+// are those of the positions between them. A module computes the gates from its tokens, f =
+// sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's
+// slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
-// log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, finite and at most 0:
-//   logsigmoid of a projection of its token.
+// log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: logsigmoid of a
+//   projection of its token; -inf closes it.
 Position Forget(torch::Tensor log_forget);
 
 // bias[h, j], the same for all queries.
@@ -297,7 +300,9 @@ Position KeyBias(torch::Tensor bias);
 // bias[b, h, i, j].
 //
 // -inf masks a pair: this is what other libraries call a float mask, added to the scores. Where
-// batches or heads share it, its gradient is summed over them in order.
+// batches or heads share it, its gradient is summed over them in order. One that all queries share,
+// or all keys, costs no memory for pairs. In float32 finite numbers count as at most 1e37 in size,
+// so that a row of nothing but the least number there is weighs all its keys alike.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //

@@ -10,7 +10,6 @@
 #include "ops/attention/compose.h"
 #include "ops/attention/operators.h"
 #include "ops/nn/module_terms.h"
-#include "ops/positions/rope_frequencies.h"
 
 namespace gnomon {
 namespace {
@@ -56,7 +55,7 @@ bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
                       !position.component->FindFlag("centred").value_or(false);
-  return !by_row && !OfTokens(position) && !DependOnLength(*position.component) &&
+  return !by_row && !OfTokens(position) && !position.entry->GoesByLength(*position.component) &&
          !position.entry->catalogue.needs_grid && !position.component->Find("shape");
 }
 

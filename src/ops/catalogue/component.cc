@@ -226,6 +226,14 @@ std::optional<std::string> Component::Value(std::string_view key) const {
   return parameter->default_value;
 }
 
+bool Component::HasDefault(std::string_view key) const {
+  const std::optional<std::string> given = Find(key);
+  const CatalogueParameter* parameter = entry_->Find(std::string(key));
+  if (!given || *given == parameter->default_value) return true;
+  const std::optional<double> number = ParseNumber(*given);
+  return number && number == ParseNumber(parameter->default_value);
+}
+
 void Component::Fail(std::string_view key, std::string_view value,
                      const std::string& expected) const {
   TORCH_CHECK_VALUE(false, "gnomon: ", name_, ":", key, "=", value, "; expected ", expected);
@@ -313,6 +321,13 @@ void Component::Check() const {
         parameter != nullptr && (parameter->kind != Kind::kTable || value == "tensor"),
         "gnomon: ", name_, " has no option \"", key, "\"; it has ", OptionNames(*entry_));
     if (!Takes(*parameter, value)) Fail(key, value, Expected(*parameter));
+    const std::vector<std::string>& readers = parameter->read_by;
+    if (readers.empty()) continue;
+    const std::string choice = Choice(parameter->detail_of);
+    TORCH_CHECK_VALUE(std::find(readers.begin(), readers.end(), choice) != readers.end(),
+                      "gnomon: ", name_, " has ", key, " with ", parameter->detail_of, "=", choice,
+                      ", which does not read it; expected ", parameter->detail_of,
+                      readers.size() == 1 ? "=" : " one of ", Join(readers), ", or no ", key);
   }
 }
 

@@ -29,6 +29,8 @@ class Component {
   std::string Text() const;
   // What the text says, without defaults.
   std::optional<std::string> Find(std::string_view key) const;
+  // Whether the key is absent or has its default: classes write defaults into texts, too.
+  bool HasDefault(std::string_view key) const;
 
   // Values of the parameter, or its default. One that has no default must be there.
   double Number(std::string_view key) const;

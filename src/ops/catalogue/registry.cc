@@ -99,16 +99,63 @@ Entry Completed(Entry entry) {
   return entry;
 }
 
+// What an entry lacks of what its role asks for, "a function `rotate`"; empty: nothing.
+std::string LackOf(const SimilarityEntry& entry) {
+  return entry.map == nullptr ? "a function `map`" : "";
+}
+std::string LackOf(const PositionEntry& entry) {
+  const auto lacks = [](const auto function, const char* name) {
+    return function == nullptr ? std::string("a function `") + name + "`" : "";
+  };
+  const auto lacks_table = [&]() -> std::string {
+    for (const Parameter& parameter : entry.parameters) {
+      if (!parameter.takes_tensor) continue;
+      if (parameter.kind == Kind::kTable && parameter.tensor.present == nullptr) return "";
+      break;
+    }
+    return "a table that is always there as its first tensor";
+  };
+  switch (entry.role()) {
+    case Role::kBias:
+    case Role::kPairBias:
+      return lacks(entry.bias, "bias");
+    case Role::kKeyBias:
+      return entry.bias == nullptr ? lacks(entry.bias, "bias") : lacks_table();
+    case Role::kRotation:
+      return lacks(entry.rotate, "rotate");
+    case Role::kEmbedding:
+      return lacks(entry.encoder, "encoder");
+    case Role::kContent:
+      return lacks(entry.content, "content");
+    case Role::kNorm:
+      return lacks(entry.norm, "norm");
+    case Role::kTemperature:
+      return lacks(entry.temperature, "temperature");
+    case Role::kGridBias:
+    case Role::kSink:
+    case Role::kGate:
+      return lacks_table();
+    case Role::kNone:
+    case Role::kSimilarity:
+      break;
+  }
+  return "";
+}
+
 template <class Entry>
 void AddNow(Entry entry, Registry<Entry>* registry) {
+  if (const std::string lack = LackOf(entry); !lack.empty()) {
+    throw std::runtime_error("gnomon: " + entry.catalogue.name + " is without " + lack);
+  }
   if (FindCatalogueEntry(entry.catalogue.name) != nullptr) {
     throw std::runtime_error("gnomon: there are two terms of the name " + entry.catalogue.name);
   }
   registry->Add(std::move(entry));
 }
 
-// Throws where one of a collection's names is taken, by another library or within it.
-void CheckNames(const Collection& collection) {
+// Throws where one of a collection's names is taken, by another library or within it, or where an
+// entry lacks something.
+void CheckTerms(const Collection& collection) {
   std::set<std::string> functions;
   for (const PairFunction* function : collection.functions) {
     TORCH_CHECK_VALUE(functions.insert(function->name).second && !HasPairFunction(function->name),
@@ -116,7 +163,11 @@ void CheckNames(const Collection& collection) {
                       function->name, ", and there is one of that name; expected another name");
   }
   std::set<std::string> terms;
-  const auto check = [&](const CatalogueEntry& entry) {
+  const auto check = [&](const auto& term) {
+    const CatalogueEntry& entry = term.catalogue;
+    const std::string lack = LackOf(term);
+    TORCH_CHECK_VALUE(lack.empty(), "gnomon.load_terms: ", collection.library, " has the ",
+                      RoleName(entry.role), " ", entry.name, " without ", lack, "; expected it");
     const CatalogueEntry* known = FindCatalogueEntry(entry.name);
     TORCH_CHECK_VALUE(terms.insert(entry.name).second && known == nullptr,
                       "gnomon.load_terms: ", collection.library, " has the term ", entry.name,
@@ -124,8 +175,8 @@ void CheckNames(const Collection& collection) {
                       known == nullptr || known->library.empty() ? "" : " of " + known->library,
                       "; expected another name");
   };
-  for (const SimilarityEntry& entry : collection.similarities) check(entry.catalogue);
-  for (const PositionEntry& entry : collection.positions) check(entry.catalogue);
+  for (const SimilarityEntry& entry : collection.similarities) check(entry);
+  for (const PositionEntry& entry : collection.positions) check(entry);
 }
 
 // "height: 9 + 1; log: 11 + 2".
@@ -216,6 +267,7 @@ nlohmann::json ToJson(const CatalogueParameter& parameter) {
           {"otherwise", text_or_null(parameter.otherwise)},
           {"meaning", text_or_null(parameter.meaning)},
           {"detail_of", text_or_null(parameter.detail_of)},
+          {"read_by", parameter.read_by},
           {"choices", parameter.choices},
           {"lowest", number_or_null(parameter.lowest)},
           {"highest", number_or_null(parameter.highest)},
@@ -249,6 +301,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
                     {"needs_grid", entry.needs_grid},
                     {"needs_causal", entry.needs_causal},
                     {"needs_dot", entry.needs_dot},
+                    {"sums_over_keys", entry.sums_over_keys},
                     {"takes_scale", entry.takes_scale},
                     {"class_name", entry.class_name},
                     {"library", entry.library}});
@@ -466,7 +519,7 @@ std::vector<std::string> RegisterTogether(const std::string& library,
     const Collecting into(&collection);
     load();
   }
-  CheckNames(collection);
+  CheckTerms(collection);
   std::vector<std::string> names;
   for (const PairFunction* function : collection.functions) AddPairFunction(*function);
   for (SimilarityEntry& entry : collection.similarities) {
@@ -524,7 +577,10 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
                                    const char* operation, const char* what) const {
   TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ",
-                    catalogue.name, " needs two columns, the last of them the height");
+                    catalogue.name, " needs two columns, ",
+                    height_is_first != nullptr && height_is_first(component)
+                        ? "the first of them the time"
+                        : "the last of them the height");
   TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, operation, what, head_dim, "; ",
                     catalogue.name, " has ", columns);
 }

@@ -193,6 +193,8 @@ using TemperatureFunction = at::Tensor (*)(const Component& component,
                                            const std::vector<at::Tensor>& tensors,
                                            const TemperatureCall& call);
 
+// Of Role::kGridBias, kSink and kGate the first tensor says all, and there is no function; of
+// Role::kKeyBias the first tensor, (1 or B, 1 or H, Lk), is what `bias` is given.
 struct PositionEntry {
   using Role = CatalogueEntry::Role;
 
@@ -207,16 +209,22 @@ struct PositionEntry {
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
+  // Whether it goes by RotationCall::length, the length of the whole call; null: it does not.
+  bool (*goes_by_length)(const Component& component) = nullptr;
   // Of a module: the positions at which it is defined; null: all, or those of its grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
 
   Role role() const { return catalogue.role; }
+  bool GoesByLength(const Component& component) const {
+    return goes_by_length != nullptr && goes_by_length(component);
+  }
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
 };
 
 // An object of these in a file makes its entry, or its pair function, one of the library's. A name
-// that there is already is an error that LoadTerms throws, and terminates the program otherwise.
+// that there is already, or an entry without what its role asks for, is an error that LoadTerms
+// throws, and terminates the program otherwise.
 struct RegisterSimilarity {
   explicit RegisterSimilarity(SimilarityEntry entry);
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 
+#include "ops/catalogue/component.h"
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
@@ -38,7 +39,7 @@ Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const st
   TORCH_CHECK_VALUE(cone == "umbral" || cone == "penumbral", "gnomon.cones.", name, ": cone is \"",
                     cone, "\"; expected one of penumbral, umbral");
   const bool penumbral = cone == "penumbral";
-  const double r = radius.value_or(penumbral ? 1.0 : 0.1);
+  const double r = radius.value_or(Component::Parse(cone).Number("r"));
   TORCH_CHECK_VALUE(r > 0 && std::isfinite(r), "gnomon.cones.", name, ": r is ", r,
                     "; expected a positive number");
   return {penumbral, r};

@@ -137,6 +137,8 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
   TORCH_CHECK_VALUE(!component.Flag("xpos") && component.Choice("scaling") == "none",
                     "gnomon.attention: RoPE has angles and ",
                     component.Flag("xpos") ? "xpos" : "scaling", "; expected one of them");
+  TORCH_CHECK_VALUE(component.HasDefault("base"),
+                    "gnomon.attention: RoPE has angles and base; expected one of them");
   const bool both = tensors.size() > 1;
   const at::Tensor& table = tensors[both && call.of_keys ? 1 : 0];
   const char* name = both && call.of_keys ? "key_angles" : "angles";
@@ -161,6 +163,8 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const at::Tensor& x = call.x;
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
+  TORCH_CHECK_VALUE(sections || component.HasDefault("section_order"),
+                    "gnomon.attention: RoPE has section_order without sections; expected both");
   const std::vector<at::Tensor> coordinates = CoordinatesOf(component, call, grid);
   // Those that have a part of the columns each.
   const int64_t axes = sections ? 1 : static_cast<int64_t>(coordinates.size());
@@ -173,14 +177,14 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   TORCH_CHECK_VALUE(
       !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
-  TORCH_CHECK_VALUE(!grid || !DependOnLength(component),
+  TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
                     ", which goes by the length");
   if (dims == 0) return x;
 
   const int64_t columns = dims / axes;
   int64_t length = 0;
-  if (DependOnLength(component)) {
+  if (GoByLength(component)) {
     length = call.positions ? NumberOf(call.positions->last, "gnomon.attention: RoPE by length") + 1
                             : call.length.guard_int(__FILE__, __LINE__);
   }
@@ -285,6 +289,7 @@ const RegisterPosition rope({
          .class_name = "RoPE"},
     .parameters = Parameters(),
     .rotate = Rotate,
+    .goes_by_length = GoByLength,
 });
 
 }  // namespace

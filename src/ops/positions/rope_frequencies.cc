@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numbers>
 #include <optional>
-#include <set>
 #include <string>
 
 namespace gnomon {
@@ -115,35 +113,10 @@ RotationFrequencies Proportional(const Component& component, double base, int64_
   return {Plain(base, dims, options) * turns / NumberOr(component, "factor", 1)};
 }
 
-// Which scalings read a number: with another one it would be for nothing.
-void CheckNumbersAreRead(const Component& component, const std::string& scaling) {
-  static const std::map<std::string, std::set<std::string>> kReadBy = {
-      {"factor", {"linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "proportional"}},
-      {"original_max_position_embeddings", {"dynamic", "yarn", "longrope", "llama3"}},
-      {"attention_factor", {"yarn", "longrope"}},
-      {"beta_fast", {"yarn"}},
-      {"beta_slow", {"yarn"}},
-      {"truncate", {"yarn"}},
-      {"mscale", {"yarn"}},
-      {"mscale_all_dim", {"yarn"}},
-      {"short_factor", {"longrope"}},
-      {"long_factor", {"longrope"}},
-      {"low_freq_factor", {"llama3"}},
-      {"high_freq_factor", {"llama3"}},
-      {"partial_rotary_factor", {"proportional"}}};
-  for (const auto& [name, value] : component.options()) {
-    const auto read_by = kReadBy.find(name);
-    TORCH_CHECK_VALUE(read_by == kReadBy.end() || read_by->second.contains(scaling),
-                      "gnomon.attention: RoPE has ", name, " with scaling=", scaling,
-                      ", which does not read it; expected ",
-                      scaling == "none" ? "a scaling" : "it to be left out");
-  }
-}
-
 }  // namespace
 
-bool DependOnLength(const Component& component) {
-  const std::optional<std::string> scaling = component.Find("scaling");
+bool GoByLength(const Component& component) {
+  const std::string scaling = component.Choice("scaling");
   return scaling == "dynamic" || scaling == "longrope";
 }
 
@@ -151,7 +124,6 @@ RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int6
                                   const at::TensorOptions& options) {
   const double base = component.Number("base");
   const std::string scaling = component.Choice("scaling");
-  CheckNumbersAreRead(component, scaling);
   if (scaling == "none") return {Plain(base, dims, options)};
   if (scaling == "yarn") return Yarn(component, base, dims, options);
   if (scaling == "longrope") return LongRope(component, base, dims, length, options);
@@ -170,43 +142,47 @@ RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int6
 }
 
 std::vector<Parameter> FrequencyParameters() {
-  const auto detail = [](Parameter parameter, const char* meaning, const char* otherwise = "") {
-    parameter.meaning = meaning;
-    parameter.otherwise = otherwise;
-    parameter.detail_of = "scaling";
-    parameter.argument = CatalogueParameter::Argument::kNone;
-    return parameter;
-  };
   Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
                                          "llama3", "proportional"});
   scaling.meaning =
       "how frequencies are scaled for sequences longer than those in training, with the names and "
       "numbers of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic "
       "and longrope depend on the length of the call, one past its last position";
+  const std::vector<std::string> all(scaling.choices.begin() + 1, scaling.choices.end());
+  const auto detail = [&](Parameter parameter, const std::vector<std::string>& read_by,
+                          const std::string& meaning, const char* otherwise = "") {
+    std::string readers;
+    for (const std::string& name : read_by) readers += (readers.empty() ? "" : ", ") + name;
+    parameter.meaning = read_by == all ? meaning : "of " + readers + ": " + meaning;
+    parameter.otherwise = otherwise;
+    parameter.detail_of = "scaling";
+    parameter.read_by = read_by;
+    parameter.argument = CatalogueParameter::Argument::kNone;
+    return parameter;
+  };
   return {
       scaling,
-      detail(PositiveNumber("factor", ""), "how many times longer sequences are",
+      detail(PositiveNumber("factor", ""), all, "how many times longer sequences are",
              "1 with longrope and proportional, else needed"),
-      detail(PositiveNumber("original_max_position_embeddings", ""), "the training length",
-             "needed by dynamic, yarn, longrope and llama3"),
-      detail(PositiveNumber("attention_factor", ""),
-             "of yarn and longrope: what q and k are multiplied by", "by the factor"),
-      detail(PositiveNumber("beta_fast", "32"), "of yarn: turns of the fastest pair of the ramp"),
-      detail(PositiveNumber("beta_slow", "1"), "of yarn: turns of the slowest pair of the ramp"),
-      detail(Flag("truncate", "true"), "of yarn: whether the ramp ends at whole pairs"),
-      detail(PositiveNumber("mscale", ""), "of yarn: weight in the attention factor",
+      detail(PositiveNumber("original_max_position_embeddings", ""),
+             {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "needed"),
+      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"},
+             "what q and k are multiplied by", "by the factor"),
+      detail(PositiveNumber("beta_fast", "32"), {"yarn"}, "turns of the fastest pair of the ramp"),
+      detail(PositiveNumber("beta_slow", "1"), {"yarn"}, "turns of the slowest pair of the ramp"),
+      detail(Flag("truncate", "true"), {"yarn"}, "whether the ramp ends at whole pairs"),
+      detail(PositiveNumber("mscale", ""), {"yarn"}, "weight in the attention factor",
              "1, and nothing is divided"),
-      detail(PositiveNumber("mscale_all_dim", ""), "of yarn: what that is divided by",
+      detail(PositiveNumber("mscale_all_dim", ""), {"yarn"}, "what that is divided by",
              "1, and nothing is divided"),
-      detail(PositiveNumber("low_freq_factor", "1"), "of llama3: turns below which pairs are slow"),
-      detail(PositiveNumber("high_freq_factor", "4"), "of llama3: turns from which they are fast"),
-      detail(PositiveNumber("partial_rotary_factor", "1"),
-             "of proportional: the share of pairs that turn"),
-      detail(Numbers("short_factor"),
-             "of longrope: a factor for each pair, up to the training length",
-             "needed by longrope"),
-      detail(Numbers("long_factor"), "of longrope: a factor for each pair, beyond it",
-             "needed by longrope"),
+      detail(PositiveNumber("low_freq_factor", "1"), {"llama3"},
+             "turns below which pairs are slow"),
+      detail(PositiveNumber("high_freq_factor", "4"), {"llama3"}, "turns from which they are fast"),
+      detail(PositiveNumber("partial_rotary_factor", "1"), {"proportional"},
+             "the share of pairs that turn"),
+      detail(Numbers("short_factor"), {"longrope"},
+             "a factor for each pair, up to the training length", "needed"),
+      detail(Numbers("long_factor"), {"longrope"}, "a factor for each pair, beyond it", "needed"),
   };
 }
 

@@ -23,8 +23,8 @@ struct RotationFrequencies {
 RotationFrequencies FrequenciesOf(const Component& component, int64_t dims, int64_t length,
                                   const at::TensorOptions& options);
 
-// Whether a position has frequencies that go by the length.
-bool DependOnLength(const Component& component);
+// Whether they go by the length.
+bool GoByLength(const Component& component);
 
 // The parameters that it reads.
 std::vector<Parameter> FrequencyParameters();

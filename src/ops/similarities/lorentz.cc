@@ -80,6 +80,7 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
   return at::ones({n.heads}, at::kDouble);
 }
 
+// What modules learn is a factor of where it starts.
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(component.Find("bias") != "learned", "gnomon: ", component.name(),
                     ":bias=learned; expected a number, or a tensor in attention(): all scores of a "
@@ -102,7 +103,8 @@ std::vector<Parameter> Parameters() {
   curvature.above = true;
   return {PerHead("scale", "learned").Means("factor of each head"), curvature,
           OptionalHeads("bias", "0", NoBias)
-              .Means("added to all scores of a head, which only lse and sinks see"),
+              .Means("added to all scores of a head, which only lse and sinks see: without them it "
+                     "has no gradient, and modules take a number, which they do not learn"),
           Choice("map", {"space", "exp", "none"})
               .Means("\"space\": the point (sqrt(c + |x|^2), x) above a token x; \"exp\": the "
                      "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c), "
