@@ -352,7 +352,11 @@ def time_table(results: dict[str, Any]) -> str:
 def describe(results: dict[str, Any], comparison: Comparison) -> str:
     total = len(results["settings"]["combinations"]) * len(results["settings"]["seeds"])
     done = len(results["runs"])
-    machine = results["sessions"][-1]["machine"]
+    # A study may go on another machine.
+    machines = [session["machine"] for session in results["sessions"]]
+    names = dict.fromkeys(f"{m['cpu']} ({m['instruction_set']})" for m in machines)
+    threads = sorted({m["threads"] for m in machines})
+    counts = " or ".join(map(str, threads))
     state = "All" if done == total else f"{done} of"
     shown = shlex.join(command(comparison))
     if comparison.made_by and comparison.made_by[0] == "gnomon":
@@ -360,8 +364,8 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
-        f"{state} {total} runs are done, on {machine['cpu']} ({machine['instruction_set']}), "
-        f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}.",
+        f"{state} {total} runs are done, on {', '.join(names)}, "
+        f"{counts} thread{'' if threads == [1] else 's'}.",
         f"\n```console\n$ {shown}\n```",
     ]
     if digest:
