@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,39 @@ TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
       EXPECT_LE(Difference(actual.at(name), values), 1e-5) << name;
     }
   });
+}
+
+// The least number there is hides nothing where all have it: rows weigh their keys alike, and their
+// scores say no more. By offset, by key and by pair, with windows that give rows of many lengths.
+TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
+  const AttentionShape shape = {2, 2, 2, 70, 300, 16, 16};
+  for (const float number :
+       {std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max()}) {
+    for (int kind = 0; kind < 3; ++kind) {
+      ProblemOptions options = {.shape = shape, .left = 40, .right = 3, .query_offset = 230};
+      if (kind == 0) options.bias = ProblemOptions::kBiasForEachBatch;
+      if (kind == 1) options.key_bias = true;
+      if (kind == 2) options.pair_bias = {true, false, false};
+      Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
+      std::fill(p.bias.begin(), p.bias.end(), number);
+      std::fill(p.key_bias.begin(), p.key_bias.end(), number);
+      if (kind == 2) p.pair_bias = Array<float>({2, 2, 70, 300}, false, number);
+      OnEveryTarget([&] {
+        const std::vector<float> o = p.Run().at("o");
+        for (int64_t n = 0; n < 2 * 2 * 70; ++n) {
+          const int64_t first = 230 + n % 70 - 40;
+          const int64_t end = std::min<int64_t>(300, 230 + n % 70 + 4);
+          for (int64_t d = 0; d < 16; ++d) {
+            double mean = 0;
+            for (int64_t j = first; j < end; ++j) mean += p.v.at(n / 140, n / 70 % 2, j, d);
+            ASSERT_NEAR(o[static_cast<size_t>(n * 16 + d)], mean / static_cast<double>(end - first),
+                        1e-5)
+                << kind << " " << number;
+          }
+        }
+      });
+    }
+  }
 }
 
 // What heads and batches share gets the sum of what each would have got.
