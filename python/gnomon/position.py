@@ -299,7 +299,8 @@ class Forget(Position):
 
     Args:
         log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: logsigmoid of
-            a projection of its token; -inf closes it.
+            a projection of its token; less than -1e6, such as -inf, counts as that: keys before it
+            weigh nothing beside one after it.
     """
 
     log_forget: Tensor

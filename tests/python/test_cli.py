@@ -413,7 +413,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--position", "ropee"], ["ropee", "rope"]),
         ([*TRAIN, "--similarity", "umbra"], ["umbra", "umbral"]),
         ([*TRAIN, "--position", "rope:bas=3"], ["bas", "base"]),
-        ([*TRAIN, "--position", "rope+rope"], ["RoPE"]),
+        ([*TRAIN, "--position", "rope+rope"], ["two rotations"]),
         ([*TRAIN, "--position", "t5:buckets=-5"], ["t5:buckets=-5"]),
         ([*TRAIN, "--position", "alibi:slopes=1e300"], ["alibi:slopes=1e300"]),
         ([*TRAIN, "--position", "learned:length=3"], ["defined up to length 3"]),

@@ -576,3 +576,31 @@ def test_tokens_of_another_width():
     module = LorentzMultiheadAttention(1.0, 6, 5, 4)
     with pytest.raises(ValueError, match=r"query_input has shape \[2, 9, 6\]"):
         module(torch.randn(2, 9, 6))
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-25, 1e-37, 1e30])
+def test_the_centroid_of_any_multiple(scale):
+    """Where floats of its squares would be 0 or infinite."""
+    points = torch.tensor([[1.5, 0.5, 1.0], [2.0, 0.1, -1.0]])
+    expected = gnomon.lorentz.centroid(points)
+    leaf = (points * scale).requires_grad_()
+    found = gnomon.lorentz.centroid(leaf)
+    torch.testing.assert_close(found, expected)
+    assert (
+        torch.autograd.grad((found * torch.tensor([1.0, 2.0, 3.0])).sum(), leaf)[0].isfinite().all()
+    )
+
+
+def test_a_sink_moves_no_centroid():
+    """However little it leaves: of a multiple of the sum it is the same point."""
+    torch.manual_seed(0)
+    tokens = [torch.randn(1, 2, 9, 4) for _ in range(3)]
+    similarity = Lorentz(1.0)
+    plain = gnomon.attention(*tokens, similarity=similarity, aggregation="lorentz_centroid")
+    for sink in (0.0, 45.0, 200.0):
+        leaves = [x.clone().requires_grad_() for x in tokens]
+        o = gnomon.attention(
+            *leaves, similarity=similarity, aggregation="lorentz_centroid", sink=sink
+        )
+        torch.testing.assert_close(o, plain)
+        assert all(g.isfinite().all() for g in torch.autograd.grad(o.square().sum(), leaves))

@@ -466,6 +466,31 @@ def test_closed_gates(ordered, dtype):
     leaf = gates.clone().requires_grad_()
     gnomon.attention(q, k, v, position=Forget(leaf), causal=True).sum().backward()
     assert leaf.grad.isfinite().all()
+    # So is one that is as good as closed.
+    for number in (-1e12, torch.finfo(dtype).min):
+        almost = Forget(gates.masked_fill(gates == -math.inf, number))
+        o = gnomon.attention(q, k, v, position=almost, positions=places, causal=True)
+        assert torch.equal(o, found)
+
+
+def test_forget_gates_and_midpoints():
+    torch.manual_seed(0)
+    q, k = normal(1, 2, 400, 8), normal(1, 2, 400, 8)
+    v, gates = normal(1, 2, 400, 4) / 5, -torch.rand(1, 2, 400, dtype=torch.float64)
+    gates[:, :, ::97] = -4e4
+    inputs = {"q": q, "k": k, "v": v, "gates": gates}
+
+    def attend(p):
+        return gnomon.attention(
+            p["q"], p["k"], p["v"], position=Forget(p["gates"]), causal=True,
+            aggregation="einstein_midpoint", return_lse=True,
+        )  # fmt: skip
+
+    exact = formulas.values_and_gradients(attend, inputs)
+    ours = formulas.values_and_gradients(attend, {n: x.float() for n, x in inputs.items()})
+    for name in ("o", "dv", "dq", "dk", "dgates"):
+        error = (ours[name].double() - exact[name]).abs().max() / exact[name].abs().max()
+        assert error <= 5e-6, (name, error)
 
 
 def test_rows_and_batches_that_see_nothing():

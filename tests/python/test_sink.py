@@ -151,3 +151,14 @@ def test_wrong_sinks(sink, error, message):
     q = torch.randn(1, 2, 5, 4)
     with pytest.raises(error, match=message):
         gnomon.attention(q, q, q, sink=sink)
+
+
+def test_weights_beside_a_sink_of_rows():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 7, 4), torch.randn(2, 2, 9, 4)
+    sink = torch.randn(2, 2, 7)
+    for rows in ([-1], [5, 2], slice(None)):
+        torch.testing.assert_close(
+            gnomon.attention_weights(q, k, rows, position=gnomon.position.Sink(sink)),
+            gnomon.attention_weights(q, k, rows, sink=sink),
+        )

@@ -284,7 +284,8 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
 // log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: logsigmoid of a
-//   projection of its token; -inf closes it.
+//   projection of its token; less than -1e6, such as -inf, counts as that: keys before it weigh
+//   nothing beside one after it.
 Position Forget(torch::Tensor log_forget);
 
 // bias[h, j], the same for all queries.

@@ -140,6 +140,9 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         if (parameter->tensor.of_values) continue;
         if (HasRows(*parameter)) *tensor = rows_of(*tensor, -2);
+        if (position.entry->role() == PositionEntry::Role::kSink && tensor->dim() == 3) {
+          *tensor = rows_of(*tensor, -1);
+        }
         ++tensor;
       }
     }

@@ -239,8 +239,14 @@ class Composition {
       if (tokens.row_constant) lse = lse + Tempered(tokens.row_constant());
     }
     if (row_bias_) AddRowBias(o, lse, statistics);
-    if (sink) std::tie(o, lse) = AddSink(o, lse, *sink);
-    if (arguments_.aggregation == "lorentz_centroid") o = LorentzCentroid(o, similarity_);
+    const bool takes_centroid = arguments_.aggregation == "lorentz_centroid";
+    if (sink) {
+      auto [less, with] = AddSink(o, lse, *sink);
+      // A centroid is that of any multiple of the sum, of one that a sink leaves little of, too.
+      if (!takes_centroid) o = less;
+      lse = with;
+    }
+    if (takes_centroid) o = LorentzCentroid(o, similarity_);
     o = InType(Gated(o), given_q_.scalar_type());
     if (!returns_lse) return {o, {}, {}};
     return {o, lse, statistics};
@@ -515,7 +521,13 @@ class Composition {
       return at::cat({value * factor, factor}, 3);
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
-    call_.key_bias = call_.key_bias ? *call_.key_bias + log_factor : log_factor;
+    if (call_.key_bias_low) {
+      // Beside a long sum it would lose its digits; the low part has no gradient.
+      call_.key_bias_low = *call_.key_bias_low + log_factor.detach();
+      Add(call_.key_bias, log_factor - log_factor.detach());
+    } else {
+      Add(call_.key_bias, log_factor);
+    }
     return value;
   }
 

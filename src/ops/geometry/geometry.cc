@@ -72,9 +72,15 @@ at::Tensor OverRows(const at::Tensor& heads) { return heads.unsqueeze(1); }
 at::Tensor OverColumns(const at::Tensor& x) { return x.unsqueeze(3); }
 
 at::Tensor OntoHyperboloid(const at::Tensor& sums) {
-  const at::Tensor square = (SquaredNorm(sums.slice(-1, 1)) - sums.select(-1, 0).square()).abs();
+  // By a power of 2, which changes no digit: squares of little would be less than floats can be.
+  const at::Tensor most = sums.detach().abs().amax(-1, /*keepdim=*/true);
+  const at::Tensor scale =
+      at::where((most > 0).logical_and(most.isfinite()), most.log2().floor().exp2(), 1.0);
+  const at::Tensor scaled = sums / scale;
+  const at::Tensor square =
+      (SquaredNorm(scaled.slice(-1, 1)) - scaled.select(-1, 0).square()).abs();
   const at::Tensor known = square > 0;
-  return sums * at::where(known, at::where(known, square, 1.0).rsqrt(), 0.0).unsqueeze(-1);
+  return scaled * at::where(known, at::where(known, square, 1.0).rsqrt(), 0.0).unsqueeze(-1);
 }
 
 at::Tensor InUnitBall(const at::Tensor& x) {

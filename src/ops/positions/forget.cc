@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <gnomon/torch/attention.h>
 
-#include <limits>
 #include <vector>
 
 #include "ops/catalogue/registry.h"
@@ -9,16 +8,15 @@
 namespace gnomon {
 namespace {
 
-// The logarithm of a gate that is closed: one of -inf would be all that is left of any sum. Of
-// weights before it nothing is left by this one, and of later sums the digits are.
+// The logarithm of a gate that is closed: one of -inf would be all that is left of any sum, and one
+// of -1e30 all its digits. Of weights before it nothing is left by this one.
 constexpr double kClosed = -1e6;
 
 // The product of all gates up to a key in place of those between it and a query: they differ by
 // what all keys of a row have in common. In float64, or the differences of long sums would be lost.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
-  const at::Tensor gates =
-      tensors[0].masked_fill(tensors[0] == -std::numeric_limits<double>::infinity(), kClosed);
+  const at::Tensor gates = tensors[0].clamp_min(kClosed);
   if (!range.key_order) return -at::cumsum(gates, 2, at::kDouble);
   // Of keys that stand anywhere, in the order of their positions.
   const at::Tensor& order = *range.key_order;
@@ -66,8 +64,10 @@ const RegisterPosition forget({
                   .sums_over_keys = true,
                   .class_name = "Forget"},
     .parameters = {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
-                       .Means("(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: "
-                              "logsigmoid of a projection of its token; -inf closes it")},
+                       .Means(
+                           "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: "
+                           "logsigmoid of a projection of its token; less than -1e6, such as -inf, "
+                           "counts as that: keys before it weigh nothing beside one after it")},
     .bias = Bias,
 });
 
