@@ -238,7 +238,7 @@ class Composition {
       if (call_.key_bias_base) lse = lse + Tempered(*call_.key_bias_base);
       if (tokens.row_constant) lse = lse + Tempered(tokens.row_constant());
     }
-    if (row_bias_) AddRowBias(o, lse, statistics);
+    if (row_bias_) AddRowBias(o, lse, statistics, sink || returns_lse);
     const bool takes_centroid = arguments_.aggregation == "lorentz_centroid";
     if (sink) {
       auto [less, with] = AddSink(o, lse, *sink);
@@ -436,12 +436,13 @@ class Composition {
 
   // What all keys share adds to lse alone, and hides whole rows where it is -inf. The statistics
   // have it, too: parts of the keys are merged by these, and one key of many has a bias of its own.
-  void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics) const {
+  void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, bool wants_lse) const {
     constexpr double kNothing = -std::numeric_limits<double>::infinity();
     const at::Tensor sees_nothing = (*row_bias_ == kNothing).logical_or(lse == kNothing);
     const at::Tensor bias = at::where(sees_nothing, 0.0, *row_bias_);
     // NaN and +inf are NaN in all of a row.
     o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
+    if (!wants_lse) return;
     const at::Tensor added = Tempered(bias);
     lse = (lse + added).masked_fill(sees_nothing, kNothing);
     const at::Tensor largest = statistics.slice(0, 0, 1) + added.detach() * std::numbers::log2e;
