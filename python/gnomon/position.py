@@ -338,7 +338,7 @@ class PairBias(Position):
     batches or heads share it, its gradient is summed over them in order. One that all queries
     share, or all keys, costs no memory for pairs. In float32 finite numbers count as at most
     1e37 in size, so that a row of nothing but the least number there is weighs all its keys
-    alike.
+    alike; one number for all keys of a row, (Lq, 1), changes no weight.
 
     Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 

@@ -241,6 +241,11 @@ def test_a_module_learns_angles_and_decodes_with_them():
         (lambda: RoPE(scaling="linear:factor=2", angles=draw(1, 1, L, 2)), "angles and scaling"),
         (lambda: RoPE(sections=(1, 1), angles=draw(1, 1, L, 2)), "angles and sections"),
         (lambda: RoPE(base=500, angles=draw(1, 1, L, 2)), "angles and base"),
+        (lambda: RoPE(prefix=1, angles=draw(1, 1, L, 2)), "angles and prefix"),
+        (
+            lambda: RoPE(section_order="interleaved", angles=draw(1, 1, L, 2)),
+            "angles and section_order",
+        ),
         (lambda: RoPE(section_order="interleaved"), "section_order without sections"),
         (lambda: RoPE(key_angles=draw(1, 1, L, 2)), "key_angles without angles"),
         (

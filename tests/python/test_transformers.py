@@ -1015,6 +1015,25 @@ def test_models_without_attention_are_named():
         )
 
 
+def test_what_is_called_attention_and_never_runs_is_not_named():
+    """Funnel's FunnelAttentionStructure makes what its layers attend with."""
+    torch.manual_seed(0)
+    config = transformers.FunnelConfig(
+        vocab_size=61, block_sizes=[1, 1], num_decoder_layers=1, d_model=32, n_head=4, d_head=8,
+        d_inner=32,
+    )  # fmt: skip
+    model = transformers.FunnelBaseModel(config).eval()
+    ids = torch.randint(61, (2, 12))
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            integration.use_gnomon(model)
+        torch.testing.assert_close(model(ids).last_hidden_state, expected)
+        integration.with_cone_attention(model, "laplacian")
+        assert not torch.allclose(model(ids).last_hidden_state, expected, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "config",
     [

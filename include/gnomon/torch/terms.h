@@ -303,7 +303,8 @@ Position KeyBias(torch::Tensor bias);
 // -inf masks a pair: this is what other libraries call a float mask, added to the scores. Where
 // batches or heads share it, its gradient is summed over them in order. One that all queries share,
 // or all keys, costs no memory for pairs. In float32 finite numbers count as at most 1e37 in size,
-// so that a row of nothing but the least number there is weighs all its keys alike.
+// so that a row of nothing but the least number there is weighs all its keys alike; one number for
+// all keys of a row, (Lq, 1), changes no weight.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //

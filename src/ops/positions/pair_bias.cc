@@ -2,6 +2,7 @@
 #include "ops/positions/given_bias.h"
 
 namespace gnomon {
+namespace pair_bias {
 namespace {
 
 const RegisterPosition pair_bias({
@@ -16,7 +17,8 @@ const RegisterPosition pair_bias({
              "scores. Where batches or heads share it, its gradient is summed over them in order. "
              "One that all queries share, or all keys, costs no memory for pairs. In float32 "
              "finite numbers count as at most 1e37 in size, so that a row of nothing but the "
-             "least number there is weighs all its keys alike.",
+             "least number there is weighs all its keys alike; one number for all keys of a row, "
+             "(Lq, 1), changes no weight.",
          .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
          .role = CatalogueEntry::Role::kPairBias,
          .cost = "2 + 0",
@@ -27,4 +29,5 @@ const RegisterPosition pair_bias({
 });
 
 }  // namespace
+}  // namespace pair_bias
 }  // namespace gnomon

@@ -14,6 +14,7 @@
 #include "ops/positions/rotation.h"
 
 namespace gnomon {
+namespace rope {
 namespace {
 
 // A multiple of 2 * axes, that of all axes together.
@@ -137,8 +138,10 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
   TORCH_CHECK_VALUE(!component.Flag("xpos") && component.Choice("scaling") == "none",
                     "gnomon.attention: RoPE has angles and ",
                     component.Flag("xpos") ? "xpos" : "scaling", "; expected one of them");
-  TORCH_CHECK_VALUE(component.HasDefault("base"),
-                    "gnomon.attention: RoPE has angles and base; expected one of them");
+  for (const char* other : {"base", "prefix", "section_order"}) {
+    TORCH_CHECK_VALUE(component.HasDefault(other), "gnomon.attention: RoPE has angles and ", other,
+                      "; expected one of them");
+  }
   const bool both = tensors.size() > 1;
   const at::Tensor& table = tensors[both && call.of_keys ? 1 : 0];
   const char* name = both && call.of_keys ? "key_angles" : "angles";
@@ -293,4 +296,5 @@ const RegisterPosition rope({
 });
 
 }  // namespace
+}  // namespace rope
 }  // namespace gnomon

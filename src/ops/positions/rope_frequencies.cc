@@ -72,14 +72,21 @@ RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
 RotationFrequencies LongRope(const Component& component, double base, int64_t dims, int64_t length,
                              const at::TensorOptions& options) {
   const double original = Needed(component, "original_max_position_embeddings");
-  const char* name = static_cast<double>(length) > original ? "long_factor" : "short_factor";
-  const std::optional<std::vector<double>> factors = component.FindNumbers(name);
-  TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
-                    "gnomon.attention: RoPE has scaling=longrope and ", name, " of ",
-                    factors ? factors->size() : 0, " numbers; expected dims / 2 = ", dims / 2,
-                    " of them, joined by x");
+  // Both, whichever this length asks for: a mistake is to be found before the text is long.
+  const auto read = [&](const char* name) {
+    const std::optional<std::vector<double>> factors = component.FindNumbers(name);
+    TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
+                      "gnomon.attention: RoPE has scaling=longrope and ", name, " of ",
+                      factors ? factors->size() : 0, " numbers; expected dims / 2 = ", dims / 2,
+                      " of them, joined by x");
+    return *factors;
+  };
+  const std::vector<double> short_factor = read("short_factor");
+  const std::vector<double> long_factor = read("long_factor");
   std::vector<at::Tensor> divisors;
-  for (const double number : *factors) divisors.push_back(at::scalar_tensor(number, options));
+  for (const double number : static_cast<double>(length) > original ? long_factor : short_factor) {
+    divisors.push_back(at::scalar_tensor(number, options));
+  }
   const double factor = NumberOr(component, "factor", 1);
   return {Plain(base, dims, options) / at::stack(divisors),
           NumberOr(component, "attention_factor",

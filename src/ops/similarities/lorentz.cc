@@ -6,10 +6,12 @@
 
 #include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
 
 namespace gnomon {
+namespace lorentz {
 namespace {
 
 // A token as src/definitions/lorentz-inl.h reads it.
@@ -49,6 +51,11 @@ LorentzToken MapToHyperboloid(const Component& component, const at::Tensor& toke
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k_in,
                  const HeadParameters& heads) {
   const at::Tensor& curvature = heads.others[0];
+  if (component.IsTensor("c") && curvature.is_cpu() && HasNumbers(curvature)) {
+    const auto least = curvature.min().item<double>();
+    TORCH_CHECK_VALUE(least > 0, "gnomon.attention: c of lorentz is ", least,
+                      " in a head; expected positive numbers");
+  }
   const at::Tensor root = curvature.sqrt();
   const bool differs = component.IsTensor("c") || component.Find("c") == "learned";
   const int64_t group = SizeOf(q, 1) / SizeOf(k_in, 1);
@@ -140,4 +147,5 @@ const RegisterSimilarity lorentz({
 });
 
 }  // namespace
+}  // namespace lorentz
 }  // namespace gnomon

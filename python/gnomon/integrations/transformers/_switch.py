@@ -148,6 +148,8 @@ def _unknown(model: torch.nn.Module) -> list[str]:
             type(layer).__name__
             for layer in model.modules()
             if is_named_attention(type(layer))
+            # Nothing calls a module without a forward pass (Funnel's attention structure).
+            and type(layer).forward is not torch.nn.Module.forward
             and not any(attends(part) for part in layer.modules())
         }
     )
