@@ -107,6 +107,11 @@ test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run
 mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)
 
+.PHONY: mutants-cuda
+mutants-cuda: build/build.ninja ## the same in the CUDA kernels, whose emulation must see all (ONLY=regex)
+	$(CMAKE) --build build --target gnomon_cuda_tests
+	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
+
 .PHONY: sweep
 sweep: .venv/.setup-test build ## all model types of transformers against eager; writes docs/transformers.md (an hour; goes on)
 	$(BIN)/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md

@@ -25,6 +25,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace diffusion {
 namespace {
 
 using nlohmann::json;
@@ -490,4 +491,5 @@ std::optional<Picture> DiffusionLearner::Draw(const std::function<bool()>& proce
 }
 
 }  // namespace
+}  // namespace diffusion
 }  // namespace gnomon::models

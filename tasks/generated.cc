@@ -22,6 +22,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace generated {
 namespace {
 
 using nlohmann::json;
@@ -395,4 +396,5 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
 }
 
 }  // namespace
+}  // namespace generated
 }  // namespace gnomon::models

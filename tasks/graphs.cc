@@ -18,6 +18,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace graphs {
 namespace {
 
 using nlohmann::json;
@@ -496,4 +497,5 @@ void GraphsLearner::Restore(const LearnerState& state, int64_t /*first*/, int64_
 }
 
 }  // namespace
+}  // namespace graphs
 }  // namespace gnomon::models

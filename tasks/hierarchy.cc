@@ -25,6 +25,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace hierarchy {
 namespace {
 
 using nlohmann::json;
@@ -591,4 +592,5 @@ std::vector<Measurement> HierarchyLearner::Evaluate(const std::function<bool()>&
 }
 
 }  // namespace
+}  // namespace hierarchy
 }  // namespace gnomon::models

@@ -22,6 +22,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace images {
 namespace {
 
 using nlohmann::json;
@@ -475,4 +476,5 @@ const RegisterTask<ImagesTask> registered_images;
 const RegisterTask<VolumesTask> registered_volumes;
 
 }  // namespace
+}  // namespace images
 }  // namespace gnomon::models

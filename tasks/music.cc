@@ -30,6 +30,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace music {
 namespace {
 
 using nlohmann::json;
@@ -565,4 +566,5 @@ std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) 
 }
 
 }  // namespace
+}  // namespace music
 }  // namespace gnomon::models

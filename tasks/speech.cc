@@ -13,6 +13,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace speech {
 namespace {
 
 using nlohmann::json;
@@ -514,4 +515,5 @@ std::vector<Measurement> SpeechLearner::Evaluate(const std::function<bool()>& pr
 }
 
 }  // namespace
+}  // namespace speech
 }  // namespace gnomon::models

@@ -27,6 +27,7 @@
 #include "training/task.h"
 
 namespace gnomon::models {
+namespace translation {
 namespace {
 
 using nlohmann::json;
@@ -674,4 +675,5 @@ std::vector<Measurement> TranslationLearner::Evaluate(const std::function<bool()
 }
 
 }  // namespace
+}  // namespace translation
 }  // namespace gnomon::models

@@ -1,4 +1,4 @@
-"""The list of planted errors (tests/mutants): each can be planted in the tree as it is."""
+"""The lists of planted errors: each can be planted in the tree as it is."""
 
 import subprocess
 import sys
@@ -20,8 +20,9 @@ def plant(monkeypatch):
     return plant
 
 
-def test_errors_fit_the_tree():
-    command = [sys.executable, MUTANTS / "plant.py", "--list"]
+@pytest.mark.parametrize("script", ["mutants/plant.py", "cuda/planted_errors.py"])
+def test_errors_fit_the_tree(script):
+    command = [sys.executable, MUTANTS.parent / script, "--list"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) >= 40

@@ -42,7 +42,9 @@ def library(tmp_path_factory) -> pathlib.Path:
             "--component", component)  # fmt: skip
     run(tools / "cmake", "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
-        f"-DGNOMON_PYTHON={sys.executable}")  # fmt: skip
+        f"-DGNOMON_PYTHON={sys.executable}",
+        # By which kernels compile in half the time.
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
     run(tools / "cmake", "--build", folder / "build", "--parallel", 2)
     return folder / "build" / "libmine.so"
 

@@ -13,6 +13,7 @@
 #include "ops/encodings/tokens.h"
 
 namespace gnomon {
+namespace cape {
 namespace {
 
 // Likhomanenko et al. 2021. Sinusoids of positions that training shifts, jitters and scales.
@@ -184,4 +185,5 @@ const RegisterPosition cape({
 });
 
 }  // namespace
+}  // namespace cape
 }  // namespace gnomon

@@ -9,6 +9,7 @@
 #include "ops/encodings/tokens.h"
 
 namespace gnomon {
+namespace conv {
 namespace {
 
 // Which tokens are none of the padding, (B or 1, L).
@@ -116,4 +117,5 @@ const RegisterPosition conv({
 });
 
 }  // namespace
+}  // namespace conv
 }  // namespace gnomon

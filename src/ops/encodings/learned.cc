@@ -9,6 +9,7 @@
 #include "ops/encodings/tokens.h"
 
 namespace gnomon {
+namespace learned {
 namespace {
 
 // Gehring et al. 2017; the start is that of Radford et al. 2019.
@@ -62,4 +63,5 @@ const RegisterPosition learned({
 });
 
 }  // namespace
+}  // namespace learned
 }  // namespace gnomon

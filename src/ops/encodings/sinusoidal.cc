@@ -11,6 +11,7 @@
 #include "ops/encodings/tokens.h"
 
 namespace gnomon {
+namespace sinusoidal {
 namespace {
 
 // Vaswani et al. 2017, section 3.5; over a grid as in He et al. 2022, Masked Autoencoders.
@@ -76,4 +77,5 @@ const RegisterPosition sinusoidal({
 });
 
 }  // namespace
+}  // namespace sinusoidal
 }  // namespace gnomon

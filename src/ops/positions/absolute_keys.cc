@@ -5,6 +5,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace absolute_keys {
 namespace {
 
 ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
@@ -48,4 +49,5 @@ const RegisterPosition absolute_keys({
 });
 
 }  // namespace
+}  // namespace absolute_keys
 }  // namespace gnomon

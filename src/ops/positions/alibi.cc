@@ -17,6 +17,7 @@ at::Tensor alibi_slopes(int64_t num_heads) {
   return at::cat({slopes(1, 1, below, below), slopes(1, 2, num_heads - below, 2 * below)});
 }
 
+namespace alibi {
 namespace {
 
 // Press et al. 2022, section 3.
@@ -43,4 +44,5 @@ const RegisterPosition alibi({
 });
 
 }  // namespace
+}  // namespace alibi
 }  // namespace gnomon

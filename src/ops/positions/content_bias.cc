@@ -7,6 +7,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace content_bias {
 namespace {
 
 int64_t ColumnsOf(const Component& component, const ModuleShape& /*n*/) {
@@ -77,4 +78,5 @@ const RegisterPosition content_bias({
 });
 
 }  // namespace
+}  // namespace content_bias
 }  // namespace gnomon

@@ -9,6 +9,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace disentangled {
 namespace {
 
 // Of distances p_i - p_j, the rows of a table of 2 span rows. The arithmetic, in float32, of the
@@ -114,4 +115,5 @@ const RegisterPosition disentangled({
 });
 
 }  // namespace
+}  // namespace disentangled
 }  // namespace gnomon

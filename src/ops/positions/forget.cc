@@ -6,6 +6,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace forget {
 namespace {
 
 // The logarithm of a gate that is closed: one of -inf would be all that is left of any sum, and one
@@ -72,4 +73,5 @@ const RegisterPosition forget({
 });
 
 }  // namespace
+}  // namespace forget
 }  // namespace gnomon

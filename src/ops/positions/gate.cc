@@ -3,6 +3,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace gate {
 namespace {
 
 int64_t ColumnsOf(const Component& /*component*/, const ModuleShape& n) { return n.value_dim; }
@@ -27,4 +28,5 @@ const RegisterPosition gate({
 });
 
 }  // namespace
+}  // namespace gate
 }  // namespace gnomon

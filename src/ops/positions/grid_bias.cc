@@ -7,6 +7,7 @@
 #include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
+namespace grid_bias {
 namespace {
 
 at::Tensor Start(const Component& component, const ModuleShape& n) {
@@ -40,4 +41,5 @@ const RegisterPosition grid_bias({
 });
 
 }  // namespace
+}  // namespace grid_bias
 }  // namespace gnomon

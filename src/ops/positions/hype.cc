@@ -6,6 +6,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace hype {
 namespace {
 
 constexpr double kMu = 0.001;
@@ -69,4 +70,5 @@ const RegisterPosition hype({
 });
 
 }  // namespace
+}  // namespace hype
 }  // namespace gnomon

@@ -4,6 +4,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace kerple {
 namespace {
 
 // Chi et al. 2022, eq. 6 and eq. 7.
@@ -50,4 +51,5 @@ const RegisterPosition kerple({
 });
 
 }  // namespace
+}  // namespace kerple
 }  // namespace gnomon

@@ -2,6 +2,7 @@
 #include "ops/positions/given_bias.h"
 
 namespace gnomon {
+namespace key_bias {
 namespace {
 
 const RegisterPosition key_bias({
@@ -23,4 +24,5 @@ const RegisterPosition key_bias({
 });
 
 }  // namespace
+}  // namespace key_bias
 }  // namespace gnomon

@@ -5,6 +5,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace log_temperature {
 namespace {
 
 at::Tensor Temperature(const Component& component, const std::vector<at::Tensor>& /*tensors*/,
@@ -41,4 +42,5 @@ const RegisterPosition log_temperature({
 });
 
 }  // namespace
+}  // namespace log_temperature
 }  // namespace gnomon

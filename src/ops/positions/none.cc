@@ -3,6 +3,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace none {
 namespace {
 
 const RegisterPosition none({
@@ -16,4 +17,5 @@ const RegisterPosition none({
 });
 
 }  // namespace
+}  // namespace none
 }  // namespace gnomon

@@ -8,6 +8,7 @@
 #include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
+namespace offset_bias {
 namespace {
 
 // The entries of a module's table, (H, 2 n - 1), whose middle is the offset 0 of positions.
@@ -88,4 +89,5 @@ const RegisterPosition offset_bias({
 });
 
 }  // namespace
+}  // namespace offset_bias
 }  // namespace gnomon

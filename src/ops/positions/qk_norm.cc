@@ -6,6 +6,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace qk_norm {
 namespace {
 
 at::Tensor Norm(const Component& component, const std::vector<at::Tensor>& tensors,
@@ -44,4 +45,5 @@ const RegisterPosition qk_norm({
 });
 
 }  // namespace
+}  // namespace qk_norm
 }  // namespace gnomon

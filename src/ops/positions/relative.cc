@@ -8,6 +8,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace relative {
 namespace {
 
 bool HasValues(const Component& component) {
@@ -126,4 +127,5 @@ const RegisterPosition relative({
 });
 
 }  // namespace
+}  // namespace relative
 }  // namespace gnomon

@@ -10,6 +10,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace relative2d {
 namespace {
 
 // Bello et al. 2019; Ramachandran et al. 2019; Srinivas et al. 2021.
@@ -76,4 +77,5 @@ const RegisterPosition relative2d({
 });
 
 }  // namespace
+}  // namespace relative2d
 }  // namespace gnomon

@@ -10,6 +10,7 @@
 #include "ops/positions/rotation.h"
 
 namespace gnomon {
+namespace rope_mixed {
 namespace {
 
 // Heo et al. 2024, eq. 14.
@@ -121,4 +122,5 @@ const RegisterPosition rope_mixed({
 });
 
 }  // namespace
+}  // namespace rope_mixed
 }  // namespace gnomon

@@ -6,6 +6,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace scalable_softmax {
 namespace {
 
 at::Tensor Temperature(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
@@ -37,4 +38,5 @@ const RegisterPosition scalable_softmax({
 });
 
 }  // namespace
+}  // namespace scalable_softmax
 }  // namespace gnomon

@@ -3,6 +3,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace sink {
 namespace {
 
 at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
@@ -27,4 +28,5 @@ const RegisterPosition sink({
 });
 
 }  // namespace
+}  // namespace sink
 }  // namespace gnomon

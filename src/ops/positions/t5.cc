@@ -33,6 +33,7 @@ at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, in
   return bidirectional ? bucket + (relative > 0).to(at::kLong) * one_side : bucket;
 }
 
+namespace t5 {
 namespace {
 
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
@@ -75,4 +76,5 @@ const RegisterPosition t5({
 });
 
 }  // namespace
+}  // namespace t5
 }  // namespace gnomon

@@ -10,6 +10,7 @@
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {
+namespace transformer_xl {
 namespace {
 
 // Dai et al. 2019: (q + u).k_j + (q + v).r_(i - j).
@@ -106,4 +107,5 @@ const RegisterPosition transformer_xl({
 });
 
 }  // namespace
+}  // namespace transformer_xl
 }  // namespace gnomon

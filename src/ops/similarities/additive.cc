@@ -3,6 +3,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace additive {
 namespace {
 
 // Velickovic et al. 2018, eq. 3, of the two scores.
@@ -32,4 +33,5 @@ const RegisterSimilarity additive({
 });
 
 }  // namespace
+}  // namespace additive
 }  // namespace gnomon

@@ -4,6 +4,7 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace cosine {
 namespace {
 
 MappedTokens Map(const Component& /*component*/, const at::Tensor& q, const at::Tensor& k,
@@ -28,4 +29,5 @@ const RegisterSimilarity cosine({
 });
 
 }  // namespace
+}  // namespace cosine
 }  // namespace gnomon

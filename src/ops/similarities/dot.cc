@@ -3,6 +3,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace dot {
 namespace {
 
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
@@ -37,4 +38,5 @@ const RegisterSimilarity dot({
 });
 
 }  // namespace
+}  // namespace dot
 }  // namespace gnomon

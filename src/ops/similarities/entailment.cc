@@ -7,6 +7,7 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace entailment {
 namespace {
 
 // The Poincare ball's exponential map at 0: tanh(|v| / 2) v / |v|.
@@ -65,4 +66,5 @@ const RegisterSimilarity entailment({
 });
 
 }  // namespace
+}  // namespace entailment
 }  // namespace gnomon

@@ -11,6 +11,7 @@
 #include "ops/geometry/half_space.h"
 
 namespace gnomon {
+namespace hyperbolic {
 namespace {
 
 // A token as src/definitions/hyperbolic-inl.h reads it.
@@ -173,4 +174,5 @@ const RegisterSimilarity hyperbolic({
 });
 
 }  // namespace
+}  // namespace hyperbolic
 }  // namespace gnomon

@@ -7,6 +7,7 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace penumbral {
 namespace {
 
 // Tseng et al. 2023, eq. 23.
@@ -58,4 +59,5 @@ const RegisterSimilarity penumbral({
 });
 
 }  // namespace
+}  // namespace penumbral
 }  // namespace gnomon

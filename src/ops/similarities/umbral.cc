@@ -5,6 +5,7 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace umbral {
 namespace {
 
 // Tseng et al. 2023, section 4.
@@ -48,4 +49,5 @@ const RegisterSimilarity umbral({
 });
 
 }  // namespace
+}  // namespace umbral
 }  // namespace gnomon
