@@ -329,7 +329,7 @@ def test_a_bias_moves_the_scores_and_with_them_sinks():
         (lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, 0.0)), r"c=0\.0; expected"),
         (lambda q: gnomon.attention(q, q, q, similarity="lorentz:c=-1"), "a positive number"),
         (
-            lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, torch.tensor(-1.0))),
+            lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, torch.tensor(-1.0).to(q))),
             "c of lorentz is -1 in a head; expected positive numbers",
         ),
         (
