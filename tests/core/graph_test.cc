@@ -428,6 +428,25 @@ TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   });
 }
 
+// An edge that weighs so much more than all others that a float cannot tell the row's sum from its
+// weight, in a row that several chunks share: nothing but its value has a gradient.
+TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
+  constexpr int64_t kKeys = 300;
+  Graph graph;
+  for (const int64_t at : {0, 1500, 2999}) {
+    std::vector<int64_t> row;
+    for (int64_t e = 0; e < 3000; ++e) row.push_back(e == at ? kKeys - 1 : e % (kKeys - 1));
+    graph.AddRow(row);
+  }
+  Problem<float> p = RandomProblem(FindPairFunction("dot"), {.shape = {1, 6, 3, 3, kKeys, 8, 8}});
+  for (int64_t h = 0; h < 6; ++h) {
+    for (int64_t i = 0; i < 3; ++i) p.x.at(0, h, i, 0) = 8;
+    p.y.at(0, h / 2, kKeys - 1, 0) = 60;
+  }
+  const Results<double> expected = RunGraph(p.InDouble(), graph);
+  OnEveryTarget([&] { ExpectClose(RunGraph(p, graph), expected, 2e-5); });
+}
+
 // Distances come from differences: near pairs lose nothing to the size of their norms.
 TEST(Graph, DistancesOfNearPairsAreExact) {
   const PairFunction& laplacian = FindPairFunction("laplacian");

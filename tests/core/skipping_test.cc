@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
@@ -554,6 +555,43 @@ TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   EXPECT_GT(after, before);
   EXPECT_LT(after, 0.45);
   ExpectClose(p.Run(), p.InDouble().Run(), 5e-5);
+}
+
+// Tiles that are each some way below the tolerance, and together above it.
+TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
+  constexpr int64_t kLength = 1100;
+  constexpr int64_t kNear = 64;
+  // A tile's weights, as a share of the tolerance, in each head.
+  constexpr double kShares[] = {0.9, 0.7, 0.45, 0.2, 0.1};
+  constexpr int64_t kHeads = std::size(kShares);
+  Problem<float> p = ProblemOf(FindPairFunction("dot"),
+                               {"",
+                                {.shape = {1, kHeads, kHeads, kLength, kLength, 8, kLength},
+                                 .right = 0,
+                                 .bias = ProblemOptions::kSharedBias,
+                                 .tolerance = 1e-2}});
+  SetUnitVectors(p);
+  for (Array<float>* tokens : {&p.x, &p.y}) tokens->ForEach([](float& element) { element = 0; });
+  for (int64_t h = 0; h < kHeads; ++h) {
+    const double far = std::log(kShares[h] * p.options.tolerance * kNear / 256);
+    for (int64_t e = 0; e < p.bias_size(); ++e) {
+      p.bias_at(0, h, e) = kLength - 1 - e < kNear ? 0.0f : static_cast<float>(far);
+    }
+  }
+  OnEveryTarget([&] {
+    Results<float> results;
+    EXPECT_LT(ShareOf([&] { results = p.Run(SerialExecutor(), "d_v"); }), 0.97);
+    const auto is_zero = [&](const char* name, int64_t h, int64_t row, int64_t column) {
+      const int64_t at = (h * kLength + row) * kLength + column;
+      return results.at(name)[static_cast<size_t>(at)] == 0.0f;
+    };
+    EXPECT_LT(LargestLeftOut(p, [&](int64_t, int64_t h, int64_t i,
+                                    int64_t j) { return is_zero("o", h, i, j); }),
+              p.options.tolerance);
+    EXPECT_LT(LargestLeftOut(p, [&](int64_t, int64_t h, int64_t i,
+                                    int64_t j) { return is_zero("d_v", h, j, i); }),
+              p.options.tolerance);
+  });
 }
 
 TEST(SkippingTest, EveryInstructionSet) {

@@ -225,7 +225,7 @@ def test_a_cache_takes_padding_that_is_longer_than_what_it_holds():
     torch.manual_seed(0)
     module = MultiheadAttention(16, 2, position="rope+alibi").double()
     x = torch.randn(3, 6, 16, dtype=torch.float64)
-    padding = {"key_starts": [4, 0, 1], "key_lengths": torch.tensor([6, 3, 5])}
+    padding = {"key_starts": [4, 0, 1]}
     whole = module(x, causal=True, **padding)
     for sizes in ([1] * 6, [2, 3, 1]):
         cache = KVCache()
@@ -233,6 +233,8 @@ def test_a_cache_takes_padding_that_is_longer_than_what_it_holds():
         torch.testing.assert_close(torch.cat(parts, 1), whole)
     with pytest.raises(ValueError, match=r"key_starts\[1\] is -1"):
         module(x, causal=True, cache=KVCache(), key_starts=[9, -1, 0])
+    with pytest.raises(ValueError, match=r"key_lengths\[0\] is 7"):
+        module(x, causal=True, cache=KVCache(), key_lengths=[7, 6, 6])
 
 
 def test_a_cache_takes_nothing_from_a_call_that_raises():

@@ -356,6 +356,23 @@ TEST(MultiheadAttentionTest, ACacheGivesTheSameAsTheWhole) {
   EXPECT_EQ(cache.length(), 0);
 }
 
+TEST(MultiheadAttentionTest, ACacheTakesPaddingLongerThanItsKeys) {
+  torch::manual_seed(0);
+  torch::NoGradGuard no_grad;
+  MultiheadAttention module(MultiheadAttentionOptions(16, 2).position("rope+alibi"));
+  const torch::Tensor x = torch::randn({3, 6, 16});
+  const auto run = [&](const torch::Tensor& tokens, const torch::Tensor& starts, KVCache* used) {
+    return module(tokens, torch::Tensor(), torch::Tensor(),
+                  AttentionCall{.causal = true, .key_starts = starts, .cache = used});
+  };
+  const torch::Tensor starts = torch::tensor({4, 0, 1});
+  KVCache cache;
+  std::vector<torch::Tensor> parts;
+  for (const torch::Tensor& token : x.split(1, 1)) parts.push_back(run(token, starts, &cache));
+  EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), run(x, starts, nullptr), 1e-5, 1e-5));
+  EXPECT_THROW(run(x, torch::tensor({9, -1, 0}), &cache), c10::ValueError);
+}
+
 TEST(MultiheadAttentionTest, ClonesAreApart) {
   MultiheadAttention module(MultiheadAttentionOptions(16, 2).similarity("gaussian").position("t5"));
   const auto twin = std::dynamic_pointer_cast<MultiheadAttentionImpl>(module->clone());

@@ -125,12 +125,10 @@ def place_tokens(
                 f"and key {key.shape[1]}; expected the positions of the keys"
             )
     of_keys = check_optional_integers(operator, "key_positions", of_keys, query)
-    # Of padding there may be more than keys so far.
-    keys = cache.length() + key.shape[1]
-    for name in ("key_starts", "key_lengths"):
-        end = check_optional_integers(operator, name, arguments.get(name), query)
-        if end is not None:
-            arguments[name] = end.clamp_max(keys)
+    # Of padding on the left there may be more than keys so far.
+    starts = check_optional_integers(operator, "key_starts", arguments.get("key_starts"), query)
+    if starts is not None:
+        arguments["key_starts"] = starts.clamp_max(cache.length() + key.shape[1])
     places = cache.joined_positions(of_keys, len(key))
     if places is not None:
         arguments["key_positions"] = places

@@ -353,10 +353,8 @@ CallArguments JoinCache(const char* module, const AttentionCall& call, const tor
   if (joined.positions.defined()) arguments.key_positions = joined.positions;
   k = joined.k;
   v = joined.v;
-  // Of padding there may be more than keys so far.
-  for (OptionalTensor* end : {&arguments.key_starts, &arguments.key_lengths}) {
-    if (*end) *end = (*end)->clamp_max(k.size(2));
-  }
+  // Of padding on the left there may be more than keys so far.
+  if (arguments.key_starts) arguments.key_starts = arguments.key_starts->clamp_max(k.size(2));
   return arguments;
 }
 
