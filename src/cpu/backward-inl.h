@@ -232,7 +232,7 @@ class BackwardPass {
         top_f_.data()[row] = 0;
         continue;
       }
-      const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, h / group_, i, top, 0);
+      const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, h / group_, i, top);
       const LonePair<Definition> pair(in_, of_row, b, h / group_, top,
                                       dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
                                       dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
@@ -612,6 +612,12 @@ class BackwardPass {
     return true;
   }
 
+  // Where the keys of the tile of key `first` are packed, from its column `begin` on.
+  TilePanels PanelsOf(int64_t b, int64_t key_head, int64_t first, int64_t begin) const {
+    if (in_place_ || pairs_ || dim_ == 0) return {};
+    return {key_panels_.panel(b, key_head, first / kWidth), dim_, begin};
+  }
+
   // The inner products of a tile's rows with its keys, those of the forward pass.
   void MultiplyTokens(const Block& block, int64_t h, int64_t first_row, int64_t rows,
                       KeyRange batch) const {
@@ -749,9 +755,9 @@ class BackwardPass {
                        first + mask.end,
                        mask.paired,
                        temperature};
-      const RowVectors<Definition> row =
-          LoadRow<Definition>(in_, b, h, h / group_, i, first + begin,
-                              norms_ ? norms_.data()[head * n_.queries + i] : 0);
+      const RowVectors<Definition> row = LoadRow<Definition>(
+          in_, b, h, h / group_, i, first + begin, in_.factor[h] * temperature,
+          norms_ ? norms_.data()[head * n_.queries + i] : 0, PanelsOf(b, h / group_, first, begin));
       RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
                    segments_.Keys(b, first + begin),
                    segments_.Query(b, i)};
@@ -964,7 +970,7 @@ class BackwardPass {
     const auto imbalance = static_cast<float>(Imbalance(row));
     if (top < 0 || imbalance == 0.0f) return;
     const int64_t key_head = h / group_;
-    const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, key_head, i, top, 0);
+    const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, key_head, i, top);
     const float* const y = dim_ > 0 ? keys_.Head(b, key_head).row(top) : nullptr;
     const VectorDerivative<Definition> slope =
         LonePair<Definition>(in_, of_row, b, key_head, top,

@@ -833,8 +833,9 @@ class ForwardPass {
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {
     const int64_t columns = at.count;
     float* tile = scratch.tile + r * kForwardColumns + begin;
-    const RowVectors<Definition> row =
-        LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, block.norm[r]);
+    const RowVectors<Definition> row = LoadRow<Definition>(
+        in_, block.b, at.h, at.h / group_, at.i, at.begin, in_.factor[at.h] * at.temperature,
+        block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
     const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
     const float factor = in_.factor[at.h] * at.temperature * kLog2E;
     RowView view{{visible.begin - begin, visible.end - begin},

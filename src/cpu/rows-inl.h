@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <vector>
 
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -107,7 +106,22 @@ class PackedScalars {
   Buffer data_;
 };
 
-// What one row brings to its pairs: its scalars as vectors and, for a distance, its token.
+// A tile's keys as transposed panels, one behind the other; none where they are not packed, or as
+// pairs.
+struct TilePanels {
+  const float* data = nullptr;
+  int64_t columns = 0;  // of a token
+  int64_t first = 0;    // the tile's column that Column counts from
+
+  // The first number of each key from there on.
+  const float* Column(int64_t j) const {
+    const int64_t c = first + j;
+    return data + c / kWidth * kWidth * columns + c % kWidth;
+  }
+};
+
+// What one row brings to its pairs: its scalars as vectors and, for a distance, its token and where
+// the keys are.
 template <class Definition>
 struct RowVectors {
   HWY_INLINE RowVectors() {}
@@ -115,18 +129,30 @@ struct RowVectors {
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
   VF norm;
+  float near = 0;  // the share of the norms below which a squared distance is computed anew
   const void* x = nullptr;
   const void* y = nullptr;  // of the first column
-  int64_t y_stride = 0;     // in bytes
+  TilePanels panels;
+  int64_t y_stride = 0;  // in bytes
   TokenType type = TokenType::kFloat32;
   int64_t dim = 0;
 };
 
-// norm is the squared norm of the row's token, for a distance.
+// Squared distances below this share of the sum of the squared norms are computed anew from
+// differences: what is left of the norms has too few digits. Where scores are large, by which their
+// rounding counts, that is a larger share.
+constexpr float kNear = 1e-3f;
+constexpr float kNearOfLarge = 0.5f;
+// A row's scores are large from such a product of their factor and its token's squared norm on.
+constexpr float kLargeScores = 32.0f;
+
+// Where the row meets its keys and the definition is a distance: the row's factor, its token's
+// squared norm, and the panels of the first column.
 template <class Definition>
 HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64_t b, int64_t h,
                                           int64_t key_head, int64_t i, int64_t first_column,
-                                          float norm) {
+                                          float factor = 0, float norm = 0,
+                                          const TilePanels& panels = {}) {
   const DF d;
   const AttentionShape& n = in.shape;
   RowVectors<Definition> row;
@@ -140,9 +166,11 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
     row.x = in.x.row(b, h, i);
     row.y = in.y.row(b, key_head, first_column);
     row.y_stride = in.y.stride[2] * (in.y.type == TokenType::kFloat32 ? 4 : 2);
+    row.panels = panels;
     row.type = in.y.type;
     row.dim = n.dim;
     row.norm = hn::Set(d, norm);
+    row.near = std::fabs(factor) * norm > kLargeScores ? kNearOfLarge : kNear;
   }
   return row;
 }
@@ -183,30 +211,70 @@ class LonePair {
   VF b_[Definition::kColumnScalars + 1];
 };
 
-// Squared distances below this share of the sum of the squared norms are computed anew from
-// differences: cancellation has left them four digits or fewer.
-constexpr float kNear = 1e-3f;
-
-// Replaces squared distances in s that are below `limit`; y is the token of lane 0.
-template <class Definition>
-HWY_NOINLINE void NearDistances(const RowVectors<Definition>& row, const void* y,
-                                const float* limit, float* s) {
-  std::vector<float> wide;
-  if (row.type != TokenType::kFloat32) wide.resize(2 * Size(row.dim));
-  // The n-th of two rows.
-  const auto floats = [&](const void* numbers, int64_t n) {
-    if (wide.empty()) return static_cast<const float*>(numbers);
-    float* const to = wide.data() + n * row.dim;
-    Widen(numbers, row.type, 0, row.dim, to);
-    return static_cast<const float*>(to);
-  };
-  const float* const x = floats(row.x, 0);
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    if (!(s[lane] < limit[lane])) continue;
-    const float* const key =
-        floats(static_cast<const char*>(y) + static_cast<int64_t>(lane) * row.y_stride, 1);
-    s[lane] = SquaredDistance(x, key, row.dim);
+// Sums of the squared differences of one token from kLanes keys.
+class SquaredDifferences {
+ public:
+  HWY_INLINE SquaredDifferences() {
+    for (VF& part : parts_) part = hn::Zero(DF());
   }
+
+  // Adds `columns` columns, a multiple of kParts but for the last; those of the keys are at
+  // keys[e * stride].
+  HWY_INLINE void Add(const float* HWY_RESTRICT x, const float* HWY_RESTRICT keys, int64_t stride,
+                      int64_t columns) {
+    int64_t e = 0;
+    for (; e + kParts <= columns; e += kParts) {
+      for (int64_t n = 0; n < kParts; ++n) AddColumn(x[e + n], keys + (e + n) * stride, parts_[n]);
+    }
+    for (int64_t n = 0; e < columns; ++n, ++e) AddColumn(x[e], keys + e * stride, parts_[n]);
+  }
+
+  HWY_INLINE VF Sum() const { return (parts_[0] + parts_[1]) + (parts_[2] + parts_[3]); }
+
+ private:
+  static constexpr int64_t kParts = 4;
+
+  static HWY_INLINE void AddColumn(float x, const float* keys, VF& part) {
+    const DF d;
+    const VF difference = hn::Set(d, x) - hn::LoadU(d, keys);
+    part = hn::MulAdd(difference, difference, part);
+  }
+
+  VF parts_[kParts];
+};
+
+// Squared distances of a row and columns [j, j + kLanes), the same numbers wherever the keys lie.
+// Only of lanes of `wanted` are they: others may lie behind the last key.
+template <class Definition>
+HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::Mask<DF> wanted) {
+  SquaredDifferences sums;
+  if (row.panels.data != nullptr && row.type == TokenType::kFloat32) {
+    sums.Add(static_cast<const float*>(row.x), row.panels.Column(j), kWidth, row.dim);
+    return sums.Sum();
+  }
+  const DF d;
+  HWY_ALIGN float near[kLanes];
+  hn::Store(hn::IfThenElseZero(wanted, hn::Set(d, 1.0f)), d, near);
+  std::array<const void*, kLanes> keys;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    const int64_t column = j + static_cast<int64_t>(lane);
+    keys[lane] = near[lane] == 0 ? row.x : static_cast<const char*>(row.y) + column * row.y_stride;
+  }
+  HWY_ALIGN float query[kPackedColumns];
+  HWY_ALIGN float wide[kLanes][kPackedColumns];
+  HWY_ALIGN float packed[kPackedColumns * kLanes];
+  const float* from[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) from[lane] = wide[lane];
+  for (int64_t e = 0; e < row.dim; e += kPackedColumns) {
+    const int64_t columns = std::min(kPackedColumns, row.dim - e);
+    Widen(row.x, row.type, e, columns, query);
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      Widen(keys[lane], row.type, e, columns, wide[lane]);
+    }
+    Transpose<kLaneCount, kLaneCount>(from, columns, packed);
+    sums.Add(query, packed, kLaneCount, columns);
+  }
+  return sums.Sum();
 }
 
 // g of columns [j, j + kLanes) of a row, from its inner products.
@@ -220,15 +288,8 @@ HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
   if constexpr (kIsDistance<Definition>) {
     const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
     VF s = norms - (product + product);
-    const VF limit = norms * hn::Set(d, kNear);
-    if (HWY_UNLIKELY(!hn::AllFalse(d, s < limit))) {
-      HWY_ALIGN float near[kLanes];
-      HWY_ALIGN float limits[kLanes];
-      hn::Store(s, d, near);
-      hn::Store(limit, d, limits);
-      NearDistances(row, static_cast<const char*>(row.y) + j * row.y_stride, limits, near);
-      s = hn::Load(d, near);
-    }
+    const auto near = s < norms * hn::Set(d, row.near);
+    if (HWY_UNLIKELY(!hn::AllFalse(d, near))) s = Select(near, NearDistances(row, j, near), s);
     return s;
   }
 }

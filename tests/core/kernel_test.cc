@@ -376,22 +376,37 @@ std::vector<const PairFunction*> Distances() {
 INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// On both sides of the border at which tokens are near, and far below it.
+// On both sides of the border at which tokens are near, and far below it; keys that are packed, as
+// floats or as pairs of 16 bits, and those that are read where they lie.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
+  const AttentionShape packed = {1, 2, 1, 60, 150, 24, 17};
+  const AttentionShape in_place = {1, 2, 1, 3, 150, 70, 17};
+  const AttentionShape odd = {1, 2, 2, 50, 61, 3, 5};
   for (const char* name : {"laplacian", "gaussian"}) {
-    for (int fraction = 8; fraction <= 4096; fraction *= 2) {
-      SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
-      const Problem<float> p = NearTokensProblem(FindPairFunction(name),
-                                                 {.shape = {1, 2, 1, 60, 150, 24, 17}}, fraction);
-      const Results<double> forward = p.InDouble().Forward();
-      const Results<double> all = p.InDouble().Run();
-      OnEveryTarget([&] {
-        for (const auto& [result, values] : p.Forward()) {
-          EXPECT_LE(Difference(values, forward.at(result)), 2e-4) << result;
+    for (const AttentionShape& shape : {packed, in_place, odd}) {
+      for (const TokenType type : {TokenType::kFloat32, TokenType::kBFloat16}) {
+        // Of 16 bits they would coincide.
+        const int last = type == TokenType::kFloat32 ? 4096 : 32;
+        for (int fraction = 1; fraction <= last; fraction *= 2) {
+          Problem<float> p = NearTokensProblem(
+              FindPairFunction(name), {.shape = shape, .type = type, .value_type = type}, fraction);
+          SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
+          for (auto* tokens : {&p.x, &p.y}) {
+            tokens->ForEach([&](float& x) {
+              if (type != TokenType::kFloat32) x = FromBits(ToBits(x, type), type);
+            });
+          }
+          const Results<double> forward = p.InDouble().Forward();
+          const Results<double> all = p.InDouble().Run();
+          OnEveryTarget([&] {
+            for (const auto& [result, values] : p.Forward()) {
+              EXPECT_LE(Difference(values, forward.at(result)), 2e-5) << result;
+            }
+            // Gradients lose the digits that tokens share.
+            ExpectClose(p.Run(), all, 3e-5 + 8e-6 * fraction);
+          });
         }
-        // Gradients lose the digits that tokens share.
-        ExpectClose(p.Run(), all, 1e-5 * fraction);
-      });
+      }
     }
   }
 }
