@@ -167,6 +167,19 @@ def test_no_rows_and_no_keys():
     assert gnomon.attention_weights(q, k[:, :, :0], 2).shape == (2, HEADS, 1, 0)
 
 
+@pytest.mark.parametrize("rows", [-1, [5, 1], (2, 3), slice(3)])
+@pytest.mark.parametrize("position", ["none", "alibi", "rope"])
+def test_weights_in_a_graph(rows, position):
+    q, k = tokens()
+
+    def weights(q):
+        return gnomon.attention_weights(q, k, rows, position=position, query_offset=2)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(weights, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q), weights(q))
+
+
 def test_weights_have_gradients():
     q, k = tokens(4, 5)
     q, slopes = q.requires_grad_(), torch.rand(HEADS, dtype=torch.float64, requires_grad=True)

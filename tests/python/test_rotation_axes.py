@@ -106,6 +106,22 @@ def test_queries_and_keys_have_their_own():
     torch.testing.assert_close(part, whole[:, :, 6:])
 
 
+def test_sections_in_graphs_and_transforms():
+    q, k, v = tokens(torch.float32)
+    places = torch.randint(9, (B, L, 3))
+
+    def attend(q):
+        position = "rope:sections=4x2x2:section_order=interleaved"
+        return gnomon.attention(q, k, v, position=position, positions=places)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q), attend(q))
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(attend(leaf).sum(), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda q: attend(q).sum())(q), expected)
+
+
 def test_mixed_frequencies_and_equal_parts():
     q, k, v = tokens()
     places = torch.cartesian_prod(torch.arange(3), torch.arange(3))

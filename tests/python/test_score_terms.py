@@ -15,7 +15,17 @@ from formulas import SIMILARITIES, Case, Mask
 from operator_checks import peak_memory
 
 import gnomon
-from gnomon.position import Forget, Gate, KeyBias, OffsetBias, PairBias, QKNorm, Relative
+from gnomon.position import (
+    Forget,
+    Gate,
+    KeyBias,
+    LogTemperature,
+    OffsetBias,
+    PairBias,
+    QKNorm,
+    Relative,
+    ScalableSoftmax,
+)
 
 B, H, HKV, LQ, LK = 2, 4, 2, 13, 37
 
@@ -322,6 +332,50 @@ def test_scalable_softmax():
     scores = (q @ k.mT / math.sqrt(8)) * (s[:, None] * logs).unsqueeze(2)
     hidden = torch.ones(21, 21, dtype=torch.bool).triu(1)
     torch.testing.assert_close(ours, scores.masked_fill(hidden, -math.inf).softmax(-1) @ v)
+
+
+#: What goes by the keys before a row's own; gates is (1, H, Lk).
+COUNTING = {
+    "forget": lambda gates: Forget(gates),
+    "scalable softmax": lambda gates: ScalableSoftmax(gates.new_tensor([0.2, 0.3, 0.4, 0.5])),
+    "smooth temperature": lambda gates: LogTemperature(0.3, 2, kind="smooth"),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("term", COUNTING)
+def test_documents_are_what_they_are_alone(term, causal, dtype):
+    """Packed one after the other, or with their tokens between each other's; padded on the left;
+    with the positions that they have anyway."""
+    torch.manual_seed(0)
+    q, k, v = (normal(1, H, 11, 8).to(dtype) for _ in range(3))
+    gates = (torch.rand(1, H, 11, dtype=torch.float64).log() / 4).to(dtype)
+    close = {"atol": 2e-6, "rtol": 2e-5} if dtype == torch.float32 else {}
+    places = torch.arange(11)
+
+    def alone(tokens):
+        position = COUNTING[term](gates[:, :, tokens])
+        return gnomon.attention(
+            q[:, :, tokens], k[:, :, tokens], v[:, :, tokens], position=position, causal=causal
+        )
+
+    for ids in ([0] * 4 + [1] * 7, [3, 1, 3, 3, 1, -2, 1, 3, -2, -2, 1]):
+        segments = torch.tensor([ids])
+        for positions in (None, places):
+            o = gnomon.attention(
+                q, k, v, position=COUNTING[term](gates), causal=causal, positions=positions,
+                query_segments=segments, key_segments=segments,
+            )  # fmt: skip
+            for document in set(ids):
+                tokens = (segments[0] == document).nonzero().flatten()
+                torch.testing.assert_close(o[:, :, tokens], alone(tokens), **close)
+    for positions in (None, places):
+        o = gnomon.attention(
+            q, k, v, position=COUNTING[term](gates), causal=causal, positions=positions,
+            key_starts=[3], key_lengths=[9],
+        )  # fmt: skip
+        torch.testing.assert_close(o[:, :, 3:9], alone(torch.arange(3, 9)), **close)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "laplacian", "penumbral", "hyperboloid"])

@@ -276,10 +276,9 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 //
 // The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum at
 // its own position. lse and sinks see it without that subtraction. Gates of keys outside key_starts
-// and key_lengths count as 1. With positions of the caller's, the gates between a key and a query
-// are those of the positions between them. A module computes the gates from its tokens, f =
-// sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's
-// slope.
+// and key_lengths count as 1. The gates between a key and a query are those of the positions
+// between them, in their segment. A module computes the gates from its tokens, f = sigmoid(w_h x +
+// b_h); they start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
@@ -411,6 +410,9 @@ Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon =
 // multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) / length)) (steps) or 1 +
 // scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to its own.
 //
+// Of the number of keys, those outside key_starts and key_lengths and those of other segments do
+// not count; windows and other masks make no difference.
+//
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
 // scale: how fast it grows.
@@ -421,7 +423,8 @@ Position LogTemperature(double scale = 0.1, double length = 8192.0,
 
 // multiplies the scores of row i by s[h] log n_i, n_i the number of keys up to its own.
 //
-// Keys beyond key_lengths do not count; other masks make no difference.
+// Keys outside key_starts and key_lengths do not count, nor do those of other segments; windows and
+// other masks make no difference.
 //
 // Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 //

@@ -87,8 +87,10 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
       call.query_offset || call.query_offsets || call.positions || queries == SizeOf(k, 2);
   const bool alone = knows_offset && std::all_of(positions.begin(), positions.end(), StandsAlone);
   if (!alone) {
-    const at::Tensor index = at::tensor(chosen, q.options().dtype(at::kLong));
-    return WeightsOfAllRows(q, k, similarity, positions, arguments).index_select(2, index);
+    const at::Tensor all = WeightsOfAllRows(q, k, similarity, positions, arguments);
+    std::vector<at::Tensor> of_rows;
+    for (const int64_t row : chosen) of_rows.push_back(all.narrow(2, row, 1));
+    return of_rows.empty() ? all.narrow(2, 0, 0) : at::cat(of_rows, 2);
   }
   // Rows that follow each other are one call.
   std::vector<at::Tensor> parts;

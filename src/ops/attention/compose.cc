@@ -288,16 +288,16 @@ class Composition {
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
   }
 
-  // Where the caller says where keys stand, the order in which they do, if a term asks for it.
+  // The order of the keys, where it is not that of their columns and a term asks for it.
   void FindKeyOrder() {
     const bool asks_for_order =
         std::any_of(positions_.begin(), positions_.end(), [](const ResolvedPosition& position) {
-          return position.entry->role() == PositionEntry::Role::kKeyBias ||
+          return position.entry->catalogue.sums_over_keys ||
                  position.entry->role() == PositionEntry::Role::kTemperature;
         });
-    if (!places_ || !asks_for_order) return;
-    order_.emplace(*places_, call_.query_segments, call_.key_segments, call_.key_starts,
-                   call_.key_lengths);
+    if (!asks_for_order || (!places_ && !call_.key_segments)) return;
+    order_.emplace(places_ ? *places_ : Places::Consecutive(q_, range_), call_.query_segments,
+                   call_.key_segments, call_.key_starts, call_.key_lengths);
     range_.key_order = order_->columns();
   }
 
@@ -490,12 +490,18 @@ class Composition {
     } else {
       positions = positions + range_.query_offset;
     }
-    const at::Tensor keys = call_.key_lengths ? call_.key_lengths->unsqueeze(1).unsqueeze(2)
-                                              : at::full_symint({}, range_.keys, integers);
-    const at::Tensor seen = !IsCausal() ? keys + positions * 0
-                            : order_    ? order_->Seen().unsqueeze(1)
-                                        : at::minimum(positions + 1, keys);
-    return {positions.to(at::kDouble), seen.clamp_min(1).to(at::kDouble)};
+    return {positions.to(at::kDouble), KeysUpTo(positions).clamp_min(1).to(at::kDouble)};
+  }
+
+  // How many keys of a row's segment there are, with a causal mask those up to its position.
+  at::Tensor KeysUpTo(const at::Tensor& positions) const {
+    if (order_) return (IsCausal() ? order_->Seen() : order_->All()).unsqueeze(1);
+    const auto of_batch = [](const at::Tensor& keys) { return keys.unsqueeze(1).unsqueeze(2); };
+    const at::Tensor end = call_.key_lengths
+                               ? of_batch(*call_.key_lengths)
+                               : at::full_symint({}, range_.keys, positions.options());
+    const at::Tensor last = IsCausal() ? at::minimum(positions + 1, end) : end + positions * 0;
+    return call_.key_starts ? last - of_batch(*call_.key_starts) : last;
   }
 
   // The values as the aggregation takes them. Midpoints weigh them by factors of their own, which

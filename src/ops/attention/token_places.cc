@@ -129,6 +129,19 @@ std::optional<Places> Places::Find(const at::Tensor& q, const at::Tensor& k,
   return places;
 }
 
+Places Places::Consecutive(const at::Tensor& q, const OffsetRange& range) {
+  const at::TensorOptions integers = q.options().dtype(at::kLong);
+  const auto of_batch = [&](const at::Tensor& positions, const c10::SymInt& count) {
+    return positions.expand_symint({q.sym_size(0), count});
+  };
+  Places places;
+  at::Tensor queries = at::arange(range.queries, integers) + range.query_offset;
+  if (range.query_offsets) queries = queries + range.query_offsets->unsqueeze(1);
+  places.queries_ = of_batch(queries, range.queries);
+  places.keys_ = of_batch(at::arange(range.keys, integers), range.keys);
+  return places;
+}
+
 TokenPositions Places::Of(bool keys) const { return PositionsOf(queries_, keys_, keys); }
 
 KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
@@ -154,8 +167,10 @@ KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
   order_ = order;
   last_ = at::searchsorted(sorted, code(places.queries(), query_segments), /*out_int32=*/false,
                            /*right=*/true);
-  first_ = at::searchsorted(sorted, query_segments ? *query_segments * kApart - kApart / 2
-                                                   : at::full_like(places.queries(), -kApart / 2));
+  const at::Tensor segments =
+      query_segments ? *query_segments * kApart : at::zeros_like(places.queries());
+  first_ = at::searchsorted(sorted, segments - kApart / 2);
+  past_ = at::searchsorted(sorted, segments + kApart / 2);
 }
 
 at::Tensor KeyOrder::Own() const { return order_.gather(1, (last_ - 1).clamp_min(0)); }

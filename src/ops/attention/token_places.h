@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/attention/call.h"
+#include "ops/coordinates/offset_range.h"
 #include "ops/coordinates/token_positions.h"
 
 namespace gnomon {
@@ -42,6 +43,8 @@ class Places {
   // Nullopt where tokens stand one after the other, or have coordinates.
   static std::optional<Places> Find(const at::Tensor& q, const at::Tensor& k,
                                     const CallArguments& arguments);
+  // Those of tokens that stand one after the other.
+  static Places Consecutive(const at::Tensor& q, const OffsetRange& range);
 
   // (B, Lq) and (B, Lk), int64.
   const at::Tensor& queries() const { return queries_; }
@@ -54,8 +57,8 @@ class Places {
   at::Tensor keys_;
 };
 
-// The keys of a call with places in the order of their segments and, within these, of their
-// positions; keys that no query may see come last.
+// The keys of a call in the order of their segments and, within these, of their positions; keys
+// that no query may see come last.
 class KeyOrder {
  public:
   KeyOrder(const Places& places, const OptionalTensor& query_segments,
@@ -66,6 +69,8 @@ class KeyOrder {
   const at::Tensor& columns() const { return order_; }
   // (B, Lq): how many keys of its segment stand up to a query's position.
   at::Tensor Seen() const { return last_ - first_; }
+  // (B, Lq): how many keys of its segment there are.
+  at::Tensor All() const { return past_ - first_; }
   // (B, Lq): the column of the last of them; any where there is none.
   at::Tensor Own() const;
 
@@ -73,6 +78,7 @@ class KeyOrder {
   at::Tensor order_;
   at::Tensor last_;
   at::Tensor first_;
+  at::Tensor past_;
 };
 
 }  // namespace gnomon

@@ -20,8 +20,8 @@ struct OffsetRange {
   c10::SymInt query_offset;
   int64_t heads;
   std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
-  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where the
-  // caller says where they stand.
+  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where it is
+  // another one.
   std::optional<at::Tensor> key_order = std::nullopt;
 
   c10::SymInt size() const;

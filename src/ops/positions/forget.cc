@@ -19,7 +19,7 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
                 const OffsetRange& range) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
   if (!range.key_order) return -at::cumsum(gates, 2, at::kDouble);
-  // Of keys that stand anywhere, in the order of their positions.
+  // Of keys of several segments or that stand anywhere, each segment in the order of positions.
   const at::Tensor& order = *range.key_order;
   const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
@@ -52,9 +52,9 @@ const RegisterPosition forget({
                   .details = "The sum is exact over long sequences: it is kept in float64, and "
                              "each row subtracts the sum at its own position. lse and sinks see it "
                              "without that subtraction. Gates of keys outside "
-                             "key_starts and key_lengths count as 1. With positions of the "
-                             "caller's, the gates between "
-                             "a key and a query are those of the positions between them. A module "
+                             "key_starts and key_lengths count as 1. The gates between "
+                             "a key and a query are those of the positions between them, in their "
+                             "segment. A module "
                              "computes the gates "
                              "from its tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, "
                              "with w at 0 and b such that log f is minus ALiBi's slope.",

@@ -30,6 +30,8 @@ const RegisterPosition log_temperature({
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
          .note = "multiplies the scores of row i, where a is the scale, n_0 the length and n_i the "
                  "number of keys up to the row's own",
+         .details = "Of the number of keys, those outside key_starts and key_lengths and those of "
+                    "other segments do not count; windows and other masks make no difference.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

@@ -93,8 +93,10 @@ at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>&
                     ", or one");
   const std::vector<int64_t> axes = AxesOfPairs(component, sections, SizeOf(of_pairs, 0));
   if (coordinates.size() == 1) return coordinates[0].unsqueeze(-1) * of_pairs;
-  const at::Tensor index = at::tensor(axes, of_pairs.options().dtype(at::kLong));
-  return at::stack(coordinates, -1).index_select(-1, index) * of_pairs;
+  // Axis by axis: a tensor of indices would have to be made where a graph is traced.
+  std::vector<at::Tensor> of_axes;
+  for (const int64_t axis : axes) of_axes.push_back(coordinates[static_cast<size_t>(axis)]);
+  return at::stack(of_axes, -1) * of_pairs;
 }
 
 // The rows of a table (1 or B, heads, n, pairs) at the positions of a call.
@@ -180,6 +182,12 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   TORCH_CHECK_VALUE(
       !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
+  // What queries and keys are multiplied by is out of the range of float32 beyond it.
+  constexpr int64_t kLongest = 65536;
+  const std::optional<int64_t> known = call.positions ? std::nullopt : call.length.maybe_as_int();
+  TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !known || *known <= kLongest,
+                    "gnomon.attention: RoPE has xpos, and tokens of ", x.scalar_type(),
+                    " a length of ", *known, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
                     ", which goes by the length");

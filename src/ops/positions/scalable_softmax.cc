@@ -28,7 +28,8 @@ const RegisterPosition scalable_softmax({
          .latex = R"(s_h \log n_i \, s_{ij})",
          .note = "instead of the scores of row i; n_i is the number of keys up to the "
                  "row's own with a causal mask, and of all keys otherwise",
-         .details = "Keys beyond key_lengths do not count; other masks make no difference.",
+         .details = "Keys outside key_starts and key_lengths do not count, nor do those of other "
+                    "segments; windows and other masks make no difference.",
          .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

@@ -26,13 +26,12 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from gnomon._encodings import alibi_slopes
 from gnomon.integrations.transformers._interface import (
-    OPERATOR,
     attend,
     refusal,
     refuse,
 )
 from gnomon.integrations.transformers._masks import Mask, given_or_plain
-from gnomon.position import T5, ALiBi, Disentangled, GridBias, PairBias, Position
+from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias, Position
 
 #: The value of attn_implementation.
 NAME = "gnomon"
@@ -148,22 +147,21 @@ def _bloom_forward(
 ) -> tuple[Tensor, None]:
     """Its array of biases, slope * column, differs from ALiBi's by a constant of the row."""
     refuse(kwargs)
-    if attention_mask.key_segments is not None:
-        raise NotImplementedError(
-            f"{OPERATOR}: padding between the tokens, over which BLOOM counts no distance, is not "
-            "supported"
-        )
     qkv = layer.query_key_value(hidden_states).unflatten(2, (layer.num_heads, 3, layer.head_dim))
     q, k, v = qkv.transpose(1, 2).unbind(3)
     if layer_past is not None:
         k, v = layer_past.update(k, v, layer.layer_idx)
+    position: Position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
+    if attention_mask.key_segments is not None:
+        # It counts no distance over padding between the tokens.
+        position = KeyBias(alibi.view(-1, layer.num_heads, alibi.shape[-1]).to(q.dtype))
     o = attend(
         layer,
         q,
         k,
         v,
         attention_mask,
-        position=ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads))),
+        position=position,
         scale=layer.inv_norm_factor,
         dropout=layer.attention_dropout.p if layer.training else 0.0,
     )

@@ -55,12 +55,14 @@ class LearnedSimilarity(torch.nn.Module):
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
-        # Of others than the factor a module knows the start without a tensor.
+        # Of others than the factor a module knows the start without a tensor. As numbers: a buffer
+        # that is not saved would not be filled where a model is built before it is loaded.
         known = ops.module_learned(spec, "none", num_heads, head_dim, head_dim, starts)
-        for name, _, start in zip(*known, strict=True):
-            if f"{name}_start" not in names:
-                value = start.to(torch.get_default_dtype())
-                self.register_buffer(f"{name}_start", value, persistent=False)
+        self._starts: dict[str, list[float]] = {
+            name: start.double().flatten().tolist()
+            for name, _, start in zip(*known, strict=True)
+            if f"{name}_start" not in names
+        }
         #: Whether the last coordinate is a height, which a rotation would mix with another.
         self.has_height: bool = ops.has_height(spec)
         #: Whether the model's scale applies.
@@ -70,10 +72,13 @@ class LearnedSimilarity(torch.nn.Module):
         """The similarity of the present parameters."""
         values = []
         for name in self._held:
-            value = getattr(self, f"{name}_start").expand(self.num_heads)
-            if (theta := getattr(self, f"{name}_theta", None)) is not None:
-                value = ops.learned_number(value, theta)
-            values.append(value)
+            theta: Tensor | None = getattr(self, f"{name}_theta", None)
+            if theta is not None and name in self._starts:
+                value = theta.new_tensor(self._starts[name])
+            else:
+                value = getattr(self, f"{name}_start")
+            value = value.expand(self.num_heads)
+            values.append(value if theta is None else ops.learned_number(value, theta))
         return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:

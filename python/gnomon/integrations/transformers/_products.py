@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -671,66 +670,51 @@ def _multi_head(
 
 # Modules.
 
-_RUNNING = threading.local()
-
 
 def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
     """Has a module run as this file says while its configuration names this implementation."""
-    if any(
-        isinstance(hook, functools.partial) and hook.func is _enter
-        for hook in module._forward_pre_hooks.values()
-    ):
-        return
-    module.register_forward_pre_hook(functools.partial(_enter, config, name), with_kwargs=True)
-    module.register_forward_hook(_leave, always_call=True)
+    forward = module.forward
+    if isinstance(forward, functools.partial) and forward.func is _forward:
+        forward = forward.args[0]
+    module.forward = functools.partial(_forward, forward, module, config, name)
 
 
-def refuse_weights(model: torch.nn.Module, config: Any, name: str) -> None:
+def refuse_weights(model: torch.nn.Module, name: str) -> None:
     """Has a model raise where it is asked for weights while its configuration names this one."""
     if not any(
         isinstance(hook, functools.partial) and hook.func is _refuse
         for hook in model._forward_pre_hooks.values()
     ):
-        model.register_forward_pre_hook(functools.partial(_refuse, config, name), with_kwargs=True)
+        model.register_forward_pre_hook(functools.partial(_refuse, name), with_kwargs=True)
 
 
-def _refuse(
-    config: Any, name: str, _model: torch.nn.Module, _args: Any, kwargs: dict[str, Any]
-) -> None:
+def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
     asked = kwargs.get("output_attentions")
     if asked is None:
-        asked = getattr(config, "output_attentions", False)
-    if asked and config._attn_implementation == name:
+        asked = getattr(model.config, "output_attentions", False)
+    if asked and model.config._attn_implementation == name:
         raise refusal("output_attentions")
 
 
-def _enter(
-    config: Any, name: str, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
+# A compiler would trace what the module does and see none of it stand for something else: it breaks
+# its graph here.
+@torch.compiler.disable(reason="gnomon sees a softmax that a module writes while it runs")
+def _forward(
+    forward: Callable[..., Any],
+    module: torch.nn.Module,
+    config: Any,
+    name: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     if config._attn_implementation != name:
-        return None
+        return forward(*args, **kwargs)
     # Some models ask their layers for weights that nobody asked them for, and drop these.
     if weights_are_collected():
         raise refusal("output_attentions")
-    seen = _Seen(module)
-    if not hasattr(_RUNNING, "stack"):
-        _RUNNING.stack = []
-    _RUNNING.stack.append(seen)
-    seen.__enter__()
-    return tuple(_given(arg) for arg in args), {key: _given(arg) for key, arg in kwargs.items()}
-
-
-def _given(value: Any) -> Any:
-    """None for a mask that hides nothing, whose size such a module may look at."""
-    return None if isinstance(value, Mask) and value.is_none else value
-
-
-def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
-    stack = getattr(_RUNNING, "stack", [])
-    if not stack or stack[-1].module is not module:
-        return output
-    seen = stack.pop()
-    seen.__exit__(None, None, None)
+    args = tuple(_given(arg) for arg in args)
+    with _Seen(module) as seen:
+        output = forward(*args, **{key: _given(arg) for key, arg in kwargs.items()})
     if seen.is_dense and not seen.calls:
         seen.needed_by = seen.needed_by or "softmax"
     if seen.needed_by and (seen.is_dense or not seen.calls):
@@ -739,5 +723,12 @@ def _leave(module: torch.nn.Module, _args: Any, output: Any) -> Any:
             raise NotImplementedError(f"{what}, and keeps the dot product")
         which = "some of its attention" if seen.calls else "its attention"
         warnings.warn(f"{what}: {which} stays dense", stacklevel=2)
+    if isinstance(output, _Standing):
+        return output.array()
     # The weights that it returns beside its output are nowhere.
     return tree_map_only(_Standing, lambda _: None, output)
+
+
+def _given(value: Any) -> Any:
+    """None for a mask that hides nothing, whose size such a module may look at."""
+    return None if isinstance(value, Mask) and value.is_none else value

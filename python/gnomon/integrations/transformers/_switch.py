@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import warnings
@@ -191,11 +192,19 @@ def _set_implementation(model: PreTrainedModel, name: str) -> None:
             config._attn_implementation = name
 
 
+def _separate_configurations(model: PreTrainedModel) -> None:
+    """Gives a model configurations of its own: another may have been built from the same ones."""
+    copied: dict[int, Any] = {}
+    for part in model.modules():
+        if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
+            part.config = copy.deepcopy(config, copied)
+
+
 def _switch_parts(model: PreTrainedModel) -> None:
     _set_implementation(model, NAME)
     owners = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     for owner in reversed(owners):
-        refuse_weights(owner, owner.config, NAME)
+        refuse_weights(owner, NAME)
         for layer in owner.modules():
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
@@ -220,7 +229,8 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
 
     Args:
         model: of transformers, one that use_gnomon takes, with two coordinates a head or more.
-        similarity: a specification of the catalogue, "penumbral:score=height2".
+        similarity: a specification of the catalogue, "penumbral:score=height2". The model's
+            configuration, which names it, is a copy from then on.
 
     Raises:
         ValueError: the specification, map=none among it, since tokens of a model are no points of a
@@ -246,6 +256,8 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
     for layer, its in zip(layers, learned, strict=True):
         if its.has_height:
             _cones.check_rotation(layer)
+    if getattr(model.config, _FIELD, None) != similarity:
+        _separate_configurations(model)
     use_gnomon(model)
     for layer, its in zip(layers, learned, strict=True):
         if not hasattr(layer, SIMILARITY):
