@@ -212,9 +212,9 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
     NamingOptions(step_flags, [&] { loss = trainer.Step(); });
     if (!std::isfinite(loss)) {
       RunInEveryProcess(*processes, [&] {
-        throw std::runtime_error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
-                                        work.checkpoint.string(),
-                                        " is from before (a lower --learning-rate may help)"));
+        throw Error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
+                           work.checkpoint.string(),
+                           " is from before (a lower --learning-rate may help)"));
       });
     }
     const int64_t done = trainer.step() - first;

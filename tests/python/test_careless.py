@@ -547,6 +547,15 @@ def test_memory_that_the_system_refuses(folder, tmp_path, command):
     assert last.startswith("gnomon: not enough memory for --batch 20000 and --length"), last
 
 
+def test_a_learning_rate_that_is_too_high(folder, tmp_path):
+    done = gnomon(
+        "train", "--data", folder / "text.txt", "--out", tmp_path / "run", *TINY, "--length", 16,
+        "--steps", 200, "--learning-rate", 1000, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert re.match(r"gnomon: the loss became (inf|nan|-nan) at step", done.stderr.splitlines()[-1])
+
+
 def test_numbers_are_decimal(folder, tmp_path):
     succeed(*TRAIN, "--out", tmp_path / "run", "--steps", "010", "--length", "+16", *TINY,
             cwd=folder)  # fmt: skip
