@@ -138,13 +138,21 @@ struct RowVectors {
   int64_t dim = 0;
 };
 
-// Squared distances below this share of the sum of the squared norms are computed anew from
-// differences: what is left of the norms has too few digits. Where scores are large, by which their
-// rounding counts, that is a larger share.
-constexpr float kNear = 1e-3f;
-constexpr float kNearOfLarge = 0.5f;
-// A row's scores are large from such a product of their factor and its token's squared norm on.
-constexpr float kLargeScores = 32.0f;
+// Squared distances below a share of the sum of the squared norms are computed anew from
+// differences: what is left of the norms has too few digits.
+constexpr float kLeastNear = 1e-3f;
+constexpr float kMostNear = 0.5f;
+
+// The share for a row of such a factor and squared norm: the larger, the larger the scores that the
+// distances make, by which their rounding counts. Of similarities that go by a distance, the
+// rounding of a score is that of the squared norms by the distance, and a share of (c |x|)^2 / 2^11
+// keeps it below 2^-18; of those that go by its square it is c |x|^2, and less than 2^-18 or so up
+// to 2^5.
+HWY_INLINE float NearShare(float factor, float norm) {
+  const float of_square = std::fabs(factor) * norm;
+  if (of_square > 32.0f) return kMostNear;
+  return std::clamp(of_square * std::fabs(factor) * (1.0f / 2048), kLeastNear, kMostNear);
+}
 
 // Where the row meets its keys and the definition is a distance: the row's factor, its token's
 // squared norm, and the panels of the first column.
@@ -170,7 +178,7 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
     row.type = in.y.type;
     row.dim = n.dim;
     row.norm = hn::Set(d, norm);
-    row.near = std::fabs(factor) * norm > kLargeScores ? kNearOfLarge : kNear;
+    row.near = NearShare(factor, norm);
   }
   return row;
 }
