@@ -755,8 +755,9 @@ class BackwardPass {
                        first + mask.end,
                        mask.paired,
                        temperature};
+      const float factor = in_.factor[h] * temperature;
       const RowVectors<Definition> row = LoadRow<Definition>(
-          in_, b, h, h / group_, i, first + begin, in_.factor[h] * temperature,
+          in_, b, h, h / group_, i, first + begin, factor,
           norms_ ? norms_.data()[head * n_.queries + i] : 0, PanelsOf(b, h / group_, first, begin));
       RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
                    segments_.Keys(b, first + begin),
@@ -768,7 +769,6 @@ class BackwardPass {
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
       float* const d_scores = block.gradient + r * kBackwardColumns + begin;
-      const float factor = in_.factor[h] * temperature;
       if (terms_.values().exists()) {
         terms_.AddValueProducts(at, values_window.Row(r), values_window, d_scores, &block.runs);
       }

@@ -833,11 +833,12 @@ class ForwardPass {
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {
     const int64_t columns = at.count;
     float* tile = scratch.tile + r * kForwardColumns + begin;
-    const RowVectors<Definition> row = LoadRow<Definition>(
-        in_, block.b, at.h, at.h / group_, at.i, at.begin, in_.factor[at.h] * at.temperature,
-        block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
+    const float row_factor = in_.factor[at.h] * at.temperature;
+    const RowVectors<Definition> row =
+        LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, row_factor,
+                            block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
     const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
-    const float factor = in_.factor[at.h] * at.temperature * kLog2E;
+    const float factor = row_factor * kLog2E;
     RowView view{{visible.begin - begin, visible.end - begin},
                  segments_.Keys(block.b, at.begin),
                  segments_.Query(block.b, at.i)};

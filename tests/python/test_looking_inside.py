@@ -168,12 +168,17 @@ def test_no_rows_and_no_keys():
 
 
 @pytest.mark.parametrize("rows", [-1, [5, 1], (2, 3), slice(3)])
-@pytest.mark.parametrize("position", ["none", "alibi", "rope"])
-def test_weights_in_a_graph(rows, position):
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"position": "alibi", "query_offset": 2}, {"position": "rope", "query_offset": 2}],
+    ids=["of all rows", "alibi", "rope"],
+)
+def test_weights_in_a_graph(rows, arguments):
+    """Without an offset, all rows are computed first."""
     q, k = tokens()
 
     def weights(q):
-        return gnomon.attention_weights(q, k, rows, position=position, query_offset=2)
+        return gnomon.attention_weights(q, k, rows, **arguments)
 
     torch._dynamo.reset()
     compiled = torch.compile(weights, backend="aot_eager", fullgraph=True)

@@ -89,15 +89,7 @@ KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::Scalar
   const at::Tensor high = split.bias.detach();
   // -inf masks a key, and has no digits.
   split.low = at::where(high.isfinite(), bias.detach() - high, 0.0).to(computing);
-  const at::TensorOptions integers = bias.options().dtype(at::kLong);
-  at::Tensor columns = at::arange(range.queries, integers);
-  if (order) {
-    columns = order->Own();
-  } else if (range.query_offsets) {
-    columns = columns + range.query_offsets->unsqueeze(1);
-  } else {
-    columns = columns.unsqueeze(0) + range.query_offset;
-  }
+  const at::Tensor columns = order ? order->Own() : range.QueryPositions(bias.options());
   const at::Tensor own = columns.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
   const at::Tensor base = sums.detach().to(computing);
   split.base =
@@ -481,15 +473,8 @@ class Composition {
 
   // Where the rows stand, and how many keys are at hand up to there.
   TemperatureCall Rows() const {
-    const at::TensorOptions integers = q_.options().dtype(at::kLong);
-    at::Tensor positions = at::arange(range_.queries, integers);
-    if (places_) {
-      positions = places_->queries().unsqueeze(1);
-    } else if (range_.query_offsets) {
-      positions = positions + range_.query_offsets->unsqueeze(1).unsqueeze(2);
-    } else {
-      positions = positions + range_.query_offset;
-    }
+    const at::Tensor positions =
+        (places_ ? places_->queries() : range_.QueryPositions(q_.options())).unsqueeze(1);
     return {positions.to(at::kDouble), KeysUpTo(positions).clamp_min(1).to(at::kDouble)};
   }
 

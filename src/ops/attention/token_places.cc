@@ -130,15 +130,11 @@ std::optional<Places> Places::Find(const at::Tensor& q, const at::Tensor& k,
 }
 
 Places Places::Consecutive(const at::Tensor& q, const OffsetRange& range) {
-  const at::TensorOptions integers = q.options().dtype(at::kLong);
-  const auto of_batch = [&](const at::Tensor& positions, const c10::SymInt& count) {
-    return positions.expand_symint({q.sym_size(0), count});
-  };
+  const c10::SymInt batch = q.sym_size(0);
   Places places;
-  at::Tensor queries = at::arange(range.queries, integers) + range.query_offset;
-  if (range.query_offsets) queries = queries + range.query_offsets->unsqueeze(1);
-  places.queries_ = of_batch(queries, range.queries);
-  places.keys_ = of_batch(at::arange(range.keys, integers), range.keys);
+  places.queries_ = range.QueryPositions(q.options()).expand_symint({batch, range.queries});
+  places.keys_ =
+      at::arange(range.keys, q.options().dtype(at::kLong)).expand_symint({batch, range.keys});
   return places;
 }
 

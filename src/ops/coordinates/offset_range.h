@@ -25,6 +25,8 @@ struct OffsetRange {
   std::optional<at::Tensor> key_order = std::nullopt;
 
   c10::SymInt size() const;
+  // (1 or B, Lq), int64: where the queries stand.
+  at::Tensor QueryPositions(const at::TensorOptions& options) const;
   // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).
   at::Tensor Distances(const at::TensorOptions& options) const;
   // The same in the type of a tensor.

@@ -151,8 +151,10 @@ def _bloom_forward(
     q, k, v = qkv.transpose(1, 2).unbind(3)
     if layer_past is not None:
         k, v = layer_past.update(k, v, layer.layer_idx)
-    position: Position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
-    if attention_mask.key_segments is not None:
+    position: Position
+    if attention_mask.key_segments is None:
+        position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
+    else:
         # It counts no distance over padding between the tokens.
         position = KeyBias(alibi.view(-1, layer.num_heads, alibi.shape[-1]).to(q.dtype))
     o = attend(
