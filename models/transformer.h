@@ -24,7 +24,8 @@ namespace gnomon::models {
          .lowest = 1)                                                                            \
   OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)     \
   OPTION(double, dropout, 0,                                                                     \
-         .help = "Dropout probability on each residual branch, while training", .highest = 1)    \
+         .help = "Dropout probability on each residual branch, below 1, while training",         \
+         .highest = 1)                                                                           \
   OPTION(std::string, norm, "layer", .help = "Norm before each branch: layer or rms",            \
          .may_lack = true, .choices = {"layer", "rms"})                                          \
   OPTION(std::string, activation, "gelu",                                                        \

@@ -20,6 +20,7 @@
 #include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
+#include "cpu/columns-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -435,6 +436,7 @@ class BackwardPass {
     TileMask mask;
     TableWindow keys_window;
     std::vector<TableRun> runs;
+    std::vector<NearPair> near_pairs;  // of the tile, columns as its own
   };
 
   void KeyBlock(int64_t b, int64_t key_head, int64_t index, float* scratch) {
@@ -608,6 +610,12 @@ class BackwardPass {
       MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
                   {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
                   Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
+      const Rows keys = keys_.Head(b, key_head);
+      for (const NearPair& pair : block.near_pairs) {
+        AddScaledDifference(2 * pair.d_distance, keys.row(first + pair.column),
+                            queries.row(first_row + pair.row), dim_,
+                            block.d_keys + pair.column * padded_dim_);
+      }
     }
     return true;
   }
@@ -667,6 +675,12 @@ class BackwardPass {
                 {block.gradient + mask.begin, Size(kBackwardColumns), 1},
                 keys.row(block.first + mask.begin), Size(keys.stride),
                 QueryGradient(b, h, first_row), Size(query_stride()));
+    const Rows queries = queries_.Head(b, h);
+    for (const NearPair& pair : block.near_pairs) {
+      AddScaledDifference(2 * pair.d_distance, queries.row(first_row + pair.row),
+                          keys.row(block.first + pair.column), dim_,
+                          QueryGradient(b, h, first_row + pair.row));
+    }
   }
 
   // Which sum a head's gradient of its pairs' bias belongs to, and its place in that sum.
@@ -732,6 +746,7 @@ class BackwardPass {
     for (int s = 0; s < kColumnSums; ++s) {
       d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
     }
+    block.near_pairs.clear();
     const bool tempered = terms_.has_temperature();
     TileSums<Definition> totals;
     TileSums<Definition> of_row;
@@ -756,9 +771,11 @@ class BackwardPass {
                        mask.paired,
                        temperature};
       const float factor = in_.factor[h] * temperature;
-      const RowVectors<Definition> row = LoadRow<Definition>(
+      RowVectors<Definition> row = LoadRow<Definition>(
           in_, b, h, h / group_, i, first + begin, factor,
           norms_ ? norms_.data()[head * n_.queries + i] : 0, PanelsOf(b, h / group_, first, begin));
+      row.near_pairs = &block.near_pairs;
+      row.index = static_cast<int32_t>(r);
       RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
                    segments_.Keys(b, first + begin),
                    segments_.Query(b, i)};
@@ -833,6 +850,7 @@ class BackwardPass {
       block.d_rows[(kRowSums + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
       block.d_rows[(kRowSums + 3) * kRowBlock + r] = in_.factor[h] * sums.mean + mean_added * kLn2;
     }
+    for (NearPair& pair : block.near_pairs) pair.column += static_cast<int32_t>(begin);
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
     for (int s = 0; s < Definition::kHeadScalars; ++s) {
@@ -982,11 +1000,12 @@ class BackwardPass {
     }
     if constexpr (kHasProduct<Definition>) {
       if (d_x == nullptr) return;
-      // d|x - y|^2/dx = 2x - 2y, of which FinishRows adds what is x's.
       const float dg = df * hn::GetLane(slope.g);
-      if (kIsDistance<Definition>) RowSum(Definition::kRowScalars)[row] += dg;
-      const float by = kIsDistance<Definition> ? -2.0f * dg : dg;
-      for (int64_t e = 0; e < dim_; ++e) d_x[e] += by * y[e];
+      if constexpr (kIsDistance<Definition>) {
+        AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
+      } else {
+        AddScaled(dg, y, dim_, d_x);
+      }
     }
   }
 

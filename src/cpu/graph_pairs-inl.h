@@ -16,7 +16,7 @@
 
 #include "base/edge_chunks.h"
 #include "base/parallel.h"
-#include "cpu/graph_columns-inl.h"
+#include "cpu/columns-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"

@@ -36,6 +36,7 @@ static_assert(kRowBlock % kLaneCount == 0);
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // What finite biases beyond count as, so that they stay finite in units of log2, several of them
 // added and with a temperature of up to 10: many write the least number there is to hide a key.
 constexpr float kMostBias = 1e37f;

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <vector>
 
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -120,6 +122,14 @@ struct TilePanels {
   }
 };
 
+// A pair of tokens whose gradients are its difference times a number, which no sum over other pairs
+// may round: d_distance, that of its squared distance.
+struct NearPair {
+  int32_t row;     // of the tile
+  int32_t column;  // of those that the row's scalars are of
+  float d_distance;
+};
+
 // What one row brings to its pairs: its scalars as vectors and, for a distance, its token and where
 // the keys are.
 template <class Definition>
@@ -136,6 +146,9 @@ struct RowVectors {
   int64_t y_stride = 0;  // in bytes
   TokenType type = TokenType::kFloat32;
   int64_t dim = 0;
+  // Where the backward pass leaves pairs that are near, as those of row `index`.
+  std::vector<NearPair>* near_pairs = nullptr;
+  int32_t index = 0;
 };
 
 // Squared distances below a share of the sum of the squared norms are computed anew from
@@ -251,6 +264,22 @@ class SquaredDifferences {
   VF parts_[kParts];
 };
 
+// NaN where squared distances overflow because the row's token is infinite: it is at the same
+// distance from all keys, which is none.
+template <class Definition>
+HWY_INLINE VF UnlessInfinite(const RowVectors<Definition>& row, VF distances) {
+  const DF d;
+  if (HWY_LIKELY(hn::AllFalse(d, distances == hn::Set(d, kInfinity)))) return distances;
+  float wide[kPackedColumns];
+  bool infinite = false;
+  for (int64_t e = 0; e < row.dim; e += kPackedColumns) {
+    const int64_t columns = std::min(kPackedColumns, row.dim - e);
+    Widen(row.x, row.type, e, columns, wide);
+    infinite = infinite || std::any_of(wide, wide + columns, [](float x) { return std::isinf(x); });
+  }
+  return infinite ? hn::Set(d, kNan) : distances;
+}
+
 // Squared distances of a row and columns [j, j + kLanes), the same numbers wherever the keys lie.
 // Only of lanes of `wanted` are they: others may lie behind the last key.
 template <class Definition>
@@ -258,7 +287,7 @@ HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::
   SquaredDifferences sums;
   if (row.panels.data != nullptr && row.type == TokenType::kFloat32) {
     sums.Add(static_cast<const float*>(row.x), row.panels.Column(j), kWidth, row.dim);
-    return sums.Sum();
+    return UnlessInfinite(row, sums.Sum());
   }
   const DF d;
   HWY_ALIGN float near[kLanes];
@@ -282,7 +311,24 @@ HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::
     Transpose<kLaneCount, kLaneCount>(from, columns, packed);
     sums.Add(query, packed, kLaneCount, columns);
   }
-  return sums.Sum();
+  return UnlessInfinite(row, sums.Sum());
+}
+
+// Squared distances of columns [j, j + kLanes) of a row by its inner products, and which lanes have
+// enough digits left. Of norms that overflow nothing is left at all.
+struct DistancesByNorms {
+  VF distances;
+  hn::Mask<DF> right;
+};
+template <class Definition>
+HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t j,
+                                    const RowVectors<Definition>& row,
+                                    const float* const* column_scalars) {
+  const DF d;
+  const VF product = hn::Load(d, products + j);
+  const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
+  const VF distances = norms - (product + product);
+  return {distances, distances > norms * hn::Set(d, row.near)};
 }
 
 // g of columns [j, j + kLanes) of a row, from its inner products.
@@ -290,16 +336,37 @@ template <class Definition>
 HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
                         const RowVectors<Definition>& row, const float* const* column_scalars) {
   const DF d;
-  if constexpr (!kHasProduct<Definition>) return hn::Zero(d);
-  const VF product = hn::Load(d, products + j);
-  if constexpr (!kIsDistance<Definition>) return product;
   if constexpr (kIsDistance<Definition>) {
-    const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
-    VF s = norms - (product + product);
-    const auto near = s < norms * hn::Set(d, row.near);
-    if (HWY_UNLIKELY(!hn::AllFalse(d, near))) s = Select(near, NearDistances(row, j, near), s);
-    return s;
+    const DistancesByNorms by_norms = ByNorms(products, j, row, column_scalars);
+    if (HWY_LIKELY(hn::AllTrue(d, by_norms.right))) return by_norms.distances;
+    return Select(by_norms.right, by_norms.distances,
+                  NearDistances(row, j, hn::Not(by_norms.right)));
+  } else if constexpr (kHasProduct<Definition>) {
+    return hn::Load(d, products + j);
+  } else {
+    return hn::Zero(d);
   }
+}
+
+// df slope of columns [j, j + kLanes) of a row, but for those of tokens so near that x - y has
+// fewer digits as a difference of sums: these it leaves in the row's near_pairs.
+template <class Definition>
+HWY_NOINLINE VF TakeNearPairs(const RowVectors<Definition>& row, int64_t j,
+                              const float* const* column_scalars, VF distances, VF df, VF slope) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  // At infinity a definition may have no slope.
+  const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
+  const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
+  const auto near = distances < norms * hn::Set(d, kLeastNear);
+  HWY_ALIGN float taken[kLanes];
+  hn::Store(hn::IfThenElse(near, d_distances, zero), d, taken);
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (taken[lane] == 0.0f) continue;
+    row.near_pairs->push_back(
+        {row.index, static_cast<int32_t>(j + static_cast<int64_t>(lane)), taken[lane]});
+  }
+  return hn::IfThenElse(near, zero, d_distances);
 }
 
 // Lanes of columns [j, j + kLanes) that the row sees.
@@ -459,8 +526,15 @@ struct TileSums {
 // `d_columns`, dS to `d_bias` where it is not null. Scores are RowScores' to the last bit: rounded
 // otherwise, large ones would give other weights. Whether the row's rounding is to be balanced,
 // which takes sums of its own, `balances` says; what the factor and the head scalars take of all
-// rows is summed in `totals`.
-template <class Definition, bool kBias, bool kMasked>
+// rows is summed in `totals`. Distances are right by their norms unless kNear says that they may
+// not be.
+template <class Definition, bool kBias>
+HWY_NOINLINE RowSums<Definition> NearRowGradient(
+    float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
+    const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
+    float factor, const float* HWY_RESTRICT bias, float* d_bias, const RowSoftmax& softmax,
+    bool balances, const RowView& view, TileSums<Definition>& totals);
+template <class Definition, bool kBias, bool kMasked, bool kNear = false>
 HWY_INLINE RowSums<Definition> RowGradient(
     float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
     const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
@@ -482,12 +556,20 @@ HWY_INLINE RowSums<Definition> RowGradient(
   VF sum_t[Definition::kHeadScalars + 1];
   for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
   for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = totals.t[s];
-  for (int64_t j = begin; j < end; j += kLanes) {
+  int64_t j = begin;
+  for (; j < end; j += kLanes) {
     VF b[Definition::kColumnScalars + 1];
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
       b[s] = hn::LoadU(d, column_scalars[s] + j);
     }
-    const VF g = LoadInput(tile, j, row, column_scalars);
+    VF g;
+    if constexpr (kIsDistance<Definition> && !kNear) {
+      const DistancesByNorms by_norms = ByNorms(tile, j, row, column_scalars);
+      if (HWY_UNLIKELY(!hn::AllTrue(d, by_norms.right))) break;
+      g = by_norms.distances;
+    } else {
+      g = LoadInput(tile, j, row, column_scalars);
+    }
     const VF f = Definition::Value(g, row.a, b, row.t);
     VectorDerivative<Definition> slope;
     Definition::Gradient(g, row.a, b, row.t, slope);
@@ -510,8 +592,9 @@ HWY_INLINE RowSums<Definition> RowGradient(
     sum_score = sum_score + ds;
     sum_mean = hn::MulAdd(p, below_top, sum_mean);
     const VF df = c * ds;
-    const VF dg = df * slope.g;
+    VF dg = df * slope.g;
     if constexpr (kIsDistance<Definition>) {
+      if constexpr (kNear) dg = TakeNearPairs(row, j, column_scalars, g, df, slope.g);
       // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
       hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
       sum_norm = sum_norm + dg;
@@ -542,7 +625,26 @@ HWY_INLINE RowSums<Definition> RowGradient(
   for (int s = 0; s < Definition::kRowScalars; ++s) {
     sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
   }
+  if constexpr (kIsDistance<Definition> && !kNear) {
+    if (HWY_UNLIKELY(j < end)) {
+      sums +=
+          NearRowGradient<Definition, kBias>(tile, gradient, j, end, row, column_scalars, d_columns,
+                                             factor, bias, d_bias, softmax, balances, view, totals);
+    }
+  }
   return sums;
+}
+
+// From the first column on that is near: a loop of its own, so that the other calls nothing.
+template <class Definition, bool kBias>
+HWY_NOINLINE RowSums<Definition> NearRowGradient(
+    float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient, int64_t begin, int64_t end,
+    const RowVectors<Definition>& row, const float* const* column_scalars, float* const* d_columns,
+    float factor, const float* HWY_RESTRICT bias, float* d_bias, const RowSoftmax& softmax,
+    bool balances, const RowView& view, TileSums<Definition>& totals) {
+  return RowGradient<Definition, kBias, true, true>(tile, gradient, begin, end, row, column_scalars,
+                                                    d_columns, factor, bias, d_bias, softmax,
+                                                    balances, view, totals);
 }
 
 // The same of all columns, of which the first `open` need no mask.

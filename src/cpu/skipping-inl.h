@@ -22,7 +22,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -61,7 +60,6 @@ constexpr float kBoundSlack = 1.0f / 64;
 // Biases by offset that are less than this many units of log2, and the tolerance, below their
 // largest will hardly let a tile be left out: its bound is not computed.
 constexpr float kLeastFall = -8.0f;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // The largest number of parts of a table, in units of log2.
 class LargestBias {

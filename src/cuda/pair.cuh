@@ -228,6 +228,14 @@ GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
 }
 
+// As the CPU's kernels do (cpu/rows-inl.h): below which share of the squared norms a squared
+// distance is computed anew, by the row's factor and squared norm.
+GNOMON_DEVICE float NearShare(float factor, float norm) {
+  const float of_square = Abs(factor) * norm;
+  if (of_square > 32.0f) return 0.5f;
+  return Min(Max(of_square * Abs(factor) * (1.0f / 2048), 1e-3f), 0.5f);
+}
+
 // `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.
 template <class F, class C>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
@@ -276,21 +284,20 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   s.g = product;
   if (IsDistance<F>()) {
     const float sum = q.norm + k.norm;
-    s.g = Max(0.0f, sum - 2.0f * product);
-    // Near tokens: the difference has lost its digits. Those of 16 bits are never so near.
-    if (C::kType == 0) {
-      if (s.seen && s.g < sum * 0.015625f) {
-        const Head x = HeadOf<C>(p.x, head.b, head.h);
-        const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-        float g = 0;
+    const float rest = sum - 2.0f * product;
+    s.g = Max(0.0f, rest);
+    // Near tokens: the difference has lost its digits. So have norms that overflow.
+    if (s.seen && !(rest > sum * NearShare(q.factor * kLn2, q.norm))) {
+      const Head x = HeadOf<C>(p.x, head.b, head.h);
+      const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+      float g = 0;
 #pragma unroll 1
-        for (int d = 0; d < p.dim; ++d) {
-          const float difference =
-              LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
-          g = Fma(difference, difference, g);
-        }
-        s.g = g;
+      for (int d = 0; d < p.dim; ++d) {
+        const float difference =
+            LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
+        g = Fma(difference, difference, g);
       }
+      s.g = g;
     }
   }
   s.f = F::Value(s.g, q.a, k.b, head.t);

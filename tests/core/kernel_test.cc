@@ -379,17 +379,20 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
 // On both sides of the border at which tokens are near, and far below it; keys that are packed, as
 // floats or as pairs of 16 bits, and those that are read where they lie.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
-  const AttentionShape packed = {1, 2, 1, 60, 150, 24, 17};
-  const AttentionShape in_place = {1, 2, 1, 3, 150, 70, 17};
-  const AttentionShape odd = {1, 2, 2, 50, 61, 3, 5};
+  const ProblemOptions packed = {.shape = {1, 2, 1, 60, 150, 24, 17}};
+  const ProblemOptions in_place = {.shape = {1, 2, 1, 3, 150, 70, 17}};
+  const ProblemOptions odd = {.shape = {1, 2, 2, 50, 61, 3, 5}};
+  // Tiles that begin in the midst of their keys.
+  const ProblemOptions window = {.shape = {1, 2, 1, 90, 210, 5, 6}, .left = 11, .right = 0};
   for (const char* name : {"laplacian", "gaussian"}) {
-    for (const AttentionShape& shape : {packed, in_place, odd}) {
+    for (ProblemOptions options : {packed, in_place, odd, window}) {
       for (const TokenType type : {TokenType::kFloat32, TokenType::kBFloat16}) {
         // Of 16 bits they would coincide.
         const int last = type == TokenType::kFloat32 ? 4096 : 32;
         for (int fraction = 1; fraction <= last; fraction *= 2) {
-          Problem<float> p = NearTokensProblem(
-              FindPairFunction(name), {.shape = shape, .type = type, .value_type = type}, fraction);
+          options.type = type;
+          options.value_type = type;
+          Problem<float> p = NearTokensProblem(FindPairFunction(name), options, fraction);
           SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
           for (auto* tokens : {&p.x, &p.y}) {
             tokens->ForEach([&](float& x) {
@@ -399,14 +402,42 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
           const Results<double> forward = p.InDouble().Forward();
           const Results<double> all = p.InDouble().Run();
           OnEveryTarget([&] {
+            // AVX3 may round weights to bfloat16, and what is made of o with them.
+            const bool rounds = type != TokenType::kFloat32 && CurrentTarget().starts_with("AVX3");
             for (const auto& [result, values] : p.Forward()) {
-              EXPECT_LE(Difference(values, forward.at(result)), 2e-5) << result;
+              EXPECT_LE(Difference(values, forward.at(result)),
+                        rounds && result == "o" ? 5e-3 : 2e-5)
+                  << result;
             }
-            // Gradients lose the digits that tokens share.
-            ExpectClose(p.Run(), all, std::max(3e-5, 1e-5 * fraction));
+            ExpectClose(p.Run(), all, rounds ? 5e-3 : 3e-5);
           });
         }
       }
+    }
+  }
+}
+
+// A key whose squared norm overflows is infinitely far, and weighs nothing.
+TEST(NearTokensTest, MayHaveNormsThatOverflow) {
+  for (const char* name : {"laplacian", "gaussian"}) {
+    for (const int64_t queries : {3, 60}) {
+      Problem<float> p = RandomProblem(
+          FindPairFunction(name), {.shape = {1, 2, 1, queries, 90, 24, 17}, .key_lengths = {89}});
+      OnEveryTarget([&] {
+        p.options.key_lengths = {89};
+        const Results<float> without = p.Run();
+        p.options.key_lengths = {90};
+        for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, 89, e) = e % 2 == 0 ? 1e19f : -3e19f;
+        for (const auto& [result, values] : p.Run()) {
+          // That of f, which is minus infinity, by itself.
+          if (result == "d_factor") continue;
+          EXPECT_LE(Difference(values, without.at(result)), 1e-6) << result;
+        }
+        // A query that is infinite is as far from one key as from another.
+        Problem<float> infinite = p;
+        infinite.x.at(0, 1, 1, 3) = kInfinity;
+        EXPECT_TRUE(std::isnan(infinite.Forward().at("lse")[static_cast<size_t>(queries + 1)]));
+      });
     }
   }
 }

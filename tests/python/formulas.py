@@ -562,7 +562,8 @@ def rotate(
         dims = 2 * ((x.shape[-1] - has_height) // 2)
     turned, rest = x[..., :dims], x[..., dims:]
     angle = positions[..., None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    turn = torch.polar(torch.ones_like(angle), angle)
+    # In the tokens' precision, as what it turns: other numbers would make scores of float64.
+    turn = torch.polar(torch.ones_like(angle), angle).to(x.dtype.to_complex())
     if layout == "half":
         pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn
         turned = torch.cat([pairs.real, pairs.imag], -1)

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "ops/catalogue/registry.h"
@@ -334,9 +335,9 @@ void Component::Check() const {
 std::optional<double> ParseNumber(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number)) {
-    return std::nullopt;
-  }
+  // What no float holds, no tensor of them does.
+  const bool fits = std::fabs(number) <= std::numeric_limits<float>::max();
+  if (error != std::errc() || end != text.data() + text.size() || !fits) return std::nullopt;
   return number;
 }
 

@@ -64,7 +64,7 @@ class Component {
   const CatalogueEntry* entry_ = nullptr;
 };
 
-// The number that all of the text spells.
+// The number that all of the text spells, if a float holds it.
 std::optional<double> ParseNumber(std::string_view text);
 
 // The shortest text that reads back as the same number.

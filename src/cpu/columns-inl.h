@@ -1,9 +1,10 @@
-// Sums and products over the columns of nodes' rows, head by head, by vectors along the columns.
-#if defined(GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
-#undef GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
+// Sums and products over the columns of tokens, one or those of all heads of a node, by vectors
+// along the columns.
+#if defined(GNOMON_SRC_CPU_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_COLUMNS_INL_H_
+#undef GNOMON_SRC_CPU_COLUMNS_INL_H_
 #else
-#define GNOMON_SRC_CPU_GRAPH_COLUMNS_INL_H_
+#define GNOMON_SRC_CPU_COLUMNS_INL_H_
 #endif
 
 #include <cstdint>
