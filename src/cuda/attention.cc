@@ -36,7 +36,7 @@ int64_t Padded(int64_t columns) { return std::max<int64_t>(16, Up(columns, 16) *
 
 [[noreturn]] void Fail(const std::string& problem) { throw Error("attention on CUDA: " + problem); }
 
-Array ToArray(const ConstTensor& t) {
+Array ToArray(const Tokens& t) {
   return {const_cast<void*>(t.data), {t.stride[0], t.stride[1], t.stride[2]}};
 }
 Array ToArray(const Tensor& t) { return {t.data, {t.stride[0], t.stride[1], t.stride[2]}}; }
@@ -246,7 +246,7 @@ class Plan {
  private:
   static size_t Size(int64_t n) { return static_cast<size_t>(std::max<int64_t>(n, 0)); }
   static int Int(int64_t n) { return static_cast<int>(n); }
-  int Type() const { return static_cast<int>(in_.element); }
+  int Type() const { return static_cast<int>(in_.x.type); }
   int Scalars() const {
     return function_.row_scalars + function_.column_scalars + function_.head_scalars;
   }
@@ -470,8 +470,8 @@ class Plan {
     int64_t step = heads_;
     if (features_.kRelativeKeys + features_.kRelativeValues != 0) {
       const int64_t of_head = std::max<int64_t>(1, n_.queries * p_.relative_size);
-      step = std::min(
-          heads_, std::max<int64_t>(1, in_.relative.most_numbers / of_head / p_.group) * p_.group);
+      step = std::min(heads_,
+                      std::max<int64_t>(1, in_.most_table_numbers / of_head / p_.group) * p_.group);
       AllocateTables(step * of_head);
     }
     for (int64_t first = 0; first < heads_; first += step) {
@@ -514,7 +514,7 @@ class Plan {
   Matrix RowsOf(const float* table, int64_t columns, bool of_each_head) const {
     return {table, 0, of_each_head ? p_.relative_size * columns : 0, columns, 1, 0};
   }
-  static Matrix RowsOf(const ConstTensor& t) {
+  static Matrix RowsOf(const Tokens& t) {
     return {t.data, t.stride[0], t.stride[1], t.stride[2], 1, 1};
   }
   static Matrix Transposed(const Matrix& m) {
@@ -530,9 +530,9 @@ class Plan {
 
   // The scores of relative keys.
   void MultiplyByKeys(int64_t count) {
-    const RelativeTables& relative = in_.relative;
+    const Relative<float>& relative = in_.relative;
     Product& product = NewProduct();
-    product.left = RowsOf(relative.query);
+    product.left = RowsOf(in_.relative_query);
     product.right = Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads));
     product.factor = relative.factor;
     product.to = p_.relative_scores;
@@ -546,7 +546,7 @@ class Plan {
 
   // From the sums of a slice, the gradients of its queries, and its heads' parts of the tables'.
   void MultiplyRelative(const Gradient& gradient, int64_t first, int64_t count) {
-    const RelativeTables& relative = in_.relative;
+    const Relative<float>& relative = in_.relative;
     if (gradient.relative_query.data != nullptr) {
       Product& product = NewProduct();
       product.left = Tables(p_.d_relative_scores);
@@ -560,7 +560,7 @@ class Plan {
       Product& product = NewProduct();
       product.left = Transposed(Tables(p_.d_relative_scores));
       product.skips = 1;
-      product.right = RowsOf(relative.query);
+      product.right = RowsOf(in_.relative_query);
       product.factor = relative.factor;
       product.to = d_relative_keys_ + first * p_.relative_size * relative.dim;
       Multiply(p_.relative_size, relative.dim, n_.queries, count);
@@ -577,7 +577,7 @@ class Plan {
 
   // The heads' parts, over the batch and over what shares a table.
   void SumRelative(const Gradient& gradient) {
-    const RelativeTables& relative = in_.relative;
+    const Relative<float>& relative = in_.relative;
     const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head) {
       if (to == nullptr) return;
       const int64_t size = p_.relative_size * columns;
@@ -678,6 +678,11 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
     return "relative: its layout is not known on CUDA";
   }
+  if (in.query_positions != nullptr) return "positions on a GPU; expected query_offset";
+  if (in.relative.queries != nullptr) {
+    return "relative queries (position to content) on a GPU; expected the tensors on the CPU, or a "
+           "position without them";
+  }
   return "";
 }
 
@@ -703,7 +708,7 @@ void Backward(const PairFunction& function, const Input& input, const Saved& sav
     out.exact_o = static_cast<float*>(backend.Scratch(bytes(rows * n.value_dim)));
     out.statistics = static_cast<float*>(backend.Scratch(bytes(3 * rows)));
     plan.Forward(out);
-    complete.o = {out.o.data, out.o.stride};
+    complete.o = {out.o.data, out.o.stride, input.x.type};
     complete.exact_o = out.exact_o;
     complete.statistics = out.statistics;
   }

@@ -15,57 +15,29 @@
 
 namespace gnomon::cuda {
 
-enum class Element { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+using Element = TokenType;
 
 // A (batch, head, row, column) array of elements, whose columns are contiguous; strides in
 // elements.
-struct ConstTensor {
-  const void* data = nullptr;
-  std::array<int64_t, 3> stride = {0, 0, 0};
-};
 struct Tensor {
   void* data = nullptr;
   std::array<int64_t, 3> stride = {0, 0, 0};
 };
 
-struct RelativeTables {
-  const TableLayout* layout = nullptr;  // null: neither
-  ConstTensor query;                    // (B, H, Lq, dim), of the input's element type
-  int64_t dim = 0;
-  float factor = 1;
-  const float* keys = nullptr;  // (1 or H, size, dim), contiguous; null: none
-  bool key_heads = false;
-  const float* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
-  bool value_heads = false;
-  // Each query has up to four tables of `size` numbers. Of each of them, so many are held at a
-  // time, unless the heads that share one of keys have more; results do not depend on it.
-  int64_t most_numbers = int64_t{1} << 24;
-};
+// The operator's input, its pointers the device's and its layouts the host's. Tokens and values are
+// of the element type of x; relative.query, an array of floats, is not read.
+struct Input : AttentionInput<float> {
+  Input() = default;
+  explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
 
-struct Input {
-  Element element = Element::kFloat32;
-  AttentionShape shape;
-  ConstTensor x;  // (B, H, Lq, D)
-  ConstTensor y;  // (B, Hkv, Lk, D)
-  ConstTensor v;  // (B, Hkv, Lk, Dv)
-  const float* row_scalars = nullptr;
-  const float* column_scalars = nullptr;
-  const float* head_scalars = nullptr;
-  const float* factor = nullptr;
-  Bias<const float> bias;  // the table on the device, the layout on the host
-  const float* key_bias = nullptr;
-  const float* key_bias_low = nullptr;
-  const float* key_bias_base = nullptr;
-  View<const float> pair_bias;
-  RelativeTables relative;
-  const float* temperature = nullptr;
-  Dropout dropout;
-  Mask mask;  // its pointers are the device's
-  // (Lq + 1), ascending, on the device: of what the mask leaves, query i of every batch sees the
-  // keys from key_rows[i] to key_rows[i + 1] - 1. Null: all.
+  Tokens relative_query;  // (B, H, Lq, relative.dim)
+  // (Lq + 1), ascending: of what the mask leaves, query i of every batch sees the keys from
+  // key_rows[i] to key_rows[i + 1] - 1. Null: all.
   const int64_t* key_rows = nullptr;
-  int64_t query_offset = 0;
-  const int64_t* query_offsets = nullptr;  // (B), on the device
+  // Each query has up to four tables of relative.layout's size. Of each of them, so many numbers
+  // are held at a time, unless the heads that share one of keys have more; results do not depend
+  // on it.
+  int64_t most_table_numbers = int64_t{1} << 24;
 };
 
 struct Output {
@@ -78,9 +50,9 @@ struct Output {
 
 // What the forward pass gave, and the gradients to its outputs.
 struct Saved {
-  ConstTensor o;
+  Tokens o;
   const float* exact_o = nullptr;  // null: o is taken
-  ConstTensor d_o;
+  Tokens d_o;
   const float* d_lse = nullptr;       // null: zero
   const float* statistics = nullptr;  // null: the forward pass is run anew
 };

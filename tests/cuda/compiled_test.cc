@@ -60,14 +60,14 @@ struct Form {
   bool temperature;
 };
 constexpr Form kForms[] = {
-    {"Plain", Element::kBfloat16, 64, false, false, false, false, false},
+    {"Plain", Element::kBFloat16, 64, false, false, false, false, false},
     {"BiasFp32", Element::kFloat32, 64, true, false, false, false, false},
     {"MaskWide", Element::kFloat16, 128, true, true, false, false, false},
-    {"All", Element::kBfloat16, 64, true, true, true, false, true},
+    {"All", Element::kBFloat16, 64, true, true, true, false, true},
     {"AllFp32", Element::kFloat32, 64, true, true, true, false, true},
-    {"AllWide", Element::kBfloat16, 128, true, true, true, false, true},
+    {"AllWide", Element::kBFloat16, 128, true, true, true, false, true},
     {"AllWideFp32", Element::kFloat32, 128, true, true, true, false, true},
-    {"Tables", Element::kBfloat16, 64, false, false, false, true, true},
+    {"Tables", Element::kBFloat16, 64, false, false, false, true, true},
 };
 constexpr size_t kFormCount = std::size(kForms);
 
@@ -77,13 +77,12 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
   const auto strides = [&] {
     return std::array<int64_t, 3>{2 * kLength * form.dim, kLength * form.dim, form.dim};
   };
-  const cuda::ConstTensor tokens{NamesOfKernels::Memory<void>(), strides()};
+  const Tokens tokens{NamesOfKernels::Memory<void>(), strides(), form.element};
   const cuda::Tensor gradients{NamesOfKernels::Memory<void>(), strides()};
   auto* const numbers = NamesOfKernels::Memory<float>();
   const OffsetLayout layout(16, 16, OffsetLayout::Far::kClip);
   cuda::Input in;
   cuda::Gradient gradient;
-  in.element = form.element;
   in.shape = {1, 2, 1, kLength, kLength, form.dim, form.dim};
   in.x = in.y = in.v = tokens;
   gradient.x = gradient.y = gradient.v = gradients;
@@ -110,7 +109,7 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
     in.bias = {numbers, 0, &layout};
     gradient.bias = {numbers, 0, &layout};
     in.relative.layout = &layout;
-    in.relative.query = tokens;
+    in.relative_query = tokens;
     in.relative.dim = form.dim;
     in.relative.keys = in.relative.values = numbers;
     gradient.relative_query = gradients;

@@ -15,7 +15,6 @@
 
 #include "core/random_problem.h"
 #include "cuda/attention.h"
-#include "cuda/input_of.h"
 #include "emulation.h"
 #include "gnomon/attention.h"
 #include "gtest/gtest.h"
@@ -24,13 +23,13 @@ namespace gnomon::testing {
 
 using cuda::Element;
 
-inline constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
+inline constexpr Element kElements[] = {Element::kFloat32, Element::kBFloat16, Element::kFloat16};
 
 inline const char* NameOf(Element element) {
   switch (element) {
     case Element::kFloat32:
       return "Float32";
-    case Element::kBfloat16:
+    case Element::kBFloat16:
       return "Bfloat16";
     default:
       return "Float16";
@@ -52,7 +51,7 @@ class Elements {
   }
 
   cuda::Tensor tensor() { return {data(), stride_}; }
-  cuda::ConstTensor const_tensor() { return {data(), stride_}; }
+  Tokens tokens() { return {data(), stride_, element_}; }
 
   // Copies them to an Array of the same sizes.
   void CopyTo(Array<float>* to) {
@@ -84,7 +83,7 @@ struct CudaOptions {
   bool keeps_exact_o = true;
   bool keeps_statistics = true;
   bool forward_only = false;
-  int64_t table_numbers = int64_t{1} << 24;  // RelativeTables::most_numbers
+  int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
   std::vector<float>* statistics = nullptr;  // those of the forward pass
   std::string only = "";                     // the gradient that is computed; empty: all
 };
@@ -95,19 +94,17 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   const ProblemOptions& options = p.options;
   EmulatedBackend own(how.order);
   EmulatedBackend& backend = used != nullptr ? *used : own;
-  const AttentionInput<float> from = p.Input();
   Elements x(p.x, how.element);
   Elements y(p.y, how.element);
   Elements v(p.v, how.element);
   Elements d_o(p.d_o, how.element);
   Elements relative_query(p.relative_query, how.element);
-  cuda::Input in = cuda::WithoutTokens(from);
-  in.element = how.element;
-  in.x = x.const_tensor();
-  in.y = y.const_tensor();
-  in.v = v.const_tensor();
-  in.relative.query = relative_query.const_tensor();
-  in.relative.most_numbers = how.table_numbers;
+  cuda::Input in(p.Input());
+  in.x = x.tokens();
+  in.y = y.tokens();
+  in.v = v.tokens();
+  in.relative_query = relative_query.tokens();
+  in.most_table_numbers = how.table_numbers;
 
   Array<float> o(p.d_o.size(), options.padded, kNan);
   Elements o_elements(o, how.element);
@@ -165,9 +162,9 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
     gradient.pair_bias = Problem<float>::PairView(pairs.view(), options.pair_bias);
   }
   cuda::Saved saved;
-  saved.o = o_elements.const_tensor();
+  saved.o = o_elements.tokens();
   saved.exact_o = how.keeps_exact_o ? exact_o.data() : nullptr;
-  saved.d_o = d_o.const_tensor();
+  saved.d_o = d_o.tokens();
   saved.d_lse = p.pass_d_lse ? p.d_lse.data() : nullptr;
   saved.statistics = how.keeps_statistics ? statistics.data() : nullptr;
   Backward(p.function, in, saved, gradient, backend);
@@ -196,7 +193,7 @@ inline double Unit(Element element) {
   switch (element) {
     case Element::kFloat32:
       return 0;
-    case Element::kBfloat16:
+    case Element::kBFloat16:
       return 1.0 / 512;
     default:
       return 1.0 / 4096;

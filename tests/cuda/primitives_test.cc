@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(All, PrimitivesTest,
 // Numbers of 16 bits by what they mean.
 
 double Value(uint16_t bits, Element element) {
-  if (element == Element::kBfloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
+  if (element == Element::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
   const int exponent = bits >> 10 & 31;
   const int mantissa = bits & 1023;
   const double sign = (bits & 0x8000) != 0 ? -1 : 1;
@@ -222,7 +222,7 @@ double Value(uint16_t bits, Element element) {
 
 // The nearest number of the element type; of two, the one whose last bit is 0.
 uint16_t Nearest(double x, Element element) {
-  const uint16_t infinity = element == Element::kBfloat16 ? 0x7f80 : 0x7c00;
+  const uint16_t infinity = element == Element::kBFloat16 ? 0x7f80 : 0x7c00;
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (std::isnan(x)) return infinity + 1;
   x = std::abs(x);

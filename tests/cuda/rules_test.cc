@@ -33,7 +33,7 @@ TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
   for (const Element element : kElements) {
     SCOPED_TRACE(NameOf(element));
     ProblemOptions options = kSome;
-    if (element != Element::kBfloat16) options.shape.dim = 16;
+    if (element != Element::kBFloat16) options.shape.dim = 16;
     options.dropout = element == Element::kFloat16 ? 0.3 : 0;
     const Problem<float> p = ProblemOf(function(), options, element);
     const Results<float> first = RunCuda(p, {.element = element});
@@ -45,8 +45,8 @@ TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
 }
 
 TEST_P(RulesTest, GradientsMayBeLeftOut) {
-  const Problem<float> p = ProblemOf(function(), kSome, Element::kBfloat16);
-  const CudaOptions how = {.element = Element::kBfloat16};
+  const Problem<float> p = ProblemOf(function(), kSome, Element::kBFloat16);
+  const CudaOptions how = {.element = Element::kBFloat16};
   const Results<float> all = RunCuda(p, how);
   for (const auto& [name, values] : all) {
     if (!name.starts_with("d_")) continue;
@@ -246,7 +246,7 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
                                             .key_starts = {0, 5, 50},
                                             .key_lengths = {90, 70, 40},
                                             .bias = ProblemOptions::kSharedBias},
-                                           Element::kBfloat16);
+                                           Element::kBFloat16);
     Problem<float> p = clean;
     for (int64_t b = 0; b < shape.batch; ++b) {
       for (int64_t j = 0; j < shape.keys; ++j) {
@@ -257,7 +257,7 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
         for (int s = 0; s < function().column_scalars; ++s) p.column_at(s, b, 0, j) = kNan;
       }
     }
-    const CudaOptions how = {.element = Element::kBfloat16};
+    const CudaOptions how = {.element = Element::kBFloat16};
     ExpectSame(RunCuda(p, how), RunCuda(clean, how));
   }
 }
@@ -287,14 +287,14 @@ TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
                                {.shape = {1, 2, 1, 66, 130, 64, 32},
                                 .bias = ProblemOptions::kSharedBias,
                                 .temperature = true},
-                               Element::kBfloat16);
+                               Element::kBFloat16);
   for (Array<float>* tokens : {&p.x, &p.y}) {
-    tokens->ForEach([](float& x) { x = Rounded(8 * x, Element::kBfloat16); });
+    tokens->ForEach([](float& x) { x = Rounded(8 * x, Element::kBFloat16); });
   }
   for (const bool keeps : {false, true}) {
     const Results<float> actual =
-        RunCuda(p, {.element = Element::kBfloat16, .keeps_exact_o = keeps});
-    ExpectCloseTo(actual, p.InDouble().Run(), Element::kBfloat16);
+        RunCuda(p, {.element = Element::kBFloat16, .keeps_exact_o = keeps});
+    ExpectCloseTo(actual, p.InDouble().Run(), Element::kBFloat16);
   }
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cuda/attention.h"
-#include "cuda/input_of.h"
 #include "ops/attention/call_tensors.h"
 #include "ops/attention/cuda_stream.h"
 #include "ops/attention/operators.h"
@@ -16,10 +15,6 @@ namespace gnomon {
 namespace {
 
 constexpr const char* kAttention = OperatorArguments::kOperation;
-
-cuda::ConstTensor DeviceRows(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
-}
 
 cuda::Tensor MutableDeviceRows(at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
@@ -33,19 +28,16 @@ cuda::Input InputOf(const CallTensors& call) {
                      ": tokens of dtypes ", type, " and ", tokens.scalar_type(),
                      " on a GPU; expected one");
   }
-  const cuda::Element element = CudaElement(kAttention, type);
-  const AttentionInput<float> terms = call.Terms<float>();
-  TORCH_CHECK_NOT_IMPLEMENTED(terms.query_positions == nullptr, kAttention,
-                              ": positions on a GPU; expected query_offset");
-  TORCH_CHECK_NOT_IMPLEMENTED(terms.relative.queries == nullptr, kAttention,
-                              ": relative queries (position to content) on a GPU; expected the "
-                              "tensors on the CPU, or a position without them");
-  cuda::Input input = cuda::WithoutTokens(terms);
-  input.element = element;
-  input.x = DeviceRows(call.x());
-  input.y = DeviceRows(call.y());
-  input.v = DeviceRows(call.v());
-  if (call.relative_query().defined()) input.relative.query = DeviceRows(call.relative_query());
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
+                              kAttention, ": ", type,
+                              " on a GPU; expected bfloat16, float16 or float32");
+  cuda::Input input(call.Terms<float>());
+  input.x = CallTensors::TokenRows<float>(call.x());
+  input.y = CallTensors::TokenRows<float>(call.y());
+  input.v = CallTensors::TokenRows<float>(call.v());
+  if (call.relative_query().defined()) {
+    input.relative_query = CallTensors::TokenRows<float>(call.relative_query());
+  }
   const std::string problem = cuda::Unsupported(call.function(), input);
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kAttention, ": ", problem);
   return input;
@@ -91,9 +83,9 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   const at::Tensor d_lse = Contiguous(outputs.d_lse);
   const at::Tensor statistics = outputs.statistics.contiguous();
   cuda::Saved saved;
-  saved.o = DeviceRows(o);
+  saved.o = CallTensors::TokenRows<float>(o);
   if (!o.is_same(exact_o)) saved.exact_o = exact_o.const_data_ptr<float>();
-  saved.d_o = DeviceRows(d_o);
+  saved.d_o = CallTensors::TokenRows<float>(d_o);
   saved.d_lse = Data<float>(d_lse);
   saved.statistics = statistics.const_data_ptr<float>();
   NamedGradients<OperatorArguments> of(gradients);

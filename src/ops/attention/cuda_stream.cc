@@ -98,15 +98,6 @@ void RunOnCudaStream(const char* operation, const at::Tensor& tensor,
   }
 }
 
-cuda::Element CudaElement(const char* operation, at::ScalarType type) {
-  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
-                              operation, ": ", type,
-                              " on a GPU; expected bfloat16, float16 or float32");
-  return type == at::kFloat      ? cuda::Element::kFloat32
-         : type == at::kBFloat16 ? cuda::Element::kBfloat16
-                                 : cuda::Element::kFloat16;
-}
-
 std::string NameOfGpu(int index) {
   try {
     return Runtime().DeviceName(index);

@@ -28,9 +28,6 @@ auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& b
   return result;
 }
 
-// The kernels' element of that type. An error where they have none.
-cuda::Element CudaElement(const char* operation, at::ScalarType type);
-
 // What the driver calls it.
 std::string NameOfGpu(int index);
 

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kGraphAttention = GraphArguments::kOperation;
 
 // Rows of (nodes or edges, heads, columns).
-cuda::ConstTensor NodeRows(const at::Tensor& tensor) {
+Tokens NodeRows(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};
 }
 
@@ -45,8 +45,7 @@ class EdgeAttention {
     factor_ = a.factor.contiguous();
     indptr_ = a.indptr.contiguous();
 
-    input_.element = CudaElement(kGraphAttention, a.x.scalar_type());
-    TORCH_CHECK_NOT_IMPLEMENTED(input_.element == cuda::Element::kFloat32, kGraphAttention, ": ",
+    TORCH_CHECK_NOT_IMPLEMENTED(a.x.scalar_type() == at::kFloat, kGraphAttention, ": ",
                                 a.x.scalar_type(), " on a GPU; expected float32");
     constexpr int64_t kMostEdges = std::numeric_limits<int>::max();
     TORCH_CHECK_NOT_IMPLEMENTED(*lengths_['E'] <= kMostEdges, kGraphAttention, ": indices has ",
