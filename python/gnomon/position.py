@@ -290,10 +290,9 @@ class Forget(Position):
 
     The sum is exact over long sequences: it is kept in float64, and each row subtracts the sum
     at its own position. lse and sinks see it without that subtraction. Gates of keys outside
-    key_starts and key_lengths count as 1. The gates between a key and a query are those of the
-    positions between them, in their segment. A module computes the gates from its tokens, f =
-    sigmoid(w_h x + b_h); they start out as ALiBi, with w at 0 and b such that log f is minus
-    ALiBi's slope.
+    key_starts and key_lengths count as 1. The sum is that of a key's own segment, in the order
+    of positions. A module computes the gates from its tokens, f = sigmoid(w_h x + b_h); they
+    start out as ALiBi, with w at 0 and b such that log f is minus ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 

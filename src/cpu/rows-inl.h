@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cpu/mask-inl.h"
@@ -315,7 +316,8 @@ HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::
 }
 
 // Squared distances of columns [j, j + kLanes) of a row by its inner products, and which lanes have
-// enough digits left. Of norms that overflow nothing is left at all.
+// enough digits left: none of norms that overflow; those of norms that are 0, as they are behind
+// the last key, where nothing may be read.
 struct DistancesByNorms {
   VF distances;
   hn::Mask<DF> right;
@@ -328,7 +330,8 @@ HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t 
   const VF product = hn::Load(d, products + j);
   const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
   const VF distances = norms - (product + product);
-  return {distances, distances > norms * hn::Set(d, row.near)};
+  const VF least = hn::Set(d, std::numeric_limits<float>::min());
+  return {distances, distances > hn::MulSub(norms, hn::Set(d, row.near), least)};
 }
 
 // g of columns [j, j + kLanes) of a row, from its inner products.

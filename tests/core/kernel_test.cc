@@ -418,6 +418,23 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
+// A query of zeros is as near to what is hidden, of which nothing may be read, as can be.
+TEST(NearTokensTest, AreKeysThatThereAre) {
+  for (const char* name : {"laplacian", "gaussian", "umbral", "penumbral"}) {
+    for (const int64_t queries : {3, 60}) {
+      Problem<float> p = RandomProblem(
+          FindPairFunction(name),
+          {.shape = {1, 2, 1, queries, 9, 24, 17}, .key_starts = {2}, .key_lengths = {6}});
+      for (int64_t e = 0; e < 24; ++e) p.x.at(0, 1, 1, e) = 0;
+      const Results<double> expected = p.InDouble().Run();
+      for (const int64_t hidden : {0, 1, 6, 7, 8}) {
+        for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, hidden, e) = kNan;
+      }
+      OnEveryTarget([&] { ExpectClose(p.Run(), expected, 2e-5); });
+    }
+  }
+}
+
 // A key whose squared norm overflows is infinitely far, and weighs nothing.
 TEST(NearTokensTest, MayHaveNormsThatOverflow) {
   for (const char* name : {"laplacian", "gaussian"}) {

@@ -79,6 +79,17 @@ def test_forget_gates_are_of_the_keys_tokens(causal, kv_heads):
     assert module.forget_log_forget_weight.shape == (HEADS, 10)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_graphs_of_forget_gates(backend):
+    module = module_of("forget")
+    x = tokens()
+    expected = torch.autograd.grad(module(x, causal=True).sum(), list(module.parameters()))
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    found = torch.autograd.grad(compiled(x, causal=True).sum(), list(module.parameters()))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_gates_begin_as_alibi():
     torch.manual_seed(0)
     module = MultiheadAttention(DIM, HEADS, position="forget").double()

@@ -322,6 +322,17 @@ def test_xpos_beyond_the_range_of_float32():
         gnomon.attention(x, x, x, **long)
     o = gnomon.attention(x.double(), x.double(), x.double(), **long)
     torch.testing.assert_close(o, x.double())
+    far = torch.tensor([[0, 1], [200000, 200001]])
+    x = x.expand(2, -1, -1, -1)
+    for where in (
+        {"positions": far, "key_positions": far},
+        {"query_offset": -70000},
+        {"query_offset": torch.tensor([0, -70000])},
+    ):
+        with pytest.raises(ValueError, match="xpos, and tokens of Float positions that lie"):
+            gnomon.attention(x, x, x, position="rope:xpos", **where)
+        o = gnomon.attention(x.double(), x.double(), x.double(), position="rope:xpos", **where)
+        assert o.isfinite().all()
 
 
 @pytest.mark.parametrize(

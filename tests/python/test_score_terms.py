@@ -469,6 +469,50 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
     torch.testing.assert_close(ours, softmax(scores.masked_fill(~seen, -math.inf), v)[0])
 
 
+@pytest.mark.parametrize("places", ["none", "restart", "shuffled"])
+def test_forget_gates_of_a_document_do_not_see_another(places):
+    """lse and sinks neither, which see sums as they are."""
+    torch.manual_seed(0)
+    batch, heads, lengths = 2, 3, (7, 11, 4)
+    length = sum(lengths)
+    segments = torch.arange(3).repeat_interleave(torch.tensor(lengths)).expand(batch, -1)
+    q, k, v = (normal(batch, heads, length, 8) for _ in range(3))
+    log_forget = 3 * torch.rand(batch, heads, length, dtype=torch.float64).log()
+    sink, d_lse = normal(heads), normal(batch, heads, length)
+    positions = torch.cat([torch.arange(n) for n in lengths]).expand(batch, -1)
+    order = torch.arange(length)
+    if places == "shuffled":
+        order = torch.randperm(length)
+
+    def run(q, k, v, gates, **where):
+        o, lse = gnomon.attention(
+            q, k, v, position=Forget(gates), sink=sink, causal=True, return_lse=True, **where
+        )
+        return o, lse
+
+    where = {} if places == "none" else {"positions": positions[:, order]}
+    if where:
+        where["key_positions"] = where["positions"]
+    leaves = [x[:, :, order].clone().requires_grad_() for x in (q, k, v)]
+    gates = log_forget[:, :, order].clone().requires_grad_()
+    o, lse = run(
+        *leaves, gates, query_segments=segments[:, order], key_segments=segments[:, order], **where
+    )
+    (o.sum() + (lse * d_lse[:, :, order]).sum()).backward()
+    first = 0
+    for n in lengths:
+        part = slice(first, first + n)
+        alone = [x[:, :, part].clone().requires_grad_() for x in (q, k, v, log_forget)]
+        its_o, its_lse = run(*alone)
+        (its_o.sum() + (its_lse * d_lse[:, :, part]).sum()).backward()
+        at = [int((order == row).nonzero()) for row in range(first, first + n)]
+        torch.testing.assert_close(o[:, :, at], its_o)
+        torch.testing.assert_close(lse[:, :, at], its_lse)
+        for ours, theirs in zip([*leaves, gates], alone, strict=True):
+            torch.testing.assert_close(ours.grad[:, :, at], theirs.grad)
+        first += n
+
+
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("kind", ["keys", "pairs of keys", "pairs"])
 def test_forget_gates_beside_keys_that_a_number_hides(kind, number):

@@ -1142,6 +1142,115 @@ def test_similarities_are_saved(similarity, tmp_path):
         torch.testing.assert_close(output_of(copied, inputs, rows), expected, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("similarity", ["penumbral", "laplacian:gamma=fixed", "lorentz:c=learned"])
+def test_what_a_checkpoint_lacks_starts_anew(similarity, tmp_path):
+    theirs = eager("llama")
+    theirs.save_pretrained(tmp_path)
+    config = transformers.LlamaConfig.from_pretrained(tmp_path)
+    config.gnomon_similarity = similarity
+    expected = integration.with_cone_attention(theirs, similarity).state_dict()
+    # Memory that other numbers were in.
+    for _ in range(3):
+        junk = [torch.full((4,), 3e30) for _ in range(1000)]
+        del junk
+        found = transformers.LlamaForCausalLM.from_pretrained(tmp_path, config=config).state_dict()
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, atol=0, rtol=0, msg=name)
+
+
+def test_cones_of_a_part_are_saved(tmp_path):
+    """The configuration of the whole names them where it is saved; another model may share it."""
+    theirs = eager("llama")
+    config = theirs.config
+    ours = transformers.LlamaForCausalLM(config).eval()
+    ours.load_state_dict(theirs.state_dict())
+    integration.with_cone_attention(ours.model)
+    inputs, rows = inputs_of("llama")
+    expected = output_of(ours, inputs, rows)
+    ours.save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(output_of(again, inputs, rows), expected, atol=0, rtol=0)
+    theirs.save_pretrained(tmp_path)
+    assert not hasattr(transformers.LlamaConfig.from_pretrained(tmp_path), "gnomon_similarity")
+    assert not hasattr(config, "gnomon_similarity")
+
+
+def test_cones_of_an_encoder_alone_are_saved(tmp_path):
+    sizes = SIZES | {"intermediate_size": 48} | NO_HIDDEN_DROPOUT
+    model = transformers.EncoderDecoderModel(
+        transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+            transformers.BertConfig(**sizes), transformers.BertConfig(**sizes)
+        )
+    ).eval()
+    integration.with_cone_attention(model.encoder, "lorentz:c=learned")
+    ids = inputs_of("llama")[0]["input_ids"]
+    expected = model(input_ids=ids, decoder_input_ids=ids).logits
+    model.save_pretrained(tmp_path)
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path).eval()
+    found = again(input_ids=ids, decoder_input_ids=ids).logits
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    assert again.config.encoder.gnomon_similarity == "lorentz:c=learned"
+    assert not hasattr(again.config.decoder, "gnomon_similarity")
+
+
+def test_a_similarity_is_not_taken_from_a_model(tmp_path):
+    model = integration.with_cone_attention(eager("llama"))
+    for name in ("eager", "sdpa", {"": "eager"}):
+        with pytest.raises(ValueError, match="has the similarity of with_cone_attention"):
+            model.set_attn_implementation(name)
+    model.set_attn_implementation("gnomon")
+    inputs, rows = inputs_of("llama")
+    expected = output_of(model, inputs, rows)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="attn_implementation is 'eager', which does not know"):
+        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    torch.testing.assert_close(output_of(again.eval(), inputs, rows), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("similarity", ["laplacian", "penumbral", "dot"])
+@pytest.mark.parametrize("kind", ["falcon", "gpt_neox_japanese"])
+def test_cones_of_watched_models_that_rotate(kind, similarity):
+    config = {
+        "falcon": lambda: transformers.FalconConfig(**SIZES),
+        "gpt_neox_japanese": lambda: transformers.GPTNeoXJapaneseConfig(**SIZES),
+    }[kind]()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = inputs_of("llama")[0]["input_ids"]
+    expected = model.eval()(input_ids=ids).logits
+    integration.with_cone_attention(model, similarity)
+    found = model(input_ids=ids).logits
+    assert found.isfinite().all()
+    if similarity == "dot":
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    else:
+        assert not torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "gpt_neo", "codegen"])
+def test_cones_of_bfloat16_where_a_layer_multiplies_in_float32(kind):
+    config = {
+        "gptj": lambda: transformers.GPTJConfig(
+            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
+        ),
+        "gpt_neo": lambda: transformers.GPTNeoConfig(
+            vocab_size=61, hidden_size=32, num_layers=1, num_heads=4,
+            attention_types=[[["global"], 1]],
+        ),
+        "codegen": lambda: transformers.CodeGenConfig(
+            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
+        ),
+    }[kind]()  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    integration.with_cone_attention(model, "laplacian")
+    ids = inputs_of("llama")[0]["input_ids"]
+    expected = model(input_ids=ids, use_cache=False).logits
+    found = model.bfloat16()(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+
+
 def test_models_of_one_configuration_are_apart(tmp_path):
     config = eager("llama").config
     one, other = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
@@ -1321,6 +1430,17 @@ ROTATING = {
         audio_pad_token_id=4,
         pad_token_id=0,
     ),
+    # A number for each pair.
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SIZES,
+        intermediate_size=48,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
     # The end of a head alone.
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **SIZES,
@@ -1358,6 +1478,33 @@ def test_other_rotations_leave_heights(kind):
     # Without a height, all is rotated.
     integration.with_cone_attention(model, "laplacian")
     assert not rotates_no_height(model, ids)
+
+
+def test_rotations_of_all_heads_together_leave_each_height():
+    """EfficientLoFTR turns neighbours before it parts the heads."""
+    layer = torch.nn.Module()
+    layer.num_heads, layer.head_dim = 3, 4
+    cos, sin = (torch.rand(2, 5, 6).repeat_interleave(2, -1) for _ in range(2))
+    kept, _ = _cones._without_the_last(layer, (cos, sin))
+    per_head = kept.unflatten(-1, (3, 4))
+    assert (per_head[..., 2:] == 1).all()
+    assert torch.equal(per_head[..., :2], cos.unflatten(-1, (3, 4))[..., :2])
+    cos, sin = (torch.rand(2, 5, 6).repeat(1, 1, 2) for _ in range(2))
+    with pytest.raises(NotImplementedError, match="rotates neither"):
+        _cones._without_the_last(layer, (cos, sin))
+
+
+@pytest.mark.parametrize("family", ["llama", "cohere", "glm"])
+def test_a_graph_leaves_heights(family):
+    config = FAMILIES["llama"]().config if family == "llama" else ROTATING[family]()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    integration.with_cone_attention(model)
+    ids = inputs_of("llama")[0]["input_ids"]
+    expected = model(input_ids=ids, use_cache=False).logits
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    found = compiled(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 def test_rotations_by_the_layer_itself_are_refused():

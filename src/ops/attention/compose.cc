@@ -291,6 +291,7 @@ class Composition {
     order_.emplace(places_ ? *places_ : Places::Consecutive(q_, range_), call_.query_segments,
                    call_.key_segments, call_.key_starts, call_.key_lengths);
     range_.key_order = order_->columns();
+    range_.segment_begin = order_->segment_begin();
   }
 
   void AddOffsetBiases() {

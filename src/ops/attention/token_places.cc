@@ -161,6 +161,10 @@ KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
       at::where(seen, code(keys, key_segments), std::numeric_limits<int64_t>::max())
           .sort(/*stable=*/true, /*dim=*/1, /*descending=*/false);
   order_ = order;
+  if (key_segments) {
+    const at::Tensor of_sorted = key_segments->expand_symint(order.sym_sizes()).gather(1, order);
+    segment_begin_ = at::searchsorted(sorted, of_sorted * kApart - kApart / 2);
+  }
   last_ = at::searchsorted(sorted, code(places.queries(), query_segments), /*out_int32=*/false,
                            /*right=*/true);
   const at::Tensor segments =

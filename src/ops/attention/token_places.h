@@ -67,6 +67,8 @@ class KeyOrder {
 
   // (B, Lk): the columns.
   const at::Tensor& columns() const { return order_; }
+  // (B, Lk), with segments of keys: the place in that order of the first key of each one's segment.
+  const std::optional<at::Tensor>& segment_begin() const { return segment_begin_; }
   // (B, Lq): how many keys of its segment stand up to a query's position.
   at::Tensor Seen() const { return last_ - first_; }
   // (B, Lq): how many keys of its segment there are.
@@ -76,6 +78,7 @@ class KeyOrder {
 
  private:
   at::Tensor order_;
+  std::optional<at::Tensor> segment_begin_;
   at::Tensor last_;
   at::Tensor first_;
   at::Tensor past_;

@@ -23,6 +23,8 @@ struct OffsetRange {
   // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where it is
   // another one.
   std::optional<at::Tensor> key_order = std::nullopt;
+  // With segments, of the same size: where in that order the segment of each key there begins.
+  std::optional<at::Tensor> segment_begin = std::nullopt;
 
   c10::SymInt size() const;
   // (1 or B, Lq), int64: where the queries stand.

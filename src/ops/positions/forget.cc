@@ -19,14 +19,19 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
                 const OffsetRange& range) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
   if (!range.key_order) return -at::cumsum(gates, 2, at::kDouble);
-  // Of keys of several segments or that stand anywhere, each segment in the order of positions.
+  // Of keys of several segments or that stand anywhere, each segment by itself, in the order of
+  // positions.
   const at::Tensor& order = *range.key_order;
   const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
     return columns.unsqueeze(1).expand_symint(sizes);
   };
-  const at::Tensor sums =
-      at::cumsum(gates.expand_symint(sizes).gather(2, over_heads(order)), 2, at::kDouble);
+  const at::Tensor in_order = gates.expand_symint(sizes).gather(2, over_heads(order));
+  at::Tensor sums = at::cumsum(in_order, 2, at::kDouble);
+  if (range.segment_begin) {
+    const at::Tensor begin = over_heads(*range.segment_begin);
+    sums = sums - (sums.gather(2, begin) - in_order.gather(2, begin));
+  }
   return -sums.gather(2, over_heads(order.argsort(int64_t{1})));
 }
 
@@ -36,7 +41,10 @@ int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { re
 // sigmoid(b).
 at::Tensor BiasStart(int64_t heads) { return -alibi_slopes(heads).expm1().log(); }
 
-at::Tensor LogGate(const at::Tensor& product) { return at::log_sigmoid(product).squeeze(3); }
+// Contiguous: compiled graphs take the gradient of log_sigmoid to be so.
+at::Tensor LogGate(const at::Tensor& product) {
+  return at::log_sigmoid(product.contiguous()).squeeze(3);
+}
 
 constexpr TokenProjection kGate = {
     .of_keys = true, .columns = OneColumn, .bias_start = BiasStart, .finish = LogGate};
@@ -52,9 +60,8 @@ const RegisterPosition forget({
                   .details = "The sum is exact over long sequences: it is kept in float64, and "
                              "each row subtracts the sum at its own position. lse and sinks see it "
                              "without that subtraction. Gates of keys outside "
-                             "key_starts and key_lengths count as 1. The gates between "
-                             "a key and a query are those of the positions between them, in their "
-                             "segment. A module "
+                             "key_starts and key_lengths count as 1. The sum is that of a key's "
+                             "own segment, in the order of positions. A module "
                              "computes the gates "
                              "from its tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, "
                              "with w at 0 and b such that log f is minus ALiBi's slope.",

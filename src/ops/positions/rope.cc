@@ -39,7 +39,19 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
 
 // Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
 // that their product decays with the distance. Only differences of positions count: those from the
-// middle of the sequence keep the powers within float32 up to lengths of 65536.
+// middle of the sequence keep the powers within float32 up to lengths of kLongest.
+constexpr int64_t kLongest = 65536;
+
+// Raises where positions of a call, whose numbers are known, lie farther apart.
+void CheckSpread(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& middle) {
+  if (x.scalar_type() == at::kDouble || positions.numel() == 0) return;
+  if (!HasNumbers(positions) || !HasNumbers(middle)) return;
+  const auto farthest = (positions - middle).abs().max().item<double>();
+  TORCH_CHECK_VALUE(2 * farthest <= kLongest, "gnomon.attention: RoPE has xpos, and tokens of ",
+                    x.scalar_type(), " positions that lie ", 2 * farthest,
+                    " apart; expected at most ", kLongest, ", or float64");
+}
+
 at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& middle,
                  bool of_keys, bool half) {
   constexpr double kScaleBase = 512;
@@ -182,8 +194,6 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   TORCH_CHECK_VALUE(
       !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
-  // What queries and keys are multiplied by is out of the range of float32 beyond it.
-  constexpr int64_t kLongest = 65536;
   const std::optional<int64_t> known = call.positions ? std::nullopt : call.length.maybe_as_int();
   TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !known || *known <= kLongest,
                     "gnomon.attention: RoPE has xpos, and tokens of ", x.scalar_type(),
@@ -214,6 +224,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
       const at::Tensor middle =
           call.positions ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
                          : at::scalar_tensor(call.length, coordinate.options()) / 2;
+      CheckSpread(x, coordinate, middle);
       part = Decay(part, coordinate, middle, call.of_keys, half);
     }
     parts.push_back(part);

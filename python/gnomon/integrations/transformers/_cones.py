@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from gnomon.similarity import Similarity, Specified
 
 #: The names of forwards' arguments that are cosines and sines, or complex numbers, of positions.
 _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
+#: A layer's attribute: how cosines lie in the model's own rotation.
+_LAYOUT = "_gnomon_cosines_lie_in"
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 
@@ -49,7 +52,10 @@ class LearnedSimilarity(torch.nn.Module):
         # To the operator, what is held is a tensor.
         options = dict(component.options) | dict.fromkeys(self._held, "tensor")
         self.spec = to_spec(component.name, **options)
+        #: As numbers: memory of a checkpoint's loading holds none where the checkpoint has none.
+        self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
+            self._begin[name] = start.double().flatten().tolist()
             value = start.to(torch.get_default_dtype())
             if is_learned:
                 self.register_parameter(name, torch.nn.Parameter(value))
@@ -68,8 +74,16 @@ class LearnedSimilarity(torch.nn.Module):
         #: Whether the model's scale applies.
         self.takes_scale: bool = component.entry["takes_scale"]
 
-    def forward(self) -> Similarity:
-        """The similarity of the present parameters."""
+    @torch.no_grad()
+    def begin_what_is_missing(self) -> None:
+        """Sets what from_pretrained() has found no tensor for to what a new similarity has."""
+        for name, numbers in self._begin.items():
+            tensor: Tensor = getattr(self, name)
+            if not getattr(tensor, "_is_hf_initialized", False):
+                tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
+
+    def forward(self, dtype: torch.dtype) -> Similarity:
+        """The similarity of the present parameters, for tokens of that dtype."""
         values = []
         for name in self._held:
             theta: Tensor | None = getattr(self, f"{name}_theta", None)
@@ -78,7 +92,8 @@ class LearnedSimilarity(torch.nn.Module):
             else:
                 value = getattr(self, f"{name}_start")
             value = value.expand(self.num_heads)
-            values.append(value if theta is None else ops.learned_number(value, theta))
+            number = value if theta is None else ops.learned_number(value, theta)
+            values.append(number.to(torch.promote_types(number.dtype, dtype)))
         return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:
@@ -119,7 +134,7 @@ def check_rotation(layer: torch.nn.Module) -> None:
     """Raises where a layer rotates its queries and keys otherwise than by arguments it is given."""
     if not _ROTATES.search(source_of(type(layer))):
         return
-    names = inspect.signature(layer.forward).parameters
+    names = inspect.signature(type(layer).forward).parameters
     if any(name in names for name in _ANGLES) or _rotary_parts(layer):
         return
     raise NotImplementedError(
@@ -132,7 +147,9 @@ def keep_heights(layer: torch.nn.Module) -> None:
     """Has a layer's rotation leave the last coordinate, the height, as it is."""
     if not _ROTATES.search(source_of(type(layer))):
         return
-    names = tuple(inspect.signature(layer.forward).parameters)
+    # Of the class: a layer that is watched has a forward pass around its own.
+    names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
+    setattr(layer, _LAYOUT, _layout_of(type(layer)))
     layer.register_forward_pre_hook(functools.partial(_keep_heights, names), with_kwargs=True)
     for part in _rotary_parts(layer):
         part.register_forward_hook(functools.partial(_keep_heights_of_part, layer))
@@ -164,20 +181,25 @@ def _keep_heights_of_part(
 
 def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
     """Angles whose last pair of coordinates is not rotated."""
+    if isinstance(angles, dict):
+        return {name: _without_the_last(layer, of_name) for name, of_name in angles.items()}
     if isinstance(angles, Tensor) and angles.is_complex():
         angles = angles.clone()
         angles[..., -1] = 1
         return angles
     cos, sin = angles
     rotated = cos.shape[-1]
-    width = shape_of_heads(layer)[1]
-    if rotated < width and not _rotates_the_end(layer):
+    _, width = shape_of_heads(layer)
+    if 2 * rotated == width and not _rotates_a_part(layer):
+        places = [rotated - 1]  # a number for each pair
+    elif rotated < width and not _rotates_the_end(layer):
         return angles
-    # What is not rotated by halves is by neighbours.
-    if torch.equal(cos[..., : rotated // 2], cos[..., rotated // 2 :]):
-        pair = [rotated // 2 - 1, rotated - 1]
-    elif torch.equal(cos[..., 0::2], cos[..., 1::2]):
-        pair = [rotated - 2, rotated - 1]
+    elif _lies_in_halves(layer, cos) and rotated <= width:
+        places = [rotated // 2 - 1, rotated - 1]
+    elif _lies_in_neighbours(layer, cos):
+        # Of all heads, where they are rotated before they are parted.
+        step = min(rotated, width)
+        places = [end - back for end in range(step, rotated + 1, step) for back in (2, 1)]
     else:
         raise NotImplementedError(
             f"{OPERATOR}: {type(layer).__name__} rotates neither coordinates i and i + D / 2 nor "
@@ -185,10 +207,58 @@ def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
             "similarity without a height, as 'hyperbolic:model=ball' or 'laplacian'"
         )
     cos, sin = cos.clone(), sin.clone()
-    cos[..., pair], sin[..., pair] = 1, 0
+    cos[..., places], sin[..., places] = 1, 0
     return (
         type(angles)((cos, sin)) if isinstance(angles, (tuple, list)) else torch.stack((cos, sin))
     )
+
+
+def _lies_in_halves(layer: torch.nn.Module, cos: Tensor) -> bool:
+    """Whether the cosines of coordinates i and i + D / 2 are one pair's."""
+    if torch.compiler.is_compiling():
+        return getattr(layer, _LAYOUT, None) == "halves"
+    half = cos.shape[-1] // 2
+    return torch.equal(cos[..., :half], cos[..., half:])
+
+
+def _lies_in_neighbours(layer: torch.nn.Module, cos: Tensor) -> bool:
+    """Whether those of 2 i and 2 i + 1 are."""
+    if torch.compiler.is_compiling():
+        return getattr(layer, _LAYOUT, None) == "neighbours"
+    return torch.equal(cos[..., 0::2], cos[..., 1::2])
+
+
+def _layout_of(kind: type[torch.nn.Module]) -> str | None:
+    """Where the model's own classes put the two cosines of a pair; None where they do not tell.
+
+    What numbers are a compiled graph does not know.
+    """
+    classes = [
+        of_module
+        for name, of_module in vars(sys.modules[kind.__module__]).items()
+        if isinstance(of_module, type) and name.endswith("RotaryEmbedding")
+    ]
+    found = set()
+    for of_module in classes:
+        text = source_of(of_module)
+        if re.search(r"\bcat\(\s*[(\[]\s*freqs\s*,\s*freqs\b", text):
+            found.add("halves")
+        if "repeat_interleave(freqs" in text or re.search(r"freqs\w*\.repeat_interleave", text):
+            found.add("neighbours")
+    return found.pop() if len(found) == 1 else None
+
+
+def _rotates_a_part(layer: torch.nn.Module) -> bool:
+    """Whether the configuration says that a part of a head's coordinates is rotated."""
+    config = getattr(layer, "config", None)
+    for holder in (layer, config):
+        for name in ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rotary_dim"):
+            if getattr(holder, name, None) is not None:
+                return True
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # One table, or one for each kind of layer.
+    tables = [parameters, *(t for t in parameters.values() if isinstance(t, dict))]
+    return any(table.get("partial_rotary_factor", 1) != 1 for table in tables)
 
 
 def _rotates_the_end(layer: torch.nn.Module) -> bool:

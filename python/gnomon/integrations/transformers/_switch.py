@@ -6,6 +6,7 @@ import copy
 import functools
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from gnomon.integrations.transformers._sources import (
 
 #: The field of a configuration with the similarity of a model's layers.
 _FIELD = "gnomon_similarity"
+#: An attribute of modules: the configuration that theirs is a copy of, perhaps a larger model's.
+_SHARED = "_gnomon_shared_config"
 
 
 def register() -> None:
@@ -42,7 +45,9 @@ def register() -> None:
     from_pretrained to functions that call these: the first adds the name to a model's table of
     classes of attention (Falcon, GPT-J), the second makes the models that are built or loaded from
     then on what use_gnomon and with_cone_attention make of others, and the others warn of a model
-    without attention.
+    without attention. So are its save_pretrained, which names the similarity of a model's parts in
+    its configuration, _initialize_weights, which starts similarities that a checkpoint lacks, and
+    set_attn_implementation, which refuses to take a similarity from a model.
     """
     if NAME in AttentionInterface().valid_keys():
         return
@@ -70,6 +75,9 @@ def register() -> None:
     PreTrainedModel.post_init = post_init
     for name in ("_from_config", "from_pretrained"):
         _warn_after(name)
+    _wrap("save_pretrained", _name_similarities)
+    _wrap("_initialize_weights", _begin_similarity)
+    _wrap("set_attn_implementation", _refuse_to_drop)
 
 
 def _warn_after(name: str) -> None:
@@ -81,6 +89,13 @@ def _warn_after(name: str) -> None:
         result = make(cls, *args, **kwargs)
         # from_pretrained may return what it knows of the loading beside the model.
         model = result[0] if isinstance(result, tuple) else result
+        asked = kwargs.get("attn_implementation")
+        if asked not in (None, NAME) and _has_similarity(model):
+            warnings.warn(
+                f"{OPERATOR}: attn_implementation is {asked!r}, which does not know the similarity "
+                f"of this {cls.__name__}; it uses gnomon",
+                stacklevel=2,
+            )
         if model.config._attn_implementation == NAME and not _has_attention(model):
             warnings.warn(
                 f"{OPERATOR}: {cls.__name__} has no attention that is known, and stays as it is",
@@ -89,6 +104,66 @@ def _warn_after(name: str) -> None:
         return result
 
     setattr(PreTrainedModel, name, classmethod(made))
+
+
+def _wrap(name: str, first: Callable[..., None]) -> None:
+    """Has a method of models call another function with its arguments before it does its work."""
+    theirs = getattr(PreTrainedModel, name)
+
+    @functools.wraps(theirs)
+    def method(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        first(self, *args, **kwargs)
+        return theirs(self, *args, **kwargs)
+
+    setattr(PreTrainedModel, name, method)
+
+
+def _begin_similarity(
+    _model: PreTrainedModel, module: torch.nn.Module, *_args: Any, **_kwargs: Any
+) -> None:
+    if isinstance(module, _cones.LearnedSimilarity):
+        module.begin_what_is_missing()
+
+
+def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, **_k: Any) -> None:
+    names = attn_implementation
+    if isinstance(names, dict):
+        names = set(names.values())
+    if names != NAME and names != {NAME} and _has_similarity(model):
+        raise ValueError(
+            f"{OPERATOR}: attn_implementation is {attn_implementation!r}, and "
+            f"{type(model).__name__} has the similarity of with_cone_attention, which it does not "
+            f"know; expected {NAME!r}, or a model without one"
+        )
+
+
+def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
+    """Has a model's configuration be made of those of its parts, where these have got their own.
+
+    with_cone_attention may have been given a part.
+    """
+    own = {
+        id(shared): part.config
+        for part in model.modules()
+        if (shared := part.__dict__.get(_SHARED)) is not None
+    }
+
+    def replaced(config: PreTrainedConfig) -> PreTrainedConfig:
+        if id(config) in own:
+            return own[id(config)]
+        changed = {
+            name: new
+            for name, value in vars(config).items()
+            if isinstance(value, PreTrainedConfig) and (new := replaced(value)) is not value
+        }
+        if changed:
+            config = copy.copy(config)
+        for name, value in changed.items():
+            setattr(config, name, value)
+        return config
+
+    if own:
+        model.config = replaced(model.config)
 
 
 def _has_attention(model: torch.nn.Module) -> bool:
@@ -175,13 +250,17 @@ def use_eager(model: PreTrainedModel) -> PreTrainedModel:
         ValueError: with_cone_attention gave it a similarity, which its own attention does not know.
     """
     _check_model(model)
-    if any(hasattr(layer, SIMILARITY) for layer in model.modules()):
+    if _has_similarity(model):
         raise ValueError(
             f"{OPERATOR}: {type(model).__name__} has the similarity of with_cone_attention, which "
             "eager attention does not know; expected a model without one"
         )
     _set_implementation(model, "eager")
     return model
+
+
+def _has_similarity(model: torch.nn.Module) -> bool:
+    return any(hasattr(layer, SIMILARITY) for layer in model.modules())
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
@@ -198,6 +277,7 @@ def _separate_configurations(model: PreTrainedModel) -> None:
     for part in model.modules():
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
             part.config = copy.deepcopy(config, copied)
+            part.__dict__.setdefault(_SHARED, config)
 
 
 def _switch_parts(model: PreTrainedModel) -> None:
