@@ -147,14 +147,16 @@ struct RowVectors {
   int64_t y_stride = 0;  // in bytes
   TokenType type = TokenType::kFloat32;
   int64_t dim = 0;
+  int64_t keys = 0;  // from the first column on
   // Where the backward pass leaves pairs that are near, as those of row `index`.
   std::vector<NearPair>* near_pairs = nullptr;
   int32_t index = 0;
 };
 
 // Squared distances below a share of the sum of the squared norms are computed anew from
-// differences: what is left of the norms has too few digits.
-constexpr float kLeastNear = 1e-3f;
+// differences: what is left of the norms has too few digits. Of the least share their rounding is
+// 2^-19 of them, and so is that of a slope by them.
+constexpr float kLeastNear = 1.0f / 32;
 constexpr float kMostNear = 0.5f;
 
 // The share for a row of such a factor and squared norm: the larger, the larger the scores that the
@@ -188,6 +190,7 @@ HWY_INLINE RowVectors<Definition> LoadRow(const AttentionInput<float>& in, int64
     row.x = in.x.row(b, h, i);
     row.y = in.y.row(b, key_head, first_column);
     row.y_stride = in.y.stride[2] * (in.y.type == TokenType::kFloat32 ? 4 : 2);
+    row.keys = n.keys - first_column;
     row.panels = panels;
     row.type = in.y.type;
     row.dim = n.dim;
@@ -282,7 +285,8 @@ HWY_INLINE VF UnlessInfinite(const RowVectors<Definition>& row, VF distances) {
 }
 
 // Squared distances of a row and columns [j, j + kLanes), the same numbers wherever the keys lie.
-// Only of lanes of `wanted` are they: others may lie behind the last key.
+// Only of lanes of `wanted` are they, and of keys that there are: a row of NaN wants those behind
+// the last one, too.
 template <class Definition>
 HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::Mask<DF> wanted) {
   SquaredDifferences sums;
@@ -296,7 +300,8 @@ HWY_NOINLINE VF NearDistances(const RowVectors<Definition>& row, int64_t j, hn::
   std::array<const void*, kLanes> keys;
   for (size_t lane = 0; lane < kLanes; ++lane) {
     const int64_t column = j + static_cast<int64_t>(lane);
-    keys[lane] = near[lane] == 0 ? row.x : static_cast<const char*>(row.y) + column * row.y_stride;
+    const bool reads = near[lane] != 0 && column < row.keys;
+    keys[lane] = reads ? static_cast<const char*>(row.y) + column * row.y_stride : row.x;
   }
   HWY_ALIGN float query[kPackedColumns];
   HWY_ALIGN float wide[kLanes][kPackedColumns];

@@ -233,7 +233,7 @@ GNOMON_DEVICE float FiniteBias(float bias) {
 GNOMON_DEVICE float NearShare(float factor, float norm) {
   const float of_square = Abs(factor) * norm;
   if (of_square > 32.0f) return 0.5f;
-  return Min(Max(of_square * Abs(factor) * (1.0f / 2048), 1e-3f), 0.5f);
+  return Min(Max(of_square * Abs(factor) * (1.0f / 2048), 1.0f / 32), 0.5f);
 }
 
 // `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.

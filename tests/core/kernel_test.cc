@@ -1,7 +1,10 @@
 // The fused kernels of every instruction set against the double reference.
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -431,6 +434,60 @@ TEST(NearTokensTest, AreKeysThatThereAre) {
         for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, hidden, e) = kNan;
       }
       OnEveryTarget([&] { ExpectClose(p.Run(), expected, 2e-5); });
+    }
+  }
+}
+
+// Two pages, of which the second one must not be touched.
+class GuardedPage {
+ public:
+  GuardedPage()
+      : size_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        pages_(
+            mmap(nullptr, 2 * size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    EXPECT_NE(pages_, MAP_FAILED);
+    EXPECT_EQ(mprotect(static_cast<char*>(pages_) + size_, size_, PROT_NONE), 0);
+  }
+  ~GuardedPage() { munmap(pages_, 2 * size_); }
+  GuardedPage(const GuardedPage&) = delete;
+  GuardedPage& operator=(const GuardedPage&) = delete;
+
+  // Copies bytes to its end.
+  void* End(const void* from, size_t bytes) {
+    EXPECT_LE(bytes, size_);
+    return std::memcpy(static_cast<char*>(pages_) + size_ - bytes, from, bytes);
+  }
+
+ private:
+  size_t size_;
+  void* pages_;
+};
+
+// Of queries that are near everything, or as far as can be, too.
+TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
+  GuardedPage page;
+  for (const char* name : {"laplacian", "gaussian"}) {
+    for (const TokenType type : {TokenType::kFloat32, TokenType::kBFloat16}) {
+      for (const int64_t queries : {1, 30}) {
+        for (const float first : {0.0f, kNan, kInfinity, 2e19f}) {
+          const int64_t keys = 5;
+          const int64_t dim = 70;
+          Problem<float> p = RandomProblem(
+              FindPairFunction(name),
+              {.shape = {1, 1, 1, queries, keys, dim, 4}, .type = type, .value_type = type});
+          for (int64_t e = 0; e < dim; ++e) p.x.at(0, 0, 0, e) = e == 0 ? first : 0;
+          OnEveryTarget([&] {
+            AttentionInput<float> in = p.Input();
+            const size_t bytes =
+                static_cast<size_t>(keys * dim) * (type == TokenType::kFloat32 ? 4 : 2);
+            in.y.data = page.End(in.y.data, bytes);
+            Array<float> o(p.d_o.size(), false, kNan);
+            std::vector<float> lse(p.d_lse.size(), kNan);
+            AttentionForward(p.function, in, {o.view(), lse.data()}, SerialExecutor());
+            if (first == 0.0f) EXPECT_TRUE(std::isfinite(lse[0]));
+          });
+        }
+      }
     }
   }
 }

@@ -94,6 +94,7 @@ VALUE_ERRORS = {
         r"TokenPosition: embeddings has shape \(3, 8\); expected \(B, L, 8\)",
     ),
     "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
+    "a scale beyond float32": (lambda: attend(scale=1e39), "scale is 1e\\+39; expected a finite"),
     "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
     "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*an int64"),
     "segments of queries alone": (

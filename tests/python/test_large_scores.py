@@ -203,6 +203,29 @@ def test_tokens_that_lie_together(similarity, mean, spread, dim, mask):
     assert_as_good_as_plain(case, 1, with_lse=with_lse, tokens=tokens)
 
 
+@pytest.mark.parametrize("spread", [0.5, 0.2, 0.05, 0.02])
+@pytest.mark.parametrize("scale", [0.1, 1, 10])
+@pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "half_space"])
+def test_tokens_around_one_centre(similarity, scale, spread):
+    """Scores that are moderate: it is slopes that go by how near tokens are."""
+    case = Case(
+        similarity, batch=1, heads=2, key_heads=2, queries=48, keys=48, dim=64, value_dim=8
+    )  # fmt: skip
+
+    def tokens(case, _scale, seed):
+        inputs = tokens_of(case, 1, seed)
+        centre = torch.randn(64, generator=generator_of(seed), dtype=torch.float64)
+        for x in "qk":
+            inputs[x] = scale * (centre + spread * inputs[x]) / 8
+        if "gamma" in inputs:
+            power = 2 if similarity == "gaussian" else 1
+            inputs["gamma"] = torch.full_like(inputs["gamma"], scale**-power)
+        return inputs
+
+    # d gamma is small beside what it is a sum of, and rounds by distances that are far.
+    assert_as_good_as_plain(case, 1, tokens=tokens, least=2e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("similarity", ["gaussian:gamma=2", "laplacian:gamma=2"])
 def test_tokens_that_are_the_same_pull_nowhere(similarity, dtype):

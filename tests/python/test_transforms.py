@@ -225,8 +225,12 @@ def test_grad_and_gradients_of_each_sample(name):
     # The gradient of what is mapped.
     ours = grad(lambda *x: vmap(loss_of(function), dims)(*x).sum(), every)(*some)
     each = looped(lambda *x: autograd_of(function, x), some, dims)
-    for got, want, dim in zip(ours, each, dims, strict=True):
+    # Recorded by the transform, or beneath it.
+    leaves = [x.clone().requires_grad_() for x in some]
+    beneath = torch.autograd.grad(vmap(loss_of(function), dims)(*leaves).sum(), leaves)
+    for got, lower, want, dim in zip(ours, beneath, each, dims, strict=True):
         torch.testing.assert_close(got, want if dim == 0 else want.sum(0))
+        torch.testing.assert_close(lower, want if dim == 0 else want.sum(0))
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

@@ -177,6 +177,11 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   return normed;
 }
 
+void CheckScale(const char* operation, double scale) {
+  TORCH_CHECK_VALUE(std::fabs(scale) <= std::numeric_limits<float>::max(), operation, ": scale is ",
+                    scale, "; expected a finite number that float32 holds");
+}
+
 // A call on its way to the operator. Each step adds to the operator's arguments what it makes of
 // the terms; the order of the steps is that in which mistakes are found.
 class Composition {
@@ -255,8 +260,7 @@ class Composition {
     factor_ =
         HeadFactor(kOperation, similarity_, q_, is_for_content ? std::nullopt : arguments_.scale);
     scale_ = arguments_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
-    TORCH_CHECK_VALUE(std::isfinite(scale_), "gnomon.attention: scale is ", scale_,
-                      "; expected a finite number");
+    CheckScale("gnomon.attention", scale_);
     CheckOptions(arguments_);
     call_.key_starts = CheckIntegers(kOperation, "key_starts", arguments_.key_starts, q_);
     call_.key_lengths = CheckIntegers(kOperation, "key_lengths", arguments_.key_lengths, q_);
@@ -697,8 +701,7 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   const SimilarityEntry& entry = *similarity.entry;
   const int64_t head_dim = Concrete(q.sym_size(3));
   entry.CheckColumns(*similarity.component, head_dim, operation, ": q has D = ");
-  TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), operation, ": scale is ", scale.value_or(0),
-                    "; expected a finite number");
+  if (scale) CheckScale(operation, *scale);
   TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
                     ": scale goes with dot, not with ", entry.catalogue.name);
   if (entry.head_parameter() != nullptr) return similarity.head_parameter;

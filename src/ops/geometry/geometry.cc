@@ -53,7 +53,9 @@ at::Tensor TimesNumber(const at::Tensor& heads, double number) {
       heads.is_cpu() && HasNumbers(heads) && (type == at::kFloat || type == at::kDouble);
   const bool plain =
       known && heads.dim() == 1 && !IsPromised(heads) &&
-      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+      // Excluded it is in transforms as well, whose layers record what they see.
+      !(heads.requires_grad() && at::GradMode::is_enabled());
   if (!plain) {
     if (number == -1) return -heads;
     return known ? heads * KeptNumber(heads, number) : heads * number;
