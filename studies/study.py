@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import runpy
 import shlex
 import statistics
@@ -242,11 +243,20 @@ def interval(differences: list[float]) -> float:
     return high * error
 
 
+def labels_of(results: dict[str, Any]) -> list[str]:
+    """What the combinations are called, grids as they were asked for: of the data's shape."""
+    shape = re.compile(r"\bshape=\d+(x\d+)*")
+    return [
+        re.sub(r":prefix=\d+", "", shape.sub("shape=grid", combination["label"]))
+        for combination in results["settings"]["combinations"]
+    ]
+
+
 def contrast_row(results: dict[str, Any], contrast: Contrast) -> list[str]:
     """Difference, interval, p, seeds and verdict."""
     from gnomon.report import p_value
 
-    labels = [c["label"] for c in results["settings"]["combinations"]]
+    labels = labels_of(results)
     values = results["task"]["conditions"]["values"]
     metric = results["task"]["metrics"][0]
     if contrast.metric is not None:
@@ -403,9 +413,12 @@ def write_page(name: str, study: Study) -> None:
     for claim in study.claims:
         rows = []
         for comparison, results in found:
-            labels = {c["label"] for c in results["settings"]["combinations"]}
+            labels = set(labels_of(results))
+            conditions = set(results["task"]["conditions"]["values"])
             for contrast in claim.contrasts:
                 if not {contrast.left, contrast.right} <= labels:
+                    continue
+                if not {contrast.left_at, contrast.right_at} <= conditions:
                     continue
                 what = f"{comparison.title}: `{contrast.left}` at {contrast.left_at} against "
                 right = f"`{contrast.right}` at {contrast.right_at}"
