@@ -334,7 +334,8 @@ HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t 
   const DF d;
   const VF product = hn::Load(d, products + j);
   const VF norms = row.norm + hn::LoadU(d, column_scalars[Definition::kColumnScalars] + j);
-  const VF distances = norms - (product + product);
+  // Of tokens too small to be near, rounding may leave less than nothing.
+  const VF distances = Max(hn::Zero(d), norms - (product + product));
   const VF least = hn::Set(d, std::numeric_limits<float>::min());
   return {distances, distances > hn::MulSub(norms, hn::Set(d, row.near), least)};
 }
