@@ -1211,10 +1211,8 @@ def test_a_similarity_is_not_taken_from_a_model(tmp_path):
 @pytest.mark.parametrize("similarity", ["laplacian", "penumbral", "dot"])
 @pytest.mark.parametrize("kind", ["falcon", "gpt_neox_japanese"])
 def test_cones_of_watched_models_that_rotate(kind, similarity):
-    config = {
-        "falcon": lambda: transformers.FalconConfig(**SIZES),
-        "gpt_neox_japanese": lambda: transformers.GPTNeoXJapaneseConfig(**SIZES),
-    }[kind]()
+    own = {"gpt_neox_japanese": lambda: transformers.GPTNeoXJapaneseConfig(**SIZES)}
+    config = (HANDWRITTEN | own)[kind]()
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     ids = inputs_of("llama")[0]["input_ids"]
@@ -1230,18 +1228,7 @@ def test_cones_of_watched_models_that_rotate(kind, similarity):
 
 @pytest.mark.parametrize("kind", ["gptj", "gpt_neo", "codegen"])
 def test_cones_of_bfloat16_where_a_layer_multiplies_in_float32(kind):
-    config = {
-        "gptj": lambda: transformers.GPTJConfig(
-            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
-        ),
-        "gpt_neo": lambda: transformers.GPTNeoConfig(
-            vocab_size=61, hidden_size=32, num_layers=1, num_heads=4,
-            attention_types=[[["global"], 1]],
-        ),
-        "codegen": lambda: transformers.CodeGenConfig(
-            vocab_size=61, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
-        ),
-    }[kind]()  # fmt: skip
+    config = HANDWRITTEN[kind]()
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     integration.with_cone_attention(model, "laplacian")

@@ -194,9 +194,9 @@ def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
         places = [rotated - 1]  # a number for each pair
     elif rotated < width and not _rotates_the_end(layer):
         return angles
-    elif _lies_in_halves(layer, cos) and rotated <= width:
+    elif (layout := _layout(layer, cos, width)) == "halves":
         places = [rotated // 2 - 1, rotated - 1]
-    elif _lies_in_neighbours(layer, cos):
+    elif layout == "neighbours":
         # Of all heads, where they are rotated before they are parted.
         step = min(rotated, width)
         places = [end - back for end in range(step, rotated + 1, step) for back in (2, 1)]
@@ -213,26 +213,20 @@ def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
     )
 
 
-def _lies_in_halves(layer: torch.nn.Module, cos: Tensor) -> bool:
-    """Whether the cosines of coordinates i and i + D / 2 are one pair's."""
+def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
+    """Whether a pair's cosines are those of coordinates i and i + D / 2, or 2 i and 2 i + 1."""
+    rotated = cos.shape[-1]
+    is_one_head = rotated <= width  # halves are those of a head
     if torch.compiler.is_compiling():
-        return getattr(layer, _LAYOUT, None) == "halves"
-    half = cos.shape[-1] // 2
-    return torch.equal(cos[..., :half], cos[..., half:])
-
-
-def _lies_in_neighbours(layer: torch.nn.Module, cos: Tensor) -> bool:
-    """Whether those of 2 i and 2 i + 1 are."""
-    if torch.compiler.is_compiling():
-        return getattr(layer, _LAYOUT, None) == "neighbours"
-    return torch.equal(cos[..., 0::2], cos[..., 1::2])
+        found: str | None = getattr(layer, _LAYOUT, None)
+        return found if is_one_head or found == "neighbours" else None
+    if is_one_head and torch.equal(cos[..., : rotated // 2], cos[..., rotated // 2 :]):
+        return "halves"
+    return "neighbours" if torch.equal(cos[..., 0::2], cos[..., 1::2]) else None
 
 
 def _layout_of(kind: type[torch.nn.Module]) -> str | None:
-    """Where the model's own classes put the two cosines of a pair; None where they do not tell.
-
-    What numbers are a compiled graph does not know.
-    """
+    """_layout by the source of a model's classes; a compiled graph does not know the numbers."""
     classes = [
         of_module
         for name, of_module in vars(sys.modules[kind.__module__]).items()

@@ -45,21 +45,13 @@ def register() -> None:
     from_pretrained to functions that call these: the first adds the name to a model's table of
     classes of attention (Falcon, GPT-J), the second makes the models that are built or loaded from
     then on what use_gnomon and with_cone_attention make of others, and the others warn of a model
-    without attention. So are its save_pretrained, which names the similarity of a model's parts in
-    its configuration, _initialize_weights, which starts similarities that a checkpoint lacks, and
-    set_attn_implementation, which refuses to take a similarity from a model.
+    that cannot attend as it was asked to. So are its save_pretrained, which names the similarity of
+    a model's parts in its configuration, _initialize_weights, which starts similarities that a
+    checkpoint lacks, and set_attn_implementation, which refuses to take a similarity from a model.
     """
     if NAME in AttentionInterface().valid_keys():
         return
     AttentionInterface.register(NAME, attention_forward)
-    start = PreTrainedModel.__init__
-
-    @functools.wraps(start)
-    def named(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
-        _name_in_tables(type(self))
-        start(self, *args, **kwargs)
-
-    PreTrainedModel.__init__ = named
     AttentionMaskInterface.register(NAME, to_mask)
     replace_forwards()
     theirs = PreTrainedModel.post_init
@@ -75,13 +67,14 @@ def register() -> None:
     PreTrainedModel.post_init = post_init
     for name in ("_from_config", "from_pretrained"):
         _warn_after(name)
+    _wrap("__init__", _name_in_tables)
     _wrap("save_pretrained", _name_similarities)
     _wrap("_initialize_weights", _begin_similarity)
     _wrap("set_attn_implementation", _refuse_to_drop)
 
 
 def _warn_after(name: str) -> None:
-    """Has a class method that makes models warn of one that is to use gnomon and cannot."""
+    """Has a class method that makes models warn of one that cannot attend as it was asked to."""
     make = getattr(PreTrainedModel, name).__func__
 
     @functools.wraps(make)
@@ -170,9 +163,9 @@ def _has_attention(model: torch.nn.Module) -> bool:
     return any(attends(layer) for layer in model.modules())
 
 
-def _name_in_tables(kind: type[PreTrainedModel]) -> None:
+def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
     """Makes NAME that of the eager class where a model looks its layers' class up by a name."""
-    for family in kind.__mro__:
+    for family in type(model).__mro__:
         for name, table in vars(sys.modules[family.__module__]).items():
             if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict):
                 if (eager := table.get("eager")) is not None:
