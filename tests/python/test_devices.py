@@ -57,7 +57,7 @@ def run(code: str, cwd: pathlib.Path, before: str = "") -> str:
     if not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.name} is not built")
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + before + textwrap.dedent(code)],
+        [sys.executable, "-c", PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"],
         cwd=cwd,
         env=os.environ | {"GNOMON_PYTHON": "/no/such/python"},
         capture_output=True,

@@ -451,6 +451,7 @@ def work_on_another_device(rank: int, folder: str) -> None:
                 failures[f"{case} {layout}"] = traceback.format_exc()
     (pathlib.Path(folder) / f"{rank}.json").write_text(json.dumps(failures))
     dist.destroy_process_group()
+    other_device.leave()
 
 
 def test_ring_on_another_device(tmp_path):
