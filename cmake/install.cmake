@@ -82,6 +82,7 @@ endif()
 # The component python, not part of an installation otherwise: what a wheel holds.
 if(TARGET gnomon_program)
   set(GNOMON_LIBRARY_FOLDER lib)
+  set(GNOMON_HEADER_FOLDERS include include/gnomon/kernel)
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/generated/wheel/_build.py @ONLY)
   set(for_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(
@@ -95,6 +96,28 @@ if(TARGET gnomon_program)
     PATTERN __pycache__ EXCLUDE
   )
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
+  # What gnomon.similarity.define compiles with.
+  set(headers gnomon/include)
+  install(DIRECTORY include/gnomon DESTINATION ${headers} ${for_wheel})
+  install(
+    DIRECTORY src/base src/core src/cpu src/cuda src/ops src/reference
+    DESTINATION ${headers}/gnomon/kernel
+    ${for_wheel}
+    FILES_MATCHING
+    PATTERN "*.h"
+    PATTERN "*_template.cc"
+  )
+  foreach(folder IN LISTS highway_headers)
+    install(
+      DIRECTORY ${folder}/hwy
+      DESTINATION ${headers}
+      ${for_wheel}
+      FILES_MATCHING
+      PATTERN "*.h"
+      PATTERN contrib EXCLUDE
+      PATTERN tests EXCLUDE
+    )
+  endforeach()
   # Beside themselves each other and Highway's library, and Torch's of the same site-packages.
   set_target_properties(
     gnomon_torch

@@ -36,9 +36,12 @@ or (), one for all.
 
 A specification may be given wherever a similarity is expected: "penumbral:score=height2". Where it
 leaves out gamma or beta, they are those that a module starts with, which give the scores of N(0, 1)
-tokens a standard deviation of 1.
+tokens a standard deviation of 1. One that is not here can be made of its formula by define().
 """,
-        {"gnomon._similarity": ["Similarity", "Specified"]},
+        {
+            "gnomon._define": ["DefinedSimilarity", "define"],
+            "gnomon._similarity": ["Similarity", "Specified"],
+        },
     ),
     "position": (
         """Positions: how the positions p_i of a query and p_j of a key change the scores.

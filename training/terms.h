@@ -13,7 +13,7 @@ namespace gnomon::models {
   OPTION(std::string, position, "none",                                                         \
          .help =                                                                                \
              "Position specification, see `gnomon list`; joined by semicolons, a pattern that " \
-             "layers repeat: \"rope;rope;none\"")
+             "layers repeat: \"rope;rope;none\" (or by commas, but in compare)")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

@@ -88,12 +88,29 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 
 
-def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_metadata(path: pathlib.Path) -> dict[str, str]:
+    """The metadata of a file, of which only the header is read; errors as read() has them."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(8)
+            length = int.from_bytes(content, "little")
+            content += file.read(min(length, _LONGEST_HEADER))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return _header(bytearray(content), size)[1]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
+
+
+def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """The entries, the metadata, and where the data begin, of a file of so many bytes."""
     if len(content) < 8:
         raise ValueError(f"it has {len(content)} bytes")
     length = int.from_bytes(content[:8], "little")
-    if length > _LONGEST_HEADER or length > len(content) - 8:
-        raise ValueError(f"a header of {length} bytes in a file of {len(content)}")
+    if length > _LONGEST_HEADER or length > size - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
     header = json.loads(
         content[8 : 8 + length].decode(), object_pairs_hook=_without_repeats, parse_int=_integer
     )
@@ -102,7 +119,12 @@ def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("its __metadata__ is not an object of strings")
-    data = memoryview(content)[8 + length :]
+    return header, metadata, 8 + length
+
+
+def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
+    header, metadata, begin = _header(content, len(content))
+    data = memoryview(content)[begin:]
     tensors = {}
     spans = []
     for name, entry in header.items():

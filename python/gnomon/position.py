@@ -565,7 +565,8 @@ class LogTemperature(Position):
     scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to its own.
 
     Of the number of keys, those outside key_starts and key_lengths and those of other segments
-    do not count; windows and other masks make no difference.
+    do not count; other masks make no difference, but that a window with no keys ahead is a
+    causal mask. Positions (steps) are those of the call: padding before a row moves them.
 
     Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 
@@ -587,8 +588,8 @@ class LogTemperature(Position):
 class ScalableSoftmax(Position):
     """multiplies the scores of row i by s[h] log n_i, n_i the number of keys up to its own.
 
-    Keys outside key_starts and key_lengths do not count, nor do those of other segments; windows
-    and other masks make no difference.
+    Keys outside key_starts and key_lengths do not count, nor do those of other segments; other
+    masks make no difference, but that a window with no keys ahead is a causal mask.
 
     Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 

@@ -5,7 +5,7 @@ or (), one for all.
 
 A specification may be given wherever a similarity is expected: "penumbral:score=height2". Where it
 leaves out gamma or beta, they are those that a module starts with, which give the scores of N(0, 1)
-tokens a standard deviation of 1.
+tokens a standard deviation of 1. One that is not here can be made of its formula by define().
 """
 
 # Written by `make facades` from the catalogue, that is the files of the terms.
@@ -17,11 +17,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gnomon._define import DefinedSimilarity, define
 from gnomon._similarity import Similarity, Specified
 
 __all__ = [
     "Additive",
     "Cosine",
+    "DefinedSimilarity",
     "Dot",
     "Entailment",
     "Gaussian",
@@ -32,6 +34,7 @@ __all__ = [
     "Similarity",
     "Specified",
     "Umbral",
+    "define",
 ]
 
 

@@ -75,7 +75,7 @@ HWY_INLINE void UmbralTerms(V by_sinh, V most, V z, HeightTerms<V>& terms) {
   terms.d_scalar[0] = slope;
 }
 
-template <Function kFunction, bool kAsIs, class V>
+template <bool kAsIs, class V>
 HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   const V zero = Number(z, 0);
   const V one = Number(z, 1);
@@ -105,18 +105,13 @@ HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   // sqrt(1 - u^2)
   const V a = Sqrt(rest * (one + u));
   const V a_slope = Select(a > zero, zero - u * slope / a, zero);
-  if constexpr (kFunction == Function::kPenumbralSquare) {
-    terms.scalar[0] = a;
-    terms.d_scalar[0] = a_slope;
-  } else {
-    const V square = u * u;
-    const V d_square = (u + u) * slope;
-    const V below = one / (one + a);
-    terms.scalar[0] = square * below;
-    terms.d_scalar[0] = (d_square - square * below * a_slope) * below;
-    terms.scalar[1] = square;
-    terms.d_scalar[1] = d_square;
-  }
+  const V square = u * u;
+  const V d_square = (u + u) * slope;
+  const V below = one / (one + a);
+  terms.scalar[0] = square * below;
+  terms.d_scalar[0] = (d_square - square * below * a_slope) * below;
+  terms.scalar[1] = square;
+  terms.d_scalar[1] = d_square;
 }
 
 // The same of kTokens tokens.
@@ -139,7 +134,7 @@ HWY_INLINE void TermsOf(const ConeMap& map, const T* z, int64_t count, TokenTerm
     if constexpr (kUmbral) {
       UmbralTerms<kAsIs>(number, most, Get(z + n), of);
     } else {
-      PenumbralTerms<kFunction, kAsIs>(number, Get(z + n), of);
+      PenumbralTerms<kAsIs>(number, Get(z + n), of);
     }
     Put(of.m, terms.m + n);
     Put(of.dm, terms.dm + n);
@@ -159,9 +154,6 @@ void FindTerms(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& ter
     case Function::kPenumbral:
       return map.as_is ? TermsOf<Function::kPenumbral, true>(map, z, count, terms)
                        : TermsOf<Function::kPenumbral, false>(map, z, count, terms);
-    case Function::kPenumbralSquare:
-      return map.as_is ? TermsOf<Function::kPenumbralSquare, true>(map, z, count, terms)
-                       : TermsOf<Function::kPenumbralSquare, false>(map, z, count, terms);
   }
 }
 

@@ -10,7 +10,7 @@ namespace gnomon {
 
 // How the last column z of a token (w, z) maps it: to X = m(z) w and to scalars of z.
 struct ConeMap {
-  enum class Function { kUmbral, kPenumbral, kPenumbralSquare };
+  enum class Function { kUmbral, kPenumbral };
 
   Function function = Function::kUmbral;
   bool as_is = false;   // the map "none": z is the height itself

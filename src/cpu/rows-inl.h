@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/near_share.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/vocabulary-inl.h"
@@ -140,7 +141,7 @@ struct RowVectors {
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
   VF norm;
-  float near = 0;  // the share of the norms below which a squared distance is computed anew
+  float near = 0;  // NearShare
   const void* x = nullptr;
   const void* y = nullptr;  // of the first column
   TilePanels panels;
@@ -152,23 +153,6 @@ struct RowVectors {
   std::vector<NearPair>* near_pairs = nullptr;
   int32_t index = 0;
 };
-
-// Squared distances below a share of the sum of the squared norms are computed anew from
-// differences: what is left of the norms has too few digits. Of the least share their rounding is
-// 2^-19 of them, and so is that of a slope by them.
-constexpr float kLeastNear = 1.0f / 32;
-constexpr float kMostNear = 0.5f;
-
-// The share for a row of such a factor and squared norm: the larger, the larger the scores that the
-// distances make, by which their rounding counts. Of similarities that go by a distance, the
-// rounding of a score is that of the squared norms by the distance, and a share of (c |x|)^2 / 2^11
-// keeps it below 2^-18; of those that go by its square it is c |x|^2, and less than 2^-18 or so up
-// to 2^5.
-HWY_INLINE float NearShare(float factor, float norm) {
-  const float of_square = std::fabs(factor) * norm;
-  if (of_square > 32.0f) return kMostNear;
-  return std::clamp(of_square * std::fabs(factor) * (1.0f / 2048), kLeastNear, kMostNear);
-}
 
 // Where the row meets its keys and the definition is a distance: the row's factor, its token's
 // squared norm, and the panels of the first column.

@@ -228,14 +228,6 @@ GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
 }
 
-// As the CPU's kernels do (cpu/rows-inl.h): below which share of the squared norms a squared
-// distance is computed anew, by the row's factor and squared norm.
-GNOMON_DEVICE float NearShare(float factor, float norm) {
-  const float of_square = Abs(factor) * norm;
-  if (of_square > 32.0f) return 0.5f;
-  return Min(Max(of_square * Abs(factor) * (1.0f / 2048), 1.0f / 32), 0.5f);
-}
-
 // `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.
 template <class F, class C>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,

@@ -8,6 +8,7 @@
 #ifndef GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 #define GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 
+#include "base/near_share.h"
 #include "cuda/constants.h"
 #include "cuda/parameters.h"
 
@@ -157,6 +158,7 @@ GNOMON_DEVICE float Min(float a, float b) { return a < b || a != a ? a : b; }
 GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
 GNOMON_DEVICE float Sqrt(float a) { return sqrtf(a); }
 GNOMON_DEVICE float Rsqrt(float a) { return rsqrtf(a); }
+GNOMON_DEVICE float Exp(float a) { return expf(a); }
 GNOMON_DEVICE float Log(float a) { return logf(a); }
 GNOMON_DEVICE float Log1p(float a) { return log1pf(a); }
 GNOMON_DEVICE float Tanh(float a) { return tanhf(a); }

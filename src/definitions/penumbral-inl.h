@@ -1,10 +1,57 @@
-// Penumbral cone, score -gamma h (Tseng et al. 2023, eq. 23), tokens scaled so that r = 1. With
-// heights u, v, alpha = 1 - sqrt(1 - u^2), beta = 1 - sqrt(1 - v^2), D = |X_i - X_j| and
+// Penumbral cones (Tseng et al. 2023, eq. 23), tokens scaled so that r = 1. With heights u, v,
+// alpha = 1 - sqrt(1 - u^2), beta = 1 - sqrt(1 - v^2), D = |X_i - X_j| and
 // B = alpha + beta + max(|alpha - beta|, D):
 //   4 h^2 = B (4 - B)                                      if B <= 2 (a common cone exists)
 //         = D^2 + 2 (u^2 + v^2) + (u^2 - v^2)^2 / D^2      otherwise
-// f = 2h, c = -gamma r / 2. Scalars: (alpha, u^2) of the query, (beta, v^2) of the key.
-struct Penumbral {
+// Scalars: (alpha, u^2) of the query, (beta, v^2) of the key.
+template <class V>
+V PenumbralSquared(V g, const V* a, const V* b) {
+  const V difference = a[0] - b[0];
+  const V square = Max(Splat(g, 1e-30f), Max(difference * difference, g));
+  const V inverse = Rsqrt(square);
+  const V reach = a[0] + b[0] + square * inverse;
+  const V e = (a[1] - b[1]) * inverse;
+  const V sum = a[1] + b[1];
+  const V inside = reach * (Splat(g, 4.0f) - reach);
+  const V outside = square + (sum + sum) + e * e;
+  return Select(reach <= Splat(g, 2.0f), inside, outside);
+}
+
+// Half the derivatives of 4 h^2, times a factor.
+template <class V, class D>
+void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
+  const V zero = Splat(g, 0.0f);
+  const V half = Splat(g, 0.5f);
+  const V one = Splat(g, 1.0f);
+  const V two = Splat(g, 2.0f);
+  const V tiny = Splat(g, 1e-30f);
+  const V difference = a[0] - b[0];
+  const V tie = difference * difference;
+  const V square = Max(tiny, Max(tie, g));
+  const V inverse = Rsqrt(square);
+  const V reach = a[0] + b[0] + square * inverse;
+  const V e = (a[1] - b[1]) * inverse;
+  const auto common = reach <= two;
+  // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
+  const V share = Select(g > tie, one, Select(g < tie, zero, half));
+  const V by_distance = Select(g > tiny, share * inverse, zero);
+  // Inside, d(4h^2)/dB = 4 - 2B; outside, by D^2 and by the squared heights.
+  const V slope = Select(common, (two - reach) * factor, zero);
+  const V outside = Select(common, zero, factor);
+  const V w = e * inverse;
+  const V rest = one - share;
+  // Exactly the rest or its negative: of an ancestor's alpha nothing is left in B.
+  const V turn =
+      Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
+  d.g = half * (slope * by_distance + outside * (one - w * w));
+  d.a[0] = slope * (one + turn);
+  d.b[0] = slope * (one - turn);
+  d.a[1] = outside * (one + w);
+  d.b[1] = outside * (one - w);
+}
+
+// Score -gamma h^2: f = 4 h^2, c = -gamma r^2 / 4.
+struct PenumbralSquare {
   static constexpr int kRowScalars = 2;
   static constexpr int kColumnScalars = 2;
   static constexpr int kHeadScalars = 0;
@@ -12,48 +59,12 @@ struct Penumbral {
 
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
-    const V difference = a[0] - b[0];
-    const V square = Max(Splat(g, 1e-30f), Max(difference * difference, g));
-    const V inverse = Rsqrt(square);
-    const V reach = a[0] + b[0] + square * inverse;
-    const V e = (a[1] - b[1]) * inverse;
-    const V sum = a[1] + b[1];
-    const V inside = reach * (Splat(g, 4.0f) - reach);
-    const V outside = square + (sum + sum) + e * e;
-    return Sqrt(Select(reach <= Splat(g, 2.0f), inside, outside));
+    return PenumbralSquared(g, a, b);
   }
 
   template <class V, class D>
   static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
-    const V zero = Splat(g, 0.0f);
-    const V half = Splat(g, 0.5f);
-    const V one = Splat(g, 1.0f);
-    const V two = Splat(g, 2.0f);
-    const V tiny = Splat(g, 1e-30f);
-    const V difference = a[0] - b[0];
-    const V tie = difference * difference;
-    const V square = Max(tiny, Max(tie, g));
-    const V inverse = Rsqrt(square);
-    const V reach = a[0] + b[0] + square * inverse;
-    const V e = (a[1] - b[1]) * inverse;
-    const V sum = a[1] + b[1];
-    const auto common = reach <= two;
-    const V value2 = Select(common, reach * (Splat(g, 4.0f) - reach), square + (sum + sum) + e * e);
-    const V inverse_value = Select(value2 > tiny, Rsqrt(Max(tiny, value2)), zero);
-    // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
-    const V share = Select(g > tie, one, Select(g < tie, zero, half));
-    const V by_distance = Select(g > tiny, share * inverse, zero);
-    // Inside, d(4h^2)/dB = 4 - 2B; outside, by D^2 and by the squared heights. df = d(4h^2) / (2f).
-    const V slope = Select(common, (two - reach) * inverse_value, zero);
-    const V outside = Select(common, zero, inverse_value);
-    const V w = e * inverse;
-    const V ds = half * (slope * by_distance + outside * (one - w * w));
-    const V turn = Select(tie >= tiny, (one - share) * difference * inverse, zero);
-    d.g = ds;
-    d.a[0] = slope * (one + turn);
-    d.b[0] = slope * (one - turn);
-    d.a[1] = outside * (one + w);
-    d.b[1] = outside * (one - w);
+    PenumbralSlopes(g, a, b, Splat(g, 2.0f), d);
   }
 
   // 4 h^2 is at least D^2 and u^2 + v^2, and at most the larger of 4 and D^2 + 2 (u^2 + v^2) + 1.
@@ -62,12 +73,40 @@ struct Penumbral {
     const V four = Splat(g.least, 4.0f);
     const V low = a[1] + b[1].least;
     const V high = a[1] + b[1].most;
-    return {Sqrt(Max(low, g.least)), Sqrt(Max(four, g.most + (high + high) + Splat(four, 1.0f)))};
+    return {Max(low, g.least), Max(four, g.most + (high + high) + Splat(four, 1.0f))};
   }
 };
 
-// Score gamma log(r / h) of the same cones: f = log 2h, c = -gamma. h is never below 3e-8 r, as
-// that of two points of height 0 at one place.
+// Score -gamma h: f = 2h, c = -gamma r / 2.
+struct Penumbral {
+  static constexpr int kRowScalars = PenumbralSquare::kRowScalars;
+  static constexpr int kColumnScalars = PenumbralSquare::kColumnScalars;
+  static constexpr int kHeadScalars = PenumbralSquare::kHeadScalars;
+  static constexpr PairInput kInput = PenumbralSquare::kInput;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* /*t*/) {
+    return Sqrt(PenumbralSquared(g, a, b));
+  }
+
+  // df = d(4h^2) / (2f).
+  template <class V, class D>
+  static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const V tiny = Splat(g, 1e-30f);
+    const V square = PenumbralSquared(g, a, b);
+    const V inverse = Select(square > tiny, Rsqrt(Max(tiny, square)), Splat(g, 0.0f));
+    PenumbralSlopes(g, a, b, inverse, d);
+  }
+
+  template <class R, class V>
+  static R Bounds(R g, const V* a, const R* b, const V* t) {
+    const R f = PenumbralSquare::Bounds(g, a, b, t);
+    return {Sqrt(f.least), Sqrt(f.most)};
+  }
+};
+
+// Score gamma log(r / h): f = log 2h, c = -gamma. h is never below 3e-8 r, as that of two points of
+// height 0 at one place.
 struct PenumbralLog {
   static constexpr int kRowScalars = Penumbral::kRowScalars;
   static constexpr int kColumnScalars = Penumbral::kColumnScalars;

@@ -14,7 +14,10 @@ V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
   // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
-  by_difference = (one - share) * difference * inverse;
+  // Exactly the rest or its negative: of an ancestor's height nothing is left in u + v + M.
+  const V rest = one - share;
+  by_difference =
+      Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
   return Sqrt(larger);
 }
 

@@ -13,6 +13,7 @@ inline double Min(double a, double b) { return a < b || a != a ? a : b; }
 inline double Abs(double a) { return std::fabs(a); }
 inline double Sqrt(double a) { return std::sqrt(a); }
 inline double Rsqrt(double a) { return 1.0 / std::sqrt(a); }
+inline double Exp(double a) { return std::exp(a); }
 inline double Log(double a) { return std::log(a); }
 inline double Log1p(double a) { return std::log1p(a); }
 inline double Tanh(double a) { return std::tanh(a); }

@@ -33,14 +33,12 @@ Expected Formula(const ConeMap& map, double z) {
   const double u = map.as_is ? std::clamp(z / map.r, 0.0, 1.0) : 1 / (1 + std::exp(-z));
   const double m = map.as_is ? 1 / map.r : u;
   const double a = std::sqrt((1 - u) * (1 + u));
-  if (map.function == Function::kPenumbralSquare) return {m, {a}};
   return {m, {u * u / (1 + a), u * u}};
 }
 
 std::vector<ConeMap> Maps() {
   std::vector<ConeMap> maps;
-  for (const Function function :
-       {Function::kUmbral, Function::kPenumbral, Function::kPenumbralSquare}) {
+  for (const Function function : {Function::kUmbral, Function::kPenumbral}) {
     for (const bool as_is : {false, true}) maps.push_back({function, as_is, 1.3, 4.0});
   }
   return maps;

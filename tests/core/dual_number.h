@@ -89,6 +89,11 @@ Dual<T> Rsqrt(Dual<T> a) {
   return {inverse, -a.tangent * inverse / (2 * a.value)};
 }
 template <class T>
+Dual<T> Exp(Dual<T> a) {
+  const T exp = std::exp(a.value);
+  return {exp, a.tangent * exp};
+}
+template <class T>
 Dual<T> Log(Dual<T> a) {
   return {std::log(a.value), a.tangent / a.value};
 }

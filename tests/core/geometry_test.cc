@@ -125,16 +125,6 @@ double Penumbral(const Token& a, const Token& b, double light, const char* funct
                                           scalars(b).data(), nullptr);
 }
 
-double PenumbralSquare(const Token& a, const Token& b, double light) {
-  const auto scalar = [&](const Token& t) {
-    return std::sqrt(1 - t.height * t.height / light / light);
-  };
-  const double query = scalar(a);
-  const double key = scalar(b);
-  return FindPairFunction("penumbral_square")
-      .value(SquaredDistance(a, b, light), &query, &key, nullptr);
-}
-
 double Laplacian(const Token& a, const Token& b) {
   return FindPairFunction("laplacian").value(SquaredDistance(a, b, 1), nullptr, nullptr, nullptr);
 }
@@ -179,7 +169,8 @@ TEST_P(ConeTest, PenumbralHeightIsThatOfTheLowestCommonAncestor) {
     const double height = PenumbralHeight(a, b, light);
     EXPECT_NEAR(light * Penumbral(a, b, light) / 2, height, 1e-6);
     EXPECT_NEAR(light * std::exp(Penumbral(a, b, light, "penumbral_log")) / 2, height, 1e-6);
-    EXPECT_NEAR(light * light * (4 - PenumbralSquare(a, b, light)) / 4, height * height, 1e-6);
+    EXPECT_NEAR(light * light * Penumbral(a, b, light, "penumbral_square") / 4, height * height,
+                1e-6);
     nested += InPenumbra(a, b, light) || InPenumbra(b, a, light) ? 1 : 0;
     outside += height > light ? 1 : 0;
   }

@@ -52,10 +52,9 @@ struct Scalars {
   double values[3] = {0, 0, 0};
 };
 Scalars RandomScalars(std::string_view name, bool of_query, double height, double any) {
-  if (name == "penumbral" || name == "penumbral_log") {
+  if (name.starts_with("penumbral")) {
     return {{1 - std::sqrt(1 - height * height), height * height}};
   }
-  if (name == "penumbral_square") return {{std::sqrt(1 - height * height)}};
   if (name == "hyperbolic") return {{any, 0.1 + height, 2 * height}};
   if (name == "entailment" && of_query) return {{height * height, 1.5 * height}};
   if (name == "entailment") return {{height * height}};

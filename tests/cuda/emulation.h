@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "base/near_share.h"
 #include "cuda/backend.h"
 #include "cuda/constants.h"
 #include "cuda/parameters.h"
@@ -175,6 +176,7 @@ inline float Min(float a, float b) { return a < b || a != a ? a : b; }
 inline float Abs(float a) { return std::fabs(a); }
 inline float Sqrt(float a) { return std::sqrt(a); }
 inline float Rsqrt(float a) { return 1.0f / std::sqrt(a); }
+inline float Exp(float a) { return std::exp(a); }
 inline float Log(float a) { return std::log(a); }
 inline float Log1p(float a) { return std::log1p(a); }
 inline float Tanh(float a) { return std::tanh(a); }

@@ -35,7 +35,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
 }
 
 // Functions of numbers a and b, p.queries of each.
-constexpr int kFunctionCount = 19;
+constexpr int kFunctionCount = 20;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
   auto* const to = static_cast<float*>(p.o.data);
@@ -47,6 +47,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
         Log2(a),
         Sqrt(a),
         Rsqrt(a),
+        Exp(a),
         Log(a),
         Log1p(a),
         Tanh(a),

@@ -339,6 +339,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
       {"Log2", kFew, [](double x, double, size_t) { return std::log2(x); }},
       {"Sqrt", kFew, [](double x, double, size_t) { return std::sqrt(x); }},
       {"Rsqrt", kFew, [](double x, double, size_t) { return 1 / std::sqrt(x); }},
+      {"Exp", kFew, [](double x, double, size_t) { return std::exp(x); }},
       {"Log", kFew, [](double x, double, size_t) { return std::log(x); }},
       {"Log1p", kFew, [](double x, double, size_t) { return std::log1p(x); }},
       {"Tanh", kFew, [](double x, double, size_t) { return std::tanh(x); }},

@@ -85,7 +85,7 @@ def penumbral_square(q: tuple[Tensor, Tensor], k: tuple[Tensor, Tensor], r: floa
     alpha, beta = r - (r * r - u * u).sqrt(), r - (r * r - v * v).sqrt()
     a = (alpha + beta + torch.maximum((alpha - beta).abs(), s.sqrt())) / 2
     outside = (s + 2 * (u * u + v * v) + (u * u - v * v).square() / s) / 4
-    return torch.where(a < r, a * (2 * r - a), outside)
+    return torch.where(a <= r, a * (2 * r - a), outside)
 
 
 def xi(r: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -212,9 +212,7 @@ CONES = [
     ("umbral", "psi", 0.1),
     ("umbral", "none", 0.1),
     ("penumbral", "xi", 1.0),
-    ("penumbral", "none", 1.5),
-    ("penumbral_square", "xi", 1.0),
-    ("penumbral_square", "none", 0.7),
+    ("penumbral", "none", 0.7),
 ]
 
 

@@ -13,7 +13,7 @@ import wave
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from gnomon.data import read_arrays
 from gnomon.data.__main__ import main
@@ -243,3 +243,25 @@ def test_what_is_written_is_read_by_others(tmp_path, capsys):
     assert got.keys() == {"train.x", "valid.y"}
     np.testing.assert_array_equal(got["train.x"], np.arange(6).reshape(2, 3))
     assert got["valid.y"].dtype == np.float64
+
+
+def test_nothing_but_data_is_replaced(tmp_path, capsys):
+    (tmp_path / "x.txt").write_text("1\n2\n")
+    words = [f"train.x={tmp_path / 'x.txt'}"]
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    save_file({"train.x": np.zeros(2, np.float32)}, checkpoint, {"what": "a model"})
+    (tmp_path / "poem").write_text("of some length\n" * 30)
+    (tmp_path / "folder").mkdir()
+    for name, part in (("checkpoint.safetensors", "else"), ("poem", "else"), ("folder", "folder")):
+        before = (tmp_path / name).read_bytes() if part == "else" else None
+        with pytest.raises(SystemExit) as stopped:
+            main([str(tmp_path / name), *words])
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"OUT is {tmp_path / name}" in line
+        assert part in line
+        assert before is None or (tmp_path / name).read_bytes() == before
+    (tmp_path / "empty").touch()
+    for name in ("empty", "new", "new"):
+        assert main([str(tmp_path / name), *words]) == 0
+        assert load_file(tmp_path / name)["train.x"].tolist() == [1, 2]

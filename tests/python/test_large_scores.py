@@ -10,7 +10,20 @@ import statistics
 
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask, generator_of
+from formulas import (
+    SIMILARITIES,
+    Case,
+    Mask,
+    Similarity,
+    generator_of,
+    heights_in,
+    penumbral_square,
+    per_head,
+    psi,
+    random_gamma,
+    split,
+    umbral_height,
+)
 
 import gnomon
 
@@ -260,6 +273,63 @@ def test_scores_that_are_large_by_their_factor(similarity, scale):
         mask=Mask(causal=True),
     )  # fmt: skip
     assert_as_good_as_plain(case, scale, tokens=tokens, least=3e-5)
+
+
+@pytest.mark.parametrize("score", ["height", "height2", "log"])
+@pytest.mark.parametrize("r", [1, 20, 300])
+def test_penumbral_heights_that_are_small_beside_the_light(r, score, monkeypatch):
+    heights = {
+        "height": lambda square: -square.sqrt(),
+        "height2": lambda square: -square,
+        "log": lambda square: (r / square.sqrt()).log(),
+    }
+    similarity = Similarity(
+        lambda p: gnomon.similarity.Penumbral(p["gamma"], r, "none", score),
+        lambda p, q, k: (
+            per_head(p["gamma"]) * heights[score](penumbral_square(split(q), split(k), r))
+        ),
+        random_gamma,
+        has_height=True,
+        prepare=heights_in(0.3, 0.9),
+    )
+    monkeypatch.setitem(SIMILARITIES, "penumbral r", similarity)
+    for dim in (3, 64):
+        case = Case("penumbral r", batch=1, heads=2, key_heads=1, queries=50, keys=50, dim=dim)
+        assert_as_good_as_plain(case, 1)
+
+
+@pytest.mark.parametrize("scale", [1, 3, 10])
+@pytest.mark.parametrize("r", [0.1, 1, 5, 20])
+def test_umbral_radii(r, scale, monkeypatch):
+    """Where balls are large most tokens are descendants, of whose gradient exactly nothing is left
+    to the one above."""
+    similarity = Similarity(
+        lambda p: gnomon.similarity.Umbral(p["gamma"], r),
+        lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), r),
+        random_gamma,
+        has_height=True,
+    )
+    monkeypatch.setitem(SIMILARITIES, "umbral r", similarity)
+    for dim in (2, 16, 64):
+        case = Case("umbral r", batch=1, heads=2, key_heads=2, queries=60, keys=60, dim=dim)
+        assert_as_good_as_plain(case, scale)
+
+
+@pytest.mark.parametrize("score", ["height", "log"])
+def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
+    """u + v + |u - v| is twice the larger height, whatever the smaller one does."""
+    z = torch.linspace(20, 24, 200)
+    q, k = (torch.zeros(200, 1, n, 3) for n in (1, 2))
+    q[..., 0, 2] = z[:, None]
+    k[..., 2] = torch.tensor([20.0, 19.0])
+    k[0, 0, 0, 2] = 19.5  # no ties
+    v = torch.tensor([1.0, -1.0]).view(1, 1, 2, 1).expand(200, 1, 2, 1)
+    q.requires_grad_(), k.requires_grad_()
+    similarity = gnomon.similarity.Umbral(1.0, 1.0, score=score)
+    gnomon.attention(q, k, v, similarity=similarity).sum().backward()
+    assert k.grad.abs().max() == 0
+    # The logarithm multiplies weights that add up to 0 by a number of the row.
+    assert q.grad.abs().max() <= (0 if score == "height" else 1e-6)
 
 
 @pytest.mark.parametrize("scale", [30, 300, 3000, 10000])

@@ -95,7 +95,14 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         errors="backslashreplace",
         timeout=600,
         cwd=tmp_path,
-        env=os.environ | group | {"OMP_NUM_THREADS": "1", "GNOMON_PYTHON": sys.executable},
+        env=os.environ
+        | group
+        | {
+            "OMP_NUM_THREADS": "1",
+            "GNOMON_PYTHON": sys.executable,
+            # What test_define.py compiles, too.
+            "GNOMON_CACHE": str(ROOT / "build" / "cache"),
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

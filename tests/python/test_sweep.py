@@ -72,8 +72,22 @@ def test_shares_count_what_attends(sweep):
     outcomes["without"] = outcome | {"type": "without", "class": "equal", "interface": False}
     page = sweep.to_markdown(outcomes, 5)
     assert "Of 3 with the attention interface and a softmax over keys, 1 are equal: 33.3%." in page
-    assert "In 1 more nothing differs" in page
-    assert "Together: 66.7%." in page
+    assert "In 1 more nothing differs, and what goes" in page
+    assert "All together: 66.7%." in page
+    outcomes["sampling"] = outcome | {
+        "type": "sampling",
+        "class": "dense in part",
+        "why": "gnomon: ADeformableAttention, BMultiscaleDeformableAttention of A attend in a way "
+        "that is not known, and stay as they are",
+    }
+    page = sweep.to_markdown(outcomes, 6)
+    assert "Of 4 with the attention interface and a softmax over keys, 1 are equal: 25.0%." in page
+    assert "In 1 more nothing differs and every softmax over keys is gnomon's" in page
+    assert "Together: 50.0%." in page
+    assert "All together: 75.0%." in page
+    outcomes["sampling"]["why"] = outcomes["sampling"]["why"].replace("gnomon: A", "gnomon: C, A")
+    assert "All together: 75.0%." in sweep.to_markdown(outcomes, 6)
+    assert "every softmax over keys" not in sweep.to_markdown(outcomes, 6)
 
 
 def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):

@@ -1227,15 +1227,16 @@ def test_cones_of_watched_models_that_rotate(kind, similarity):
 
 
 @pytest.mark.parametrize("kind", ["gptj", "gpt_neo", "codegen"])
-def test_cones_of_bfloat16_where_a_layer_multiplies_in_float32(kind):
+@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 0.02), (torch.float64, 1e-5)])
+def test_cones_of_other_types_where_a_layer_multiplies_in_float32(kind, dtype, close):
     config = HANDWRITTEN[kind]()
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     integration.with_cone_attention(model, "laplacian")
     ids = inputs_of("llama")[0]["input_ids"]
     expected = model(input_ids=ids, use_cache=False).logits
-    found = model.bfloat16()(input_ids=ids, use_cache=False).logits
-    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    found = model.to(dtype)(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found.float(), expected, atol=close, rtol=close)
 
 
 def test_models_of_one_configuration_are_apart(tmp_path):
@@ -1467,6 +1468,42 @@ def test_other_rotations_leave_heights(kind):
     assert not rotates_no_height(model, ids)
 
 
+def half_rotated(kind):
+    """Models of which half a head is rotated, by cosines that are there for both of a pair."""
+    if kind == "gpt_neox_japanese":
+        return transformers.GPTNeoXJapaneseConfig(**SIZES, rotary_pct=0.5)
+    config = ROTATING["deepseek_v3"]()
+    config.qk_nope_head_dim = config.qk_rope_head_dim
+    config.qk_head_dim = 2 * config.qk_rope_head_dim
+    return config
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox_japanese", "deepseek_v3"])
+def test_rotations_of_half_a_head_stay_rotations(kind, monkeypatch):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(half_rotated(kind)).eval()
+    integration.with_cone_attention(model)
+    module = sys.modules[type(model).__module__]
+    seen = []
+
+    def watch(rotate, q, k, *arguments, **options):
+        rotated = rotate(q, k, *arguments, **options)
+        seen.extend(zip((q, k), rotated, strict=True))
+        return rotated
+
+    for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, functools.partial(watch, getattr(module, name)))
+    model(input_ids=inputs_of("llama")[0]["input_ids"], use_cache=False)
+    assert seen
+    for before, after in seen:
+        torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
+        assert not torch.allclose(after, before, atol=1e-3)
+        # Of a head whose first half is rotated the height lies in the other.
+        if kind == "deepseek_v3":
+            assert torch.equal(after[..., -1], before[..., -1])
+
+
 def test_rotations_of_all_heads_together_leave_each_height():
     """EfficientLoFTR turns neighbours before it parts the heads."""
     layer = torch.nn.Module()
@@ -1492,6 +1529,17 @@ def test_a_graph_leaves_heights(family):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     found = compiled(input_ids=ids, use_cache=False).logits
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("similarity", ["penumbral", "laplacian"])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "t5"])
+def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
+    model = integration.with_cone_attention(eager(family), similarity)
+    inputs, rows = inputs_of(family)
+    inputs["use_cache"] = False
+    expected = output_of(model, inputs, rows)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(output_of(compiled, inputs, rows), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_rotations_by_the_layer_itself_are_refused():

@@ -241,7 +241,9 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
     if not attends:
         return []
     equal = sum(o["class"] == "equal" for o in attends)
-    in_part = sum(o["class"] == "dense in part" for o in attends)
+    dense_parts = [o["why"] for o in attends if o["class"] == "dense in part"]
+    sampling = sum(_only_samples(why) for why in dense_parts)
+    in_part = len(dense_parts) - sampling
 
     def share(number: int) -> str:
         return f"{100 * number / len(attends):.1f}%"
@@ -250,13 +252,26 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
         f"Of {len(attends)} with the attention interface and a softmax over keys, {equal} are "
         f"equal: {share(equal)}."
     )
+    if sampling:
+        line += (
+            f" In {sampling} more nothing differs and every softmax over keys is gnomon's; their "
+            "deformable attention has no keys, but samples an image at places that it has learned, "
+            f"and stays as it is. Together: {share(equal + sampling)}."
+        )
     if in_part:
         line += (
             f" In {in_part} more nothing differs, and what goes through the interface is gnomon's; "
-            "layers that do not go through it stay dense. Together: "
-            f"{share(equal + in_part)}."
+            "layers that do not go through it stay dense. All together: "
+            f"{share(equal + sampling + in_part)}."
         )
     return [line]
+
+
+def _only_samples(why: str) -> bool:
+    """Whether all layers that stay dense are of deformable attention."""
+    layers = re.search(r": (.*) of \w+ attend in a way that is not known", why)
+    names = layers[1].split(", ") if layers else []
+    return bool(names) and all(name.endswith("DeformableAttention") for name in names)
 
 
 _NOTES = (

@@ -411,7 +411,8 @@ Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon =
 // scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to its own.
 //
 // Of the number of keys, those outside key_starts and key_lengths and those of other segments do
-// not count; windows and other masks make no difference.
+// not count; other masks make no difference, but that a window with no keys ahead is a causal mask.
+// Positions (steps) are those of the call: padding before a row moves them.
 //
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
@@ -423,8 +424,8 @@ Position LogTemperature(double scale = 0.1, double length = 8192.0,
 
 // multiplies the scores of row i by s[h] log n_i, n_i the number of keys up to its own.
 //
-// Keys outside key_starts and key_lengths do not count, nor do those of other segments; windows and
-// other masks make no difference.
+// Keys outside key_starts and key_lengths do not count, nor do those of other segments; other masks
+// make no difference, but that a window with no keys ahead is a causal mask.
 //
 // Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 //

@@ -84,6 +84,10 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"{path}: {error}") from error
 
 
+#: By this a file of arrays is known from others, a checkpoint's.
+_MARK = {"made_by": "gnomon data"}
+
+
 def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Writes arrays called PART.NAME as one file of safetensors.
 
@@ -100,7 +104,15 @@ def write(path: pathlib.Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Non
             tensors[name] = torch.from_numpy(own).reshape(array.shape)
         except TypeError as error:
             raise ValueError(f"{name} is of {array.dtype}; expected numbers") from error
-    _safetensors.write(path, tensors)
+    _safetensors.write(path, tensors, _MARK)
+
+
+def is_data(path: pathlib.Path) -> bool:
+    """Whether write() has made a file."""
+    try:
+        return _safetensors.read_metadata(path) == _MARK
+    except ValueError:
+        return False
 
 
 def _split(source: str) -> tuple[pathlib.Path, str]:

@@ -15,7 +15,7 @@ except ImportError as error:
     sys.exit(f"gnomon: data reads arrays with numpy: {error}")
 
 from gnomon._output import checked_output
-from gnomon.data import read_arrays, write
+from gnomon.data import is_data, read_arrays, write
 from gnomon.data.sets import SETS, convert, fetch
 
 EXAMPLE = """\
@@ -72,6 +72,7 @@ def _main(arguments: list[str]) -> int:
             _fail(f"{word!r} is not PART.NAME=FILE")
         if _is_read(options.out, source):
             _fail(f"OUT is {options.out}, which {name} is read from; expected another file")
+        _check_replaced(options.out)
         try:
             read = read_arrays(source, name)
         except ValueError as error:
@@ -88,6 +89,15 @@ def _main(arguments: list[str]) -> int:
         _fail(f"cannot write {options.out}: {error.strerror}")
     _print_arrays(arrays)
     return 0
+
+
+def _check_replaced(out: pathlib.Path) -> None:
+    if out.is_dir():
+        _fail(f"OUT is {out}, which is a folder; expected a file")
+    if out.is_file() and out.stat().st_size > 0 and not is_data(out):
+        _fail(
+            f"OUT is {out}, which is there and holds something else than data; expected a new file"
+        )
 
 
 def _is_read(out: pathlib.Path, source: str) -> bool:

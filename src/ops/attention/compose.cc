@@ -98,7 +98,16 @@ KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::Scalar
   return split;
 }
 
-void Add(OptionalTensor& sum, const at::Tensor& term) { sum = sum ? *sum + term : term; }
+// Numbers as they count in the kernels (kMostBias): of two that hide, the least there are, the sum
+// is none that hides from all.
+at::Tensor AsBias(const at::Tensor& bias) {
+  constexpr double kMost = 1e37;
+  return at::where(bias.isinf(), bias, bias.clamp(-kMost, kMost));
+}
+
+void Add(OptionalTensor& sum, const at::Tensor& term) {
+  sum = sum ? AsBias(*sum) + AsBias(term) : term;
+}
 
 // A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
 // has fewer axes, or one entry in place of them, batch and heads stay shared.

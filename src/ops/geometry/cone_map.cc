@@ -37,14 +37,11 @@ ConeMap FindMap(std::string_view function, std::string_view map, double r) {
   const bool as_is = map == "none";
   TORCH_CHECK_VALUE(as_is || map == (function == "umbral" ? "psi" : "xi"),
                     "gnomon.cone_map: map is ", map,
-                    "; expected psi of umbral, xi of penumbral and penumbral_square, or none");
-  TORCH_CHECK_VALUE(
-      function == "umbral" || function == "penumbral" || function == "penumbral_square",
-      "gnomon.cone_map: function is ", function,
-      "; expected umbral, penumbral or penumbral_square");
-  const ConeMap::Function kernel = function == "umbral"      ? ConeMap::Function::kUmbral
-                                   : function == "penumbral" ? ConeMap::Function::kPenumbral
-                                                             : ConeMap::Function::kPenumbralSquare;
+                    "; expected psi of umbral, xi of penumbral, or none");
+  TORCH_CHECK_VALUE(function == "umbral" || function == "penumbral",
+                    "gnomon.cone_map: function is ", function, "; expected umbral or penumbral");
+  const ConeMap::Function kernel =
+      function == "umbral" ? ConeMap::Function::kUmbral : ConeMap::Function::kPenumbral;
   return {kernel, as_is, r, kFarthest};
 }
 
@@ -180,7 +177,7 @@ TensorTerms UmbralTerms(const at::Tensor& z, bool as_is, double r) {
   return {h * by_sinh, slope * by_sinh, {h}, {slope}};
 }
 
-TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r, bool square_score) {
+TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
   at::Tensor u, rest, slope, m, dm;
   if (as_is) {
     const at::Tensor share = z / r;
@@ -202,7 +199,6 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r, bool squar
   }
   const at::Tensor a = (rest * (1 + u)).sqrt();
   const at::Tensor a_slope = at::where(a > 0, -u * slope / a, 0.0);
-  if (square_score) return {m, dm, {a}, {a_slope}};
   const at::Tensor square = u * u;
   const at::Tensor d_square = 2 * u * slope;
   const at::Tensor below = (1 + a).reciprocal();
@@ -216,7 +212,7 @@ TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::st
   FindMap(function, map, r);
   const at::Tensor z = tokens.select(3, tokens.size(3) - 1);
   if (function == "umbral") return UmbralTerms(z, map == "none", r);
-  return PenumbralTerms(z, map == "none", r, function == "penumbral_square");
+  return PenumbralTerms(z, map == "none", r);
 }
 
 MapOutputs ForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,

@@ -14,9 +14,8 @@ namespace gnomon {
 // Tokens X (B, H, L, D - 1) and scalars (S, B, H, L) as a pair function reads them, of q and of k
 // (B, H, L, D) = (w, z): X = m(z) w, with zeros behind it up to a multiple of four columns, and
 // where m and the scalars are, by the height h or u,
-//   umbral            m = h / sinh(r); h
-//   penumbral         m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
-//   penumbral_square  m = u; a
+//   umbral     m = h / sinh(r); h
+//   penumbral  m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
 // and by the map, psi: h = exp(z); xi: u = sigmoid(z), whatever r; none: h = z, and u = z / r in
 // [0, 1], m = 1 / r in place of u.
 struct ConeTokens {
@@ -26,8 +25,8 @@ struct ConeTokens {
   at::Tensor column_scalars;
 };
 
-// Through the dispatcher. function: umbral with the maps psi and none, or penumbral and
-// penumbral_square with xi and none.
+// Through the dispatcher. function: umbral with the maps psi and none, or penumbral with xi and
+// none.
 ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view map, double r);
 

@@ -231,6 +231,41 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
   return columns == 0 ? otherwise : columns;
 }
 
+namespace {
+
+// Throws what every call of a module would: a call of no batches asks the terms all that they
+// check. Tables that came as tensors may be those of calls of some lengths, which are not known
+// here.
+void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
+               const std::vector<ModuleTensor>& tensors) {
+  bool has_tables = false;
+  terms.ForEachUse([&](const Component& /*term*/, const Use& use) {
+    has_tables = has_tables || (use.is_given && !use.parameter->is_per_head());
+  });
+  if (has_tables) return;
+  const at::NoGradGuard no_grad;
+  const auto ones = [](at::IntArrayRef sizes) {
+    return at::ones(sizes, at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
+  };
+  std::vector<Component> components;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    components.push_back(position.component);
+  }
+  const int64_t tokens = SmallestGrid(components).value_or(1);
+  const auto heads_of = [&](int64_t columns) { return ones({0, shape.heads, tokens, columns}); };
+  std::vector<at::Tensor> held;
+  for (const ModuleTensor& tensor : tensors) held.push_back(ones(tensor.start.sizes()));
+  const ProjectedTensors call =
+      ProjectTokens(terms, shape.heads, held, ones({0, tokens, shape.query_tokens}),
+                    ones({0, tokens, shape.key_tokens}));
+  CallArguments arguments;
+  arguments.causal = true;  // as some terms need it
+  ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
+                  terms, call.tensors, arguments);
+}
+
+}  // namespace
+
 std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& outer,
                                         at::TensorList given) {
   constexpr const char* kName = "gnomon.nn.MultiheadAttention";
@@ -288,6 +323,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
     }
   });
   TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
+  CheckCall(terms, shape, tensors);
   return tensors;
 }
 

@@ -31,7 +31,9 @@ const RegisterPosition log_temperature({
          .note = "multiplies the scores of row i, where a is the scale, n_0 the length and n_i the "
                  "number of keys up to the row's own",
          .details = "Of the number of keys, those outside key_starts and key_lengths and those of "
-                    "other segments do not count; windows and other masks make no difference.",
+                    "other segments do not count; other masks make no difference, but that a "
+                    "window with no keys ahead is a causal mask. Positions (steps) are those of "
+                    "the call: padding before a row moves them.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

@@ -29,7 +29,8 @@ const RegisterPosition scalable_softmax({
          .note = "instead of the scores of row i; n_i is the number of keys up to the "
                  "row's own with a causal mask, and of all keys otherwise",
          .details = "Keys outside key_starts and key_lengths do not count, nor do those of other "
-                    "segments; windows and other masks make no difference.",
+                    "segments; other masks make no difference, but that a window with no keys "
+                    "ahead is a causal mask.",
          .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

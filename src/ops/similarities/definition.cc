@@ -10,6 +10,13 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace {
+
+at::Tensor Ones(const Component& /*component*/, const ModuleShape& shape) {
+  return at::ones({shape.heads}, at::kDouble);
+}
+
+}  // namespace
 
 SimilarityEntry SimilarityOf(const DefinitionText& text) {
   std::string_view factor = text.factor;
@@ -34,10 +41,19 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
     entry.parameters = {
         PerHead(std::string(factor).c_str(), "learned").Means("factor of each head")};
   }
+  for (const char* head : text.heads) {
+    entry.parameters.push_back(
+        PerHead(head, "learned", {.start = Ones}).Means("number of each head, which starts at 1"));
+  }
   entry.map = [function = text.name, is_negative](const Component&, const at::Tensor& q,
-                                                  const at::Tensor& k, const at::Tensor& each) {
-    return MappedTokens{
-        .function = function, .x = q, .y = k, .factor = is_negative ? TimesNumber(each, -1) : each};
+                                                  const at::Tensor& k,
+                                                  const HeadParameters& heads) {
+    MappedTokens tokens{.function = function,
+                        .x = q,
+                        .y = k,
+                        .factor = is_negative ? TimesNumber(heads.factor, -1) : heads.factor};
+    if (!heads.others.empty()) tokens.head_scalars = at::stack(heads.others);
+    return tokens;
   };
   entry.keeps_tokens = true;
   return entry;

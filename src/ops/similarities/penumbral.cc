@@ -15,13 +15,12 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
                  const at::Tensor& gamma) {
   const std::string score = component.Choice("score");
   const double r = component.Number("r");
-  MappedTokens tokens = MapCones(q, k, score == "height2" ? "penumbral_square" : "penumbral",
-                                 component.Choice("map"), r);
+  MappedTokens tokens = MapCones(q, k, "penumbral", component.Choice("map"), r);
   if (score == "height") {
     tokens.factor = TimesNumber(gamma, -r / 2);
   } else if (score == "height2") {
-    tokens.factor = TimesNumber(gamma, r * r / 4);
-    tokens.row_constant = [gamma, r] { return -OverRows(gamma) * (r * r); };
+    tokens.function = "penumbral_square";
+    tokens.factor = TimesNumber(gamma, -r * r / 4);
   } else {
     TakeLogarithm("penumbral_log", gamma, &tokens);
   }

@@ -84,6 +84,8 @@ class LearnedSimilarity(torch.nn.Module):
 
     def forward(self, dtype: torch.dtype) -> Similarity:
         """The similarity of the present parameters, for tokens of that dtype."""
+        # What the operator computes tokens of that type in; some layers turn theirs to float32.
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
         values = []
         for name in self._held:
             theta: Tensor | None = getattr(self, f"{name}_theta", None)
@@ -93,7 +95,7 @@ class LearnedSimilarity(torch.nn.Module):
                 value = getattr(self, f"{name}_start")
             value = value.expand(self.num_heads)
             number = value if theta is None else ops.learned_number(value, theta)
-            values.append(number.to(torch.promote_types(number.dtype, dtype)))
+            values.append(number.to(wide))
         return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:
@@ -190,11 +192,12 @@ def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
     cos, sin = angles
     rotated = cos.shape[-1]
     _, width = shape_of_heads(layer)
-    if 2 * rotated == width and not _rotates_a_part(layer):
+    layout = _layout(layer, cos, width)
+    if 2 * rotated == width and layout is None and not _rotates_a_part(layer):
         places = [rotated - 1]  # a number for each pair
     elif rotated < width and not _rotates_the_end(layer):
         return angles
-    elif (layout := _layout(layer, cos, width)) == "halves":
+    elif layout == "halves":
         places = [rotated // 2 - 1, rotated - 1]
     elif layout == "neighbours":
         # Of all heads, where they are rotated before they are parted.

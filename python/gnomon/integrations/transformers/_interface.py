@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
 from gnomon._attention import attention
-from gnomon._catalogue import components_of
+from gnomon._catalogue import entry_of
+from gnomon._position import to_positions
 from gnomon.integrations.transformers._masks import Mask, both, given_or_plain, read_array, seen_by
 from gnomon.position import PairBias, Position
 from gnomon.similarity import Dot
@@ -261,10 +262,8 @@ def call(
 
 def _has_content(position: Position | None) -> bool:
     """Whether it has products with tokens of its own, which the scale multiplies."""
-    return position is not None and any(
-        component.entry.get("role") == "content"
-        for component in components_of(position._lower()[0])
-    )
+    entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
+    return any(entry.get("role") == "content" for entry in entries)
 
 
 def _with_arrays(

@@ -1,0 +1,271 @@
+"""gnomon.similarity.define: similarities of a formula, compiled into kernels when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import keyword
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from gnomon import _build
+from gnomon._catalogue import entry_of, load_terms
+from gnomon._formula import FUNCTIONS, definition_of
+from gnomon._library import LIBRARIES
+from gnomon._similarity import Similarity
+
+_INPUTS = {"squared_distance": "|q - k|^2", "inner_product": "q.k"}
+
+#: A library of terms in one file: the kernels of the definition, and what makes it known.
+_SOURCE = """\
+#define GNOMON_DEFINITION {struct}
+#define GNOMON_DEFINITION_FILE "{struct}-inl.h"
+#define GNOMON_DEFINITION_NAME "{name}"
+#include "core/kernel_template.cc"
+#include "core/definition_source.h"
+#include "ops/similarities/definition.h"
+
+namespace gnomon {{
+namespace {{
+
+[[maybe_unused]] const bool registered = [] {{
+  static const DefinitionSource kSource = {{"{struct}", "{struct}-inl.h", R"GNOMON({text})GNOMON"}};
+  const RegisterPairFunction function(PairFunctionOf{struct}());
+  AddDefinitionSource(PairFunctionOf{struct}(), kSource);
+  RegisterDefinition<reference::{struct}>("{name}", "{struct}");
+  return true;
+}}();
+
+}}  // namespace
+}}  // namespace gnomon
+
+extern "C" {{
+extern const char {symbol};
+extern const char* const gnomon_terms;
+const char* const gnomon_terms = &{symbol};
+}}
+"""
+
+
+class DefinedSimilarity(Similarity):
+    """The base of what define() makes."""
+
+    #: f, as it was given.
+    formula: ClassVar[str]
+    #: The shared library of its kernels, which ``gnomon compare --terms`` and load_terms() take.
+    library: ClassVar[str]
+    #: The arguments, in their order.
+    _arguments: ClassVar[tuple[str, ...]]
+
+
+#: What has been defined, and by which text.
+_DEFINED: dict[str, tuple[str, type[DefinedSimilarity]]] = {}
+
+
+def define(
+    name: str,
+    formula: str,
+    *,
+    input: str = "squared_distance",
+    heads: Sequence[str] = ("gamma",),
+    factor: str = "-gamma",
+    title: str | None = None,
+    source: str = "",
+) -> type[DefinedSimilarity]:
+    """Makes a similarity of a formula: a class of terms, and its name for specifications.
+
+    The score is ``factor * f(g, ...)``, g the squared distance of a query and a key or their inner
+    product. Its kernels are compiled when it is defined, which takes a C++ compiler of C++20 and
+    about a minute; they are kept in a folder of caches, so that this happens once. Gradients are
+    derived from the formula, at kinks as the mean of both sides; where tokens are the same, their
+    distance has the gradient 0. ::
+
+        StudentT = gnomon.similarity.define("student_t", "log1p(g)", factor="-gamma")
+        gnomon.attention(q, k, v, similarity=StudentT(gamma))
+        gnomon.nn.MultiheadAttention(512, 8, similarity="student_t")
+
+    Args:
+        name: the name in specifications and in the catalogue, in small letters and digits with
+            underscores between; that of the class is the same in capitals, StudentT.
+        formula: f, an expression of ``g`` and ``heads`` with numbers, + - * / ** and the functions
+            abs, exp, log, log1p, max, min, sigmoid, softplus, sqrt and tanh. It is computed in
+            float32 (float64 for tokens of that). exp of more than 88 counts as that of 88, and log
+            of less than the least normal float, 1.2e-38, as that of this.
+        input: what g is: "squared_distance" or "inner_product".
+        heads: the names of numbers of each head, arguments of the class: those in the formula, and
+            that of the factor. Modules learn them; those in the formula start at 1.
+        factor: what multiplies f: one of ``heads``, "gamma", or minus one, "-gamma"; a module
+            starts it where the scores of N(0, 1) tokens have a standard deviation of 1. Or
+            "scale", which is 1 / sqrt(D) or the argument ``scale`` of a call.
+        title: how a person calls it; by default the name.
+        source: who it is from, for the catalogue.
+
+    Returns:
+        The class, whose arguments are ``heads``: numbers, or tensors of shape (H,) or (). Its
+        attribute ``library`` is the file that ``gnomon compare --terms`` takes. The same definition
+        again gives the same class.
+
+    Raises:
+        ValueError: an argument is not one of these, the formula cannot be read, or there is another
+            similarity or position of that name.
+        RuntimeError: there is no compiler, or it fails. ``CXX`` in the environment names the
+            compiler, c++ by default, and ``GNOMON_CACHE`` the folder of caches.
+    """
+    for argument, value in (("name", name), ("formula", formula), ("input", input),
+                            ("factor", factor), ("source", source)):  # fmt: skip
+        if not isinstance(value, str):
+            raise TypeError(
+                f"gnomon.similarity.define: {argument} is a {type(value).__name__}; expected a "
+                "string"
+            )
+    if isinstance(heads, str) or not all(isinstance(head, str) for head in heads):
+        raise TypeError(
+            f"gnomon.similarity.define: heads is {heads!r}; expected a sequence of names"
+        )
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*", name):
+        raise _wrong("name", name, "small letters and digits with underscores between")
+    if input not in _INPUTS:
+        raise _wrong("input", input, " or ".join(map(repr, _INPUTS)))
+    for n, head in enumerate(heads):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", head) or keyword.iskeyword(head):
+            raise _wrong("heads", tuple(heads), "names of letters, digits and underscores")
+        if head in ("g", "scale", *FUNCTIONS, *heads[:n]):
+            raise _wrong(
+                "heads", tuple(heads), f"one meaning for each name, and {head} has another"
+            )
+    multiplier = factor.removeprefix("-")
+    if (multiplier != "scale" and multiplier not in heads) or factor == "-scale":
+        expected = ["scale", *(sign + head for head in heads for sign in ("", "-"))]
+        raise _wrong("factor", factor, " or ".join(map(repr, expected)))
+    scalars = [head for head in heads if head != multiplier]
+    if len(scalars) > 3:
+        raise _wrong("heads", tuple(heads), "at most three in the formula")
+
+    struct = "".join(part.capitalize() for part in name.split("_"))
+    g = _INPUTS[input]
+    told = f"{factor} f, f = {formula.strip()}, g = {g}"
+    try:
+        text = definition_of(
+            struct, formula, scalars, input == "squared_distance",
+            {"kTitle": title or name, "kFormula": told, "kSource": source, "kFactor": factor},
+        )  # fmt: skip
+    except (ValueError, RecursionError) as error:
+        reason = "it is too deep" if isinstance(error, RecursionError) else error
+        raise ValueError(f"gnomon.similarity.define: formula is {formula!r}: {reason}") from None
+    known = _DEFINED.get(name)
+    if known is not None and known[0] == text and known[1]._arguments == tuple(heads):
+        return known[1]
+    if known is not None or entry_of(name) is not None:
+        raise ValueError(
+            f"gnomon.similarity.define: there is another term of the name {name}; a name means one "
+            "thing for a whole process"
+        )
+
+    library = _compile(name, struct, text)
+    load_terms(library)
+    annotation = "float | Tensor"
+    made = dataclasses.make_dataclass(
+        struct,
+        [(head, annotation) for head in heads],
+        bases=(DefinedSimilarity,),
+        frozen=True,
+        eq=False,
+        namespace={
+            "__doc__": f"{title or name}: {told}.\n\n{source}".rstrip(),
+            "_name": name,
+            # The factor comes first in the catalogue.
+            "_tensors": (*(() if multiplier == "scale" else (multiplier,)), *scalars),
+            "_arguments": tuple(heads),
+            "formula": formula,
+            "library": str(library),
+        },
+    )
+    # As of a class that is written where this is called: by that it is pickled.
+    made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
+    _DEFINED[name] = (text, made)
+    return made
+
+
+def _wrong(argument: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"gnomon.similarity.define: {argument} is {value!r}; expected {expected}")
+
+
+def _cache() -> pathlib.Path:
+    """The folder of what has been compiled, beside kernels for GPUs (src/cuda/cubin_cache.h)."""
+    own = os.environ.get("GNOMON_CACHE")
+    if own:
+        return pathlib.Path(own) / "terms"
+    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(caches) / "gnomon" / "terms"
+
+
+def _command() -> list[str]:
+    """How a library is compiled, but for its files."""
+    here = pathlib.Path(__file__).parent
+    torch_folder = pathlib.Path(torch.__file__).parent
+    headers = [here / folder for folder in _build.HEADERS]
+    headers += [torch_folder / "include", torch_folder / "include/torch/csrc/api/include"]
+    return [
+        *shlex.split(os.environ.get("CXX") or "c++"),
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(f"-D{definition}" for definition in _build.DEFINITIONS),
+        *(f"-I{folder}" for folder in headers),
+        f"-L{LIBRARIES}",
+        f"-L{torch_folder / 'lib'}",
+    ]
+
+
+def _compile(name: str, struct: str, text: str) -> pathlib.Path:
+    """The library of a definition, which another process may have compiled before."""
+    source = _SOURCE.format(struct=struct, name=name, text=text, symbol=_build.TERMS_SYMBOL)
+    command = _command()
+    # The kernels are those of one build of gnomon.
+    build = (LIBRARIES / "libgnomon_torch.so").stat()
+    key = repr((source, command, build.st_size, build.st_mtime_ns))
+    folder = _cache()
+    library = folder / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}-") as work:
+            place = pathlib.Path(work)
+            (place / f"{struct}-inl.h").write_text(text, encoding="utf-8")
+            (place / "terms.cc").write_text(source, encoding="utf-8")
+            command += [f"-I{place}", str(place / "terms.cc"), "-o", str(place / library.name)]
+            command += ["-lgnomon_torch", "-ltorch_cpu", "-lc10"]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            if done.returncode != 0:
+                told = "\n".join(done.stderr.strip().splitlines()[:20])
+                raise RuntimeError(
+                    f"gnomon.similarity.define: {command[0]} cannot compile {name} (exit code "
+                    f"{done.returncode}):\n{told}"
+                )
+            # Whole or not at all, whatever other processes do.
+            os.replace(place / library.name, library)
+    except OSError as error:
+        if error.filename == command[0]:
+            raise RuntimeError(
+                f"gnomon.similarity.define: cannot run {command[0]}: {error.strerror}; it takes a "
+                "compiler of C++20, which CXX in the environment may name"
+            ) from None
+        raise RuntimeError(
+            f"gnomon.similarity.define: cannot write in {folder}: {error.strerror}; GNOMON_CACHE "
+            "in the environment names another folder"
+        ) from None
+    return library
+
+
+# Where they are found.
+for _member in (DefinedSimilarity, define):
+    _member.__module__ = "gnomon.similarity"

@@ -1,0 +1,372 @@
+"""gnomon.similarity.define: the C++ that is written of a formula, and similarities made of one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_cli import ROOT, TINY, succeed
+
+import gnomon
+from gnomon._formula import definition_of
+
+pytestmark = pytest.mark.cpu("processes of its own")
+
+# A formula, the scalars of heads that it reads, and whether g is a squared distance.
+FORMULAS = [
+    ("g", (), True),
+    ("g", (), False),
+    ("log1p(g)", (), True),
+    ("log1p(g / nu)", ("nu",), True),
+    ("sqrt(g)", (), True),
+    ("sqrt(1 + g) - 1", (), True),
+    ("g ** 1.5 + 2 * g ** 0.5 - g ** -0.5", (), True),
+    ("(1 + g) ** -3", (), True),
+    ("(1 + g / a) ** (-b)", ("a", "b"), True),
+    ("g ** 0.3", (), True),
+    ("exp(-g) - exp(g / 4)", (), True),
+    ("tanh(t * g) / t", ("t",), False),
+    ("softplus(g) + sigmoid(g)", (), False),
+    ("abs(g - 1) + max(g, 2, t) - min(g, -0.5)", ("t",), False),
+    ("max(0, g) ** 2 - (g + 1) ** 2 * 0.1", (), False),
+    ("log(1 + g * g) * (g - 2)", (), False),
+    ("log1p(g * g) + log1p(-0.5 * sigmoid(g))", (), False),
+    ("(g + a) * (g - b) / (1 + c * c)", ("a", "b", "c"), False),
+    ("g / (2 + abs(g)) - 3", (), False),
+    ("1 / (1 + g) - +g / 7", (), True),
+]
+
+PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+
+#include "reference/vocabulary.h"
+
+namespace gnomon::reference {
+
+enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
+struct Derivatives {
+  double g;
+  double a[1];
+  double b[1];
+  double t[4];
+};
+struct Range {
+  double least;
+  double most;
+};
+
+DEFINITIONS
+
+template <class F>
+void Print(char** words) {
+  double numbers[6];
+  for (int n = 0; n < 6; ++n) numbers[n] = std::strtod(words[n], nullptr);
+  const double* t = numbers + 3;
+  Derivatives d{};
+  const Range* const none = nullptr;
+  F::Gradient(numbers[0], t, t, t, d);
+  std::printf("%.17g %.17g %.17g %.17g %.17g", F::Value(numbers[0], t, t, t), d.g, d.t[0], d.t[1],
+              d.t[2]);
+  if constexpr (requires { F::Bounds(Range{}, t, none, t); }) {
+    const Range range = F::Bounds(Range{numbers[1], numbers[2]}, t, none, t);
+    std::printf(" %.17g %.17g", range.least, range.most);
+  }
+  std::printf("\\n");
+}
+
+}  // namespace gnomon::reference
+
+int main(int, char** words) {
+  using namespace gnomon::reference;
+  for (++words; *words != nullptr; words += 7) {
+    switch (std::atoi(*words)) {
+      CASES
+    }
+  }
+}
+"""
+
+FUNCTIONS = {
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sigmoid": torch.sigmoid,
+    "softplus": lambda x: torch.nn.functional.softplus(x, threshold=700),
+    "sqrt": torch.sqrt,
+    "tanh": torch.tanh,
+}
+
+
+def joined(function):
+    def join(first, *others):
+        for other in others:
+            first = function(*(torch.as_tensor(x, dtype=torch.float64) for x in (first, other)))
+        return first
+
+    return join
+
+
+FUNCTIONS |= {"max": joined(torch.maximum), "min": joined(torch.minimum)}
+
+
+def value_of(formula: str, heads: tuple[str, ...], g: torch.Tensor, t: list) -> torch.Tensor:
+    code = compile(ast.parse(formula, mode="eval"), formula, "eval")
+    return torch.as_tensor(eval(code, {**FUNCTIONS, "g": g, **dict(zip(heads, t, strict=False))}))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> pathlib.Path:
+    """What computes the definitions of all formulas in double."""
+    folder = tmp_path_factory.mktemp("formulas")
+    definitions = [
+        definition_of(f"F{n}", *formula, {"kTitle": 'a "title", of \\ ä'})
+        for n, formula in enumerate(FORMULAS)
+    ]
+    cases = [f"case {n}: Print<F{n}>(words + 1); break;" for n in range(len(FORMULAS))]
+    text = PROGRAM.replace("DEFINITIONS", "\n".join(definitions)).replace("CASES", "\n".join(cases))
+    (folder / "formulas.cc").write_text(text, encoding="utf-8")
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'src'}"]
+    command = ["c++", *flags, "formulas.cc", "-o", "formulas"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return folder / "formulas"
+
+
+def test_definitions_are_their_formulas(program):
+    random.seed(0)
+    draws = []
+    for n, (_, _, of_distance) in enumerate(FORMULAS):
+        for _ in range(60):
+            ends = sorted(random.choice((0.1, 1, 10, 80)) * random.uniform(-1, 1) for _ in "ab")
+            if of_distance:
+                ends = sorted(abs(x) for x in ends)
+            draws.append(
+                (n, random.uniform(*ends), *ends, *(random.uniform(0.1, 3) for _ in "abc"))
+            )
+    words = [repr(x) for draw in draws for x in draw]
+    printed = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
+    told = 0
+    for (n, g, least, most, *t), line in zip(draws, printed.splitlines(), strict=True):
+        formula, heads, _ = FORMULAS[n]
+        leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (g, *t)]
+        f = value_of(formula, heads, leaves[0], leaves[1:])
+        gradients = torch.autograd.grad(f, leaves, allow_unused=True)
+        expected = [f.item(), *(0.0 if x is None else x.item() for x in gradients)]
+        ours = [float(x) for x in line.split()]
+        assert ours[:5] == pytest.approx(expected, rel=1e-9, abs=1e-9), (formula, g, t)
+        if len(ours) == 7:
+            told += 1
+            for inside in (least, most, g, random.uniform(least, most)):
+                f = value_of(formula, heads, torch.tensor(inside, dtype=torch.float64), t).item()
+                assert ours[5] - 1e-9 <= f <= ours[6] + 1e-9, (formula, least, most, inside, t)
+    # Of 1 / sqrt(g) nothing is known where g may be 0.
+    assert told == 60 * (len(FORMULAS) - 1)
+
+
+def test_kinks_and_ends(program):
+    """Ties are halved, equal tokens have the gradient 0, and what overflows is cut."""
+
+    def at(formula, g, t=1.0):
+        (n,) = [n for n, (f, _, of_distance) in enumerate(FORMULAS)
+                if f == formula and of_distance == (formula not in SIGNED)]  # fmt: skip
+        words = [str(n), *(repr(float(x)) for x in (g, g, g, t, t, t))]
+        done = subprocess.run([program, *words], check=True, capture_output=True, text=True)
+        return [float(x) for x in done.stdout.split()]
+
+    SIGNED = ("abs(g - 1) + max(g, 2, t) - min(g, -0.5)", "softplus(g) + sigmoid(g)")
+    kinked = SIGNED[0]
+    assert at(kinked, 1)[1] == 0  # |g - 1|
+    assert at(kinked, 2)[1:3] == [1.5, 0]  # 1 + half of max(g, 2)
+    assert at(kinked, -0.5)[1] == -1.5
+    assert at("sqrt(g)", 0)[:2] == [0, 0]
+    assert at("g ** 1.5 + 2 * g ** 0.5 - g ** -0.5", 0)[1] == 0
+    assert at("exp(-g) - exp(g / 4)", 1e6)[0] == -math.exp(88)
+    assert all(math.isfinite(x) for x in at("exp(-g) - exp(g / 4)", 1e30))
+    assert at("softplus(g) + sigmoid(g)", -1e4)[0] == 0
+    assert at("softplus(g) + sigmoid(g)", 1e4)[0] == 1e4 + 1
+    assert math.isnan(at("softplus(g) + sigmoid(g)", math.nan)[0])
+
+
+@pytest.mark.parametrize(
+    ("formula", "told"),
+    [
+        ("g +", "no expression"),
+        ("x + g", "it has x, expected g, nu"),
+        ("erf(g) + nu", r"it has erf\(\), expected one of abs"),
+        ("max(g) + nu", r"it gives max\(\) 1 arguments"),
+        ("exp(g, nu)", r"it gives exp\(\) 2 arguments"),
+        ("nu", "it does not have g"),
+        ("g", "it does not have nu"),
+        ("g * nu * 1e300", "which no float32 holds"),
+        ("g * nu * 1e30 * 1e30 ** 2", "which no float32 holds"),
+        ("g * nu / 0", "it divides by 0"),
+        ("g if nu else g", "it has 'g if nu else g'"),
+        ("g.sqrt() + nu", "it has 'g.sqrt"),
+        ("g * True + nu", "it has 'True'"),
+        ("g @ nu", "it has 'g @ nu'"),
+        ("g" + " + g" * 5000, "it is too deep"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_wrong_formulas(formula, told):
+    with pytest.raises(ValueError, match=rf"(?s)gnomon.similarity.define: formula is .*{told}"):
+        gnomon.similarity.define("wrong", formula, heads=("gamma", "nu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "told"),
+    [
+        ({"name": "Wrong"}, ValueError, "name is 'Wrong'; expected small letters"),
+        ({"name": "wrong__"}, ValueError, "name is"),
+        ({"name": "dot"}, ValueError, "another term of the name dot"),
+        ({"name": "alibi"}, ValueError, "another term of the name alibi"),
+        ({"name": 3}, TypeError, "name is a int"),
+        ({"formula": None}, TypeError, "formula is a NoneType"),
+        ({"input": "distance"}, ValueError, "input is 'distance'; expected 'squared_distance'"),
+        ({"heads": "gamma"}, TypeError, "heads is 'gamma'; expected a sequence of names"),
+        ({"heads": ("gamma", "g")}, ValueError, "g has another"),
+        ({"heads": ("gamma", "gamma")}, ValueError, "gamma has another"),
+        ({"heads": ("gamma", "max")}, ValueError, "max has another"),
+        ({"heads": ("gamma", "a b")}, ValueError, "heads is"),
+        ({"heads": ("gamma", "lambda")}, ValueError, "heads is"),
+        ({"heads": ()}, ValueError, "factor is '-gamma'; expected 'scale'"),
+        ({"factor": "beta"}, ValueError, "factor is 'beta'; expected 'scale' or 'gamma' or '-ga"),
+        ({"factor": "-scale"}, ValueError, "factor is '-scale'"),
+        ({"heads": tuple("abcde"), "factor": "a"}, ValueError, "at most three in the formula"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(change, error, told):
+    arguments = {"name": "wrong", "formula": "log1p(g)"} | change
+    with pytest.raises(error, match=f"gnomon.similarity.define: .*{told}"):
+        gnomon.similarity.define(**arguments)
+
+
+def test_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RuntimeError, match=r"cannot run no-such-compiler: .*CXX"):
+        gnomon.similarity.define("absent", "log1p(g)")
+    monkeypatch.setenv("CXX", "sh -c 'echo of no use >&2; exit 3'")
+    with pytest.raises(RuntimeError, match=r"sh cannot compile absent \(exit code 3\):\nof no use"):
+        gnomon.similarity.define("absent", "log1p(g)")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "file"))
+    with pytest.raises(RuntimeError, match=r"cannot write in .*GNOMON_CACHE"):
+        gnomon.similarity.define("absent", "log1p(g)")
+    assert not list((tmp_path / "cache" / "terms").iterdir())
+
+
+CHECKS = """
+import pickle
+import torch
+import gnomon
+
+torch.set_num_threads(1)
+StudentT = gnomon.similarity.define(
+    "student_t", "log1p(g / nu)", heads=("gamma", "nu"), title="Student's t",
+    source="van der Maaten and Hinton 2008, Visualizing Data using t-SNE",
+)
+assert gnomon.similarity.define("student_t", "log1p(g / nu)", heads=("gamma", "nu"),
+    title="Student's t",
+    source="van der Maaten and Hinton 2008, Visualizing Data using t-SNE") is StudentT
+try:
+    gnomon.similarity.define("student_t", "log1p(g)")
+    raise AssertionError
+except ValueError as error:
+    assert "another term of the name student_t" in str(error), error
+(entry,) = [e for e in gnomon.catalogue()["similarities"] if e["name"] == "student_t"]
+assert (entry["title"], entry["class_name"]) == ("Student's t", "StudentT"), entry
+assert entry["formula"] == "-gamma f, f = log1p(g / nu), g = |q - k|^2"
+assert [p["name"] for p in entry["parameters"]] == ["gamma", "nu"]
+assert issubclass(StudentT, gnomon.similarity.Similarity) and "log1p(g / nu)" in StudentT.__doc__
+term = StudentT(0.5, nu=2.0)
+again = pickle.loads(pickle.dumps(term))
+assert (again.gamma, again.nu) == (0.5, 2.0)
+
+def plain(q, k, v, gamma, nu, causal):
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+    g = (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(-1)
+    scores = -gamma.view(-1, 1, 1) * torch.log1p(g / nu.view(-1, 1, 1))
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:]).tril().bool(), -torch.inf)
+    return scores.softmax(-1) @ v
+
+for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
+    for length, dim, kv_heads, causal in ((1, 1, 4, True), (37, 5, 2, True), (70, 16, 4, False)):
+        torch.manual_seed(length)
+        q, k = torch.randn(2, 4, length, dim), torch.randn(2, kv_heads, length, dim)
+        v, gamma, nu = torch.randn(2, kv_heads, length, 3), torch.rand(4) + 0.1, torch.rand(4) + 1
+        rounded = [x.to(dtype) for x in (q, k, v)]
+        wide = [x.double() for x in rounded] + [gamma.double(), nu.double()]
+        narrow = torch.float64 if dtype == torch.float64 else torch.float32
+        leaves = [x.requires_grad_() for x in (*rounded, gamma.to(narrow), nu.to(narrow))]
+        expected = [x.requires_grad_() for x in wide]
+        ours = gnomon.attention(*leaves[:3], similarity=StudentT(*leaves[3:]), causal=causal)
+        theirs = plain(*expected, causal)
+        found = [ours, *torch.autograd.grad(ours.double().square().sum(), leaves)]
+        right = [theirs, *torch.autograd.grad(theirs.square().sum(), expected)]
+        for a, b in zip(found, right, strict=True):
+            torch.testing.assert_close(
+                a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
+
+# Tiles that bounds prove to weigh nothing are left out.
+x = torch.randn(1, 2, 512, 8)
+all_tiles, few = (
+    gnomon.attention(
+        x, x, x, similarity=StudentT(8.0, 1.0), position="alibi", causal=True, tolerance=tolerance
+    )
+    for tolerance in (0, 2**-24)
+)
+torch.testing.assert_close(few, all_tiles)
+
+module = gnomon.nn.MultiheadAttention(16, 4, similarity="student_t")
+x = torch.randn(2, 9, 16)
+module(x, causal=True).square().sum().backward()
+learned = {n: p for n, p in module.named_parameters() if "proj" not in n}
+assert len(learned) == 2 and all(p.grad.abs().sum() > 0 for p in learned.values()), learned
+compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
+q = torch.randn(2, 2, 4, 9, 8)
+mapped = torch.vmap(lambda q: gnomon.attention(q, q, q, similarity=StudentT(1.0, 1.0)))(q)
+one = gnomon.attention(q[1], q[1], q[1], similarity="student_t:gamma=1:nu=1")
+torch.testing.assert_close(mapped[1], one)
+print(StudentT.library)
+"""
+
+
+def test_a_similarity_of_a_formula(tmp_path):
+    """In processes of their own: what is defined stays. The second one has no compiler."""
+    (tmp_path / "checks.py").write_text(CHECKS)
+    # The page of the recipe defines the same.
+    environment = os.environ | {"GNOMON_CACHE": str(ROOT / "build" / "cache")}
+    found = set()
+    for change in ({}, {"PATH": "/nowhere"}):
+        done = subprocess.run(
+            [sys.executable, "checks.py"],
+            cwd=tmp_path,
+            env=environment | change,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.add(done.stdout.strip())
+    (library,) = found
+
+    (tmp_path / "text").write_text("some words of a text\n" * 200)
+    succeed(
+        "compare", "--terms", library, "--data", "text", "--out", "run", "--run", "student_t/rope",
+        "--steps", 2, "--lengths", 16, "--evaluation-bytes", 64, *TINY, cwd=tmp_path,
+    )  # fmt: skip
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [one["losses"][0]["loss"] < 10 for one in results["runs"]] == [True]
