@@ -325,8 +325,9 @@ def attention(
         query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query sees only
             the keys of its own segment (packed documents). Positions are not shifted.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
-        query_offset: an integer of any sign, or (B,) integers, one for each batch. None means 0
-            where Lq = Lk; elsewhere it is an error together with causal, a window or a position.
+        query_offset: an integer of any sign, up to 2^53, or (B,) integers, one for each batch. None
+            means 0 where Lq = Lk; elsewhere it is an error together with causal, a window or a
+            position.
         positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the
             positions p_i of the queries, for masks as well as for everything else that depends on
             positions, instead of query_offset and columns. Use them for several documents in one

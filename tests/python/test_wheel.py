@@ -96,3 +96,24 @@ def test_the_program(site):
     run(site, "-m", "gnomon", *compare)
     # Drawn by the package beside it.
     assert {"results.json", "report.html"} <= {path.name for path in (site / "run").iterdir()}
+
+
+def test_it_has_the_headers_that_definitions_are_compiled_with(site, tmp_path):
+    """What the compiler reads is that of the wheel, of PyTorch and of the compiler."""
+    program = f"""
+import pathlib, subprocess
+from gnomon import _define, _formula
+place = pathlib.Path({str(tmp_path)!r})
+text = _formula.definition_of("Plain", "g", (), True, {{}})
+(place / "Plain-inl.h").write_text(text)
+source = _define._SOURCE.format(struct="Plain", name="plain", text=text, symbol="symbol")
+(place / "terms.cc").write_text(source)
+command = [*_define._command(), f"-I{{place}}", "-M", str(place / "terms.cc")]
+print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+"""
+    read = run(site, "-c", program).replace("\\\n", " ").split()[1:]
+    ours = [path for path in read if "gnomon" in path or "/hwy/" in path]
+    assert any(path.endswith("hwy/highway.h") for path in ours)
+    assert any(path.endswith("core/kernel_template.cc") for path in ours)
+    for path in ours:
+        assert pathlib.Path(path).is_relative_to(site) or path.startswith(str(tmp_path)), path
