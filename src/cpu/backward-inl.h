@@ -883,6 +883,7 @@ class BackwardPass {
     for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
       std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
     }
+    if (grad_.key_bias != nullptr) BalanceKeyBiases();
     for (int64_t h = 0; h < n_.heads; ++h) {
       HeadSums sums;
       for (int64_t b = 0; b < n_.batch; ++b) {
@@ -952,6 +953,22 @@ class BackwardPass {
   // The key of a row's largest score; -1: not known.
   int64_t TopOf(int64_t row) const {
     return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);
+  }
+
+  // What a row's ds add up to beyond its dlse is taken from the key that weighs most here, too: a
+  // forget gate's gradient is a sum over all keys from its own on, and so over all rows' errors.
+  void BalanceKeyBiases() const {
+    ParallelTasks(executor_, n_.batch * n_.heads, [&](int64_t head, int) {
+      float* const to = grad_.key_bias + head * n_.keys;
+      for (int64_t i = 0; i < n_.queries; ++i) {
+        const int64_t row = head * n_.queries + i;
+        const int64_t top = TopOf(row);
+        const double imbalance = Imbalance(row);
+        if (top < 0 || imbalance == 0) continue;
+        to[top] -= static_cast<float>(imbalance) *
+                   terms_.Temperature(head / n_.heads, head % n_.heads, i);
+      }
+    });
   }
 
   // The sum of products of two rows over what has a weight: elsewhere they may be infinite.
@@ -1031,7 +1048,10 @@ class BackwardPass {
     return grad_.relative_key.data != nullptr || d_position_queries_.wanted();
   }
   // Whether each row's sums of ds and p (f - top_f) are wanted.
-  bool balances() const { return wants_queries() || wants_row_scalars() || multiplies_scores(); }
+  bool balances() const {
+    return wants_queries() || wants_row_scalars() || multiplies_scores() ||
+           grad_.key_bias != nullptr;
+  }
   // Whether the sum of ds f is.
   bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_row_scalars() const {

@@ -1,6 +1,7 @@
 """bfloat16 and float16: as near to float64 as the plain formula in the same type, twice over."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -157,3 +158,39 @@ def test_autocast_compiles():
     )
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(compiled(q), gnomon.attention(q, q, q))
+
+
+@pytest.mark.parametrize("length", [257, 1025])
+def test_forget_gates(length):
+    """Each gate's gradient is a sum over all keys from its own on, and so over their errors."""
+
+    def gradient(attend, q, k, v, gates, d_o):
+        gates = gates.clone().requires_grad_()
+        attend(q, k, v, gates).backward(d_o)
+        return gates.grad.double()
+
+    def plain(q, k, v, gates):
+        sums = gates.cumsum(-1)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = scores + (sums[..., :, None] - sums[..., None, :]).to(q.dtype)
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+    def ours(q, k, v, gates):
+        return gnomon.attention(q, k, v, position=gnomon.position.Forget(gates), causal=True)
+
+    found = []
+    for seed in range(7):
+        generator = torch.Generator().manual_seed(seed)
+        x = [torch.randn(1, 2, length, 32, generator=generator).bfloat16() for _ in range(4)]
+        gates = torch.randn(1, 2, length, generator=generator).add(2).sigmoid().log()
+        wide = [each.double() for each in x]
+        truth = gradient(plain, *wide[:3], gates.double(), wide[3])
+        found.append(
+            [
+                float((gradient(attend, *x[:3], gates, x[3]) - truth).abs().max())
+                for attend in (ours, plain)
+            ]
+        )
+    error, allowed = (statistics.median(column) for column in zip(*found, strict=True))
+    assert error <= 2 * allowed
