@@ -965,8 +965,8 @@ class BackwardPass {
         const int64_t top = TopOf(row);
         const double imbalance = Imbalance(row);
         if (top < 0 || imbalance == 0) continue;
-        to[top] -= static_cast<float>(imbalance) *
-                   terms_.Temperature(head / n_.heads, head % n_.heads, i);
+        to[top] -=
+            static_cast<float>(imbalance) * terms_.Temperature(head / n_.heads, head % n_.heads, i);
       }
     });
   }
