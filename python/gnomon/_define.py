@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -19,10 +20,15 @@ import torch
 
 from gnomon import _build
 from gnomon._catalogue import entry_of, load_terms
+from gnomon._checks import wrong_type
 from gnomon._formula import FUNCTIONS, definition_of
 from gnomon._library import LIBRARIES
 from gnomon._similarity import Similarity
 
+_LONGEST = 60
+#: What means something in formulas or specifications.
+_TAKEN = ("g", "scale", "shape", "prefix", "axis", "length", "formula", "library")
+_LOCK = threading.Lock()
 _INPUTS = {"squared_distance": "|q - k|^2", "inner_product": "q.k"}
 
 #: A library of terms in one file: the kernels of the definition, and what makes it known.
@@ -41,7 +47,7 @@ namespace {{
   static const DefinitionSource kSource = {{"{struct}", "{struct}-inl.h", R"GNOMON({text})GNOMON"}};
   const RegisterPairFunction function(PairFunctionOf{struct}());
   AddDefinitionSource(PairFunctionOf{struct}(), kSource);
-  RegisterDefinition<reference::{struct}>("{name}", "{struct}");
+  RegisterDefinition<reference::{struct}>("{name}", "{class_name}");
   return true;
 }}();
 
@@ -120,25 +126,25 @@ def define(
         RuntimeError: there is no compiler, or it fails. ``CXX`` in the environment names the
             compiler, c++ by default, and ``GNOMON_CACHE`` the folder of caches.
     """
+    title = name if title is None else title
     for argument, value in (("name", name), ("formula", formula), ("input", input),
-                            ("factor", factor), ("source", source)):  # fmt: skip
+                            ("factor", factor), ("title", title), ("source", source)):  # fmt: skip
         if not isinstance(value, str):
-            raise TypeError(
-                f"gnomon.similarity.define: {argument} is a {type(value).__name__}; expected a "
-                "string"
-            )
-    if isinstance(heads, str) or not all(isinstance(head, str) for head in heads):
+            raise wrong_type("similarity.define", argument, value, "a string")
+    if isinstance(heads, str) or not (
+        isinstance(heads, Sequence) and all(isinstance(head, str) for head in heads)
+    ):
         raise TypeError(
             f"gnomon.similarity.define: heads is {heads!r}; expected a sequence of names"
         )
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*", name):
-        raise _wrong("name", name, "small letters and digits with underscores between")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*", name) or len(name) > _LONGEST:
+        raise _wrong("name", name, "small letters and digits with underscores between, 60 at most")
     if input not in _INPUTS:
         raise _wrong("input", input, " or ".join(map(repr, _INPUTS)))
     for n, head in enumerate(heads):
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", head) or keyword.iskeyword(head):
             raise _wrong("heads", tuple(heads), "names of letters, digits and underscores")
-        if head in ("g", "scale", *FUNCTIONS, *heads[:n]):
+        if head in (*_TAKEN, *FUNCTIONS, *heads[:n]) or hasattr(DefinedSimilarity, head):
             raise _wrong(
                 "heads", tuple(heads), f"one meaning for each name, and {head} has another"
             )
@@ -150,49 +156,73 @@ def define(
     if len(scalars) > 3:
         raise _wrong("heads", tuple(heads), "at most three in the formula")
 
-    struct = "".join(part.capitalize() for part in name.split("_"))
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    # No name that the kernels have.
+    struct = f"{class_name}OfFormula"
     g = _INPUTS[input]
     told = f"{factor} f, f = {formula.strip()}, g = {g}"
     try:
         text = definition_of(
             struct, formula, scalars, input == "squared_distance",
-            {"kTitle": title or name, "kFormula": told, "kSource": source, "kFactor": factor},
+            {"kTitle": title, "kFormula": told, "kSource": source, "kFactor": factor},
         )  # fmt: skip
     except (ValueError, RecursionError) as error:
         reason = "it is too deep" if isinstance(error, RecursionError) else error
         raise ValueError(f"gnomon.similarity.define: formula is {formula!r}: {reason}") from None
-    known = _DEFINED.get(name)
-    if known is not None and known[0] == text and known[1]._arguments == tuple(heads):
-        return known[1]
-    if known is not None or entry_of(name) is not None:
-        raise ValueError(
-            f"gnomon.similarity.define: there is another term of the name {name}; a name means one "
-            "thing for a whole process"
+    with _LOCK:
+        known = _DEFINED.get(name)
+        if known is not None and known[0] == text and known[1]._arguments == tuple(heads):
+            return known[1]
+        source_of = _SOURCE.format(
+            struct=struct,
+            name=name,
+            class_name=class_name,
+            text=text,
+            symbol=_build.TERMS_SYMBOL,
         )
+        library = _library_of(name, source_of)
+        entry = entry_of(name)
+        if known is not None or (entry is not None and entry["library"] != str(library)):
+            raise ValueError(
+                f"gnomon.similarity.define: there is another term of the name {name}; a name means "
+                "one thing for a whole process"
+            )
+        if not library.exists():
+            _compile(name, struct, text, source_of, library)
+        try:
+            load_terms(library)
+        except ValueError as error:
+            raise ValueError(f"gnomon.similarity.define: name is {name!r}: {error}") from None
+        made = _make_class(
+            class_name,
+            heads,
+            {
+                "__doc__": f"{title}: {told}.\n\n{source}".rstrip(),
+                "_name": name,
+                # The factor comes first in the catalogue.
+                "_tensors": (*(() if multiplier == "scale" else (multiplier,)), *scalars),
+                "_arguments": tuple(heads),
+                "formula": formula,
+                "library": str(library),
+            },
+        )
+        # As of a class that is written where this is called: by that it is pickled.
+        made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
+        _DEFINED[name] = (text, made)
+    return made
 
-    library = _compile(name, struct, text)
-    load_terms(library)
-    annotation = "float | Tensor"
-    made = dataclasses.make_dataclass(
-        struct,
-        [(head, annotation) for head in heads],
+
+def _make_class(
+    class_name: str, heads: Sequence[str], members: dict[str, object]
+) -> type[DefinedSimilarity]:
+    return dataclasses.make_dataclass(
+        class_name,
+        [(head, "float | Tensor") for head in heads],
         bases=(DefinedSimilarity,),
         frozen=True,
         eq=False,
-        namespace={
-            "__doc__": f"{title or name}: {told}.\n\n{source}".rstrip(),
-            "_name": name,
-            # The factor comes first in the catalogue.
-            "_tensors": (*(() if multiplier == "scale" else (multiplier,)), *scalars),
-            "_arguments": tuple(heads),
-            "formula": formula,
-            "library": str(library),
-        },
+        namespace=members,
     )
-    # As of a class that is written where this is called: by that it is pickled.
-    made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
-    _DEFINED[name] = (text, made)
-    return made
 
 
 def _wrong(argument: str, value: object, expected: str) -> ValueError:
@@ -203,9 +233,9 @@ def _cache() -> pathlib.Path:
     """The folder of what has been compiled, beside kernels for GPUs (src/cuda/cubin_cache.h)."""
     own = os.environ.get("GNOMON_CACHE")
     if own:
-        return pathlib.Path(own) / "terms"
+        return pathlib.Path(own).resolve() / "terms"
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(caches) / "gnomon" / "terms"
+    return pathlib.Path(caches).resolve() / "gnomon" / "terms"
 
 
 def _command() -> list[str]:
@@ -225,20 +255,18 @@ def _command() -> list[str]:
     ]
 
 
-def _compile(name: str, struct: str, text: str) -> pathlib.Path:
-    """The library of a definition, which another process may have compiled before."""
-    source = _SOURCE.format(struct=struct, name=name, text=text, symbol=_build.TERMS_SYMBOL)
-    command = _command()
-    # The kernels are those of one build of gnomon.
+def _library_of(name: str, source: str) -> pathlib.Path:
+    """The file of a library's kernels, which are those of one build of gnomon."""
     build = (LIBRARIES / "libgnomon_torch.so").stat()
-    key = repr((source, command, build.st_size, build.st_mtime_ns))
-    folder = _cache()
-    library = folder / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    if library.exists():
-        return library
+    key = repr((source, _command(), build.st_size, build.st_mtime_ns))
+    return _cache() / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+
+
+def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Path) -> None:
+    command = _command()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{name}-") as work:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as work:
             place = pathlib.Path(work)
             (place / f"{struct}-inl.h").write_text(text, encoding="utf-8")
             (place / "terms.cc").write_text(source, encoding="utf-8")
@@ -260,10 +288,9 @@ def _compile(name: str, struct: str, text: str) -> pathlib.Path:
                 "compiler of C++20, which CXX in the environment may name"
             ) from None
         raise RuntimeError(
-            f"gnomon.similarity.define: cannot write in {folder}: {error.strerror}; GNOMON_CACHE "
-            "in the environment names another folder"
+            f"gnomon.similarity.define: cannot write in {library.parent}: {error.strerror}; "
+            "GNOMON_CACHE in the environment names another folder"
         ) from None
-    return library
 
 
 # Where they are found.

@@ -17,6 +17,7 @@ _MOST_EXPONENT = 88.0
 _LEAST_NORMAL = 1.17549435e-38
 #: By the square root of 0 nothing is divided.
 _LEAST_ROOT = 1e-18
+_MOST_POWER = 1024
 
 _BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 #: How functions are called in a formula; all have one argument but for max and min.
@@ -27,7 +28,8 @@ class Graph:
     """Operations, each named by its number; an operation comes after what it is made of.
 
     Leaves are ("number", x), ("g",), ("head", n), and the ends of the range of g, ("least",) and
-    ("most",).
+    ("most",). ("function", name, x, y) is a function of x that y computes: its derivative is that
+    of the function, not that of the way that its digits are kept by.
     """
 
     def __init__(self, g_is_positive: bool) -> None:
@@ -46,7 +48,8 @@ class Graph:
 
     def number(self, value: float) -> int:
         if not abs(value) <= _MOST:
-            raise ValueError(f"it has the number {value}, which no float32 holds")
+            text = str(value) if isinstance(value, float) else f"of {len(str(value))} digits"
+            raise ValueError(f"it has the number {text}, which no float32 holds")
         return self._add("number", float(value))
 
     def value_of(self, node: int) -> float | None:
@@ -116,14 +119,22 @@ class Graph:
         return self._add("exp", self.least(a, self.number(_MOST_EXPONENT)))
 
     def log(self, a: int) -> int:
+        kind, *of = self.operations[a]
+        if kind == "function" and of[0] == "sigmoid":
+            # Of the left tail, which no float holds, nothing is left to take the logarithm of.
+            return self.negative(self.softplus(self.negative(of[1])))
         return self._add("log", self.largest(a, self.number(_LEAST_NORMAL)))
 
     def log1p(self, a: int) -> int:
         if self.is_positive(a):
             return self._add("log1p", a)
+        # Below 0, log(1 + a) = -log(1 + b) of b = -a / (1 + a), which keeps the digits of a.
         zero = self.number(0)
-        below = self.log(self.add(self.number(1), a))
-        return self.where_greater(zero, a, below, self._add("log1p", self.largest(a, zero)))
+        below = self.least(zero, a)
+        rest = self.largest(self.add(self.number(1), below), self.number(_LEAST_NORMAL))
+        b = self.divide(self.negative(below), rest)
+        above = self._add("log1p", self.largest(a, zero))
+        return self._add("function", "log1p", a, self.subtract(above, self._add("log1p", b)))
 
     def tanh(self, a: int) -> int:
         return self._add("tanh", a)
@@ -132,8 +143,10 @@ class Graph:
         return a if self.is_positive(a) else self._add("abs", a)
 
     def sigmoid(self, a: int) -> int:
-        half = self.number(0.5)
-        return self.add(half, self.multiply(half, self.tanh(self.multiply(half, a))))
+        zero, one = self.number(0), self.number(1)
+        small = self.exp(self.negative(self.abs(a)))
+        share = self.where_greater(zero, a, small, one)
+        return self._add("function", "sigmoid", a, self.divide(share, self.add(one, small)))
 
     def softplus(self, a: int) -> int:
         more = self.log1p(self.exp(self.negative(self.abs(a))))
@@ -141,19 +154,27 @@ class Graph:
 
     def power(self, a: int, b: int) -> int:
         exponent = self.value_of(b)
-        if exponent is None or abs(exponent) > 16 or 2 * exponent != int(2 * exponent):
+        if exponent is None:
             return self.exp(self.multiply(b, self.log(a)))
+        if abs(exponent) > _MOST_POWER:
+            raise ValueError(f"it has the power {exponent:g}, beyond {_MOST_POWER}")
+        halves = round(2 * abs(exponent))
         result = self.number(1)
         square = a
-        rest = int(abs(exponent))
+        rest = halves // 2
         while rest > 0:
             if rest % 2 == 1:
                 result = self.multiply(result, square)
             rest //= 2
             if rest > 0:
                 square = self.multiply(square, square)
-        if abs(exponent) != int(abs(exponent)):
+        if halves % 2 == 1:
             result = self.multiply(result, self.sqrt(a))
+        # What is left has a logarithm that is small, and so is its rounding.
+        left = abs(exponent) - halves / 2
+        if left != 0:
+            more = self.exp(self.multiply(self.number(left), self.log(a)))
+            result = self.multiply(result, more)
         return self.divide(self.number(1), result) if exponent < 0 else result
 
     def is_positive(self, node: int, above: bool = False) -> bool:
@@ -163,6 +184,8 @@ class Graph:
             return of[0] > 0 if above else of[0] >= 0
         if kind in ("g", "least", "most"):
             return self._g_is_positive and not above
+        if kind == "function":
+            return of[0] == "sigmoid" or self.is_positive(of[1], above)
         if kind == "exp":
             return True
         if kind in ("sqrt", "abs"):
@@ -195,7 +218,9 @@ class Graph:
 
     def made_of(self, node: int) -> list[int]:
         kind, *of = self.operations[node]
-        return [] if kind in ("number", "g", "head", "least", "most") else of
+        if kind in ("number", "g", "head", "least", "most"):
+            return []
+        return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
         """Of the result, by each of the leaves; subgradients at kinks, where ties are halved."""
@@ -230,6 +255,15 @@ class Graph:
             return [(of[0], self.divide(d, of[0]))]
         if kind == "log1p":
             return [(of[0], self.divide(d, self.add(one, of[0])))]
+        if kind == "function" and of[0] == "log1p":
+            rest = self.largest(self.add(one, of[1]), self.number(_LEAST_NORMAL))
+            return [(of[1], self.divide(d, rest))]
+        if kind == "function":
+            # Both tails keep their digits.
+            small = self.exp(self.negative(self.abs(of[1])))
+            sum_of = self.add(one, small)
+            slope = self.divide(small, self.multiply(sum_of, sum_of))
+            return [(of[1], self.multiply(d, slope))]
         if kind == "tanh":
             return [(of[0], self.multiply(d, self.subtract(one, self.multiply(node, node))))]
         if kind == "abs":
@@ -277,7 +311,14 @@ class Graph:
                 )
             low, high = (self.where_greater(a, b, ranges[yes][n], ranges[no][n]) for n in (0, 1))
             return low, high
+        if kind == "function":
+            low, high = ranges[of[1]]
+            function = getattr(self, of[0])
+            return function(low), function(high)
         low, high = ranges[of[0]]
+        if kind == "sqrt":
+            # Of what is negative nowhere, only its bounds may be.
+            low, high = self.largest(low, zero), self.largest(high, zero)
         if kind in ("sqrt", "exp", "log", "log1p", "tanh"):
             return self._add(kind, low), self._add(kind, high)
         if kind == "abs":
@@ -381,6 +422,9 @@ def _write(graph: Graph, results: Sequence[int]) -> tuple[list[str], list[str]]:
         if kind == "head":
             names[node] = f"t[{of[0]}]"
             continue
+        if kind == "function":
+            names[node] = names[of[2]]
+            continue
         if kind == "number":
             # As double, which the kernels of float64 take it for.
             text = f"Splat({like}, {of[0]!r})"
@@ -428,6 +472,9 @@ def definition_of(
     for name in ("g", *heads):
         if name not in reader.read:
             raise ValueError(f"it does not have {name}")
+
+    if g not in graph.reached_from([f]):
+        raise ValueError("it does not depend on g")
 
     d_g, *d_heads = graph.derivatives(f, [g, *scalars])
     if of_distance:

@@ -49,6 +49,7 @@ inline Number Abs(Number a) { return Simple(a.value); }
 inline Number Select(Mask /*mask*/, Number yes, Number /*no*/) { return Simple(yes.value); }
 inline Number Sqrt(Number a) { return Special(a.value); }
 inline Number Rsqrt(Number a) { return Special(a.value); }
+inline Number Exp(Number a) { return Special(a.value); }
 inline Number Log(Number a) { return Special(a.value); }
 inline Number Log1p(Number a) { return Special(a.value); }
 inline Number Tanh(Number a) { return Special(a.value); }

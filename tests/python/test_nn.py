@@ -401,3 +401,56 @@ def test_modules_without_them_are_as_before():
     for flag in ("qk_norm", "gate", "sink"):
         with pytest.raises(TypeError, match=f"{flag} is a int; expected True or False"):
             MultiheadAttention(16, 4, **{flag: 1})
+
+
+@pytest.mark.parametrize(
+    ("similarity", "position", "told"),
+    [
+        ("dot", "rope+rope", "two rotations"),
+        ("dot", "rope:dims=3", "dims = 3"),
+        ("dot", "rope:dims=40", "dims = 40"),
+        ("penumbral", "rope:dims=8", "a height"),
+        ("dot", "rope:scaling=yarn", "without factor"),
+        ("dot", "rope:sections=1x1", "sections = 1x1"),
+        ("umbral", "transformer_xl", "goes with dot alone"),
+        ("additive", "rope", "rotates pairs"),
+        ("dot", "relative:max_offset=3+transformer_xl", "two content terms"),
+        ("dot", "alibi:shape=3x3+rope:shape=2x2", "grid"),
+        ("dot", "sink+sink", "two sinks"),
+        ("dot", ["rope+rope", gnomon.position.KeyBias(torch.zeros(1, 4, 7))], "two rotations"),
+        (
+            gnomon.similarity.Laplacian(torch.ones(4)),
+            ["transformer_xl", gnomon.position.KeyBias(torch.zeros(1, 4, 7))],
+            "goes with dot alone",
+        ),
+    ],
+)
+def test_what_no_call_could_take_is_refused_at_once(similarity, position, told):
+    with pytest.raises(ValueError, match=told):
+        MultiheadAttention(32, 4, similarity=similarity, position=position)
+
+
+@pytest.mark.parametrize("given", ["sink", gnomon.position.Sink(torch.zeros(4)), ["rope", "sink"]])
+def test_two_sinks_of_a_module(given):
+    with pytest.raises(ValueError, match="sink is True, and position has one"):
+        MultiheadAttention(32, 4, position=given, sink=True)
+    MultiheadAttention(32, 4, position=given)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        "t5:max_distance=12",  # more buckets than that in a causal call
+        "transformer_xl",
+        "forget",
+        "grid_bias:shape=40x50:prefix=1+rope:shape=40x50:prefix=1",
+        gnomon.position.PairBias(torch.zeros(1, 4, 9, 9)),
+        gnomon.position.KeyBias(torch.zeros(1, 4, 9)),
+        [gnomon.position.GridBias(torch.zeros(4, 5, 5)), "rope:shape=3x3"],
+    ],
+)
+def test_what_some_call_takes_is_built(position):
+    module = MultiheadAttention(32, 4, position=position)
+    x = torch.randn(2, 2001 if "40x50" in str(position) else 9, 32)
+    causal = position in ("forget", "transformer_xl")
+    assert module(x, causal=causal).isfinite().all()

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, lower_call, passed, takes
+from gnomon._catalogue import components_of
 from gnomon._checks import (
     by_default,
     check_flag,
@@ -168,6 +169,10 @@ class MultiheadAttention(torch.nn.Module):
             self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
             self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
         has_sink = check_flag(operator, "sink", sink)
+        if has_sink and any(c.entry.get("role") == "sink" for c in components_of(position_spec)):
+            raise ValueError(
+                f"gnomon.{operator}: sink is True, and position has one; expected one of them"
+            )
         sink_start = torch.nn.Parameter(torch.zeros(num_heads)) if has_sink else None
         self.register_parameter("sink", sink_start)
         names, starts, learned = ops.module_tensors(

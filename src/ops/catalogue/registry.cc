@@ -544,6 +544,7 @@ const CatalogueEntry* FindCatalogueEntry(const std::string& name) {
 const PositionEntry* FindPositionEntry(const std::string& name) { return Positions().Find(name); }
 
 const Parameter* SimilarityEntry::head_parameter() const {
+  if (catalogue.takes_scale) return nullptr;
   for (const Parameter& parameter : parameters) {
     if (parameter.is_per_head()) return &parameter;
   }

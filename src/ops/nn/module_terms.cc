@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gnomon/attention.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -233,16 +234,16 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
 
 namespace {
 
+// Whether a position came with a table, which may be that of calls of some lengths.
+bool HasGivenTable(const ModuleTerms::Position& position) {
+  return std::any_of(position.uses.begin(), position.uses.end(),
+                     [](const Use& use) { return use.is_given && !use.parameter->is_per_head(); });
+}
+
 // Throws what every call of a module would: a call of no batches asks the terms all that they
-// check. Tables that came as tensors may be those of calls of some lengths, which are not known
-// here.
+// check.
 void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
                const std::vector<ModuleTensor>& tensors) {
-  bool has_tables = false;
-  terms.ForEachUse([&](const Component& /*term*/, const Use& use) {
-    has_tables = has_tables || (use.is_given && !use.parameter->is_per_head());
-  });
-  if (has_tables) return;
   const at::NoGradGuard no_grad;
   const auto ones = [](at::IntArrayRef sizes) {
     return at::ones(sizes, at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
@@ -258,10 +259,41 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
   const ProjectedTensors call =
       ProjectTokens(terms, shape.heads, held, ones({0, tokens, shape.query_tokens}),
                     ones({0, tokens, shape.key_tokens}));
-  CallArguments arguments;
-  arguments.causal = true;  // as some terms need it
-  ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
-                  terms, call.tensors, arguments);
+  const auto attend = [&](bool causal) {
+    CallArguments arguments;
+    arguments.causal = causal;
+    ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
+                    terms, call.tensors, arguments);
+  };
+  // Some terms need a causal mask, and of some the causal form has another range.
+  try {
+    attend(/*causal=*/true);
+  } catch (const c10::Error&) {
+    try {
+      attend(/*causal=*/false);
+    } catch (const c10::Error&) {
+      // As the first one said.
+      attend(/*causal=*/true);
+    }
+  }
+}
+
+// The same of those positions that came without tables.
+void CheckOthers(const ModuleTerms& terms, const std::string& positions, const ModuleShape& shape,
+                 at::TensorList given) {
+  std::vector<at::Tensor> kept;
+  size_t next = 0;
+  const auto take = [&](const Use& use, bool is_kept) {
+    if (!use.is_given) return;
+    if (is_kept) kept.push_back(given[next]);
+    ++next;
+  };
+  if (terms.head()) take(*terms.head(), true);
+  for (const Use& use : terms.others()) take(use, true);
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    for (const Use& use : position.uses) take(use, !HasGivenTable(position));
+  }
+  ModuleTensors(*ModuleTerms::Of(terms.component().Text(), positions), shape, kept);
 }
 
 }  // namespace
@@ -323,7 +355,20 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
     }
   });
   TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
-  CheckCall(terms, shape, tensors);
+  std::string rest;
+  bool is_whole = true;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    if (HasGivenTable(position)) {
+      is_whole = false;
+    } else {
+      rest += (rest.empty() ? "" : "+") + position.component.Text();
+    }
+  }
+  if (is_whole) {
+    CheckCall(terms, shape, tensors);
+  } else {
+    CheckOthers(terms, rest.empty() ? "none" : rest, outer, given);
+  }
   return tensors;
 }
 
@@ -370,6 +415,14 @@ std::vector<std::string> LayerPositions(const std::string& pattern) {
     begin = end + 1;
   }
   return positions;
+}
+
+void CheckNoSink(const std::string& position) {
+  for (const Component& term : ParseSum(position)) {
+    TORCH_CHECK_VALUE(FindPosition(term).role() != PositionEntry::Role::kSink,
+                      "gnomon.nn.MultiheadAttention: sink is true, and position has one; expected "
+                      "one of them");
+  }
 }
 
 bool HasProjections(const std::string& position) {

@@ -132,6 +132,9 @@ std::vector<std::string> LayerPositions(const std::string& pattern);
 // Whether a position has tensors that a module makes of its tokens in each call.
 bool HasProjections(const std::string& position);
 
+// Throws c10::ValueError where a position has a sink, and so a module that has one of its own two.
+void CheckNoSink(const std::string& position);
+
 // The tensors of a module as the functions below take them: what it makes of the tokens of the
 // queries (B, Lq, ...) and of the keys (B, Lk, ...) is in the place of what it makes them with.
 struct ProjectedTensors {

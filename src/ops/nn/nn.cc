@@ -296,7 +296,10 @@ void MultiheadAttentionImpl::reset() {
     q_norm = register_module("q_norm", RMSNorm(HeadDim(options)));
     k_norm = register_module("k_norm", RMSNorm(HeadDim(options)));
   }
-  if (options.sink()) sink = register_parameter("sink", torch::zeros({options.num_heads()}));
+  if (options.sink()) {
+    CheckNoSink(options.position().spec);
+    sink = register_parameter("sink", torch::zeros({options.num_heads()}));
+  }
   term_names_.clear();
   const ModuleShape shape{options.num_heads(),  HeadDim(options), value_dim,
                           options.max_length(), embed_dim,        KeyDim(options)};
