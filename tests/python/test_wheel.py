@@ -106,7 +106,8 @@ from gnomon import _define, _formula
 place = pathlib.Path({str(tmp_path)!r})
 text = _formula.definition_of("Plain", "g", (), True, {{}})
 (place / "Plain-inl.h").write_text(text)
-source = _define._SOURCE.format(struct="Plain", name="plain", text=text, symbol="symbol")
+names = {{"struct": "Plain", "class_name": "Plain", "name": "plain", "symbol": "symbol"}}
+source = _define._SOURCE.format(text=text, **names)
 (place / "terms.cc").write_text(source)
 command = [*_define._command(), f"-I{{place}}", "-M", str(place / "terms.cc")]
 print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
