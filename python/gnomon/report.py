@@ -197,11 +197,11 @@ def _legend(figure: Figure, axes: Any) -> None:
     if not handles:
         return
     if max(map(len, names)) <= LONG_NAME:
-        figure.legend(handles, names, loc="outside right upper", fontsize=10)
+        figure.legend(handles, names, loc="outside right upper", fontsize=10, handlelength=3.5)
         return
     # Beside long names little would be left of the plots.
     figure.set_figheight(figure.get_figheight() + 0.22 * len(names))
-    figure.legend(handles, names, loc="outside lower left", fontsize=10)
+    figure.legend(handles, names, loc="outside lower left", fontsize=10, handlelength=3.5)
 
 
 def _figure(height: float = 4.4) -> Figure:
