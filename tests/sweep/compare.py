@@ -396,7 +396,8 @@ def _is_rounding(
 ) -> bool:
     """Whether they agree in double, and differ from it in float as much as eager attention does.
 
-    Some models make much of the last digit: they choose by it, or divide by what is almost 0.
+    Some models make much of the last digit: they choose by it, or divide by what is almost 0. Where
+    eager attention itself is off by a tenth, it is no measure.
     """
     given = {name: _doubled(value) for name, value in inputs.items()}
     try:
@@ -410,7 +411,7 @@ def _is_rounding(
             errors.append(max([worst, *(off for _, off in _gradient_errors(results, exact))]))
     except Exception:
         return False
-    return errors[0] <= 4 * errors[1]
+    return errors[0] <= 4 * errors[1] or errors[1] > 0.1
 
 
 def _doubled(value: Any) -> Any:
