@@ -5,12 +5,13 @@ An 8-byte little-endian length, a JSON header of that length, and the tensors' b
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -76,30 +77,28 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises ValueError naming the path where the file cannot be read or breaks a rule of the format.
     """
-    try:
-        with path.open("rb") as file:
-            content = bytearray(os.fstat(file.fileno()).st_size)
-            del content[file.readinto(content) :]
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    try:
+    with _naming(path), path.open("rb") as file:
+        content = bytearray(os.fstat(file.fileno()).st_size)
+        del content[file.readinto(content) :]
         return _parse(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, str]:
     """The metadata of a file, of which only the header is read; errors as read() has them."""
+    with _naming(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = bytearray(file.read(8))
+        content += file.read(min(int.from_bytes(content, "little"), _LONGEST_HEADER))
+        return _header(content, size)[1]
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Makes what goes wrong with a file a ValueError that names it."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(8)
-            length = int.from_bytes(content, "little")
-            content += file.read(min(length, _LONGEST_HEADER))
+        yield
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return _header(bytearray(content), size)[1]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 

@@ -196,12 +196,12 @@ def _legend(figure: Figure, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     if not handles:
         return
-    if max(map(len, names)) <= LONG_NAME:
-        figure.legend(handles, names, loc="outside right upper", fontsize=10, handlelength=3.5)
-        return
-    # Beside long names little would be left of the plots.
-    figure.set_figheight(figure.get_figheight() + 0.22 * len(names))
-    figure.legend(handles, names, loc="outside lower left", fontsize=10, handlelength=3.5)
+    place = "outside right upper"
+    if max(map(len, names)) > LONG_NAME:
+        # Beside long names little would be left of the plots.
+        figure.set_figheight(figure.get_figheight() + 0.22 * len(names))
+        place = "outside lower left"
+    figure.legend(handles, names, loc=place, fontsize=10, handlelength=3.5)
 
 
 def _figure(height: float = 4.4) -> Figure:
