@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -37,8 +38,10 @@ from steps import (
     BIASES,
     DIM,
     HEADS,
+    HYPE_MU,
     LENGTH,
     SIMILARITIES,
+    Arrays,
     bias,
     flex_step,
     formula_step,
@@ -62,6 +65,9 @@ import gnomon
 CORA = ROOT / "data" / "cora" / "edges.txt"
 CORA_PAPERS = 2708
 MEMORY_LENGTH = 32768
+DECODE_KEYS = (128, 512, 2048, 8192, 32768)
+SHORT_LENGTHS = (49, 64, 128, 197, 256)
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CURVE_LENGTHS = [2**n for n in range(10, 16)]
 CURVE = "cost against length"
 
@@ -79,6 +85,61 @@ def measure_decode(dim: int, rounds: int) -> Measured:
     rates = [gigabytes / statistics.median(one[s] for one in times) for s in range(len(steps))]
     note = f"reads {rates[0]:.1f} GB/s; SDPA {rates[1]:.1f}, sums of k and v {rates[2]:.1f}"
     return Measured(ratio(times), note)
+
+
+# A name, and what makes the two steps that are compared.
+Case = tuple[str, Callable[[], Step], Callable[[], Step]]
+
+
+def worst_of(cases: Sequence[Case]) -> Callable[[int], Measured]:
+    """The highest ratio among cases."""
+
+    def measure(rounds: int) -> Measured:
+        figures = {name: against(*makers)(rounds).figure or 0.0 for name, *makers in cases}
+        worst = max(figures, key=figures.__getitem__)
+        median = statistics.median(figures.values())
+        return Measured(figures[worst], f"at {worst}; median of {len(figures)} cases {median:.2f}")
+
+    return measure
+
+
+def decode_tokens(queries: int, keys: int, dim: int, group: int, dtype: torch.dtype) -> Arrays:
+    q = torch.randn(1, HEADS, queries, dim).to(dtype)
+    k, v = torch.randn(2, 1, HEADS // group, keys, dim).to(dtype).unbind()
+    return q, k, v
+
+
+def our_decode(*sizes: Any) -> Step:
+    qkv = decode_tokens(*sizes)
+    return ours_of(qkv, query_offset=qkv[1].shape[2] - qkv[0].shape[2])
+
+
+def sdpa_decode(*sizes: Any) -> Step:
+    qkv = decode_tokens(*sizes)
+    grouped = qkv[0].shape[1] != qkv[1].shape[1]
+    return step(lambda: scaled_dot_product_attention(*qkv, enable_gqa=grouped), [], False)
+
+
+def decode_cases() -> Iterator[Case]:
+    for type_name, dim, group, queries, keys in itertools.product(
+        TYPES, (64, 128), (1, 4), (1, 4), DECODE_KEYS
+    ):
+        sizes = (queries, keys, dim, group, TYPES[type_name])
+        yield (
+            f"{type_name}, {queries} on {keys}, D {dim}, GQA {group}",
+            functools.partial(our_decode, *sizes),
+            functools.partial(sdpa_decode, *sizes),
+        )
+
+
+def short_cases(dtype: torch.dtype, backward: bool) -> Iterator[Case]:
+    for length in SHORT_LENGTHS:
+        shape = {"batch": LENGTH // length, "length": length, "dtype": dtype}
+        yield (
+            f"L {length}",
+            functools.partial(ours, backward, **shape),
+            functools.partial(sdpa, backward, **shape),
+        )
 
 
 def measure_threads(causal: bool, backward: bool, rounds: int) -> Measured:
@@ -214,7 +275,7 @@ def compare(
 def plain_rows() -> Iterator[Row]:
     for name, most, backward, causal in (
         ("dot, full / SDPA", 0.95, False, False),
-        ("dot, causal / SDPA", 0.62, False, True),
+        ("dot, causal / SDPA", 0.65, False, True),
         ("dot, causal, forward + backward / SDPA", 0.70, True, True),
     ):
         yield compare(
@@ -301,12 +362,58 @@ def relative_rows() -> Iterator[Row]:
             )
 
 
+def long_position(name: str) -> Any:
+    slopes = gnomon.alibi_slopes(HEADS)
+    if name == "ALiBi":
+        return gnomon.position.ALiBi(slopes)
+    return gnomon.position.HyPE(slopes / HYPE_MU, HYPE_MU, mode="abs")
+
+
+def long_step(
+    name: str, length: int, backward: bool, causal: bool = True, **arguments: Any
+) -> Step:
+    """Tiles whose weights are proved to be nothing are skipped."""
+    return ours_of(
+        tokens(length=length), backward, position=long_position(name), causal=causal, **arguments
+    )
+
+
+def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
+    """For calls of several seconds."""
+    return lambda rounds: measure(max(1, rounds // 3))
+
+
+def long_rows() -> Iterator[Row]:
+    for name, most in (("ALiBi", 0.35), ("HyPE", 0.20)):
+        long = functools.partial(long_step, name, 16384, True)
+        yield Row(
+            f"{name}, causal, L 16384, forward + backward / the same without skipping",
+            few_rounds(against(long, functools.partial(long, tolerance=0.0))),
+            Limit(most),
+        )
+    longest = functools.partial(long_step, "HyPE", 65536, False)
+    yield Row(
+        "HyPE, causal, L 65536 / SDPA, causal",
+        few_rounds(against(longest, functools.partial(sdpa, causal=True, length=65536))),
+        Limit(0.06),
+    )
+    yield Row(
+        "HyPE, causal, L 65536 / L 16384 (linear: 4)",
+        against(longest, functools.partial(long_step, "HyPE", 16384, False)),
+        Limit(6.0),
+    )
+
+
 def shape_rows() -> Iterator[Row]:
     """Other types, lengths and head sizes."""
     dtype = torch.bfloat16
     shapes: list[tuple[str, float, dict[str, Any]]] = [
         ("bf16 dot, full / SDPA bf16", 0.60, {"dtype": dtype}),
-        ("small: B 8, L 128 / SDPA", 0.9, {"batch": 8, "length": 128}),
+        (
+            "bf16 dot, full, forward + backward / SDPA bf16",
+            0.60,
+            {"dtype": dtype, "backward": True},
+        ),
     ]
     for dim in (16, 32, 64, 80, 96, 128, 256):
         shapes.append((f"dot, full, D {dim} / SDPA", 1.15, {"dim": dim}))
@@ -317,8 +424,18 @@ def shape_rows() -> Iterator[Row]:
         yield compare(
             name, most, functools.partial(ours, **shape), functools.partial(sdpa, **shape)
         )
-    for similarity, most in ((None, 1.5), ("umbral", 2.0), ("penumbral h", 2.0)):
-        for backward in (False, True):
+    for (type_name, dtype), limits in zip(TYPES.items(), ((0.95, 0.6), (0.9, 0.8)), strict=True):
+        for backward, most in zip((False, True), limits, strict=True):
+            name = with_backward(f"short: {type_name}, L 49 to 256 in batches", backward)
+            yield Row(
+                f"{name} / SDPA, worst", worst_of([*short_cases(dtype, backward)]), Limit(most)
+            )
+    for similarity, limits in (
+        (None, (1.3, 1.6)),
+        ("umbral", (1.8, 1.6)),
+        ("penumbral h", (1.8, 1.6)),
+    ):
+        for backward, most in zip((False, True), limits, strict=True):
             yield compare(
                 with_backward(f"a call at L 16: {similarity or 'dot'}", backward) + " / SDPA",
                 most,
@@ -329,6 +446,11 @@ def shape_rows() -> Iterator[Row]:
 
 def use_rows() -> Iterator[Row]:
     """What models do besides training on a text."""
+    yield Row(
+        "decode: 1 and 4 queries, 128 to 32768 keys / SDPA, worst",
+        worst_of([*decode_cases()]),
+        Limit(1.0),
+    )
     for dim in (64, 128):
         yield Row(
             f"decode: 1 query, 8192 keys, 32 heads on 8, D {dim} / SDPA",
@@ -385,8 +507,11 @@ def machine_rows() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    groups = (plain_rows, bias_rows, similarity_rows, relative_rows, shape_rows, use_rows)
-    return [row for group in (*groups, machine_rows) for row in group()]
+    groups = (
+        *(plain_rows, bias_rows, similarity_rows, relative_rows),
+        *(shape_rows, long_rows, use_rows, machine_rows),
+    )
+    return [row for group in groups for row in group()]
 
 
 def measure_row(row: Row, rounds: int) -> Line:

@@ -5,7 +5,8 @@
 // gradient of those queries when its turn has come, after all blocks of keys before it; what it
 // adds to tables goes to one of a few partial sums, whose blocks of keys take turns as well. Tasks
 // are taken in the order of the keys, so a turn waits only for tasks that have begun, and sums are
-// added in one order: results do not depend on the number of workers.
+// added in one order: results do not depend on the number of workers. Of many key heads each is a
+// task, with all its blocks in order and with what is packed and finished for it.
 #if defined(GNOMON_SRC_CPU_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_BACKWARD_INL_H_
@@ -58,22 +59,22 @@ class BackwardPass {
         row_blocks_(DivideUp(n_.queries, kRowBlock)),
         parts_(Parts(n_, blocks_)),
         head_rows_(n_.batch * n_.heads * n_.queries),
-        key_panels_(in.y, n_.batch, n_.key_heads, dim_ > 0 && !in_place_ ? n_.keys : 0, dim_,
-                    pairs_),
-        value_panels_(in.v, n_.batch, n_.key_heads, n_.keys, n_.value_dim),
-        keys_(in.y, n_.batch, n_.key_heads, dim_ > 0 ? n_.keys : 0, dim_),
-        queries_(in.x, n_.batch, n_.heads, dim_ > 0 ? n_.queries : 0, dim_),
-        d_o_(saved.d_o, n_.batch, n_.heads, n_.queries, n_.value_dim),
-        scalars_(in, n_.keys),
+        head_tasks_(n_, executor_, blocks_),
+        key_panels_(in.y, head_tasks_.keys(), dim_ > 0 && !in_place_ ? n_.keys : 0, dim_, pairs_),
+        value_panels_(in.v, head_tasks_.keys(), n_.keys, n_.value_dim),
+        keys_(in.y, head_tasks_.keys(), dim_ > 0 ? n_.keys : 0, dim_),
+        queries_(in.x, head_tasks_.queries(), dim_ > 0 ? n_.queries : 0, dim_),
+        d_o_(saved.d_o, head_tasks_.queries(), n_.queries, n_.value_dim),
+        scalars_(in, head_tasks_.keys(), n_.keys),
         terms_(in, kBackwardColumns,
                {.multiply = true, .add_product = grad.relative_query.data != nullptr},
                {.multiply = true, .add_product = false}, grad.relative_key.data != nullptr),
         segments_(in.mask, n_),
         skipping_(in),
         positions_(in),
-        relative_queries_(in.relative.query, n_.batch, n_.heads,
+        relative_queries_(in.relative.query, head_tasks_.queries(),
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
-        content_keys_(in.relative.key, n_.batch, n_.key_heads, of_keys().exists() ? n_.keys : 0,
+        content_keys_(in.relative.key, head_tasks_.keys(), of_keys().exists() ? n_.keys : 0,
                       in.relative.key_dim),
         d_position_queries_(of_keys().table(), grad.relative_queries,
                             TableParts(of_keys().table())),
@@ -93,10 +94,10 @@ class BackwardPass {
     }
     // Gradients are added up in whole vectors.
     if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
-      d_queries_.Reset(head_rows_ * padded_dim_);
+      d_queries_.Reset(head_tasks_.queries().count * n_.queries * padded_dim_);
     }
     if (kIsDistance<Definition>) norms_.Reset(head_rows_);
-    if (pairs_) paired_queries_.Reset(head_rows_ * panel_rows_);
+    if (pairs_) paired_queries_.Reset(head_tasks_.queries().count * n_.queries * panel_rows_);
     if (row_sums_ > 0) d_rows_.Reset(row_sums_ * head_rows_);
     if (grad.bias.table != nullptr) {
       d_bias_.Reset(n_.batch * n_.heads * parts_ * terms_.bias().stride());
@@ -108,25 +109,33 @@ class BackwardPass {
 
   void Run() {
     Prepare();
-    ChooseTiles();
+    if (!skipping_.active()) CountAllPairs();
     const int64_t heads = n_.batch * n_.key_heads;
-    const int64_t tasks = heads * blocks_;
+    const int64_t tasks = head_tasks_.whole() ? heads : heads * blocks_;
     const int64_t scratch =
         kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3 +
                             group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0) +
                             (of_keys().exists() ? kRowBlock + of_keys().table().padded() : 0)) +
         row_sums_ * kRowBlock + 2 * terms_.window_size() + of_keys().scratch_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
-    // As many heads side by side as there are workers: none waits for its turn, and each head's
-    // rows stay in cache.
-    const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
-    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
-      const int64_t first = task / (side_by_side * blocks_) * side_by_side;
-      const int64_t width = std::min(side_by_side, heads - first);
-      const int64_t head = first + (task - first * blocks_) % width;
-      KeyBlock(head / n_.key_heads, head % n_.key_heads, (task - first * blocks_) / width,
-               memory.data() + worker * scratch);
-    });
+    if (head_tasks_.whole()) {
+      ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
+        WholeHead(head, worker, memory.data() + worker * scratch);
+      });
+    } else {
+      // As many heads side by side as there are workers: none waits for its turn, and each head's
+      // rows stay in cache.
+      const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
+      ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+        const int64_t first = task / (side_by_side * blocks_) * side_by_side;
+        const int64_t width = std::min(side_by_side, heads - first);
+        const int64_t head = first + (task - first * blocks_) % width;
+        KeyBlock(head / n_.key_heads, head % n_.key_heads, (task - first * blocks_) / width,
+                 memory.data() + worker * scratch);
+      });
+      const int64_t row_tasks = finishes_rows() ? n_.batch * n_.heads * row_blocks_ : 0;
+      ParallelTasks(executor_, row_tasks, [&](int64_t task, int) { FinishRows(task); });
+    }
     Merge();
   }
 
@@ -154,29 +163,51 @@ class BackwardPass {
            d_position_queries_.wanted();
   }
 
-  // Packs keys and values, scales the bias, makes each row's softmax, and clears what rows and
-  // tables will have added up.
-  void Prepare() {
-    const int64_t panels = DivideUp(n_.keys, kWidth);
-    const int64_t key_tasks = n_.batch * n_.key_heads * panels;
-    const int64_t row_tasks = n_.batch * n_.heads * row_blocks_;
-    const int64_t packs_and_terms = key_tasks + row_tasks + terms_.tasks();
-    const int64_t all = packs_and_terms + skipping_.tasks();
-    ParallelTasks(executor_, all, [&](int64_t task, int) {
-      if (task >= packs_and_terms) {
-        skipping_.Fill(task - packs_and_terms);
-      } else if (task < key_tasks) {
-        const int64_t p = task % panels;
-        PrepareKeys(task / panels / n_.key_heads, task / panels % n_.key_heads, p);
-      } else if (task < key_tasks + row_tasks) {
-        PrepareRows((task - key_tasks) / row_blocks_, (task - key_tasks) % row_blocks_);
-      } else {
-        terms_.Fill(task - key_tasks - row_tasks);
-      }
-    });
+  // A key head by itself: all that is prepared, its blocks of keys, and what is finished of its
+  // rows.
+  void WholeHead(int64_t head, int worker, float* scratch) {
+    head_tasks_.Assign(head, worker);
+    for (int64_t p = 0; p < key_panels(); ++p) PrepareKeys(head * key_panels() + p);
+    const int64_t in_head = group_ * row_blocks_;
+    for (int64_t n = head * in_head; n < (head + 1) * in_head; ++n) {
+      PrepareRows(n);
+      if (skipping_.active()) ChooseTiles(n, choices_[Size(worker)]);
+    }
+    for (int64_t index = 0; index < blocks_; ++index) {
+      KeyBlock(head / n_.key_heads, head % n_.key_heads, index, scratch);
+    }
+    for (int64_t n = head * in_head; finishes_rows() && n < (head + 1) * in_head; ++n) {
+      FinishRows(n);
+    }
   }
 
-  void PrepareKeys(int64_t b, int64_t h, int64_t p) const {
+  // Packs keys and values, scales the bias, makes each row's softmax, clears what rows and tables
+  // will have added up, and chooses tiles; of whole heads only what they have in common.
+  void Prepare() {
+    const int64_t row_blocks = n_.batch * n_.heads * row_blocks_;
+    const int64_t key_tasks = head_tasks_.whole() ? 0 : n_.batch * n_.key_heads * key_panels();
+    const int64_t row_tasks = head_tasks_.whole() ? 0 : row_blocks;
+    const int64_t packs_and_terms = key_tasks + row_tasks + terms_.tasks();
+    ParallelTasks(executor_, packs_and_terms + skipping_.tasks(), [&](int64_t task, int) {
+      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
+      if (task < key_tasks) return PrepareKeys(task);
+      if (task < key_tasks + row_tasks) return PrepareRows(task - key_tasks);
+      terms_.Fill(task - key_tasks - row_tasks);
+    });
+    if (!skipping_.active()) return;
+    tiles_.resize(Size(row_blocks));
+    choices_.resize(Size(WorkersFor(executor_, row_blocks)));
+    ParallelTasks(executor_, row_tasks,
+                  [&](int64_t task, int worker) { ChooseTiles(task, choices_[Size(worker)]); });
+  }
+
+  int64_t key_panels() const { return DivideUp(n_.keys, kWidth); }
+
+  // Panel `index` of those of all key heads.
+  void PrepareKeys(int64_t index) const {
+    const int64_t p = index % key_panels();
+    const int64_t b = index / key_panels() / n_.key_heads;
+    const int64_t h = index / key_panels() % n_.key_heads;
     const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
     value_panels_.Fill(b, h, p, keys);
     scalars_.Fill(b, h, p, keys);
@@ -188,13 +219,24 @@ class BackwardPass {
     keys_.Fill(b, h, begin, end);
   }
 
-  void PrepareRows(int64_t head, int64_t row_block) {
-    const int64_t b = head / n_.heads;
-    const int64_t h = head % n_.heads;
-    const int64_t begin = row_block * kRowBlock;
-    const int64_t end = std::min(begin + kRowBlock, n_.queries);
-    const int64_t first = head * n_.queries + begin;
-    row_turns_.Start(head * row_blocks_ + row_block, SeenBlocks(b, row_block).begin);
+  // Some queries of one head.
+  struct RowRange {
+    int64_t b;
+    int64_t h;
+    int64_t begin;
+    int64_t end;
+  };
+  // Block `index` of those of all heads.
+  RowRange RowsOf(int64_t index) const {
+    const int64_t head = index / row_blocks_;
+    const int64_t begin = index % row_blocks_ * kRowBlock;
+    return {head / n_.heads, head % n_.heads, begin, std::min(begin + kRowBlock, n_.queries)};
+  }
+
+  void PrepareRows(int64_t index) {
+    const auto [b, h, begin, end] = RowsOf(index);
+    const int64_t first = (b * n_.heads + h) * n_.queries + begin;
+    row_turns_.Start(index, SeenBlocks(b, index % row_blocks_).begin);
     if (wants_queries()) {
       for (int64_t i = begin; i < end; ++i) {
         std::fill_n(QueryGradient(b, h, i), padded_dim_, 0.0f);
@@ -214,7 +256,7 @@ class BackwardPass {
       const int64_t row = first + i - begin;
       if (norms_) norms_.data()[row] = SquaredNorm(queries_.Head(b, h).row(i), dim_);
       if (pairs_) {
-        PairColumns(in_.x.row(b, h, i), 0, dim_, paired_queries_.data() + row * panel_rows_);
+        PairColumns(in_.x.row(b, h, i), 0, dim_, PairedQuery(b, h, i));
       }
       const float sum = saved_.statistics[head_rows_ + row];
       if (sum == 0.0f) {
@@ -304,41 +346,28 @@ class BackwardPass {
     }
   };
 
-  // Where tiles may be left out: those of each block of queries, by what its weights are known to
-  // add up to.
-  void ChooseTiles() {
-    if (!skipping_.active()) {
-      CountAllPairs();
-      return;
-    }
-    const int64_t tasks = n_.batch * n_.heads * row_blocks_;
-    tiles_.resize(Size(tasks));
-    std::vector<Choice> choices(Size(WorkersFor(executor_, tasks)));
-    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
-      const int64_t b = task / row_blocks_ / n_.heads;
-      const int64_t h = task / row_blocks_ % n_.heads;
-      const int64_t first = task % row_blocks_ * kRowBlock;
-      const int64_t rows = std::min(kRowBlock, n_.queries - first);
-      Tiles& tiles = tiles_[Size(task)];
-      tiles.blocks = SeenBlocks(b, first / kRowBlock);
-      const int64_t seen = tiles.blocks.end - tiles.blocks.begin;
-      if (seen > 1 && skipping_.Active(b, h)) {
-        LeaveOutTiles({b, h, 1, first, rows}, choices[Size(worker)], &tiles);
-        row_turns_.Start(task, tiles.blocks.begin);
-      }
-      AddPairs(rows * seen * kBackwardColumns,
-               rows *
-                   (tiles.blocks.end - tiles.blocks.begin -
-                    std::count(tiles.left_out.begin(), tiles.left_out.end(), true)) *
-                   kBackwardColumns);
-    });
-  }
-
   // What the choice of a worker's tiles is made in.
   struct Choice {
     RowBounds<Definition> rows;
     std::vector<float> bounds;
   };
+
+  // Where tiles may be left out: those of a block of queries, by what its weights are known to add
+  // up to.
+  void ChooseTiles(int64_t index, Choice& choice) {
+    const auto [b, h, begin, end] = RowsOf(index);
+    const int64_t rows = end - begin;
+    Tiles& tiles = tiles_[Size(index)];
+    tiles.blocks = SeenBlocks(b, index % row_blocks_);
+    const int64_t seen = tiles.blocks.end - tiles.blocks.begin;
+    if (seen > 1 && skipping_.Active(b, h)) {
+      LeaveOutTiles({b, h, 1, begin, rows}, choice, &tiles);
+      row_turns_.Start(index, tiles.blocks.begin);
+    }
+    const int64_t computed = tiles.blocks.end - tiles.blocks.begin -
+                             std::count(tiles.left_out.begin(), tiles.left_out.end(), true);
+    AddPairs(rows * seen * kBackwardColumns, rows * computed * kBackwardColumns);
+  }
 
   void LeaveOutTiles(const RowPlace& place, Choice& choice, Tiles* tiles) const {
     RowBounds<Definition>& rows = choice.rows;
@@ -635,7 +664,7 @@ class BackwardPass {
     const float* x = nullptr;
     int64_t x_stride = panel_rows_;
     if (pairs_) {
-      x = paired_queries_.data() + ((b * n_.heads + h) * n_.queries + first_row) * panel_rows_;
+      x = PairedQuery(b, h, first_row);
     } else {
       const Rows queries = queries_.Head(b, h);
       x = queries.row(first_row);
@@ -873,13 +902,6 @@ class BackwardPass {
 
   // Adds up what the blocks and the parts gave, in order.
   void Merge() {
-    const bool finishes_rows = wants_queries() || d_relative_queries_ || wants_row_scalars();
-    const int64_t row_tasks = finishes_rows ? n_.batch * n_.heads * row_blocks_ : 0;
-    ParallelTasks(executor_, row_tasks, [&](int64_t task, int) {
-      const int64_t head = task / row_blocks_;
-      const int64_t begin = task % row_blocks_ * kRowBlock;
-      FinishRows(head / n_.heads, head % n_.heads, begin, std::min(begin + kRowBlock, n_.queries));
-    });
     for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
       std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
     }
@@ -977,7 +999,11 @@ class BackwardPass {
     return Sum(columns, [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
   }
 
-  void FinishRows(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+  bool finishes_rows() const {
+    return wants_queries() || d_relative_queries_ || wants_row_scalars();
+  }
+  void FinishRows(int64_t index) const {
+    const auto [b, h, begin, end] = RowsOf(index);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = (b * n_.heads + h) * n_.queries + i;
       if (d_relative_queries_) {
@@ -1060,9 +1086,12 @@ class BackwardPass {
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
-    return d_queries_.data() + ((b * n_.heads + h) * n_.queries + i) * padded_dim_;
+    return d_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * padded_dim_;
   }
   int64_t query_stride() const { return d_queries_ ? padded_dim_ : grad_.x.stride[2]; }
+  float* PairedQuery(int64_t b, int64_t h, int64_t i) const {
+    return paired_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * panel_rows_;
+  }
   // By the row among those of all heads.
   float* RelativeQueryGradient(int64_t row) const {
     return d_relative_queries_.data() + row * terms_.keys().padded();
@@ -1092,6 +1121,7 @@ class BackwardPass {
   int64_t row_blocks_;
   int64_t parts_;
   int64_t head_rows_;
+  HeadTasks head_tasks_;
   Panels key_panels_;
   Panels value_panels_;
   PaddedRows keys_;
@@ -1101,7 +1131,8 @@ class BackwardPass {
   Terms terms_;
   Segments segments_;
   Skipping<Definition> skipping_;
-  std::vector<Tiles> tiles_;  // of each block of queries, where some may be left out
+  std::vector<Tiles> tiles_;     // of each block of queries, where some may be left out
+  std::vector<Choice> choices_;  // of each worker
   Positions positions_;
   std::vector<KeyRange> seen_blocks_;  // of each block of queries of each batch
   PaddedRows relative_queries_;

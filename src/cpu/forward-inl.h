@@ -3,12 +3,12 @@
 // A tile is a block of query rows by a block of keys: its scores are made by one product, turned
 // into weights while they are in cache, and used up by the next product. Keys are packed as
 // transposed panels of kPanel columns, so that one microkernel serves both products. Where each key
-// head has many queries, all keys are packed first, and each block of queries is a task. Where it
-// has few (short sequences, decoding), a task is a part of a key head's keys with all its queries:
-// it packs its keys a tile at a time, in cache, and the parts' results are merged. Where it has so
-// few that packing would cost as much as the products, keys and values are multiplied where they
-// lie. Tasks are cut by shape alone and merged in fixed order: results do not depend on the number
-// of workers.
+// head has many queries, all keys are packed first, and each block of queries is a task; of many
+// such heads each is one task, which packs its own keys. Where it has few (short sequences,
+// decoding), a task is a part of a key head's keys with all its queries: it packs its keys a tile
+// at a time, in cache, and the parts' results are merged. Where it has so few that packing would
+// cost as much as the products, keys and values are multiplied where they lie. A row's sums are cut
+// by shape alone and merged in fixed order: results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_FORWARD_INL_H_
@@ -73,16 +73,17 @@ class ForwardPass {
         pairs_values_(pairs_ && !in_place_),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
-        keys_(in.y, n_.batch, n_.key_heads, packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
-        values_(in.v, n_.batch, n_.key_heads, packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
-        scalars_(in, packs_all_ ? n_.keys : 0),
+        head_tasks_(n_, executor_, blocks()),
+        keys_(in.y, head_tasks_.keys(), packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
+        values_(in.v, head_tasks_.keys(), packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
+        scalars_(in, head_tasks_.keys(), packs_all_ ? n_.keys : 0),
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
                {.multiply = false, .add_product = true}, /*key_gradient=*/false),
         segments_(in.mask, n_),
         skipping_(in),
         positions_(in) {
     if (pairs_ && packs_all_) {
-      paired_values_.Reset(n_.batch * n_.key_heads * keys_.count() * kWidth / 2 * value_columns_);
+      paired_values_.Reset(head_tasks_.keys().count * keys_.count() * kWidth / 2 * value_columns_);
     }
   }
 
@@ -142,6 +143,8 @@ class ForwardPass {
       return std::min(last, (r / queries + 1) * queries);
     }
   };
+
+  struct Plan;
 
   // What a worker computes in.
   struct Scratch {
@@ -218,36 +221,57 @@ class ForwardPass {
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
   }
 
-  // All keys packed, then blocks of queries.
+  // All keys of a head packed, then its blocks of queries.
   void RunBlocks() {
-    PackAll();
+    const int64_t heads = n_.batch * n_.key_heads;
+    const int64_t panels = DivideUp(n_.keys, kWidth);
+    // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
+    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
+                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists() ||
+                       terms_.pair_mask().exists();
+    if (hides) non_finite_.assign(Size(heads * panels), 0);
+    const int64_t packs = head_tasks_.whole() ? 0 : heads * panels;
+    const int64_t packs_and_terms = packs + terms_.tasks();
+    ParallelTasks(executor_, packs_and_terms + skipping_.tasks(), [&](int64_t task, int) {
+      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
+      if (task >= packs) return terms_.Fill(task - packs);
+      Pack(task / panels, task % panels);
+    });
     const int64_t in_head = blocks();
-    const int64_t tasks = n_.batch * n_.key_heads * in_head;
+    const int64_t tasks = head_tasks_.whole() ? heads : heads * in_head;
     const int64_t size = scratch_size() + block_size();
     const Buffer memory(size * WorkersFor(executor_, tasks));
     std::vector<Plan> plans(skipping_.active() ? Size(WorkersFor(executor_, tasks)) : 0);
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       float* const own = memory.data() + worker * size;
-      const int64_t b = task / in_head / n_.key_heads;
-      const int64_t key_head = task / in_head % n_.key_heads;
-      Scratch scratch = MakeScratch(own);
-      Block block;
-      SetBlock(b, key_head, task % in_head, own + scratch_size(), block);
-      const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
-      TileMask seen;
-      SetMask(block, batch, 0, n_.keys, &seen);
-      if (skipping_.Active(block.place())) {
-        AddTilesInOrder(block, batch, seen, plans[Size(worker)], scratch);
-      } else {
-        for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
-             first += kForwardColumns) {
-          AddPackedTile(block, batch, {first, first + kForwardColumns}, 0, scratch);
-        }
-        AddPairs(block.rows() * std::max<int64_t>(0, seen.end - seen.begin),
-                 block.rows() * std::max<int64_t>(0, seen.end - seen.begin));
-      }
-      Finish(block);
+      Plan* const plan = plans.empty() ? nullptr : &plans[Size(worker)];
+      if (!head_tasks_.whole()) return RunBlock(task / in_head, task % in_head, own, plan);
+      head_tasks_.Assign(task, worker);
+      for (int64_t p = 0; p < panels; ++p) Pack(task, p);
+      for (int64_t n = 0; n < in_head; ++n) RunBlock(task, n, own, plan);
     });
+  }
+
+  // Block `index` of the queries of a key head.
+  void RunBlock(int64_t head, int64_t index, float* memory, Plan* plan) const {
+    const int64_t b = head / n_.key_heads;
+    Scratch scratch = MakeScratch(memory);
+    Block block;
+    SetBlock(b, head % n_.key_heads, index, memory + scratch_size(), block);
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    TileMask seen;
+    SetMask(block, batch, 0, n_.keys, &seen);
+    if (skipping_.Active(block.place())) {
+      AddTilesInOrder(block, batch, seen, *plan, scratch);
+    } else {
+      for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
+           first += kForwardColumns) {
+        AddPackedTile(block, batch, {first, first + kForwardColumns}, 0, scratch);
+      }
+      AddPairs(block.rows() * std::max<int64_t>(0, seen.end - seen.begin),
+               block.rows() * std::max<int64_t>(0, seen.end - seen.begin));
+    }
+    Finish(block);
   }
 
   // Adds the keys of a tile, all of them packed, to those rows of a block that do not leave it out.
@@ -399,40 +423,25 @@ class ForwardPass {
     AddPairs(block.rows() * (seen.end - seen.begin), block.rows() * computed);
   }
 
-  void PackAll() {
-    const int64_t panels = DivideUp(n_.keys, kWidth);
-    // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
-    const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
-                       in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists() ||
-                       terms_.pair_mask().exists();
-    if (hides) {
-      non_finite_.assign(static_cast<size_t>(n_.batch * n_.key_heads * panels), 0);
+  // Panel p of a key head's keys, and their values.
+  void Pack(int64_t head, int64_t p) {
+    const int64_t b = head / n_.key_heads;
+    const int64_t h = head % n_.key_heads;
+    const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+    const int64_t begin = std::max(keys.begin, p * kWidth);
+    const int64_t end = std::min(keys.end, (p + 1) * kWidth);
+    if (dim_ > 0) keys_.Fill(b, h, p, keys);
+    scalars_.Fill(b, h, p, keys);
+    if (pairs_) {
+      PairRows(in_.v, b, h, p * kWidth, (p + 1) * kWidth, keys, n_.value_dim,
+               PairedValues(b, h, p * kWidth));
+    } else {
+      values_.Fill(b, h, begin, end);
     }
-    const int64_t tasks = n_.batch * n_.key_heads * panels;
-    const int64_t packs_and_terms = tasks + terms_.tasks();
-    const int64_t all = packs_and_terms + skipping_.tasks();
-    ParallelTasks(executor_, all, [&](int64_t task, int) {
-      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
-      if (task >= tasks) return terms_.Fill(task - tasks);
-      const int64_t p = task % panels;
-      const int64_t h = task / panels % n_.key_heads;
-      const int64_t b = task / panels / n_.key_heads;
-      const KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
-      const int64_t begin = std::max(keys.begin, p * kWidth);
-      const int64_t end = std::min(keys.end, (p + 1) * kWidth);
-      if (dim_ > 0) keys_.Fill(b, h, p, keys);
-      scalars_.Fill(b, h, p, keys);
-      if (pairs_) {
-        PairRows(in_.v, b, h, p * kWidth, (p + 1) * kWidth, keys, n_.value_dim,
-                 PairedValues(b, h, p * kWidth));
-      } else {
-        values_.Fill(b, h, begin, end);
-      }
-      if (hides) {
-        non_finite_[static_cast<size_t>(task)] =
-            HasNonFinite(in_.v, b, h, begin, end, n_.value_dim) ? 1 : 0;
-      }
-    });
+    if (!non_finite_.empty()) {
+      non_finite_[Size(head * DivideUp(n_.keys, kWidth) + p)] =
+          HasNonFinite(in_.v, b, h, begin, end, n_.value_dim) ? 1 : 0;
+    }
   }
 
   Keys PackedKeys(int64_t b, int64_t key_head, int64_t first) const {
@@ -455,7 +464,7 @@ class ForwardPass {
   }
 
   float* PairedValues(int64_t b, int64_t key_head, int64_t first) const {
-    const int64_t head = b * n_.key_heads + key_head;
+    const int64_t head = head_tasks_.keys().Of(b, key_head);
     return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
 
@@ -1043,6 +1052,7 @@ class ForwardPass {
   bool pairs_values_;  // whether values are packed as pairs
   int64_t heads_in_block_;
   int64_t parts_ = 1;
+  HeadTasks head_tasks_;
   Panels keys_;
   PaddedRows values_;
   PackedScalars<Definition> scalars_;

@@ -14,9 +14,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/most_bias.h"
 #include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
+#include "cpu/head_places.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -37,9 +39,6 @@ constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// What finite biases beyond count as, so that they stay finite in units of log2, several of them
-// added and with a temperature of up to 10: many write the least number there is to hide a key.
-constexpr float kMostBias = 1e37f;
 
 // Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
 // both directions: scores are the same numbers in both.
@@ -208,14 +207,14 @@ inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin
 class PaddedRows {
  public:
   // Copies nothing yet; Fill copies rows [begin, end) of one head.
-  PaddedRows(const Tokens& tokens, int64_t batch, int64_t heads, int64_t rows, int64_t columns)
+  PaddedRows(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns)
       : tokens_(tokens),
-        heads_(heads),
+        places_(places),
         rows_(rows),
         columns_(columns),
         padded_(PaddedColumns(columns)) {
     if (padded_ != columns || tokens.type != TokenType::kFloat32) {
-      copy_.Reset(batch * heads * rows * padded_);
+      copy_.Reset(places.count * rows * padded_);
     }
   }
 
@@ -223,18 +222,21 @@ class PaddedRows {
 
   void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     if (!copies()) return;
-    CopyPadded(tokens_, b, h, begin, end, columns_,
-               copy_.data() + ((b * heads_ + h) * rows_ + begin) * padded_);
+    CopyPadded(tokens_, b, h, begin, end, columns_, Copy(b, h) + begin * padded_);
   }
 
   Rows Head(int64_t b, int64_t h) const {
-    if (copies()) return {copy_.data() + (b * heads_ + h) * rows_ * padded_, padded_};
+    if (copies()) return {Copy(b, h), padded_};
     return {static_cast<const float*>(tokens_.row(b, h, 0)), tokens_.stride[2]};
   }
 
  private:
+  float* Copy(int64_t b, int64_t h) const {
+    return copy_.data() + places_.Of(b, h) * rows_ * padded_;
+  }
+
   Tokens tokens_;
-  int64_t heads_;
+  HeadPlaces places_;
   int64_t rows_;
   int64_t columns_;
   int64_t padded_;
@@ -442,18 +444,18 @@ inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, 
   }
 }
 
-// Rows of each key head packed as transposed panels, or as those of pairs, one behind the other.
+// Rows of each head packed as transposed panels, or as those of pairs, one behind the other.
 class Panels {
  public:
-  Panels(const Tokens& tokens, int64_t batch, int64_t heads, int64_t rows, int64_t columns,
+  Panels(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns,
          bool pairs = false)
       : tokens_(tokens),
-        heads_(heads),
+        places_(places),
         columns_(columns),
         pairs_(pairs),
         panel_rows_(pairs ? DivideUp(columns, 2) : columns),
         panels_(DivideUp(rows, kWidth)),
-        data_(batch * heads * panels_ * panel_rows_ * kWidth) {}
+        data_(places.count * panels_ * panel_rows_ * kWidth) {}
 
   int64_t count() const { return panels_; }
 
@@ -466,11 +468,11 @@ class Panels {
 
  private:
   float* At(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + ((b * heads_ + h) * panels_ + p) * panel_rows_ * kWidth;
+    return data_.data() + (places_.Of(b, h) * panels_ + p) * panel_rows_ * kWidth;
   }
 
   Tokens tokens_;
-  int64_t heads_;
+  HeadPlaces places_;
   int64_t columns_;
   bool pairs_;
   int64_t panel_rows_;

@@ -84,11 +84,9 @@ class PackedScalars {
  public:
   using Scalars = ColumnScalars<Definition>;
 
-  PackedScalars(const AttentionInput<float>& in, int64_t keys)
-      : in_(in), padded_(RoundUp(keys, kWidth)) {
-    if (Scalars::kCount > 0) {
-      data_.Reset(Scalars::kCount * in.shape.batch * in.shape.key_heads * padded_);
-    }
+  PackedScalars(const AttentionInput<float>& in, const HeadPlaces& places, int64_t keys)
+      : in_(in), places_(places), padded_(RoundUp(keys, kWidth)) {
+    if (Scalars::kCount > 0) data_.Reset(Scalars::kCount * places.count * padded_);
   }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
@@ -102,10 +100,11 @@ class PackedScalars {
 
  private:
   float* Head(int64_t b, int64_t h) const {
-    return data_.data() + (b * in_.shape.key_heads + h) * Scalars::kCount * padded_;
+    return data_.data() + places_.Of(b, h) * Scalars::kCount * padded_;
   }
 
   const AttentionInput<float>& in_;
+  HeadPlaces places_;
   int64_t padded_;
   Buffer data_;
 };

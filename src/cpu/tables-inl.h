@@ -177,9 +177,10 @@ class RowTable {
         tables_(heads ? n.heads : 1),
         uses_(uses),
         table_(table),
-        panels_({table, {0, size * columns, columns}}, 1, tables_, packs() ? size_ : 0, columns),
-        rows_({table, {0, size * columns, columns}}, 1, tables_, uses.add_product ? size_ : 0,
-              columns),
+        panels_({table, {0, size * columns, columns}}, {tables_, 1, tables_}, packs() ? size_ : 0,
+                columns),
+        rows_({table, {0, size * columns, columns}}, {tables_, 1, tables_},
+              uses.add_product ? size_ : 0, columns),
         columns_(columns),
         padded_(PaddedColumns(columns)),
         exists_(table != nullptr) {}

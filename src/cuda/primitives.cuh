@@ -8,6 +8,7 @@
 #ifndef GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 #define GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 
+#include "base/most_bias.h"
 #include "base/near_share.h"
 #include "cuda/constants.h"
 #include "cuda/parameters.h"
@@ -179,8 +180,6 @@ using cuda::SharedLayout;
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
-// What finite biases beyond count as (cpu/packing-inl.h).
-constexpr float kMostBias = 1e37f;
 
 GNOMON_DEVICE float Infinity() { return FromBits(0x7f800000u); }
 

@@ -66,9 +66,9 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
 
 const std::vector<std::string>& KernelSourceFiles() {
   static const std::vector<std::string> kFiles = {
-      "base/near_share.h", "cuda/backward.cuh", "cuda/constants.h",    "cuda/forward.cuh",
-      "cuda/pair.cuh",     "cuda/parameters.h", "cuda/primitives.cuh", "cuda/relative.cuh",
-      "cuda/rows.cuh",     "cuda/tables.cuh",   "cuda/tiles.cuh"};
+      "base/most_bias.h",  "base/near_share.h", "cuda/backward.cuh", "cuda/constants.h",
+      "cuda/forward.cuh",  "cuda/pair.cuh",     "cuda/parameters.h", "cuda/primitives.cuh",
+      "cuda/relative.cuh", "cuda/rows.cuh",     "cuda/tables.cuh",   "cuda/tiles.cuh"};
   return kFiles;
 }
 

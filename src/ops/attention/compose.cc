@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/most_bias.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/devices.h"
 #include "ops/attention/grid_bias.h"
@@ -101,8 +102,7 @@ KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::Scalar
 // Numbers as they count in the kernels (kMostBias): of two that hide, the least there are, the sum
 // is none that hides from all.
 at::Tensor AsBias(const at::Tensor& bias) {
-  constexpr double kMost = 1e37;
-  return at::where(bias.isinf(), bias, bias.clamp(-kMost, kMost));
+  return at::where(bias.isinf(), bias, bias.clamp(-kMostBias, kMostBias));
 }
 
 void Add(OptionalTensor& sum, const at::Tensor& term) {

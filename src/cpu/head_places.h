@@ -1,0 +1,65 @@
+// Where what is packed of a head lies.
+#ifndef GNOMON_SRC_CPU_HEAD_PLACES_H_
+#define GNOMON_SRC_CPU_HEAD_PLACES_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/parallel.h"
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// The places of the heads of each batch in packed memory.
+struct HeadPlaces {
+  int64_t heads;  // of a batch
+  int64_t group;  // of these for each key head
+  int64_t count;  // of places
+  // Of each key head: the worker whose places it has. Null: it has its own.
+  const int32_t* workers = nullptr;
+
+  int64_t Of(int64_t b, int64_t h) const {
+    const int64_t head = b * heads + h;
+    if (workers == nullptr) return head;
+    return group == 1 ? workers[head] : workers[head / group] * group + head % group;
+  }
+};
+
+// Whether a task is a whole key head. What it packs lies then in its worker's memory: it is still
+// in cache when it is multiplied, and of many short sequences only a few take memory at a time.
+class HeadTasks {
+ public:
+  // `blocks`: how many tasks a key head is otherwise.
+  HeadTasks(const AttentionShape& n, const Executor& executor, int64_t blocks)
+      : n_(n), heads_(n.batch * n.key_heads), workers_(WorkersFor(executor, heads_)) {
+    // So many that no worker is idle for long while others are at their last.
+    constexpr int64_t kManyPerWorker = 16;
+    const int64_t least = (blocks > 1 ? kManyPerWorker : 1) * workers_;
+    if (workers_ == 1 || heads_ >= least) of_head_.resize(static_cast<size_t>(heads_));
+  }
+
+  bool whole() const { return !of_head_.empty(); }
+  // Before any use of the places of key head `head` of all batches'.
+  void Assign(int64_t head, int worker) { of_head_[static_cast<size_t>(head)] = worker; }
+  HeadPlaces keys() const { return Places(n_.key_heads, 1); }
+  HeadPlaces queries() const {
+    return Places(n_.heads, n_.heads / std::max<int64_t>(1, n_.key_heads));
+  }
+
+ private:
+  HeadPlaces Places(int64_t heads, int64_t group) const {
+    if (!whole()) return {heads, group, n_.batch * heads};
+    return {heads, group, workers_ * group, of_head_.data()};
+  }
+
+  const AttentionShape& n_;
+  int64_t heads_;
+  int64_t workers_;
+  std::vector<int32_t> of_head_;
+};
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CPU_HEAD_PLACES_H_
