@@ -29,9 +29,7 @@ torch::Tensor Places(const torch::Tensor& tokens, int64_t begin, int64_t end) {
 
 }  // namespace
 
-AdaptiveEmbeddingImpl::AdaptiveEmbeddingImpl(int64_t vocabulary, int64_t dim,
-                                             const std::vector<int64_t>& cutoffs)
-    : ends_(cutoffs) {
+void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary) {
   int64_t before = 0;
   for (const int64_t cutoff : cutoffs) {
     if (cutoff <= before || cutoff >= vocabulary) {
@@ -42,6 +40,12 @@ AdaptiveEmbeddingImpl::AdaptiveEmbeddingImpl(int64_t vocabulary, int64_t dim,
     }
     before = cutoff;
   }
+}
+
+AdaptiveEmbeddingImpl::AdaptiveEmbeddingImpl(int64_t vocabulary, int64_t dim,
+                                             const std::vector<int64_t>& cutoffs)
+    : ends_(cutoffs) {
+  CheckCutoffs(cutoffs, vocabulary);
   ends_.push_back(vocabulary);
   for (int64_t band = 0; band < bands(); ++band) {
     const int64_t columns = Columns(dim, band);

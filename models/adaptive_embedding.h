@@ -10,6 +10,10 @@
 
 namespace gnomon::models {
 
+// Throws Error, naming the option, unless the cutoffs rise from at least 1 to less than the
+// vocabulary.
+void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary);
+
 // Tokens, the most frequent ones first, in bands that end at the cutoffs and at the vocabulary.
 // Band n has tables.n (tokens, columns) of dim / 4^n columns, at least one, and all but the first
 // projections.n (dim, columns): a token's embedding is its row, projected. Read the other way
@@ -17,8 +21,7 @@ namespace gnomon::models {
 // the logits of the head, and those of the band share its probability among its tokens.
 class AdaptiveEmbeddingImpl : public torch::nn::Module {
  public:
-  // Embeddings of variance 1 / dim, and unit logits of unit inputs. Throws Error unless the cutoffs
-  // rise from at least 1 to less than the vocabulary.
+  // Embeddings of variance 1 / dim, and unit logits of unit inputs. The cutoffs are checked.
   AdaptiveEmbeddingImpl(int64_t vocabulary, int64_t dim, const std::vector<int64_t>& cutoffs);
 
   // Rows (..., dim) of the tokens (...), int64.

@@ -184,6 +184,7 @@ void TextTask::TakeAssets(const std::vector<std::string>& bytes, bool is_stored)
 }
 
 void TextTask::CheckData(const TrainingOptions* training) const {
+  CheckCutoffs(options_.model.adaptive, options_.model.vocabulary);
   const auto check = [&](const char* part, const TokenText& text, int64_t needed) {
     if (text.size() < needed) {
       throw Error(StrCat("the text is too short: the ", part, " part of ", data_.path, " has ",
@@ -202,6 +203,12 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
   LanguageModelOptions model = options_.model;
   model.similarity = terms.similarity;
   model.position = terms.position;
+  // Before the tokens are known a model is only tried, with a vocabulary for any cutoffs.
+  if (tokens_.tokenizer == nullptr && !model.adaptive.empty()) {
+    const auto& cutoffs = model.adaptive;
+    model.vocabulary =
+        std::max(model.vocabulary, *std::max_element(cutoffs.begin(), cutoffs.end()) + 1);
+  }
   return std::make_unique<TextLearner>(*this, LanguageModel(model), training);
 }
 

@@ -47,25 +47,31 @@ int OpenBeside(const std::filesystem::path& path, std::string* name) {
 
 }  // namespace
 
-void WriteFileAtomically(const std::filesystem::path& path,
+void WriteFileAtomically(const std::filesystem::path& given,
                          const std::vector<std::string_view>& parts) {
+  // What a link leads to is replaced, not the link; what is no file cannot be.
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::weakly_canonical(given, error);
+  if (error) path = given;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  const bool in_place = std::filesystem::is_other(status);
   std::string beside;
-  const int file = OpenBeside(path, &beside);
+  const int file = in_place ? ::open(path.c_str(), O_WRONLY | O_CLOEXEC) : OpenBeside(path, &beside);
   bool good = file >= 0;
   for (const std::string_view part : parts) good = good && WriteAll(file, part);
-  good = good && ::fsync(file) == 0;
+  good = good && (in_place || ::fsync(file) == 0);
   int fault = errno;
   if (file >= 0 && ::close(file) != 0 && good) {
     fault = errno;
     good = false;
   }
-  if (good && ::rename(beside.c_str(), path.c_str()) != 0) {
+  if (good && !in_place && ::rename(beside.c_str(), path.c_str()) != 0) {
     fault = errno;
     good = false;
   }
   if (!good) {
-    if (file >= 0) ::unlink(beside.c_str());
-    throw Error(StrCat("cannot write ", path.string(), ": ", std::strerror(fault)));
+    if (file >= 0 && !in_place) ::unlink(beside.c_str());
+    throw Error(StrCat("cannot write ", given.string(), ": ", std::strerror(fault)));
   }
 }
 

@@ -11,7 +11,8 @@
 namespace gnomon::models {
 
 // Writes the parts one after the other to a file beside `path` whose name no other writer has,
-// brings it to the disk, and renames it to `path`. Throws Error where it cannot.
+// brings it to the disk, and renames it to `path`. Throws Error where it cannot. A link stays one:
+// what it leads to is replaced; devices and pipes are written to as they are.
 void WriteFileAtomically(const std::filesystem::path& path,
                          const std::vector<std::string_view>& parts);
 

@@ -16,9 +16,15 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file that becomes `path` at the end, and is removed where that is not reached.
 
+    A link stays one: what it leads to is replaced. Devices and pipes are written to as they are.
+
     Raises:
         OSError: of `path`, where the file cannot be written; what else fails inside is as it is.
     """
+    if path.is_char_device() or path.is_block_device() or path.is_fifo():
+        yield path
+        return
+    named, path = path, path.resolve()
     # A name that no other writer has; texts in folders that are read do not have hidden names.
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
@@ -30,6 +36,6 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         )
         if not is_own:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(named)) from error
     finally:
         part.unlink(missing_ok=True)

@@ -143,6 +143,18 @@ def test_words_from_training_to_text(tmp_path):
     assert json.loads(printed)["losses"][0]["loss"] == at["loss"]
 
 
+def test_cutoffs_may_lie_beyond_the_number_of_bytes(tmp_path):
+    words = [f"w{n}" for n in range(400)]
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(words) for _ in range(12)))
+    arguments = ["train", "--data", "text.txt", "--tokens", "words", *TINY, "--steps", 1]
+    succeed(*arguments, "--adaptive", "20,300", "--out", "run", cwd=tmp_path)
+    table = load_file(tmp_path / "run/checkpoint.safetensors")["model.embedding.table_1"]
+    assert table.shape == (280, 32 // 4)
+    printed = refused(*arguments, "--adaptive", "20,3000", "--out", "none", cwd=tmp_path)
+    assert "less than the vocabulary, 40" in printed
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 90)
     arguments = ["train", "--data", "text.txt", "--out", "run", *TINY, "--steps", 1]

@@ -1,6 +1,7 @@
 #include "training/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -38,6 +39,10 @@ class FilesTest : public testing::Test {
     return names;
   }
 
+  static std::string Read(const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
   void Touch(const std::string& name) const { std::ofstream(folder_ / name) << "x"; }
 
   fs::path folder_;
@@ -55,10 +60,35 @@ TEST_F(FilesTest, WritersOfOneFileDoNotMeet) {
     });
   }
   for (std::thread& writer : writers) writer.join();
-  std::ifstream in(file, std::ios::binary);
-  const std::string read{std::istreambuf_iterator<char>(in), {}};
+  const std::string read = Read(file);
   EXPECT_TRUE(read == texts[0] + "." || read == texts[1] + ".");
   EXPECT_EQ(Names(), (std::vector<std::string>{"file", "file.part"}));
+}
+
+TEST_F(FilesTest, LinksDevicesAndPipesStayWhatTheyAre) {
+  const fs::path file = folder_ / "file";
+  const fs::path link = folder_ / "link";
+  Touch("file");
+  fs::create_symlink("file", link);
+  WriteFileAtomically(link, {"through ", "the link"});
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(Read(file), "through the link");
+
+  const fs::path to_device = folder_ / "device";
+  fs::create_symlink("/dev/null", to_device);
+  WriteFileAtomically(to_device, {"nothing"});
+  EXPECT_TRUE(fs::is_symlink(to_device));
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::string read;
+  std::thread reader([&] { read = Read(pipe); });
+  WriteFileAtomically(pipe, {"through the pipe"});
+  reader.join();
+  EXPECT_EQ(read, "through the pipe");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_EQ(Names(), (std::vector<std::string>{"device", "file", "link", "pipe"}));
 }
 
 TEST_F(FilesTest, WhatAKilledWriterLeftIsRemovedAndNothingElse) {
