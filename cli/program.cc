@@ -188,7 +188,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       AddList(app, &action);
       AddInspect(app, &action);
       AddBench(app, &action);
-      for (const char* name : {"train", "eval", "generate", "compare", "list"}) {
+      for (const char* name : {"train", "eval", "generate", "compare", "list", "bench"}) {
         AddTermsFlag(app.get_subcommand(name));
       }
       RefuseOptionsWithoutValue(argc, argv);

@@ -100,6 +100,19 @@ def test_compare_train_eval_and_generate(library, folder, tmp_path):
     assert "unknown position" in refused(*evaluate, cwd=tmp_path)
     succeed("generate", "--model", trained, "--terms", library, "--prompt", "line",
             "--tokens", 4, cwd=tmp_path)  # fmt: skip
+    succeed("inspect", "decay", "--model", trained, "--terms", library, cwd=tmp_path)
+    assert "unknown position" in refused("inspect", "decay", "--model", trained, cwd=tmp_path)
+
+
+def test_inspect_and_bench(library, tmp_path):
+    decay = ("inspect", "decay", "--position", "root")
+    succeed(*decay, "--terms", library, cwd=tmp_path)
+    assert 'unknown position "root"' in refused(*decay, cwd=tmp_path)
+    assert "absent.so is no file" in refused(*decay, "--terms", "absent.so", cwd=tmp_path)
+    bench = ("bench", "--model", "dot/none,student_t/root", "--repeats", 1, "--length", 16,
+             "--depth", 1, "--dim", 16, "--heads", 2, "--mlp", 16, "--batch", 2)  # fmt: skip
+    rows = json.loads(succeed(*bench, "--terms", library, "--json", cwd=tmp_path))["models"]
+    assert len(rows) == 2
 
 
 def test_wrong_libraries_are_one_line(tmp_path):

@@ -13,6 +13,7 @@ try:
 except ImportError as error:
     sys.exit(f"gnomon: inspect draws with matplotlib: {error}")
 
+from gnomon._catalogue import load_terms
 from gnomon._output import checked_output
 from gnomon._plots import STYLE
 from gnomon.inspect import cones, decay, encodings, model_pictures, rank
@@ -93,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
         command = pictures.add_parser(name, help=text, description=f"Draws {text}.")
         add_arguments(command)
         command.add_argument(
+            "--terms", action="append", default=[], metavar="LIBRARY",
+            help="a library of similarities, positions and encodings from outside; repeatable",
+        )  # fmt: skip
+        command.add_argument(
             "--out", type=path, default=pathlib.Path(f"{name}.png"),
             help="the picture, a file NAME.png; its numbers go to NAME.json (default %(default)s)",
         )  # fmt: skip
@@ -112,6 +117,8 @@ def _main(words: list[str]) -> int:
         options = _parser().parse_args(words)
         if options.out.suffix != ".png":
             raise ValueError(f"--out: {options.out}; expected a file NAME.png")
+        for library in options.terms:
+            load_terms(library)
         with matplotlib.rc_context(STYLE):
             PICTURES[options.picture][2](options).save(options.out)
     except OSError as error:
