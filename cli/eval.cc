@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -87,7 +88,9 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   if (flags.as_json) {
     nlohmann::json record = task.DescribeData();
     record.update(task.DescribeEvaluation());
-    record[StrCat("trained_on_this_", task.data_noun())] = same_data;
+    std::string noun = task.data_noun();
+    std::replace(noun.begin(), noun.end(), ' ', '_');
+    record["trained_on_this_" + noun] = same_data;
     record["step"] = training ? nlohmann::json(training->step) : nullptr;
     record["losses"] = nlohmann::json::array();
     for (const models::Measurement& at : measurements) {

@@ -229,7 +229,8 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
   if (trainer.step() < steps) {
     progress.Note(StrCat("stopped after step ", trainer.step(), " of ", steps,
                          "; resume with: gnomon train --resume ",
-                         work.checkpoint.parent_path().string()));
+                         work.checkpoint.parent_path().string(),
+                         flags->threads > 0 ? StrCat(" --threads ", flags->threads) : ""));
     return kInterrupted;
   }
   if (processes->rank() != 0) return 0;

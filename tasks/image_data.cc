@@ -40,6 +40,9 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   return has_channels ? pixels : pixels.unsqueeze(-1);
 }
 
+// What is more is no class but some other number.
+constexpr int64_t kMostClasses = 65536;
+
 torch::Tensor ReadLabels(const Arrays& arrays, const std::string& name, int64_t highest) {
   const bool is_column = arrays.CountAxes(name) == 2;
   const torch::Tensor labels = arrays.Integers(name, is_column ? 2 : 1, 0, highest);
@@ -92,9 +95,7 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
     const std::string labels = part + ".labels";
     LabelledImages found;
     found.pixels = ReadPixels(arrays, images, kind.axes);
-    // Fewer images than classes are no data to learn from.
-    found.labels = ReadLabels(
-        arrays, labels, highest < 0 ? std::max<int64_t>(found.pixels.size(0), 2) - 1 : highest);
+    found.labels = ReadLabels(arrays, labels, highest < 0 ? kMostClasses - 1 : highest);
     arrays.CheckRows(images, labels);
     return found;
   };

@@ -105,6 +105,10 @@ TextData ReadText(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) throw Error(StrCat("no such data file or folder: ", path.string()));
+  if (path.extension() == ".safetensors") {
+    throw Error(
+        StrCat(path.string(), " holds arrays, expected text; another task (--task) reads it"));
+  }
   TextData data;
   data.path = path.string();
   std::optional<fs::path> train;

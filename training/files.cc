@@ -56,7 +56,8 @@ void WriteFileAtomically(const std::filesystem::path& given,
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   const bool in_place = std::filesystem::is_other(status);
   std::string beside;
-  const int file = in_place ? ::open(path.c_str(), O_WRONLY | O_CLOEXEC) : OpenBeside(path, &beside);
+  const int file =
+      in_place ? ::open(path.c_str(), O_WRONLY | O_CLOEXEC) : OpenBeside(path, &beside);
   bool good = file >= 0;
   for (const std::string_view part : parts) good = good && WriteAll(file, part);
   good = good && (in_place || ::fsync(file) == 0);

@@ -119,7 +119,7 @@ class Reader {
     if (bytes_.size() < 8) Fail(StrCat("it has ", bytes_.size(), " bytes"));
     uint64_t length = 0;
     std::memcpy(&length, bytes_.data(), 8);
-    if (length > kLongestHeader) Fail(StrCat("a header of ", length, " bytes is too long"));
+    if (length > kLongestHeader) Fail("it has no header (`gnomon data` makes one of other files)");
     if (length > bytes_.size() - 8) {
       Fail(StrCat("a header of ", length, " bytes in a file of ", bytes_.size()));
     }

@@ -136,7 +136,7 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   WriteBytes(std::string("\x10\0\0\0\0\0\0\0{}", 10));
   EXPECT_NE(ErrorOfReading().find("a header of 16 bytes in a file of 10"), std::string::npos);
   WriteBytes(std::string(8, '\xff') + "{}");
-  EXPECT_NE(ErrorOfReading().find("is too long"), std::string::npos);
+  EXPECT_NE(ErrorOfReading().find("it has no header"), std::string::npos);
   fs::remove(path_);
   EXPECT_NE(ErrorOfReading().find("cannot read"), std::string::npos);
 }
