@@ -17,10 +17,11 @@ POSITIONS = (
     "alibi+sink",
 )
 SHORT, LONG = 128, 512
+NOT_TRIED = "Longer training and larger models were not tried."
 
 
-def better(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
-    """That the one has a lower loss than the other."""
+def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
+    """The one against the other at each length."""
     return tuple(Contrast(f"dot/{left}", n, f"dot/{right}", n) for n in lengths)
 
 
@@ -46,34 +47,58 @@ STUDY = Study(
         ),
     ),
     claims=(
-        Claim("A norm of queries and keys lowers the loss.", better("rope+qk_norm", "rope", SHORT)),
+        Claim(
+            "A norm of queries and keys lowers the loss.",
+            against("rope+qk_norm", "rope", SHORT),
+            why=(
+                "The claim is tested at the training length. Beyond it the table below has a lower "
+                "mean with the norm, which no row tests. " + NOT_TRIED
+            ),
+        ),
         Claim(
             "A sink lowers the loss.",
-            (*better("rope+sink", "rope", SHORT), *better("alibi+sink", "alibi", SHORT, LONG)),
+            (*against("rope+sink", "rope", SHORT), *against("alibi+sink", "alibi", SHORT, LONG)),
+            why=NOT_TRIED,
         ),
-        Claim("A gate of the output lowers the loss.", better("rope+gate", "rope", SHORT)),
+        Claim(
+            "A gate of the output lowers the loss.",
+            against("rope+gate", "rope", SHORT),
+            why=NOT_TRIED,
+        ),
         Claim(
             "The forget gate is better than ALiBi, whose slopes do not depend on the content.",
-            better("forget", "alibi", SHORT, LONG),
+            against("forget", "alibi", SHORT, LONG),
         ),
-        Claim("RoPE adds to the forget gate.", better("rope+forget", "forget", SHORT, LONG)),
+        Claim(
+            "RoPE lowers the loss of the forget gate.",
+            against("rope+forget", "forget", SHORT, LONG),
+            why=(
+                "The mean is lower by 0.020 at both lengths, which three seeds cannot tell from "
+                "chance; more were not run."
+            ),
+        ),
         Claim(
             "A bias that the query reads off the distance is better than RoPE.",
-            better("content_bias", "rope", SHORT, LONG),
+            against("content_bias", "rope", SHORT, LONG),
         ),
         Claim(
-            "YaRN loses less than RoPE beyond the training length, and nothing at it.",
-            (
-                *better(YARN, "rope", LONG),
-                Contrast("dot/rope", SHORT, f"dot/{YARN}", SHORT),
+            "YaRN has a lower loss than RoPE beyond the training length.",
+            against(YARN, "rope", LONG),
+            why=(
+                "YaRN is meant for a model that was trained without it; here it is there from the "
+                "start. A model that is given it after training was not measured."
             ),
+        ),
+        Claim(
+            "YaRN loses nothing against RoPE at the training length.",
+            against(YARN, "rope", SHORT),
+            left_is="not worse",
         ),
     ),
     limits=(
         "The models are small (four layers of 128 columns), read bytes and are trained for 600 "
         "steps of 16 windows: what stabilises long runs of large models, as norms and sinks are "
-        "said to, has little to do here. YaRN is meant for a model that was trained without it; "
-        "here it is there from the start. One learning rate was used for all."
+        "said to, has little to do here. One learning rate was used for all."
     ),
     sources=(
         "QK-norm: Henry et al. 2020; Dehghani et al. 2023. Sinks: Xiao et al. 2024; OpenAI 2025, "

@@ -47,11 +47,11 @@ STUDY = Study(
             (Contrast("dot/none", 100, "dot/rope", 100),),
         ),
         Claim(
-            "ALiBi is better than RoPE there.",
+            "ALiBi is better than RoPE at more than twice the length.",
             (Contrast("dot/alibi", 100, "dot/rope", 100),),
         ),
         Claim(
-            "A learned HyPE bias mends RoPE.",
+            "A learned HyPE bias makes RoPE better at more than twice the length.",
             (Contrast("dot/rope+hype:tau=learned", 100, "dot/rope", 100),),
         ),
     ),

@@ -61,21 +61,34 @@ STUDY = Study(
         Claim(
             "RoPE with a learned HyPE bias is at least as good as RoPE at the training length.",
             (Contrast(HYPE, 128, ROPE, 128),),
+            left_is="not worse",
         ),
         Claim(
-            "It does not get worse beyond.",
-            tuple(
-                Contrast(HYPE, n, HYPE, 128, metric)
-                for metric in ("last",)
-                for n in (256, 1024, LONGEST)
+            "RoPE with a learned HyPE bias does not get worse beyond the training length.",
+            tuple(Contrast(HYPE, n, HYPE, 128, "last") for n in (256, 1024, LONGEST)),
+            left_is="not worse",
+            why=(
+                "These rows are of the last 32 bytes of each window, which see nearly all of it; "
+                "the mean loss, in the first table below, holds the early bytes, too, and does not "
+                "rise. The last bytes of longer windows are fewer and others than those of short "
+                "ones: on Shakespeare's plays from 128 to 1024 their loss rises by 0.047, with a "
+                "learned HyPE bias alone by 0.027, with Transformer-XL by 0.039, with RoPE by "
+                "1.628. How much of that is the bytes was not measured."
             ),
         ),
         Claim(
-            "A learned HyPE bias alone is as good as ALiBi, and as KERPLE, which are alike.",
+            "A learned HyPE bias alone is as good as ALiBi and KERPLE.",
             tuple(
                 Contrast("dot/hype:tau=learned", n, other, n)
                 for other in ("dot/alibi", "dot/kerple")
                 for n in (128, LONGEST)
+            ),
+            left_is="not worse",
+            why=(
+                "With the default `mu` HyPE does as ALiBi does, fixed or learned, so that it is "
+                "the learning that helps against ALiBi's fixed slopes. Against KERPLE the loss is "
+                "higher by 0.015 to 0.017 on Shakespeare's plays, which five seeds just cannot "
+                "tell from chance."
             ),
         ),
         Claim(
@@ -87,8 +100,13 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "With RoPE, HyPE's bias is better than ALiBi's.",
+            "With RoPE, a learned HyPE bias is better than ALiBi's.",
             tuple(Contrast(HYPE, n, "dot/rope+alibi", n) for n in (128, LONGEST)),
+            why=(
+                "ALiBi's slopes are fixed here. Alone, a learned HyPE bias does as ALiBi with "
+                "learned slopes does; RoPE with learned slopes was not run, so that what HyPE has "
+                "ahead may be the learning."
+            ),
         ),
     ),
     limits=(

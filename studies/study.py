@@ -24,6 +24,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -59,8 +60,14 @@ class Contrast:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    text: str
+    """What a source or a first look says, and is tested here."""
+
+    text: str  # understood without those before it
     contrasts: tuple[Contrast, ...]
+    # What their left sides are then: better, worse or not worse.
+    left_is: str = "better"
+    # What the repository shows of why it comes out so, or that nobody has looked.
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +80,29 @@ class Study:
     sources: str = ""
     # Shown is the time of a step rather than what was learned.
     of_time: bool = False
+
+
+# ---- What the test of a contrast may say
+
+BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference seen"
+FEW_SEEDS, NOT_RUN = "too few seeds", "not run yet"
+#: Of Claim.left_is, what agrees with it.
+AGREEING = {
+    "better": {BETTER},
+    "worse": {WORSE},
+    "not worse": {BETTER, NO_DIFFERENCE},
+}
+
+
+def verdict(outcomes: list[str], left_is: str) -> str:
+    """What the outcomes of its contrasts say of a claim; left_is as in Claim."""
+    tested = [outcome for outcome in outcomes if outcome not in {FEW_SEEDS, NOT_RUN}]
+    if not tested:
+        return FEW_SEEDS if FEW_SEEDS in outcomes else NOT_RUN
+    agreeing = sum(outcome in AGREEING[left_is] for outcome in tested)
+    if agreeing:
+        return "holds" if agreeing == len(tested) else "partly"
+    return NO_DIFFERENCE if set(tested) == {NO_DIFFERENCE} else "does not hold"
 
 
 def load_study(name: str) -> Study:
@@ -279,22 +309,62 @@ def contrast_row(results: dict[str, Any], contrast: Contrast) -> list[str]:
     right = by_seed(contrast.right, contrast.right_at)
     differences = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
     if not differences:
-        return ["–", "–", "–", "0", "not run yet"]
+        return ["–", "–", "–", "0", NOT_RUN]
     mean = sum(differences) / len(differences)
     if len(differences) < 3:
-        return [f"{mean:+.3f}", "–", "–", str(len(differences)), "too few seeds"]
+        return [f"{mean:+.3f}", "–", "–", str(len(differences)), FEW_SEEDS]
     p = p_value(differences)
-    verdict = "no difference seen"
+    outcome = NO_DIFFERENCE
     if p < 0.05:
-        verdict = "better" if (mean > 0) == metric["higher_is_better"] else "worse"
+        outcome = BETTER if (mean > 0) == metric["higher_is_better"] else WORSE
     shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
     return [
         f"{mean:+.3f}",
         f"± {interval(differences):.3f}",
         shown,
         str(len(differences)),
-        verdict,
+        outcome,
     ]
+
+
+def contrast_rows(claim: Claim, comparison: Comparison, results: dict[str, Any]) -> list[list[str]]:
+    """A row for each contrast of the claim that the comparison has."""
+    labels = set(labels_of(results))
+    conditions = set(results["task"]["conditions"]["values"])
+    first, *others = results["task"]["metrics"]
+    titles = {metric["key"]: f", {metric['title']}" for metric in others}
+    rows = []
+    for contrast in claim.contrasts:
+        if not {contrast.left, contrast.right} <= labels:
+            continue
+        if not {contrast.left_at, contrast.right_at} <= conditions:
+            continue
+        measure = titles.get(contrast.metric or first["key"], "")
+        right = f"`{contrast.right}` at {contrast.right_at}"
+        if contrast.right == contrast.left:
+            right = f"itself at {contrast.right_at}"
+        what = (
+            f"{comparison.title}{measure}: `{contrast.left}` at {contrast.left_at} against {right}"
+        )
+        rows.append([what, *contrast_row(results, contrast)])
+    return rows
+
+
+def describe_claim(claim: Claim, found: list[tuple[Comparison, dict[str, Any]]]) -> list[str]:
+    """The claim, its verdict, the rows that it is of, and why."""
+    rows = [
+        row for comparison, results in found for row in contrast_rows(claim, comparison, results)
+    ]
+    outcomes = [row[-1] for row in rows]
+    said = verdict(outcomes, claim.left_is)
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
+    of = f" (of {len(rows)} rows: {counts})" if len(set(outcomes)) > 1 else ""
+    parts = [f"Claim: {claim.text}", f"Verdict: **{said}**{of}."]
+    if rows:
+        parts.append(markdown_table(["", "difference", "95%", "p", "seeds", "the left is"], rows))
+    if claim.why and said != NOT_RUN:
+        parts.append(claim.why)
+    return parts
 
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
@@ -404,31 +474,21 @@ def write_page(name: str, study: Study) -> None:
             found.append((comparison, json.loads(path.read_text(encoding="utf-8"))))
     missing = [c.title for c in study.comparisons if not record_path(name, c).is_file()]
     if study.claims:
-        parts.append("## What was asked, and what came out")
+        parts.append("## Claims, and what came out")
         parts.append(
+            "A claim is what was tested; whether it holds, its verdict says, by the rows below it. "
             "A difference is left minus right, the mean over the seeds; beside it are half of its "
             "95% confidence interval and p of a paired t test. *Better* and *worse* say how the "
-            "left does, where p < 0.05; there is no correction for the number of tests."
+            "left does, where p < 0.05; there is no correction for the number of tests. A row is "
+            "of the first measure among the results unless it names another. A claim that "
+            "something is no worse holds where no row is worse, which is no proof: few seeds show "
+            "large differences alone."
         )
+        if found and missing:
+            begun = "; ".join(comparison.title for comparison, _ in found)
+            parts.append(f"These verdicts are of what has begun: {begun}.")
     for claim in study.claims:
-        rows = []
-        for comparison, results in found:
-            labels = set(labels_of(results))
-            conditions = set(results["task"]["conditions"]["values"])
-            for contrast in claim.contrasts:
-                if not {contrast.left, contrast.right} <= labels:
-                    continue
-                if not {contrast.left_at, contrast.right_at} <= conditions:
-                    continue
-                what = f"{comparison.title}: `{contrast.left}` at {contrast.left_at} against "
-                right = f"`{contrast.right}` at {contrast.right_at}"
-                if contrast.right == contrast.left:
-                    right = f"itself at {contrast.right_at}"
-                rows.append([what + right, *contrast_row(results, contrast)])
-        parts.append(f"**{claim.text}**")
-        if rows:
-            head = ["", "difference", "95%", "p", "seeds", "the left is"]
-            parts.append(markdown_table(head, rows))
+        parts += describe_claim(claim, found)
     parts.append("## What it does not show\n\n" + study.limits)
     parts.append("## Results")
     if missing:
@@ -449,7 +509,8 @@ def write_page(name: str, study: Study) -> None:
             parts.append(title + "\n\n" + summary_table(results, metric, shows_cost=n == 0))
     legend = (
         "Mean ± standard deviation over the seeds; bold: better than every other of its column, "
-        "p < 0.05 in a paired t test."
+        "p < 0.05 in a paired t test. Bands and whiskers of the figures are that deviation, too; "
+        "dashed or shaded is what the models were trained at."
     )
     if study.of_time:
         legend = (

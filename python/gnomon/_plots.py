@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 # for a line on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888"]
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
+MARKERS = "osD^vPX*"
 
 STYLE = {
     "font.size": 11,
@@ -34,4 +35,10 @@ def colour(index: int) -> str:
 
 
 def line_style(index: int) -> dict[str, Any]:
+    """A colour with a dash: those of 32 series differ."""
     return {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def marker(index: int) -> str:
+    """With its colour it differs from those of 63 others, also where no line is drawn."""
+    return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]

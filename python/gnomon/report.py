@@ -15,6 +15,7 @@ import math
 import pathlib
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,11 +25,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gnomon._files import replacing
 from gnomon._output import checked_output
-from gnomon._plots import STYLE, colour, line_style
+from gnomon._plots import STYLE, colour, line_style, marker
 
-MARKERS = "osD^vPX*"
 #: Characters of a name, from which on legends stand below the plots.
 LONG_NAME = 40
+#: Characters that fit beside each other above or below the plots.
+ACROSS = 64
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -181,10 +183,6 @@ def p_value(differences: list[float]) -> float:
     return max(0.0, 1 - inside)
 
 
-def marker(index: int) -> str:
-    return MARKERS[index % len(MARKERS)]
-
-
 def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
     """Means of five neighbours, and the step in the middle of each; of few values themselves."""
     width = 5 if len(values) >= 15 else 1
@@ -239,54 +237,95 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _draw_conditions(results: dict[str, Any], key: str, axes: Any) -> None:
+def _are_points(values: list[Any]) -> bool:
+    """Whether conditions are several numbers, which a line may join."""
+    return len(values) > 1 and all(isinstance(value, int | float) for value in values)
+
+
+def _measured(
+    row: dict[str, Any], key: str, places: list[Any]
+) -> tuple[list[Any], list[float], list[float]]:
+    """Places, means and spreads of an entry of the summary where there is a mean."""
+    points = sorted(
+        (place, at[key]["mean"], at[key]["spread"] or 0.0)
+        for place, at in zip(places, row["losses"], strict=True)
+        if at[key]["mean"] is not None
+    )
+    return [x for x, _, _ in points], [y for _, y, _ in points], [s for _, _, s in points]
+
+
+def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
     names = labels(results)
     conditions = results["task"]["conditions"]
     values = conditions["values"]
-    are_numbers = all(isinstance(value, int | float) for value in values)
-    places = values if are_numbers else list(range(len(values)))
     for row in results["summary"]:
         index = row["combination"]
-        points = [(x, at[key]) for x, at in zip(places, row["losses"], strict=True)]
-        points = sorted((x, at) for x, at in points if at["mean"] is not None)
-        if not points:
+        x, y, spread = _measured(row, key, values)
+        if not x:
             continue
-        x = [place for place, _ in points]
-        y = [at["mean"] for _, at in points]
-        axes.plot(
-            x,
-            y,
-            label=names[index],
-            marker=marker(index),
-            markersize=6,
-            linewidth=1.8,
-            **line_style(index),
-        )
-        spread = [at["spread"] or 0 for _, at in points]
-        if any(spread):
+        style = {"marker": marker(index), "markersize": 6, "linewidth": 1.8, **line_style(index)}
+        # A single point would be hidden where lines begin.
+        axes.plot(x, y, label=names[index], zorder=3 if len(x) == 1 else 2, **style)
+        if len(x) == 1:
+            axes.errorbar(x, y, spread, color=colour(index), capsize=3)
+        elif any(spread):
             low = [a - b for a, b in zip(y, spread, strict=True)]
             high = [a + b for a, b in zip(y, spread, strict=True)]
             axes.fill_between(x, low, high, color=colour(index), alpha=0.15, linewidth=0)
-    if are_numbers and len(values) > 1 and min(values) > 0:
+    if min(values) > 0:
         axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(places)))
+    axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
     axes.xaxis.set_minor_locator(NullLocator())
-    names_of = {place: str(value) for place, value in zip(places, values, strict=True)}
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: names_of.get(x, f"{x:g}")))
-    if conditions["trained"] is not None and len(values) > 1:
-        trained = places[conditions["trained"]]
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    if conditions["trained"] is not None:
+        trained = values[conditions["trained"]]
         axes.axvline(trained, color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
-    axes.set_xlabel(conditions["title"])
+
+
+#: Of the width of a condition, what the points of all combinations take.
+SPAN = 0.8
+
+
+def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
+    """Each condition by itself, and the combinations side by side, so that none hides another."""
+    names = labels(results)
+    conditions = results["task"]["conditions"]
+    values = list(map(str, conditions["values"]))
+    count = len(results["summary"])
+    for n, row in enumerate(results["summary"]):
+        index = row["combination"]
+        offset = SPAN * ((n + 0.5) / count - 0.5)
+        x, y, spread = _measured(row, key, [place + offset for place in range(len(values))])
+        if not x:
+            continue
+        style = {"marker": marker(index), "markersize": 6, "color": colour(index), "capsize": 3}
+        axes.errorbar(x, y, spread, label=names[index], linestyle="none", **style)
+    axes.set_xlim(-0.5, len(values) - 0.5)
+    are_long = sum(len(value) + 2 for value in values) * len(axes.figure.axes) > ACROSS
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if are_long else {}
+    axes.set_xticks(range(len(values)), values, **turned)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="x", visible=False)
+    for place in range(1, len(values)):
+        axes.axvline(place - 0.5, color="#e4e4e4", linewidth=0.8, zorder=0)
+    if conditions["trained"] is not None and len(values) > 1:
+        trained = conditions["trained"]
+        axes.axvspan(trained - 0.5, trained + 0.5, color="#f3f3f3", linewidth=0, zorder=-1)
 
 
 def draw_conditions(results: dict[str, Any]) -> Figure:
-    """Each metric against the condition: the loss against the evaluation length, for one."""
+    """Each metric against the condition: the loss against the evaluation length, for one.
+
+    Only numbers are joined by lines.
+    """
     figure = _figure(4.8)
     shown = metrics(results)
+    drawn = _draw_lines if _are_points(results["task"]["conditions"]["values"]) else _draw_points
     plots = figure.subplots(1, len(shown), squeeze=False, gridspec_kw={"wspace": 0.08})[0]
     for metric, axes in zip(shown, plots, strict=True):
-        _draw_conditions(results, metric["key"], axes)
-        axes.set_title(metric["title"], fontsize=11)
+        drawn(results, metric["key"], axes)
+        axes.set_xlabel(results["task"]["conditions"]["title"])
+        axes.set_title(textwrap.fill(metric["title"], ACROSS // len(shown)), fontsize=11)
     _legend(figure, plots[0])
     return figure
 
@@ -350,8 +389,8 @@ def busy(results: dict[str, Any]) -> str:
 PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     "lengths": (
         "Evaluation",
-        "The dashed line is what the models were trained at; a band is one standard deviation over "
-        "the seeds.",
+        "Dashed or shaded is what the models were trained at; a band or a whisker is one standard "
+        "deviation over the seeds.",
         draw_conditions,
     ),
     "training": (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gnomon import report
+from gnomon import _plots, report
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 
@@ -149,6 +149,54 @@ def test_any_task_is_reported(values):
     assert page.count('<td class="best">') == 2 * len(values)
     hidden = task | {"metrics": [task["metrics"][0], task["metrics"][1] | {"is_compared": False}]}
     assert "Loss, nats, by" not in report.render(record(hidden))
+
+
+def conditions_of(values, trained=0):
+    return {
+        "name": "images",
+        "loss_unit": "nats per image",
+        "metrics": [
+            {"key": "loss", "title": "loss", "higher_is_better": False, "is_compared": True}
+        ],
+        "conditions": {"key": "size", "title": "size", "values": values, "trained": trained},
+        "examples": "images",
+    }
+
+
+@pytest.mark.parametrize("values", [["0-999", "0-499", "500-999"], [28, 44, "28x32"], [28]])
+def test_what_is_not_on_one_scale_is_drawn_as_points_side_by_side(values):
+    axes = report.draw_conditions(record(conditions_of(values))).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, values))
+    both = [container.lines for container in axes.containers]
+    assert all(points.get_linestyle() == "None" for points, _, _ in both)
+    places = [points.get_xdata() for points, _, _ in both]
+    assert len({x for xs in places for x in xs}) == 2 * len(values)
+    assert all(round(x) == n for xs in places for n, x in enumerate(xs))
+    # The spread of the seeds, at each.
+    for points, _, (bars,) in both:
+        for y, bar in zip(points.get_ydata(), bars.get_segments(), strict=True):
+            assert list(bar[:, 1]) == pytest.approx([y - 0.01, y + 0.01])
+
+
+def test_numbers_are_joined_in_their_order():
+    axes = report.draw_conditions(record(conditions_of([44, 28, 36]))).axes[0]
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert [list(line.get_xdata()) for line in lines] == [[28, 36, 44]] * 2
+    assert all(line.get_linestyle() != "None" for line in lines)
+    # One that has a single value has its spread, too.
+    results = record(conditions_of([28, 36]))
+    results["summary"][1]["losses"][1]["loss"] = {"mean": None, "spread": None}
+    axes = report.draw_conditions(results).axes[0]
+    assert len(axes.containers) == 1
+
+
+def test_no_two_series_look_alike():
+    points = {(_plots.colour(n), _plots.marker(n)) for n in range(64)}
+    assert len(points) == 64
+    lines = {
+        (style["color"], str(style["linestyle"])) for style in map(_plots.line_style, range(32))
+    }
+    assert len(lines) == 32
 
 
 def test_records_from_before_there_were_tasks():

@@ -47,6 +47,7 @@ def test_a_study_asks_for_what_it_runs(name):
     assert len({c.name for c in study.comparisons}) == len(study.comparisons)
     for claim in study.claims:
         assert claim.contrasts
+        assert claim.left_is in studies.AGREEING
         for contrast in claim.contrasts:
             assert {contrast.left, contrast.right} <= labels, claim.text
 
@@ -124,6 +125,9 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     page = (folders / "pages/tiny.md").read_text()
     assert "All 6 runs are done" in page
     assert "Not begun: Another text" in page
+    assert "These verdicts are of what has begun: One text." in page
+    assert "Claim: RoPE is better.\n\nVerdict: **" in page
+    assert "| One text, last 32 bytes: `dot/rope` at 32 against itself at 16 |" in page
     assert (folders / "pages/tiny-one.svg").read_text().startswith("<?xml")
     losses = {
         (run["combination"], run["seed"]): [at["loss"] for at in run["losses"]]
@@ -160,6 +164,78 @@ def results_of(pairs, *, higher_is_better=False):
             for c in (0, 1)
         ],
     }
+
+
+CLEAR, NONE = [(1, 2), (1, 2.1), (1, 1.9)], [(1, 2), (2, 1), (1, 1.1)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "higher_is_better", "left_is", "expected"),
+    [
+        (CLEAR, False, "better", "holds"),
+        (CLEAR, True, "better", "does not hold"),
+        (CLEAR, False, "worse", "does not hold"),
+        (CLEAR, True, "worse", "holds"),
+        (CLEAR, False, "not worse", "holds"),
+        (CLEAR, True, "not worse", "does not hold"),
+        (NONE, False, "better", "no difference seen"),
+        (NONE, False, "worse", "no difference seen"),
+        (NONE, False, "not worse", "holds"),
+        (CLEAR[:2], False, "better", "too few seeds"),
+        ([], False, "not worse", "not run yet"),
+    ],
+)
+def test_a_verdict_knows_which_way_is_better(pairs, higher_is_better, left_is, expected):
+    results = results_of(pairs, higher_is_better=higher_is_better)
+    comparison = Comparison("one", "One text", "text.txt", ())
+    claim = Claim("A is so.", (Contrast("a", "test", "b", "test"),), left_is, why="Who knows.")
+    claimed, said, *rest = studies.describe_claim(claim, [(comparison, results)])
+    assert claimed == "Claim: A is so."
+    assert said == f"Verdict: **{expected}**."
+    assert ("Who knows." in rest) == (expected != "not run yet")
+
+
+def test_verdicts_of_several_rows():
+    better, worse, same, few, missing = (
+        *("better", "worse", "no difference seen", "too few seeds", "not run yet"),
+    )
+    for outcomes, left_is, expected in [
+        ([], "better", "not run yet"),
+        ([missing, missing], "not worse", "not run yet"),
+        ([missing, few], "better", "too few seeds"),
+        ([better, worse], "better", "partly"),
+        ([better, same], "better", "partly"),
+        ([worse, same], "better", "does not hold"),
+        ([same, same], "better", "no difference seen"),
+        ([better, same], "not worse", "holds"),
+        ([worse, same], "not worse", "partly"),
+        ([worse, worse], "not worse", "does not hold"),
+        ([worse, same], "worse", "partly"),
+        ([better, same], "worse", "does not hold"),
+        # What is not done yet says nothing.
+        ([better, few, missing], "better", "holds"),
+        ([same, missing], "better", "no difference seen"),
+    ]:
+        assert studies.verdict(outcomes, left_is) == expected, (outcomes, left_is)
+
+
+def test_rows_name_a_measure_that_is_not_the_first_and_claims_without_rows_are_told():
+    results = results_of(CLEAR)
+    results["task"]["metrics"] = [
+        {"key": key, "title": f"the {key}", "higher_is_better": False} for key in ("m", "n")
+    ]
+    for run in results["runs"]:
+        run["losses"][0]["n"] = -run["losses"][0]["m"]
+    found = [(Comparison("one", "One text", "text.txt", ()), results)]
+    contrasts = [Contrast("a", "test", "b", "test", metric) for metric in (None, "m", "n")]
+    _, said, table = studies.describe_claim(Claim("A is better.", tuple(contrasts)), found)
+    assert said == "Verdict: **partly** (of 3 rows: 2 better, 1 worse)."
+    assert table.count("| One text: `a` at test against `b` at test |") == 2
+    assert table.count("| One text, the n: `a` at test against `b` at test |") == 1
+    other = Claim("C is better.", (Contrast("c", "test", "b", "test"),), why="Who knows.")
+    told = ["Claim: C is better.", "Verdict: **not run yet**."]
+    assert studies.describe_claim(other, found) == told
+    assert studies.describe_claim(other, []) == told
 
 
 def test_contrasts_are_paired_t_tests():
