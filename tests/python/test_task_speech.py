@@ -521,8 +521,9 @@ def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):
     for name, rate in [("a.wav", 8000), ("b.wav", 8000), ("c.wav", 16000)]:
         write_wav(other / name, np.zeros(9), rate)
     refusals = {
-        "": "c.wav has 16000 samples a second, a.wav has 8000; expected one rate",
-        ":[ab].mp3": "holds no .wav of a name that is wholly '[ab].mp3'",
+        "": "c.wav has 16000 samples a second, a.wav has 8000 samples a second; expected files "
+        "of one kind",
+        ":[ab].mp3": ".png, .wav of a name that is wholly '[ab].mp3'",
         ":(": "'(' is not a regular expression",
         ":(?P<audio>a).wav": "has a group called as the array train.audio",
     }

@@ -12,13 +12,16 @@ way: NAME_lengths_lengths has how many of them each row has.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
+import importlib
 import io
 import json
 import pathlib
 import re
+import struct
 import tarfile
-import wave
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -32,6 +35,10 @@ __all__ = ["read_arrays", "write"]
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP = b"\x1f\x8b"
+_SOUNDS = (".flac", ".wav")
+_IMAGES = (".bmp", ".jpeg", ".jpg", ".png")
+# Of .wav: integers, floats, and what has the kind further on.
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
 class _WrongFileError(ValueError):
@@ -50,12 +57,16 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
             array of .npz, keys of objects of JSON joined by dots, or columns of .csv, by the names
             in its first line joined by commas, which hold names: a row is their numbers in
             NAME_names, the sorted list of them as UTF-8. Known formats, each as it is or in gzip:
-            IDX, .npy, .npz, .wav (PCM; float samples in [-1, 1), one row each), .json (nested lists
-            of numbers), .txt, .index and .csv (numbers, a row a line). A folder or a tar file of
-            .wav is one row for each in the order of their names, and NAME_names has these as UTF-8;
-            after a colon, a regular expression takes those of which it matches the whole name, and
-            its named groups are arrays beside NAME: numbers where all are whole ones, and else
-            UTF-8. NAME_rate is how many samples of .wav a second has.
+            IDX, .npy, .npz, .json (nested lists of numbers), .txt, .index and .csv (numbers, a row
+            a line); .wav and .flac (float samples in [-1, 1), the mean of all channels; NAME_rate
+            is how many a second has); .png, .jpg, .jpeg and .bmp (bytes, height x width of grey
+            images and height x width x 3 of others, without alpha; floats in [0, 1] of grey ones of
+            16 bits). A sound or an image is one row. A folder or a tar file of them is one row for
+            each in the order of their names, and NAME_names has these as UTF-8; those in subfolders
+            of a folder have these in their names. After a colon, a regular expression takes those
+            of which it matches the whole name, and its named groups are arrays beside NAME: numbers
+            where all are whole ones; else UTF-8 of sounds, and of images the numbers in the sorted
+            list of all, which is an array as well: GROUP_names.
         name: of the array, of a part: "train.audio".
 
     Raises:
@@ -65,7 +76,7 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
     path, key = _split(source)
     try:
         if path.is_dir():
-            return _sounds(_folder(path), name, key)
+            return _files(_folder(path), name, key)
         content = path.read_bytes()
         suffixes = [suffix.lower() for suffix in path.suffixes]
         if content.startswith(_GZIP):
@@ -77,11 +88,38 @@ def read_arrays(source: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
     except OSError as error:
         # gzip's own is one, without an errno.
         fault = error.strerror or f"is not whole: {error}"
-        raise ValueError(f"{path}: {fault}") from error
+        raise ValueError(f"{error.filename or path}: {fault}") from error
     except (EOFError, zlib.error) as error:
         raise ValueError(f"{path}: is not whole: {error}") from error
     except (_WrongFileError, tarfile.TarError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def shared_labels(
+    reads: Iterable[Mapping[str, np.ndarray[Any, Any]]],
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The labels that are numbers of names, by one list of names for all parts."""
+    labels: dict[str, np.ndarray[Any, Any]] = {}
+    names = {}
+    for arrays in reads:
+        for key in arrays:
+            of = key.removesuffix("_names")
+            if not key.endswith(".labels_names") or of not in arrays:
+                continue
+            # Names of files are no names of labels: their array is of pixels or samples.
+            if arrays[of].dtype == np.int64:
+                ends = np.cumsum(arrays[f"{key}_lengths"])
+                starts = ends - arrays[f"{key}_lengths"]
+                text = arrays[key].tobytes()
+                labels[of] = arrays[of]
+                names[of] = [text[a:b].decode() for a, b in zip(starts, ends, strict=True)]
+    together = sorted(set().union(*names.values()))
+    number_of = {word: number for number, word in enumerate(together)}
+    shared = {}
+    for of, own in names.items():
+        shared[of] = np.array([number_of[word] for word in own])[labels[of]]
+        shared |= _texts(together, f"{of}_names")
+    return shared
 
 
 #: By this a file of arrays is known from others, a checkpoint's.
@@ -133,9 +171,8 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> dict[str, np.ndar
         ".txt": lambda: _rows(_table(content), name),
         ".index": lambda: _rows(_table(content), name),
         ".csv": lambda: _named(content, key, name) if key else _rows(_table(content), name),
-        ".wav": lambda: _sound(content, name),
-        ".tar": lambda: _sounds(_archive(content), name, key),
-    }
+        ".tar": lambda: _files(_archive(content), name, key),
+    } | {kind: lambda: _file(content, suffix, name) for kind in (*_SOUNDS, *_IMAGES)}
     if content[:2] == b"\0\0" and len(content) > 3 and content[2] in _IDX_TYPES:
         return {name: _idx(content)}
     if suffix not in readers:
@@ -233,13 +270,17 @@ def _is_whole(array: np.ndarray[Any, Any]) -> bool:
     return bool(np.all((np.abs(array) < 2.0**53) & (array == np.trunc(array))))
 
 
-def _table(content: bytes) -> list[np.ndarray[Any, Any]]:
+def _text(content: bytes) -> str:
     try:
-        lines = content.decode().splitlines()
+        # Editors put a mark of byte order in front.
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise _WrongFileError(f"byte {error.start} is not UTF-8") from error
+
+
+def _table(content: bytes) -> list[np.ndarray[Any, Any]]:
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_text(content).splitlines(), 1):
         words = re.split(r"[,;\s]+", line.strip())
         try:
             is_whole = all(re.fullmatch(r"[+-]?\d+", word) for word in words)
@@ -252,8 +293,8 @@ def _table(content: bytes) -> list[np.ndarray[Any, Any]]:
 
 def _named(content: bytes, key: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
     """Columns of names, as their numbers in the sorted list of all of them."""
+    lines = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
     try:
-        lines = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
         head = next(lines, [])
         columns = key.split(",")
         for column in columns:
@@ -267,114 +308,211 @@ def _named(content: bytes, key: str, name: str) -> dict[str, np.ndarray[Any, Any
                     f"line {lines.line_num} has {len(line)} columns, the first {len(head)}"
                 )
             rows.append([line[place] for place in places])
-    except UnicodeDecodeError as error:
-        raise _WrongFileError(f"byte {error.start} is not UTF-8") from error
     except csv.Error as error:
         raise _WrongFileError(f"line {lines.line_num}: {error}") from error
     if not rows:
         raise _WrongFileError("holds no rows")
-    names = sorted({word for row in rows for word in row})
-    number_of = {word: number for number, word in enumerate(names)}
-    texts = [np.array(list(word.encode()), np.uint8) for word in names]
-    return {
-        name: np.array([[number_of[word] for word in row] for row in rows], np.int64)
-    } | _ragged(texts, f"{name}_names")
+    numbers = _numbered([word for row in rows for word in row], name)
+    return numbers | {name: numbers[name].reshape(len(rows), -1)}
 
 
-def _wav(content: bytes) -> tuple[np.ndarray[Any, Any], int]:
-    """Samples of all channels as float32 in [-1, 1), and how many a second has.
+def _numbered(texts: list[str], name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Names as their numbers in the sorted list of all of them."""
+    names = sorted(set(texts))
+    number_of = {text: number for number, text in enumerate(names)}
+    numbers = np.array([number_of[text] for text in texts], np.int64)
+    return {name: numbers} | _texts(names, f"{name}_names")
 
-    They are (frames,), or (frames, channels).
-    """
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A file of a sound or of an image; `kind` says what all files of an array must share."""
+
+    values: np.ndarray[Any, Any]
+    kind: str
+    rate: int | None = None  # how many samples of a sound a second has
+
+
+def _library(module: str, package: str, what: str) -> Any:
     try:
-        with wave.open(io.BytesIO(content)) as sound:
-            channels, width, rate, frames = sound.getparams()[:4]
-            data = sound.readframes(frames)
-    except (wave.Error, EOFError) as error:
-        raise _WrongFileError(f"is not a sound .wav: {error}") from error
-    if len(data) != frames * channels * width:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:  # the latter of a soundfile without its libsndfile
         raise _WrongFileError(
-            f"is not whole: it has {len(data)} bytes of samples, its header tells of "
-            f"{frames * channels * width}"
+            f"{what} by {package}, which cannot be imported: pip install {package}, or gnomon[data]"
+        ) from error
+
+
+def _row(content: bytes, suffix: str) -> _Row:
+    if not content:
+        raise _WrongFileError("is empty")
+    if suffix in _IMAGES:
+        return _image(content)
+    with np.errstate(all="ignore"):  # of floats that are not finite
+        samples, rate = (_wav(content) if content[:4] == b"RIFF" else None) or _decoded(content)
+        if not len(samples):
+            raise _WrongFileError("holds no samples")
+        mono = samples.mean(axis=1).astype(np.float32)
+    if not np.isfinite(mono).all():
+        place = np.isfinite(mono).argmin()
+        raise _WrongFileError(f"has {mono[place]} at sample {place}, expected finite numbers")
+    return _Row(mono, f"has {rate} samples a second", rate)
+
+
+def _wav(content: bytes) -> tuple[np.ndarray[Any, Any], int] | None:
+    """Samples (frames, channels) of a .wav in [-1, 1), and how many a second has.
+
+    Nothing where they are neither integers nor floats.
+    """
+    chunks: dict[bytes, tuple[int, int]] = {}
+    at = 12
+    while at + 8 <= len(content):
+        size = int.from_bytes(content[at + 4 : at + 8], "little")
+        chunks.setdefault(content[at : at + 4], (at + 8, size))
+        at += 8 + size + size % 2
+    start, size = chunks.get(b"data", (0, 0))
+    head, head_size = chunks.get(b"fmt ", (0, 0))
+    if start == 0 or head_size < 16 or head + head_size > len(content):
+        raise _WrongFileError("is no whole .wav: it has no samples, or does not say of which kind")
+    if start + size > len(content):
+        raise _WrongFileError(
+            f"is not whole: it has {len(content) - start} bytes of samples, its header tells of "
+            f"{size}"
         )
-    if width == 1:
-        samples = np.frombuffer(data, np.uint8).astype(np.float32) / 128 - 1
-    elif width in (2, 4):
-        kind = {2: "<i2", 4: "<i4"}[width]
-        samples = np.frombuffer(data, kind).astype(np.float64) / 2.0 ** (8 * width - 1)
-    elif width == 3:
-        parts = np.frombuffer(data, np.uint8).reshape(-1, 3).astype(np.int32)
-        whole = (parts[:, 0] << 8) | (parts[:, 1] << 16) | (parts[:, 2] << 24)
-        samples = whole / 2.0**31
+    kind, channels, rate, _, block = struct.unpack_from("<HHIIH", content, head)
+    if kind == _EXTENSIBLE and head_size >= 26:
+        (kind,) = struct.unpack_from("<H", content, head + 24)
+    if channels == 0 or block == 0 or block % channels:
+        raise _WrongFileError(f"has {channels} channels in {block} bytes")
+    width = block // channels
+    data = np.frombuffer(content, np.uint8, size - size % block, start)
+    if kind == _FLOAT and width in (4, 8):
+        samples = data.view(f"<f{width}").astype(np.float64)
+    elif kind == _PCM and width == 1:
+        samples = data / 128 - 1
+    elif kind == _PCM and width <= 4:
+        # Zeros below the bytes that there are.
+        whole = np.zeros((len(data) // width, 4), np.uint8)
+        whole[:, 4 - width :] = data.reshape(-1, width)
+        samples = whole.view("<i4") / 2.0**31
     else:
-        raise _WrongFileError(f"has samples of {width} bytes, expected 1 to 4")
-    samples = samples.astype(np.float32)
-    return samples if channels == 1 else samples.reshape(-1, channels), rate
+        return None
+    return samples.reshape(-1, channels), rate
 
 
-def _folder(path: pathlib.Path) -> Iterable[tuple[str, bytes]]:
-    for file in sorted(path.glob("*.wav")):
-        yield file.name, file.read_bytes()
+def _decoded(content: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    """Samples (frames, channels), and how many a second has, by libsndfile."""
+    what = "is no .wav of integers or floats; other sounds are read"
+    soundfile = _library("soundfile", "soundfile", what)
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as sound:
+            frames, rate = sound.frames, sound.samplerate
+            # By parts: a wrong header may tell of more than memory holds.
+            parts = [np.empty((0, sound.channels))]
+            while len(part := sound.read(2**20, dtype="float64", always_2d=True)):
+                parts.append(part)
+            samples = np.concatenate(parts)
+    except soundfile.LibsndfileError as error:
+        fault = error.error_string.removeprefix("Error : ")
+        raise _WrongFileError(f"is no whole sound: {fault}") from error
+    if len(samples) != frames:
+        raise _WrongFileError(
+            f"is not whole: it has {len(samples)} samples, its header tells of {frames}"
+        )
+    return samples, rate
 
 
-def _archive(content: bytes) -> Iterable[tuple[str, bytes]]:
+def _image(content: bytes) -> _Row:
+    """Bytes, or floats in [0, 1] of 16 bits: (height, width) of grey, else (height, width, 3)."""
+    library = _library("PIL.Image", "pillow", "is read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is read nevertheless
+            with library.open(io.BytesIO(content), formats=("BMP", "JPEG", "PNG")) as image:
+                if image.mode.startswith("I"):
+                    pixels = np.asarray(image, np.float32) / 65535
+                else:
+                    is_grey = image.mode in ("1", "L", "LA")
+                    pixels = np.asarray(image.convert("L" if is_grey else "RGB"))
+    except library.UnidentifiedImageError as error:
+        raise _WrongFileError("is no image of BMP, JPEG or PNG") from error
+    except Exception as error:  # Pillow's, of several classes
+        raise _WrongFileError(f"is no whole image: {error}") from error
+    return _Row(
+        pixels,
+        f"has height {pixels.shape[0]}, width {pixels.shape[1]} and "
+        f"{'1 channel' if pixels.ndim == 2 else '3 channels'} of "
+        f"{8 if pixels.dtype == np.uint8 else 16} bits",
+    )
+
+
+def _folder(path: pathlib.Path) -> Iterable[tuple[str, Callable[[], bytes]]]:
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
+    for name in sorted(files):
+        # Systems keep files of their own in hidden ones.
+        if not re.search(r"(^|/)\.", name) and files[name].is_file():
+            yield name, files[name].read_bytes
+
+
+def _archive(content: bytes) -> Iterable[tuple[str, Callable[[], bytes]]]:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        members = [m for m in archive.getmembers() if m.isfile() and m.name.endswith(".wav")]
-        for member in sorted(members, key=lambda m: m.name):
-            file = archive.extractfile(member)
-            if file is not None:
-                yield member.name.rsplit("/", 1)[-1], file.read()
+        for member in sorted(archive.getmembers(), key=lambda m: m.name):
+            file = archive.extractfile(member) if member.isfile() else None
+            name = member.name.rsplit("/", 1)[-1]
+            if file is not None and not name.startswith("."):
+                yield name, file.read
 
 
-def _sound(content: bytes, name: str) -> dict[str, np.ndarray[Any, Any]]:
-    samples, rate = _wav(content)
-    return _rows([samples], name) | {f"{name}_rate": np.array([rate])}
+def _file(content: bytes, suffix: str, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    row = _row(content, suffix)
+    return _rows([row.values], name) | _rate(row, name)
 
 
-def _sounds(
-    files: Iterable[tuple[str, bytes]], name: str, pattern: str
+def _rate(row: _Row, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    return {} if row.rate is None else {f"{name}_rate": np.array([row.rate])}
+
+
+def _files(
+    files: Iterable[tuple[str, Callable[[], bytes]]], name: str, pattern: str
 ) -> dict[str, np.ndarray[Any, Any]]:
     try:
         wanted = re.compile(pattern or ".*", re.DOTALL)
     except re.error as error:
         raise _WrongFileError(f"{pattern!r} is not a regular expression: {error}") from error
+    rows: list[_Row] = []
     names: list[str] = []
-    rows = []
-    rates: dict[int, str] = {}  # the first file of each
     groups: dict[str, list[str]] = {group: [] for group in wanted.groupindex}
-    for file, content in files:
+    for file, read in files:
         match = wanted.fullmatch(file)
-        if match is None:
+        suffix = pathlib.PurePath(file).suffix.lower()
+        if match is None or suffix not in (*_SOUNDS, *_IMAGES):
             continue
         try:
-            samples, rate = _wav(content)
+            row = _row(read(), suffix)
         except _WrongFileError as error:
             raise _WrongFileError(f"{file} {error}") from error
-        rows.append(samples)
+        if rows and row.kind != rows[0].kind:
+            raise _WrongFileError(
+                f"{file} {row.kind}, {names[0]} {rows[0].kind}; expected files of one kind"
+            )
+        rows.append(row)
         names.append(file)
-        rates.setdefault(rate, file)
         for group, texts in groups.items():
             texts.append(match[group] or "")
     if not rows:
         named = f" of a name that is wholly {pattern!r}" if pattern else ""
-        raise _WrongFileError(f"holds no .wav{named}")
-    if len(rates) > 1:
-        (rate, first), (other, second) = list(rates.items())[:2]
-        raise _WrongFileError(
-            f"{second} has {other} samples a second, {first} has {rate}; expected one rate"
-        )
-    arrays = _ragged(rows, name) | _texts(names, f"{name}_names")
-    arrays[f"{name}_rate"] = np.array(list(rates))
+        raise _WrongFileError(f"holds no {', '.join(sorted((*_SOUNDS, *_IMAGES)))}{named}")
+    values = [row.values for row in rows]
+    is_sounds = rows[0].rate is not None
+    arrays = _ragged(values, name) if is_sounds else {name: np.stack(values)}
+    arrays |= _texts(names, f"{name}_names") | _rate(rows[0], name)
     part = name[: name.rfind(".") + 1]
     for group, texts in groups.items():
         if part + group in arrays:
             raise _WrongFileError(f"{pattern!r} has a group called as the array {part + group}")
-        is_whole = all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts)
-        arrays |= (
-            {part + group: np.array([int(text) for text in texts])}
-            if is_whole
-            else _texts(texts, part + group)
-        )
+        if all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts):
+            arrays[part + group] = np.array([int(text) for text in texts])
+        else:
+            arrays |= (_texts if is_sounds else _numbered)(texts, part + group)
     return arrays
 
 

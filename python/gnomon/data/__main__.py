@@ -15,7 +15,7 @@ except ImportError as error:
     sys.exit(f"gnomon: data reads arrays with numpy: {error}")
 
 from gnomon._output import checked_output
-from gnomon.data import is_data, read_arrays, write
+from gnomon.data import is_data, read_arrays, shared_labels, write
 from gnomon.data.sets import SETS, convert, fetch
 
 EXAMPLE = """\
@@ -26,9 +26,9 @@ For example, the digits of MNIST:
     valid.images=t10k-images-idx3-ubyte.gz valid.labels=t10k-labels-idx1-ubyte.gz
 
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt, .index and .csv
-(numbers); .csv (FILE:COLUMN,COLUMN, names); .wav, or a folder or .tar of them (FILE:PATTERN, a
-regular expression of names, whose named groups become arrays beside NAME); each also in gzip. Rows
-of several lengths become NAME and NAME_lengths.
+(numbers); .csv (FILE:COLUMN,COLUMN, names); sounds (.wav, .flac) and images (.png, .jpg, .jpeg,
+.bmp), or a folder or .tar of them (FILE:PATTERN, a regular expression of names, whose named groups
+become arrays beside NAME); each also in gzip. Rows of several lengths become NAME and NAME_lengths.
 
 `gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
 """
@@ -66,6 +66,7 @@ def _main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
+    reads = []
     for word in options.arrays:
         name, _, source = word.partition("=")
         if not re.fullmatch(r"\w+\.\w+", name) or not source:
@@ -81,6 +82,8 @@ def _main(arguments: list[str]) -> int:
             if key in arrays:
                 _fail(f"{key} is given twice")
             arrays[key] = array
+        reads.append(read)
+    arrays |= shared_labels(reads)
     try:
         write(options.out, arrays)
     except ValueError as error:
