@@ -24,9 +24,9 @@
 #include "core/peak.h"
 #include "gnomon/attention.h"
 #include "gnomon/torch/attention.h"
-#include "ops/attention/executor.h"
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/executor.h"
 #include "training/device.h"
 #include "training/strings.h"
 

@@ -11,7 +11,7 @@ namespace gnomon::cli {
 void AddData(CLI::App& app, Action* action) {
   CLI::App* command =
       app.add_subcommand("data",
-                         "Convert data (images in IDX, sounds in WAV, arrays of NumPy, JSON, text; "
+                         "Convert data (images, sounds, IDX, arrays of NumPy, JSON, text; "
                          "any of them in gzip) to the arrays that a task may read: `gnomon data "
                          "--help` lists the formats. `gnomon data get NAME` fetches a set by its "
                          "name");

@@ -11,7 +11,7 @@
 
 #include "build_info.h"
 #include "gnomon/attention.h"
-#include "ops/attention/devices.h"
+#include "ops/operators/devices.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gnomon/torch/nn.h"
-#include "ops/catalogue/component.h"
 #include "ops/catalogue/registry.h"
+#include "ops/grammar/component.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

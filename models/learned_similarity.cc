@@ -1,7 +1,7 @@
 #include "models/learned_similarity.h"
 
 #include "gnomon/torch/nn.h"
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon::models {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "gnomon/attention.h"
 #include "models/grid_position.h"
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

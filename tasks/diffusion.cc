@@ -16,7 +16,7 @@
 #include "models/grid_position.h"
 #include "models/png.h"
 #include "models/vision_transformer.h"
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 #include "tasks/image_data.h"
 #include "training/checkpoint.h"
 #include "training/files.h"

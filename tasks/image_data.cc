@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "gnomon/attention.h"
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 #include "training/arrays.h"
 #include "training/strings.h"
 

@@ -15,7 +15,7 @@
 #include "models/grid_position.h"
 #include "models/png.h"
 #include "models/vision_transformer.h"
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 #include "tasks/image_data.h"
 #include "training/processes.h"
 #include "training/strings.h"

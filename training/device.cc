@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "gnomon/attention.h"
-#include "ops/attention/devices.h"
+#include "ops/operators/devices.h"
 #include "training/strings.h"
 
 namespace gnomon::models {

@@ -17,10 +17,10 @@
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/graph/graph_attention.h"
-#include "ops/graph/graph_operators.h"
 #include "ops/linear/linear_attention.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
+#include "ops/operators/graph_operators.h"
 
 namespace gnomon {
 namespace {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>

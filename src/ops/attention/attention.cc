@@ -14,9 +14,10 @@
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
-#include "ops/attention/kept_tensor.h"
 #include "ops/attention/options.h"
-#include "ops/nn/module_terms.h"
+#include "ops/attention/starts.h"
+#include "ops/operators/kept_tensor.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

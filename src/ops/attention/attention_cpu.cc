@@ -9,9 +9,9 @@
 
 #include "ops/attention/call_checks.h"
 #include "ops/attention/call_tensors.h"
-#include "ops/attention/executor.h"
-#include "ops/attention/kernel_arguments.h"
-#include "ops/attention/operators.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/executor.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 namespace {

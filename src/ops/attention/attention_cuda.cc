@@ -8,8 +8,8 @@
 
 #include "cuda/attention.h"
 #include "ops/attention/call_tensors.h"
-#include "ops/attention/cuda_stream.h"
-#include "ops/attention/operators.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/cuda_stream.h"
 
 namespace gnomon {
 namespace {

@@ -8,8 +8,8 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
-#include "ops/attention/operators.h"
-#include "ops/nn/module_terms.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {
@@ -59,9 +59,11 @@ bool StandsAlone(const ResolvedPosition& position) {
          !position.entry->catalogue.needs_grid && !position.component->Find("shape");
 }
 
-at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<int64_t>& rows,
-                   const ResolvedSimilarity& similarity, std::vector<ResolvedPosition> positions,
-                   const CallArguments& call) {
+}  // namespace
+
+at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                            const std::vector<int64_t>& rows, const ResolvedSimilarity& similarity,
+                            std::vector<ResolvedPosition> positions, const CallArguments& call) {
   const int64_t queries = SizeOf(q, 2);
   std::vector<int64_t> chosen;
   for (const int64_t row : rows) {
@@ -155,8 +157,6 @@ at::Tensor Weights(const at::Tensor& q, const at::Tensor& k, const std::vector<i
   return at::cat(parts, 2);
 }
 
-}  // namespace
-
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
                             at::TensorList similarity_tensors,
@@ -164,18 +164,8 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             at::TensorList position_tensors, const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens(kName, q, k, k);
-  return Weights(q, k, rows, ResolveSimilarity(kName, similarity, similarity_tensors, q),
-                 ResolvePositions(positions, position_tensors, q), arguments);
-}
-
-at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
-                                  at::TensorList tensors, int64_t value_dim,
-                                  const CallArguments& arguments) {
-  const WithoutAutocast guard;
-  CheckTokens(kName, q, k, k);
-  ResolvedTerms resolved = ResolveModule(q, k, value_dim, terms, tensors, arguments);
-  return Weights(q, k, rows, resolved.similarity, std::move(resolved.positions), arguments);
+  return AttentionWeights(q, k, rows, ResolveSimilarity(kName, similarity, similarity_tensors, q),
+                          ResolvePositions(positions, position_tensors, q), arguments);
 }
 
 }  // namespace gnomon

@@ -12,8 +12,6 @@
 
 namespace gnomon {
 
-class ModuleTerms;
-
 // p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the rows of q (-1 the last) that are asked for.
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
@@ -21,11 +19,10 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<std::string>& positions,
                             at::TensorList position_tensors, const CallArguments& arguments);
 
-// The same of ModuleAttention, whose values have value_dim columns.
-at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
-                                  at::TensorList tensors, int64_t value_dim,
-                                  const CallArguments& arguments);
+// The same of terms, for tokens that are checked.
+at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                            const std::vector<int64_t>& rows, const ResolvedSimilarity& similarity,
+                            std::vector<ResolvedPosition> positions, const CallArguments& call);
 
 }  // namespace gnomon
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 

@@ -5,12 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention/devices.h"
+#include "ops/operators/devices.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {
-
-bool IsLow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
 void CheckDropout(const CallArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
@@ -122,14 +121,6 @@ at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
   if (key_starts) visible = visible.logical_and(columns >= key_starts->unsqueeze(1));
   if (key_lengths) visible = visible.logical_and(columns < key_lengths->unsqueeze(1));
   return at::where(visible.unsqueeze(1).unsqueeze(3), k, 0.0);
-}
-
-at::ScalarType ComputingType(const at::Tensor& q) {
-  return IsLow(q.scalar_type()) ? at::kFloat : q.scalar_type();
-}
-
-at::Tensor InType(const at::Tensor& tensor, at::ScalarType type) {
-  return tensor.scalar_type() == type ? tensor : tensor.to(type);
 }
 
 }  // namespace gnomon

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "ops/attention/call.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 
@@ -37,13 +38,6 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
 // of a token map.
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths);
-
-// The type of a call's sums, parameters and lse: q's dtype, or float32 where that is lower.
-at::ScalarType ComputingType(const at::Tensor& q);
-
-// A tensor in that type. One that has it stays out of Torch's dispatcher, which takes its time to
-// find that there is nothing to do.
-at::Tensor InType(const at::Tensor& tensor, at::ScalarType type);
 
 // A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError, whose
 // message `what`, in parts, begins.

@@ -13,9 +13,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "ops/attention/kernel_arguments.h"
-#include "ops/attention/operators.h"
 #include "ops/attention/placed_bias.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 

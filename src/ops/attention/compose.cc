@@ -14,15 +14,16 @@
 
 #include "base/most_bias.h"
 #include "ops/attention/call_checks.h"
-#include "ops/attention/devices.h"
 #include "ops/attention/grid_bias.h"
-#include "ops/attention/kept_tensor.h"
 #include "ops/attention/outputs.h"
 #include "ops/attention/placed_bias.h"
 #include "ops/attention/token_places.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
+#include "ops/operators/devices.h"
+#include "ops/operators/kept_tensor.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

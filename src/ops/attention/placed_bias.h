@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 

@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention/content.h"
-#include "ops/catalogue/component.h"
+#include "ops/catalogue/content.h"
+#include "ops/catalogue/token_encoder.h"
+#include "ops/catalogue/token_map.h"
 #include "ops/coordinates/offset_range.h"
 #include "ops/coordinates/token_positions.h"
-#include "ops/nn/token_encoding.h"
-#include "ops/similarities/token_map.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 
@@ -47,8 +47,8 @@ struct CallLengths {
 // A tensor that a module makes of its tokens x (B, L, dim) in each call: x W^T + b, to so many
 // columns for each head.
 struct TokenProjection {
-  bool of_keys =
-      false;  // of the tokens that keys come from, and so one of those that a cache keeps
+  // Of the tokens that keys come from, and so one of those that a cache keeps.
+  bool of_keys = false;
   int64_t (*columns)(const Component& component, const ModuleShape& shape);
   // Where b (H,) starts, W then at 0; null: there is no b, and W starts as N(0, 1 / dim).
   at::Tensor (*bias_start)(int64_t heads) = nullptr;
@@ -56,7 +56,13 @@ struct TokenProjection {
   at::Tensor (*finish)(const at::Tensor& product) = nullptr;
 };
 
-// What a parameter is that may be a tensor. In a module it is one value a head, which is
+// A bias by offset (OffsetRange). tensors: those of the entry in its order, (H,) or a table, in the
+// dtype of the bias.
+using OffsetBiasFunction = at::Tensor (*)(const Component& component,
+                                          const std::vector<at::Tensor>& tensors,
+                                          const OffsetRange& range);
+
+// What a parameter is that may be a tensor. In a module it is one value per head, which is
 // start * exp(5 theta) where it is learned, or a table as it is.
 struct TensorUse {
   // The start in a module, float64: (H,), or the whole table; null of a similarity's parameter,
@@ -239,9 +245,6 @@ struct RegisterPairFunction {
 // `load` has returned, all of it or, if a name is taken, nothing. Returns the names of the terms.
 std::vector<std::string> RegisterTogether(const std::string& library,
                                           const std::function<void()>& load);
-
-// That of a name, a similarity or a position; null: none.
-const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
 const PositionEntry* FindPositionEntry(const std::string& name);
 

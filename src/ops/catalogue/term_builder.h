@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 

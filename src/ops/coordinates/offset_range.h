@@ -10,8 +10,6 @@
 #include <optional>
 #include <vector>
 
-#include "ops/catalogue/component.h"
-
 namespace gnomon {
 
 struct OffsetRange {
@@ -34,11 +32,6 @@ struct OffsetRange {
   // The same in the type of a tensor.
   at::Tensor DistancesAs(const at::Tensor& like) const;
 };
-
-// tensors: those of the entry in its order, (H,) or a table, in the dtype of the bias.
-using OffsetBiasFunction = at::Tensor (*)(const Component& component,
-                                          const std::vector<at::Tensor>& tensors,
-                                          const OffsetRange& range);
 
 // (H) to (H, 1), to go with (entries).
 at::Tensor OverEntries(const at::Tensor& heads);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 

@@ -1,18 +1,10 @@
 #include "ops/coordinates/token_positions.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
-
-bool HasNumbers(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kNone =
-      c10::python_ks | c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
-                                            c10::DispatchKey::FuncTorchGradWrapper,
-                                            c10::DispatchKey::Functionalize});
-  return !tensor.is_meta() && !tensor.key_set().has_any(kNone) &&
-         !c10::impl::TorchDispatchModeTLS::any_modes_set();
-}
 
 int64_t NumberOf(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(HasNumbers(tensor), what,

@@ -17,10 +17,6 @@ struct TokenPositions {
   at::Tensor last;
 };
 
-// Whether the numbers of a tensor can be read: those of a call that is traced, or of samples that
-// vmap maps, cannot.
-bool HasNumbers(const at::Tensor& tensor);
-
 // The number of a tensor of one element that is not known in a traced call, which then ends with an
 // error that names `what`.
 int64_t NumberOf(const at::Tensor& tensor, const char* what);

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "ops/nn/token_encoding.h"
+#include "ops/catalogue/token_encoder.h"
 
 namespace gnomon {
 

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "core/cone_map.h"
-#include "ops/attention/autograd.h"
-#include "ops/attention/kernel_arguments.h"
-#include "ops/attention/operators.h"
-#include "ops/attention/second_derivatives.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/autograd.h"
+#include "ops/operators/kernel_arguments.h"
+#include "ops/operators/second_derivatives.h"
 
 namespace gnomon {
 namespace {

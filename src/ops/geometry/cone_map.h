@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/similarities/token_map.h"
+#include "ops/catalogue/token_map.h"
 
 namespace gnomon {
 

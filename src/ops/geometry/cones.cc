@@ -6,8 +6,8 @@
 #include <cmath>
 #include <optional>
 
-#include "ops/catalogue/component.h"
 #include "ops/geometry/geometry.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 namespace {

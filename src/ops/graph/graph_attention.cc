@@ -8,7 +8,8 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
-#include "ops/graph/graph_operators.h"
+#include "ops/operators/graph_operators.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

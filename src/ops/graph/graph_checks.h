@@ -2,8 +2,8 @@
 #ifndef GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 #define GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 
-#include "ops/attention/kernel_arguments.h"
-#include "ops/graph/graph_operators.h"
+#include "ops/operators/graph_operators.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 

@@ -5,10 +5,10 @@
 
 #include <vector>
 
-#include "ops/attention/executor.h"
-#include "ops/attention/kernel_arguments.h"
 #include "ops/graph/graph_checks.h"
-#include "ops/graph/graph_operators.h"
+#include "ops/operators/executor.h"
+#include "ops/operators/graph_operators.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 namespace {

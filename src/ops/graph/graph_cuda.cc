@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "cuda/attention.h"
-#include "ops/attention/cuda_stream.h"
-#include "ops/attention/kernel_arguments.h"
 #include "ops/graph/graph_checks.h"
-#include "ops/graph/graph_operators.h"
+#include "ops/operators/cuda_stream.h"
+#include "ops/operators/graph_operators.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 namespace {

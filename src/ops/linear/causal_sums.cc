@@ -15,9 +15,9 @@
 #include <tuple>
 
 #include "core/causal_sums.h"
-#include "ops/attention/autograd.h"
-#include "ops/attention/executor.h"
-#include "ops/attention/kernel_arguments.h"
+#include "ops/operators/autograd.h"
+#include "ops/operators/executor.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 namespace {

@@ -24,6 +24,7 @@
 #include "ops/attention/call_checks.h"
 #include "ops/catalogue/registry.h"
 #include "ops/linear/causal_sums.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "ops/attention/operators.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ops/attention/call.h"
-#include "ops/nn/module_tensor.h"
+#include "ops/catalogue/module_tensor.h"
 
 namespace gnomon {
 
@@ -94,15 +94,6 @@ std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 // nn::learned_number.
 at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta);
 
-// gamma or beta of a similarity as it starts in a module: it makes the spread of the logits of
-// N(0, 1) tokens of that many columns 1.
-double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
-                          int64_t head_dim);
-
-// The values (H,) at which a parameter of a position starts, for q, in the computing type.
-at::Tensor PositionStart(const Parameter& parameter, const Component& component,
-                         const ModuleShape& shape, const at::Tensor& q);
-
 // The columns that a head of q and k has by default: the only number that the similarity takes, or
 // `otherwise`. Throws c10::ValueError for a mistake in the specification.
 int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
@@ -157,6 +148,12 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
                            const CallArguments& arguments);
+
+// Its weights of some rows (AttentionWeights); values have value_dim columns.
+at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
+                                  at::TensorList tensors, int64_t value_dim,
+                                  const CallArguments& arguments);
 
 }  // namespace gnomon
 

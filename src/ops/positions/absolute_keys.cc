@@ -1,7 +1,8 @@
 #include <ATen/ATen.h>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {

@@ -2,8 +2,9 @@
 
 #include <vector>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 #include "ops/positions/content_tables.h"
 
 namespace gnomon {

@@ -5,7 +5,8 @@
 
 #include <cmath>
 
-#include "ops/attention/operators.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 namespace qk_norm {

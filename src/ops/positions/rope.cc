@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 #include "ops/positions/rope_frequencies.h"
 #include "ops/positions/rotation.h"
 

@@ -4,7 +4,8 @@
 
 #include <string>
 
-#include "ops/attention/operators.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

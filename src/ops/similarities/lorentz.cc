@@ -4,11 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/operators.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace lorentz {

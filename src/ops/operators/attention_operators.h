@@ -1,7 +1,7 @@
 // The operators gnomon::attention_forward and gnomon::attention_backward, called through Torch's
 // dispatcher.
-#ifndef GNOMON_OPS_ATTENTION_OPERATORS_H_
-#define GNOMON_OPS_ATTENTION_OPERATORS_H_
+#ifndef GNOMON_OPS_OPERATORS_ATTENTION_OPERATORS_H_
+#define GNOMON_OPS_OPERATORS_ATTENTION_OPERATORS_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -12,15 +12,10 @@
 
 #include <string_view>
 
-#include "ops/attention/argument_list.h"
+#include "ops/operators/argument_list.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
-
-// The number, to which a compiled graph is then specialised.
-inline int64_t Concrete(const c10::SymInt& number) { return number.guard_int(__FILE__, __LINE__); }
-inline int64_t SizeOf(const at::Tensor& tensor, int64_t axis) {
-  return Concrete(tensor.sym_size(axis));
-}
 
 // While one lives, autocast leaves the operators' own products in the types that they compute in.
 class WithoutAutocast {
@@ -106,4 +101,4 @@ using AttentionOperator = FusedOperator<OperatorArguments>;
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_OPERATORS_H_
+#endif  // GNOMON_OPS_OPERATORS_ATTENTION_OPERATORS_H_

@@ -14,8 +14,8 @@
 // gradient. Integers are on the device of the first argument, but for those of the host, which are
 // read before a kernel begins. A shape has a letter for each axis, the same for the same length
 // throughout the list; "1|H" is an axis of one entry for all, or of H.
-#ifndef GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
-#define GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
+#ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
+#define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -458,4 +458,4 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_ARGUMENT_LIST_H_
+#endif  // GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_

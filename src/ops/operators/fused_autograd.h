@@ -1,6 +1,6 @@
 // Autograd and the kernels of the device meta of a pair of operators (argument_list.h).
-#ifndef GNOMON_OPS_ATTENTION_FUSED_AUTOGRAD_H_
-#define GNOMON_OPS_ATTENTION_FUSED_AUTOGRAD_H_
+#ifndef GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
+#define GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/attention/argument_list.h"
-#include "ops/attention/autograd.h"
-#include "ops/attention/second_derivatives.h"
+#include "ops/operators/argument_list.h"
+#include "ops/operators/autograd.h"
+#include "ops/operators/second_derivatives.h"
 
 namespace gnomon {
 
@@ -183,4 +183,4 @@ void RegisterMeta(torch::Library& m) {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_FUSED_AUTOGRAD_H_
+#endif  // GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_

@@ -1,4 +1,4 @@
-#include "ops/attention/second_derivatives.h"
+#include "ops/operators/second_derivatives.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/attention/autograd.h"
+#include "ops/operators/autograd.h"
 
 namespace gnomon {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 #include <c10/util/Exception.h>
 
@@ -9,8 +9,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-
-#include "ops/catalogue/registry.h"
 
 namespace gnomon {
 namespace {

@@ -1,6 +1,6 @@
 // What the autograd kernels of the operators have in common.
-#ifndef GNOMON_OPS_ATTENTION_AUTOGRAD_H_
-#define GNOMON_OPS_ATTENTION_AUTOGRAD_H_
+#ifndef GNOMON_OPS_OPERATORS_AUTOGRAD_H_
+#define GNOMON_OPS_OPERATORS_AUTOGRAD_H_
 
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -65,4 +65,4 @@ auto ApplyFunction(Args&&... args) {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_AUTOGRAD_H_
+#endif  // GNOMON_OPS_OPERATORS_AUTOGRAD_H_

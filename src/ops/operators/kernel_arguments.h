@@ -1,11 +1,11 @@
 // What the CPU kernels of the operators do with their arguments.
-#ifndef GNOMON_OPS_ATTENTION_KERNEL_ARGUMENTS_H_
-#define GNOMON_OPS_ATTENTION_KERNEL_ARGUMENTS_H_
+#ifndef GNOMON_OPS_OPERATORS_KERNEL_ARGUMENTS_H_
+#define GNOMON_OPS_OPERATORS_KERNEL_ARGUMENTS_H_
 
 #include <ATen/ATen.h>
 #include <gnomon/attention.h>
 
-#include "ops/attention/argument_list.h"
+#include "ops/operators/argument_list.h"
 
 namespace gnomon {
 
@@ -53,4 +53,4 @@ T* MutableData(at::Tensor& tensor) {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_KERNEL_ARGUMENTS_H_
+#endif  // GNOMON_OPS_OPERATORS_KERNEL_ARGUMENTS_H_

@@ -1,6 +1,6 @@
 // The grammar of similarities and positions (gnomon/catalogue.h). Mistakes throw c10::ValueError.
-#ifndef GNOMON_OPS_CATALOGUE_COMPONENT_H_
-#define GNOMON_OPS_CATALOGUE_COMPONENT_H_
+#ifndef GNOMON_OPS_GRAMMAR_COMPONENT_H_
+#define GNOMON_OPS_GRAMMAR_COMPONENT_H_
 
 #include <gnomon/catalogue.h>
 
@@ -13,6 +13,9 @@
 #include <vector>
 
 namespace gnomon {
+
+// The entry of a name, a similarity or a position; null: none. The catalogue has it (registry.cc).
+const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
 // One "name:key=value:flag", and the entry of that name, which says what its keys are, what they
 // stand for where they are absent, and what they may be.
@@ -83,4 +86,4 @@ std::string UnknownName(std::string_view kind, std::string_view name,
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_CATALOGUE_COMPONENT_H_
+#endif  // GNOMON_OPS_GRAMMAR_COMPONENT_H_

@@ -1,7 +1,7 @@
 // Where kernels of GPUs run: on the current stream of a tensor's device, in memory of Torch's
 // allocator.
-#ifndef GNOMON_OPS_ATTENTION_CUDA_STREAM_H_
-#define GNOMON_OPS_ATTENTION_CUDA_STREAM_H_
+#ifndef GNOMON_OPS_OPERATORS_CUDA_STREAM_H_
+#define GNOMON_OPS_OPERATORS_CUDA_STREAM_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -33,4 +33,4 @@ std::string NameOfGpu(int index);
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_CUDA_STREAM_H_
+#endif  // GNOMON_OPS_OPERATORS_CUDA_STREAM_H_

@@ -1,4 +1,4 @@
-#include "ops/attention/kept_tensor.h"
+#include "ops/operators/kept_tensor.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -9,8 +9,7 @@
 #include <utility>
 
 #include "base/kept.h"
-#include "ops/attention/call_checks.h"
-#include "ops/geometry/geometry.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 

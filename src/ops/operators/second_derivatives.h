@@ -1,6 +1,6 @@
 // Operators whose results autograd records and cannot differentiate.
-#ifndef GNOMON_OPS_ATTENTION_SECOND_DERIVATIVES_H_
-#define GNOMON_OPS_ATTENTION_SECOND_DERIVATIVES_H_
+#ifndef GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
+#define GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 
 #include <torch/library.h>
 
@@ -13,4 +13,4 @@ torch::CppFunction WithoutSecondDerivatives();
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_SECOND_DERIVATIVES_H_
+#endif  // GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_

@@ -1,6 +1,6 @@
 // Nothing of PyTorch's CUDA libraries is linked: one library serves PyTorch with and without CUDA,
 // and what is asked of a device goes through the interfaces that all devices have.
-#include "ops/attention/cuda_stream.h"
+#include "ops/operators/cuda_stream.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
@@ -14,8 +14,8 @@
 
 #include "core/cuda_program.h"
 #include "cuda/runtime.h"
-#include "ops/attention/devices.h"
-#include "ops/attention/kernel_arguments.h"
+#include "ops/operators/devices.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 namespace {

@@ -1,13 +1,13 @@
 // The operators gnomon::graph_forward and gnomon::graph_backward, called through Torch's
 // dispatcher.
-#ifndef GNOMON_OPS_GRAPH_GRAPH_OPERATORS_H_
-#define GNOMON_OPS_GRAPH_GRAPH_OPERATORS_H_
+#ifndef GNOMON_OPS_OPERATORS_GRAPH_OPERATORS_H_
+#define GNOMON_OPS_OPERATORS_GRAPH_OPERATORS_H_
 
 #include <ATen/core/Tensor.h>
 
 #include <string_view>
 
-#include "ops/attention/argument_list.h"
+#include "ops/operators/argument_list.h"
 
 namespace gnomon {
 
@@ -37,4 +37,4 @@ using GraphOperator = FusedOperator<GraphArguments>;
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_GRAPH_GRAPH_OPERATORS_H_
+#endif  // GNOMON_OPS_OPERATORS_GRAPH_OPERATORS_H_

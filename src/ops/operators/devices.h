@@ -1,6 +1,6 @@
 // Where the operators run.
-#ifndef GNOMON_OPS_ATTENTION_DEVICES_H_
-#define GNOMON_OPS_ATTENTION_DEVICES_H_
+#ifndef GNOMON_OPS_OPERATORS_DEVICES_H_
+#define GNOMON_OPS_OPERATORS_DEVICES_H_
 
 #include <c10/core/Device.h>
 
@@ -21,4 +21,4 @@ std::string DeviceName(c10::Device device);
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_DEVICES_H_
+#endif  // GNOMON_OPS_OPERATORS_DEVICES_H_

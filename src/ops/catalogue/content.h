@@ -1,7 +1,7 @@
 // Content terms: positions that multiply the query, or the key, as it was passed, by a row of a
 // table that the places of query and key choose.
-#ifndef GNOMON_OPS_ATTENTION_CONTENT_H_
-#define GNOMON_OPS_ATTENTION_CONTENT_H_
+#ifndef GNOMON_OPS_CATALOGUE_CONTENT_H_
+#define GNOMON_OPS_CATALOGUE_CONTENT_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 
@@ -46,4 +46,4 @@ using ContentFunction = ContentTerm (*)(const Component& component,
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_CONTENT_H_
+#endif  // GNOMON_OPS_CATALOGUE_CONTENT_H_

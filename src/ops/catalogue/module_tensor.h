@@ -1,5 +1,5 @@
-#ifndef GNOMON_OPS_NN_MODULE_TENSOR_H_
-#define GNOMON_OPS_NN_MODULE_TENSOR_H_
+#ifndef GNOMON_OPS_CATALOGUE_MODULE_TENSOR_H_
+#define GNOMON_OPS_CATALOGUE_MODULE_TENSOR_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -16,4 +16,4 @@ struct ModuleTensor {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_NN_MODULE_TENSOR_H_
+#endif  // GNOMON_OPS_CATALOGUE_MODULE_TENSOR_H_

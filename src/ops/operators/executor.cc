@@ -1,4 +1,4 @@
-#include "ops/attention/executor.h"
+#include "ops/operators/executor.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,4 +1,4 @@
-#include "ops/attention/argument_list.h"
+#include "ops/operators/argument_list.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>

@@ -1,5 +1,5 @@
-#ifndef GNOMON_OPS_ATTENTION_EXECUTOR_H_
-#define GNOMON_OPS_ATTENTION_EXECUTOR_H_
+#ifndef GNOMON_OPS_OPERATORS_EXECUTOR_H_
+#define GNOMON_OPS_OPERATORS_EXECUTOR_H_
 
 #include <gnomon/attention.h>
 
@@ -10,4 +10,4 @@ const Executor& TorchExecutor();
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_EXECUTOR_H_
+#endif  // GNOMON_OPS_OPERATORS_EXECUTOR_H_

@@ -1,6 +1,6 @@
 // Tensors that depend on nothing of a call, and are made once.
-#ifndef GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
-#define GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
+#ifndef GNOMON_OPS_OPERATORS_KEPT_TENSOR_H_
+#define GNOMON_OPS_OPERATORS_KEPT_TENSOR_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -22,4 +22,4 @@ at::Tensor KeptNumber(const at::Tensor& q, double number);
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_KEPT_TENSOR_H_
+#endif  // GNOMON_OPS_OPERATORS_KEPT_TENSOR_H_

@@ -1,13 +1,13 @@
 // Token maps: from q and k to what the pair function of a similarity reads.
-#ifndef GNOMON_OPS_SIMILARITIES_TOKEN_MAP_H_
-#define GNOMON_OPS_SIMILARITIES_TOKEN_MAP_H_
+#ifndef GNOMON_OPS_CATALOGUE_TOKEN_MAP_H_
+#define GNOMON_OPS_CATALOGUE_TOKEN_MAP_H_
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <vector>
 
-#include "ops/catalogue/component.h"
+#include "ops/grammar/component.h"
 
 namespace gnomon {
 
@@ -37,4 +37,4 @@ using TokenMap = std::function<MappedTokens(const Component& component, const at
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_SIMILARITIES_TOKEN_MAP_H_
+#endif  // GNOMON_OPS_CATALOGUE_TOKEN_MAP_H_

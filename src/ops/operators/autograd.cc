@@ -1,9 +1,9 @@
 // Autograd of the operators of attention, and their kernels of the device meta.
 #include <torch/library.h>
 
-#include "ops/attention/fused_autograd.h"
-#include "ops/attention/operators.h"
-#include "ops/graph/graph_operators.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/fused_autograd.h"
+#include "ops/operators/graph_operators.h"
 
 namespace gnomon {
 

@@ -1,4 +1,4 @@
-#include "ops/attention/devices.h"
+#include "ops/operators/devices.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorOptions.h>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "ops/attention/cuda_stream.h"
+#include "ops/operators/cuda_stream.h"
 
 namespace gnomon {
 namespace {

@@ -1,0 +1,107 @@
+#include "ops/attention/starts.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <gnomon/attention.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/kept.h"
+#include "ops/operators/kept_tensor.h"
+#include "ops/operators/tensors.h"
+
+namespace gnomon {
+namespace {
+
+// How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the
+// mean over queries of the variance over keys. Measured through the pair function, so that it holds
+// for any similarity.
+double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
+  constexpr int64_t kTokens = 256;
+  constexpr uint64_t kSeed = 20230906;
+  // Tracing and transforms of the caller are not about these tokens.
+  const c10::impl::ExcludeDispatchKeyGuard plain(
+      c10::python_ks |
+      c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                           c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                           c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Functionalize}));
+  const at::Generator generator = at::detail::createCPUGenerator(kSeed);
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor q = at::randn({1, 1, kTokens, head_dim}, generator, options);
+  const at::Tensor k = at::randn({1, 1, kTokens, head_dim}, generator, options);
+  std::vector<at::Tensor> others;
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    const std::optional<double> number = HeadNumberIn(component, *parameter);
+    others.push_back(number ? at::full({1}, *number, options)
+                            : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
+  }
+  const MappedTokens tokens = entry.map(component, q, k, {at::ones({1}, options), others});
+  const PairFunction& function = FindPairFunction(tokens.function);
+
+  at::Tensor inputs = at::zeros({kTokens, kTokens}, options);
+  if (function.input == PairInput::kInnerProduct) {
+    inputs = at::matmul(tokens.x, tokens.y.transpose(2, 3)).contiguous();
+  } else if (function.input == PairInput::kSquaredDistance) {
+    inputs = at::cdist(tokens.x, tokens.y).square().contiguous();
+  }
+  const double* g = inputs.const_data_ptr<double>();
+  // (scalars, ...) as one row of scalars for each token, or for the head.
+  const auto by_token = [](const at::Tensor& scalars) {
+    return scalars.defined() ? scalars.reshape({scalars.size(0), -1}).t().contiguous() : scalars;
+  };
+  const at::Tensor rows = by_token(tokens.row_scalars);
+  const at::Tensor columns = by_token(tokens.column_scalars);
+  const at::Tensor heads = by_token(tokens.head_scalars);
+  const auto scalars_of = [](const at::Tensor& scalars, int64_t token) {
+    return scalars.defined() ? scalars.const_data_ptr<double>() + token * scalars.size(1) : nullptr;
+  };
+  double variance = 0;
+  for (int64_t i = 0; i < kTokens; ++i) {
+    double sum = 0;
+    double squares = 0;
+    for (int64_t j = 0; j < kTokens; ++j) {
+      const double value = function.value(g[i * kTokens + j], scalars_of(rows, i),
+                                          scalars_of(columns, j), scalars_of(heads, 0));
+      sum += value;
+      squares += value * value;
+    }
+    variance += squares / kTokens - (sum / kTokens) * (sum / kTokens);
+  }
+  return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
+}
+
+}  // namespace
+
+std::optional<double> HeadNumberIn(const Component& component, const Parameter& parameter) {
+  const std::optional<std::string> value = component.Find(parameter.name);
+  if (!value || *value == "learned" || *value == "fixed" || component.IsTensor(parameter.name)) {
+    return std::nullopt;
+  }
+  return component.Number(parameter.name);
+}
+
+double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
+                          int64_t head_dim) {
+  // Calls of attention() ask for it, too.
+  static Kept<std::pair<std::string, int64_t>, double> known;
+  return known.Get({component.Text(), head_dim},
+                   [&] { return 1.0 / LogitSpread(entry, component, head_dim); });
+}
+
+at::Tensor PositionStart(const Parameter& parameter, const Component& component,
+                         const ModuleShape& shape, const at::Tensor& q) {
+  const auto make = [&] {
+    return parameter.tensor.start(component, shape).to(q.options().dtype(ComputingType(q)));
+  };
+  std::string key = component.Text() + "|" + parameter.name;
+  for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length}) {
+    key.append("|").append(std::to_string(number));
+  }
+  return KeptTensor(key, q, make);
+}
+
+}  // namespace gnomon
