@@ -125,7 +125,7 @@ std::string ReadFile(const fs::path& path) {
   if (fault == Z_DATA_ERROR)
     throw Error(StrCat(path.string(), " is damaged: it is not sound gzip"));
   if (count < 0) throw Error(StrCat("cannot read the data file ", path.string()));
-  return bytes;
+  return WithoutMark(std::move(bytes));
 }
 
 bool IsBlank(std::string_view line) {

@@ -30,7 +30,7 @@ std::string ReadFile(const fs::path& path) {
   if (!in) throw Error(StrCat("cannot read the data file ", path.string()));
   std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   if (in.bad()) throw Error(StrCat("cannot read the data file ", path.string()));
-  return bytes;
+  return WithoutMark(std::move(bytes));
 }
 
 bool LooksLikeText(const fs::path& path) {

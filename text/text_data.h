@@ -18,7 +18,8 @@ struct TextData {
 };
 
 // Reads a file, or every text file below a folder in the order of their paths. Files whose name or
-// folder begins with a dot are left out, and so are files with a zero byte in their first 8,192.
+// folder begins with a dot are left out, and so are files with a zero byte in their first 8,192. A
+// mark of UTF-8's byte order at the beginning of a file is no part of it.
 // The last tenth of the bytes is the validation part, unless the folder holds an entry called
 // train (a folder, or a file train.*) and one called valid, validation, val or dev: then those two
 // are the parts. Throws Error where nothing can be read, or a part is empty.

@@ -24,6 +24,12 @@ inline std::string Join(const std::vector<std::string>& parts, const std::string
   return joined;
 }
 
+// A text without the mark of its byte order, with which some editors begin UTF-8.
+inline std::string WithoutMark(std::string text) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+  return text;
+}
+
 }  // namespace gnomon::models
 
 #endif  // GNOMON_TRAINING_STRINGS_H_

@@ -487,12 +487,12 @@ ERRORS = {
     "odd features to rotate": (
         {"feature": "favor", "num_features": 7, "rope": RoPE()},
         ValueError,
-        "rope rotates pairs, and 7 of 7 features; expected an even number",
+        "RoPE rotates pairs and q has 7 columns; expected an even number",
     ),
     "too many columns to rotate": (
         {"rope": RoPE(dims=10)},
         ValueError,
-        "rope rotates pairs, and 10 of 8 features",
+        "RoPE has dims = 10; expected an even number, at most 8",
     ),
     "base": ({"rope": RoPE(base=0.0)}, ValueError, "rope:base=0.0; expected a positive number"),
     "num_features of 0": (

@@ -53,7 +53,7 @@ def test_metadata(site):
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
     # The library is compiled for one release.
     assert needed == [f"torch=={torch.__version__.partition('+')[0]}", "typing_extensions"]
-    assert set(metadata.get_all("Provides-Extra")) == {"report", "transformers"}
+    assert set(metadata.get_all("Provides-Extra")) == {"data", "report", "transformers"}
     scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
     assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]
 

@@ -54,6 +54,14 @@ TEST_F(TextDataTest, LastTenthOfAFileIsForValidation) {
   EXPECT_EQ(data.files, 1);
 }
 
+TEST_F(TextDataTest, AByteOrderMarkIsNoText) {
+  const TextData data = ReadText(Write("a.txt", "\xEF\xBB\xBFthe first word"));
+  EXPECT_EQ(data.train + data.valid, "the first word");
+  Write("parts/train.txt", "\xEF\xBB\xBFtrain\xEF\xBB\xBF");
+  Write("parts/valid.txt", "valid");
+  EXPECT_EQ(ReadText(folder_ / "parts").train, "train\xEF\xBB\xBF");
+}
+
 TEST_F(TextDataTest, FolderIsReadInTheOrderOfPathsWithoutBinariesAndHiddenFiles) {
   Write("b/inner.py", "BBBBBBBBBB");
   Write("a.txt", "AAAAAAAAAA");

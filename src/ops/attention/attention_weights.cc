@@ -53,8 +53,7 @@ bool OfTokens(const ResolvedPosition& position) {
 // Whether the position of a row is its number plus an offset, whatever rows there are beside it.
 bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are of positions.
-  const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) &&
-                      !position.component->FindFlag("centred").value_or(false);
+  const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) && !position.of_module;
   return !by_row && !OfTokens(position) && !position.entry->GoesByLength(*position.component) &&
          !position.entry->catalogue.needs_grid && !position.component->Find("shape");
 }

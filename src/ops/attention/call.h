@@ -27,6 +27,7 @@ struct ResolvedPosition {
   const PositionEntry* entry;
   std::shared_ptr<const Component> component;
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
+  bool of_module = false;
 };
 
 // What calls of attention say besides tokens and terms, in the order of the operators' schemas:

@@ -313,7 +313,7 @@ class Composition {
     for (const ResolvedPosition& position : positions_) {
       if (!IsBias(position)) continue;
       if (places_ && !grid_) {
-        packed_.Add(*position.component, position.tensors);
+        packed_.Add(*position.entry, *position.component, position.tensors);
         continue;
       }
       const at::Tensor term =

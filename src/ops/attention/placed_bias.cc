@@ -12,12 +12,10 @@
 
 namespace gnomon {
 
-void PackedBiases::Add(const Component& component, const std::vector<at::Tensor>& tensors) {
-  Component term = component;
-  // A table of offsets is that of positions.
-  term.SetDefault("centred", "true");
+void PackedBiases::Add(const PositionEntry& entry, const Component& component,
+                       const std::vector<at::Tensor>& tensors) {
   if (!terms_.empty()) terms_ += "+";
-  terms_ += term.Text();
+  terms_ += entry.Complete(component, {.has_tables_of_positions = true}).Text();
   for (const at::Tensor& tensor : tensors) {
     shapes_.emplace_back(tensor.dim());
     for (const c10::SymInt& size : tensor.sym_sizes()) shapes_.push_back(size);

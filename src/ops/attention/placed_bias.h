@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/catalogue/registry.h"
 #include "ops/grammar/component.h"
 
 namespace gnomon {
@@ -21,7 +22,8 @@ namespace gnomon {
 class PackedBiases {
  public:
   // One more of them, of these tensors.
-  void Add(const Component& component, const std::vector<at::Tensor>& tensors);
+  void Add(const PositionEntry& entry, const Component& component,
+           const std::vector<at::Tensor>& tensors);
 
   bool empty() const { return terms_.empty(); }
   const std::string& terms() const { return terms_; }

@@ -177,6 +177,7 @@ struct RotationCall {
   int64_t key_heads = 1;
   // Instead of position, firsts and length.
   std::optional<TokenPositions> positions = std::nullopt;
+  const char* operation = "gnomon.attention";  // of messages
 };
 // Keys come back with the heads of q where those turn them differently; tensors are those of the
 // entry.
@@ -199,6 +200,15 @@ using TemperatureFunction = at::Tensor (*)(const Component& component,
                                            const std::vector<at::Tensor>& tensors,
                                            const TemperatureCall& call);
 
+// What a component is used in.
+struct ComponentUse {
+  // Whether tables by offset are of positions, their middle the offset 0, as those of modules are;
+  // else of the rows and columns of one call.
+  bool has_tables_of_positions = false;
+  // Whether a token may see those behind it: not where a call is causal, in a sequence.
+  bool looks_ahead = true;
+};
+
 // Of Role::kGridBias, kSink and kGate the first tensor says all, and there is no function; of
 // Role::kKeyBias the first tensor, (1 or B, 1 or H, Lk), is what `bias` is given.
 struct PositionEntry {
@@ -217,12 +227,18 @@ struct PositionEntry {
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
   // Whether it goes by RotationCall::length, the length of the whole call; null: it does not.
   bool (*goes_by_length)(const Component& component) = nullptr;
+  // What a component says where it is used so and says nothing itself: whatever its functions then
+  // read from it. Null: the same as anywhere.
+  Component (*complete)(Component component, const ComponentUse& use) = nullptr;
   // Of a module: the positions at which it is defined; null: all, or those of its grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
 
   Role role() const { return catalogue.role; }
   bool GoesByLength(const Component& component) const {
     return goes_by_length != nullptr && goes_by_length(component);
+  }
+  Component Complete(Component component, const ComponentUse& use) const {
+    return complete == nullptr ? std::move(component) : complete(std::move(component), use);
   }
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;

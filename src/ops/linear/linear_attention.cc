@@ -151,7 +151,8 @@ struct Rotation {
                                        .length = length,
                                        .of_keys = of_keys,
                                        .is_product = false,
-                                       .last_is_height = false});
+                                       .last_is_height = false,
+                                       .operation = kLinearAttention});
   }
 };
 
@@ -301,14 +302,6 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
                     " with causal; expected None or 0");
 }
 
-// Throws c10::ValueError unless the rotation goes with that many features.
-void CheckRope(const Component& rope, int64_t features) {
-  const int64_t dims = rope.FindInteger("dims").value_or(features);
-  TORCH_CHECK_VALUE(dims >= 0 && dims % 2 == 0 && dims <= features, kLinearAttention,
-                    ": rope rotates pairs, and ", dims, " of ", features,
-                    " features; expected an even number of them");
-}
-
 }  // namespace
 
 at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
@@ -348,9 +341,6 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
 
   const bool is_favor = arguments.feature == "favor";
   const at::Tensor projection = is_favor ? Projection(q, arguments) : at::Tensor();
-  if (rotation.rope) {
-    CheckRope(*rotation.rope, Concrete(is_favor ? projection.sym_size(0) : q.sym_size(3)));
-  }
 
   // No query, no chunk.
   const bool causal = arguments.causal && q.sym_size(2) != 0;

@@ -91,12 +91,9 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
       Place(uses.emplace_back(UseOf(term, *parameter)),
             term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
     }
-    const auto called = [&](bool both_ways) {
-      Component component = term;
-      component.SetDefault("bidirectional", both_ways ? "true" : "false");
-      // A table of offsets is that of positions, of which a call has some.
-      if (!term.Find("shape")) component.SetDefault("centred", "true");
-      return std::make_shared<const Component>(std::move(component));
+    const auto called = [&](bool looks_ahead) {
+      return std::make_shared<const Component>(
+          entry.Complete(term, {.has_tables_of_positions = true, .looks_ahead = looks_ahead}));
     };
     // Along the axes of a grid a token looks both ways even at those before it.
     const bool lies_on_grid = term.Find("shape").has_value();
@@ -414,7 +411,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
     }
     resolved.positions.push_back({position.entry,
                                   arguments.causal ? position.causal : position.both_ways,
-                                  std::move(values)});
+                                  std::move(values), /*of_module=*/true});
   }
   return resolved;
 }

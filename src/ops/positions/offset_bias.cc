@@ -11,6 +11,17 @@ namespace gnomon {
 namespace offset_bias {
 namespace {
 
+// Whether the table is of positions: what the entry adds to a component.
+constexpr const char* kCentred = "centred";
+
+Component Complete(Component component, const ComponentUse& use) {
+  // Along an axis of a grid it is of the grid.
+  if (use.has_tables_of_positions && !component.Find("shape")) {
+    component.SetDefault(kCentred, "true");
+  }
+  return component;
+}
+
 // The entries of a module's table, (H, 2 n - 1), whose middle is the offset 0 of positions.
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
@@ -38,7 +49,7 @@ at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
   const at::Tensor& table = tensors[0];
-  if (component.FindFlag("centred").value_or(false)) return CentredEntries(table, range);
+  if (component.FindFlag(kCentred).value_or(false)) return CentredEntries(table, range);
   TORCH_CHECK_VALUE(
       table.dim() == 2 && table.sym_size(0) == range.heads && table.sym_size(1) == range.size(),
       "gnomon.attention: the table of OffsetBias has shape ", table.sym_sizes(),
@@ -85,6 +96,7 @@ const RegisterPosition offset_bias({
     .parameters = OnAxis(
         {Table("table", Index::kOffsets, {.start = Start}).Means("(H, Lq + Lk - 1)"), Length()}),
     .bias = Bias,
+    .complete = Complete,
     .max_length = MaxLength,
 });
 

@@ -24,10 +24,10 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   const int64_t free = FreeColumns(call);
   const int64_t step = 2 * axes;
   if (!component.Find("dims")) {
-    TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0,
-                      "gnomon.attention: RoPE rotates pairs and q has ", free,
+    TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0, call.operation,
+                      ": RoPE rotates pairs and q has ", free,
                       " columns; expected an even number, or a smaller even dims");
-    TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), "gnomon.attention: RoPE over ",
+    TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
                       " rotates a pair for each axis and has ", free,
                       " columns to do so; expected at least ", step);

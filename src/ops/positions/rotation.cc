@@ -57,7 +57,7 @@ void CheckColumns(const Component& component, int64_t dims, int64_t axes,
   const int64_t step = 2 * axes;
   const int64_t free = FreeColumns(call);
   TORCH_CHECK_VALUE(
-      dims >= 0 && dims % step == 0 && dims <= free, "gnomon.attention: ", NameOf(component),
+      dims >= 0 && dims % step == 0 && dims <= free, call.operation, ": ", NameOf(component),
       " has dims = ", dims, "; expected ",
       axes > 1 ? "a multiple of 2 * axes = " + std::to_string(step) : std::string("an even number"),
       ", at most ", free, call.last_is_height ? " (the last coordinate is a height)" : "");

@@ -50,6 +50,11 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   return table.index({buckets.squeeze(1)}).transpose(1, 2);
 }
 
+Component Complete(Component component, const ComponentUse& use) {
+  component.SetDefault("bidirectional", use.looks_ahead ? "true" : "false");
+  return component;
+}
+
 at::Tensor Start(const Component& component, const ModuleShape& n) {
   return at::zeros({component.Integer("buckets"), n.heads}, at::TensorOptions().dtype(at::kDouble));
 }
@@ -73,6 +78,7 @@ const RegisterPosition t5({
              .Required(),
          Integer("max_distance", "128").Means("the distance from which all share one bucket")}),
     .bias = Bias,
+    .complete = Complete,
 });
 
 }  // namespace
