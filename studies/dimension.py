@@ -63,13 +63,13 @@ STUDY = Study(
                 "tree: `gnomon inspect rank` finds, for a binary one of 15 nodes, a wider margin "
                 "with penumbral cones than with the dot product from three dimensions on, with "
                 "umbral ones from four ([Which position, which "
-                "similarity?](../choosing.md#similarity)). What was tried, in 4 dimensions with one "
-                "seed, by `gnomon train --task hierarchy --data mammals.safetensors --position none "
-                "--dim 4 --steps 600 --similarity penumbral`: `--steps 2400` lifts the mean "
-                "reciprocal rank to 0.12; `--learning-rate` of 0.01, 0.03 and 0.1 leaves it at 0.01 "
-                "to 0.03, and map=exp, score=log and r=4 at 0.04 to 0.05. The Laplacian and the "
-                "Gaussian have 0.02: a score that is highest between a node and itself ranks its "
-                "neighbours before its ancestors."
+                "similarity?](../choosing.md#similarity)). What was tried, in 4 dimensions with "
+                "one seed, by `gnomon train --task hierarchy --data mammals.safetensors --position "
+                "none --dim 4 --steps 600 --similarity penumbral`: `--steps 2400` lifts the mean "
+                "reciprocal rank to 0.12; `--learning-rate` of 0.01, 0.03 and 0.1 leaves it at "
+                "0.01 to 0.03, and map=exp, score=log and r=4 at 0.04 to 0.05. The Laplacian and "
+                "the Gaussian have 0.02: a score that is highest between a node and itself ranks "
+                "its neighbours before its ancestors."
             ),
         ),
         Claim(
