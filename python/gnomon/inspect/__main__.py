@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         command = pictures.add_parser(name, help=text, description=f"Draws {text}.")
         add_arguments(command)
         command.add_argument(
-            "--terms", action="append", default=[], metavar="LIBRARY",
+            "--terms", type=path, action="append", default=[], metavar="LIBRARY",
             help="a library of similarities, positions and encodings from outside; repeatable",
         )  # fmt: skip
         command.add_argument(
