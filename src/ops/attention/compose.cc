@@ -19,7 +19,6 @@
 #include "ops/attention/placed_bias.h"
 #include "ops/attention/token_places.h"
 #include "ops/coordinates/token_grid.h"
-#include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
 #include "ops/operators/devices.h"
 #include "ops/operators/kept_tensor.h"

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "ops/coordinates/token_positions.h"
 #include "ops/operators/argument_list.h"
 #include "ops/operators/kept_tensor.h"
 #include "ops/operators/tensors.h"

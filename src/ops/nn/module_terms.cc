@@ -1,7 +1,6 @@
 #include "ops/nn/module_terms.h"
 
 #include <ATen/ATen.h>
-#include <gnomon/attention.h>
 
 #include <algorithm>
 #include <map>
@@ -13,7 +12,6 @@
 #include "ops/attention/compose.h"
 #include "ops/attention/starts.h"
 #include "ops/coordinates/token_grid.h"
-#include "ops/coordinates/token_positions.h"
 #include "ops/operators/kept_tensor.h"
 #include "ops/operators/tensors.h"
 #include "ops/positions/content_tables.h"

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/catalogue/registry.h"
-#include "ops/coordinates/token_positions.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
 #include "ops/operators/attention_operators.h"
