@@ -12,14 +12,6 @@
 
 namespace gnomon {
 
-// The caller's executor, or the calling thread alone where waking others takes longer than the
-// work.
-inline const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
-  constexpr int64_t kLeastProducts = int64_t{1} << 19;
-  const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
-  return products < kLeastProducts ? SerialExecutor() : executor;
-}
-
 // How many workers a loop over `tasks` may use.
 inline int WorkersFor(const Executor& executor, int64_t tasks) {
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));

@@ -179,6 +179,14 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
           }};
 }
 
+// The caller's executor, or the calling thread alone where waking others takes longer than the
+// work.
+const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
+  constexpr int64_t kLeastProducts = int64_t{1} << 19;
+  const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
+  return products < kLeastProducts ? SerialExecutor() : executor;
+}
+
 }  // namespace
 
 void CountPairs(PairCount* count) { pair_count = count; }
@@ -187,7 +195,7 @@ void AttentionForward(const PairFunction& function, const AttentionInput<float>&
                       const AttentionOutput<float>& output, const Executor& executor) {
   CheckForward(function, input, output);
   ChooseTargetOnce();
-  function.forward(input, output, executor);
+  function.forward(input, output, ExecutorFor(input.shape, executor));
 }
 
 void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
@@ -201,8 +209,9 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<float>
                        const AttentionGradient<float>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
   ChooseTargetOnce();
-  const auto complete = Complete(function.forward, input, saved, executor);
-  function.backward(input, complete.saved(), gradient, executor);
+  const Executor& workers = ExecutorFor(input.shape, executor);
+  const auto complete = Complete(function.forward, input, saved, workers);
+  function.backward(input, complete.saved(), gradient, workers);
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<double>& input,

@@ -46,7 +46,7 @@ class BackwardPass {
       : in_(in),
         saved_(saved),
         grad_(grad),
-        executor_(ExecutorFor(in.shape, executor)),
+        executor_(executor),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),

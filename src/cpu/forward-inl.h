@@ -61,7 +61,7 @@ class ForwardPass {
               const Executor& executor)
       : in_(in),
         out_(out),
-        executor_(ExecutorFor(in.shape, executor)),
+        executor_(executor),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(kHasProduct<Definition> ? n_.dim : 0),
@@ -73,7 +73,7 @@ class ForwardPass {
         pairs_values_(pairs_ && !in_place_),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
-        head_tasks_(n_, executor_, blocks()),
+        head_tasks_(n_, executor_, packs_all_ ? blocks() : 0),
         keys_(in.y, head_tasks_.keys(), packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
         values_(in.v, head_tasks_.keys(), packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
         scalars_(in, head_tasks_.keys(), packs_all_ ? n_.keys : 0),
@@ -268,8 +268,8 @@ class ForwardPass {
            first += kForwardColumns) {
         AddPackedTile(block, batch, {first, first + kForwardColumns}, 0, scratch);
       }
-      AddPairs(block.rows() * std::max<int64_t>(0, seen.end - seen.begin),
-               block.rows() * std::max<int64_t>(0, seen.end - seen.begin));
+      const int64_t pairs = block.rows() * std::max<int64_t>(0, seen.end - seen.begin);
+      AddPairs(pairs, pairs);
     }
     Finish(block);
   }
@@ -743,9 +743,9 @@ class ForwardPass {
     }
     const bool hidden = mask.segmented || mask.paired || mask.placed;
     bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
-    // Where values lie, none is read but of keys that some row sees; packed ones are read by whole
-    // vectors of keys.
-    bool hides_values = in_place_ ? mask.HidesWithin(seen, first_row, last_row) || hidden : masked;
+    // Of values none is read but those that some row sees; as pairs they are read by whole vectors.
+    bool hides_values =
+        pairs_values_ ? masked : mask.HidesWithin(seen, first_row, last_row) || hidden;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);
       const bool masks = terms_.masks(block.b, block.head(r));

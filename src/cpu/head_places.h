@@ -31,9 +31,10 @@ struct HeadPlaces {
 // in cache when it is multiplied, and of many short sequences only a few take memory at a time.
 class HeadTasks {
  public:
-  // `blocks`: how many tasks a key head is otherwise.
+  // `blocks`: how many tasks a key head is otherwise; 0: of all packed memory nothing is used.
   HeadTasks(const AttentionShape& n, const Executor& executor, int64_t blocks)
       : n_(n), heads_(n.batch * n.key_heads), workers_(WorkersFor(executor, heads_)) {
+    if (blocks == 0) return;
     // So many that no worker is idle for long while others are at their last.
     constexpr int64_t kManyPerWorker = 16;
     const int64_t least = (blocks > 1 ? kManyPerWorker : 1) * workers_;
