@@ -182,7 +182,7 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
 // The caller's executor, or the calling thread alone where waking others takes longer than the
 // work.
 const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
-  constexpr int64_t kLeastProducts = int64_t{1} << 19;
+  constexpr int64_t kLeastProducts = int64_t{1} << 17;
   const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
