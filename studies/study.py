@@ -56,6 +56,9 @@ class Contrast:
     right: str
     right_at: Any
     metric: str | None = None  # the first of the task
+    # Names of the comparisons that they are of; empty: of each that has both, in turn.
+    left_in: str = ""
+    right_in: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,31 +285,33 @@ def labels_of(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def contrast_row(results: dict[str, Any], contrast: Contrast) -> list[str]:
-    """Difference, interval, p, seeds and verdict."""
+def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[int, float]:
+    """What the runs of a combination measured at a condition."""
+    labels = labels_of(results)
+    if label not in labels:
+        raise ValueError(f"no combination is called '{label}'; there are {', '.join(labels)}")
+    combination = labels.index(label)
+    condition = results["task"]["conditions"]["values"].index(at)
+    return {
+        r["seed"]: r["losses"][condition][metric]
+        for r in results["runs"]
+        if r["combination"] == combination
+        and r["losses"]
+        and r["losses"][condition][metric] is not None
+    }
+
+
+def contrast_row(
+    results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
+) -> list[str]:
+    """Difference, interval, p, seeds and verdict; the right side is of its own results if any."""
     from gnomon.report import p_value
 
-    labels = labels_of(results)
-    values = results["task"]["conditions"]["values"]
     metric = results["task"]["metrics"][0]
     if contrast.metric is not None:
         metric = next(m for m in results["task"]["metrics"] if m["key"] == contrast.metric)
-    for label in (contrast.left, contrast.right):
-        if label not in labels:
-            raise ValueError(f"no combination is called '{label}'; there are {', '.join(labels)}")
-
-    def by_seed(label: str, at: Any) -> dict[int, float]:
-        combination, condition = labels.index(label), values.index(at)
-        return {
-            r["seed"]: r["losses"][condition][metric["key"]]
-            for r in results["runs"]
-            if r["combination"] == combination
-            and r["losses"]
-            and r["losses"][condition][metric["key"]] is not None
-        }
-
-    left = by_seed(contrast.left, contrast.left_at)
-    right = by_seed(contrast.right, contrast.right_at)
+    left = by_seed(results, contrast.left, contrast.left_at, metric["key"])
+    right = by_seed(of_right or results, contrast.right, contrast.right_at, metric["key"])
     differences = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
     if not differences:
         return ["–", "–", "–", "0", NOT_RUN]
@@ -327,34 +332,49 @@ def contrast_row(results: dict[str, Any], contrast: Contrast) -> list[str]:
     ]
 
 
-def contrast_rows(claim: Claim, comparison: Comparison, results: dict[str, Any]) -> list[list[str]]:
-    """A row for each contrast of the claim that the comparison has."""
-    labels = set(labels_of(results))
-    conditions = set(results["task"]["conditions"]["values"])
-    first, *others = results["task"]["metrics"]
-    titles = {metric["key"]: f", {metric['title']}" for metric in others}
+Found = list[tuple[Comparison, dict[str, Any]]]
+
+
+def has(results: dict[str, Any], label: str, at: Any) -> bool:
+    """Whether the results have a combination, and a condition."""
+    return label in labels_of(results) and at in results["task"]["conditions"]["values"]
+
+
+def contrast_rows(claim: Claim, found: Found) -> list[list[str]]:
+    """A row for each contrast of the claim, and for each comparison that has it."""
     rows = []
-    for contrast in claim.contrasts:
-        if not {contrast.left, contrast.right} <= labels:
-            continue
-        if not {contrast.left_at, contrast.right_at} <= conditions:
-            continue
-        measure = titles.get(contrast.metric or first["key"], "")
-        right = f"`{contrast.right}` at {contrast.right_at}"
-        if contrast.right == contrast.left:
-            right = f"itself at {contrast.right_at}"
-        what = (
-            f"{comparison.title}{measure}: `{contrast.left}` at {contrast.left_at} against {right}"
-        )
-        rows.append([what, *contrast_row(results, contrast)])
+    for comparison, results in found:
+        for contrast in claim.contrasts:
+            if contrast.left_in not in {"", comparison.name}:
+                continue
+            beside = next(
+                ((c, r) for c, r in found if c.name == contrast.right_in and c is not comparison),
+                None,
+            )
+            if beside is None and contrast.right_in not in {"", comparison.name}:
+                continue
+            of_right = results if beside is None else beside[1]
+            if not has(results, contrast.left, contrast.left_at):
+                continue
+            if not has(of_right, contrast.right, contrast.right_at):
+                continue
+            first, *others = results["task"]["metrics"]
+            titles = {metric["key"]: f", {metric['title']}" for metric in others}
+            measure = titles.get(contrast.metric or first["key"], "")
+            right = f"`{contrast.right}` at {contrast.right_at}"
+            if beside is not None:
+                right = f"{beside[0].title}, {right}"
+            elif contrast.right == contrast.left:
+                right = f"itself at {contrast.right_at}"
+            left = f"`{contrast.left}` at {contrast.left_at}"
+            what = f"{comparison.title}{measure}: {left} against {right}"
+            rows.append([what, *contrast_row(results, contrast, of_right)])
     return rows
 
 
-def describe_claim(claim: Claim, found: list[tuple[Comparison, dict[str, Any]]]) -> list[str]:
+def describe_claim(claim: Claim, found: Found) -> list[str]:
     """The claim, its verdict, the rows that it is of, and why."""
-    rows = [
-        row for comparison, results in found for row in contrast_rows(claim, comparison, results)
-    ]
+    rows = contrast_rows(claim, found)
     outcomes = [row[-1] for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
@@ -467,7 +487,7 @@ def draw(results: dict[str, Any], path: pathlib.Path) -> None:
 def write_page(name: str, study: Study) -> None:
     PAGES.mkdir(parents=True, exist_ok=True)
     parts = [f"# {study.title}", study.question]
-    found: list[tuple[Comparison, dict[str, Any]]] = []
+    found: Found = []
     for comparison in study.comparisons:
         path = record_path(name, comparison)
         if path.is_file():

@@ -44,12 +44,14 @@ def test_a_study_asks_for_what_it_runs(name):
             if flag == "--run"
         }
         assert not {"--out", "--data", "--resume"} & set(comparison.arguments)
-    assert len({c.name for c in study.comparisons}) == len(study.comparisons)
+    names = {c.name for c in study.comparisons}
+    assert len(names) == len(study.comparisons)
     for claim in study.claims:
         assert claim.contrasts
         assert claim.left_is in studies.AGREEING
         for contrast in claim.contrasts:
             assert {contrast.left, contrast.right} <= labels, claim.text
+            assert {contrast.left_in, contrast.right_in} <= names | {""}, claim.text
 
 
 @pytest.mark.parametrize("name", studies.names())
@@ -236,6 +238,26 @@ def test_rows_name_a_measure_that_is_not_the_first_and_claims_without_rows_are_t
     told = ["Claim: C is better.", "Verdict: **not run yet**."]
     assert studies.describe_claim(other, found) == told
     assert studies.describe_claim(other, []) == told
+
+
+def test_a_contrast_may_be_of_two_comparisons():
+    plain, other = (Comparison(name, name.title(), "", ()) for name in ("plain", "other"))
+    found = [(plain, results_of([(1, 5), (2, 6.1), (3, 7)])), (other, results_of(CLEAR))]
+
+    def rows(**of):
+        return studies.contrast_rows(Claim("", (Contrast("a", "test", "b", "test", **of),)), found)
+
+    # b of plain in place of a's own: 5 - 1 and so on.
+    left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
+    mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
+    [row] = rows(left_in="other", right_in="plain")
+    assert row[0] == "Other: `a` at test against Plain, `b` at test"
+    assert float(row[1]) == pytest.approx(mean, abs=1e-3)
+    [row] = rows(left_in="plain", right_in="plain")
+    assert row[0] == "Plain: `a` at test against `b` at test"
+    assert [row[0].split(":")[0] for row in rows()] == ["Plain", "Other"]
+    # What has not begun has no row.
+    assert rows(left_in="plain", right_in="third") == rows(left_in="third") == []
 
 
 def test_contrasts_are_paired_t_tests():
