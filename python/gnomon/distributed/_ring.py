@@ -1,0 +1,209 @@
+"""Attention to parts of the keys that go around in a ring, merged exactly."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnomon._derivatives import first_derivatives_only
+from gnomon.distributed._parts import NAME
+from gnomon.distributed._sequence import WholeSequence
+
+
+class _Sums(NamedTuple):
+    """What rows have summed up: 2^(score - largest), with scores in units of log2.
+
+    Parts are merged by these, not by lse, whose rounding would be an error in every weight: e^0.06
+    where lse is a million.
+    """
+
+    largest: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def of(statistics: Tensor) -> _Sums:
+        return _Sums(statistics[0], statistics[1])
+
+    def plus(self, other: _Sums) -> _Sums:
+        largest = torch.maximum(self.largest, other.largest)
+        return _Sums(largest, self._by(largest) + other._by(largest))
+
+    def _by(self, largest: Tensor) -> Tensor:
+        """The weight by another largest score; 0 of a row that has seen nothing."""
+        return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
+
+    def share_of(self, total: _Sums) -> Tensor:
+        """(B, H, Lq, 1): what part of the total this is; 0 of a row that has seen nothing."""
+        share = self._by(total.largest) / total.weight
+        return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
+
+
+class _Result(NamedTuple):
+    """What rows have attended to so far."""
+
+    o: Tensor
+    lse: Tensor
+    sums: _Sums
+
+    @classmethod
+    def of_nothing(cls, q: Tensor, columns: int) -> _Result:
+        lse = q.new_full(q.shape[:3], -torch.inf)
+        return cls(q.new_zeros(*q.shape[:3], columns), lse, _Sums(lse, torch.zeros_like(lse)))
+
+    def plus(self, o: Tensor, lse: Tensor, statistics: Tensor) -> _Result:
+        part = _Sums.of(statistics)
+        total = self.sums.plus(part)
+        return _Result(
+            self.o * self.sums.share_of(total) + o * part.share_of(total),
+            torch.logaddexp(self.lse, lse),
+            total,
+        )
+
+    @classmethod
+    def of_rows(cls, results: list[_Result]) -> _Result:
+        """Of rows that follow each other."""
+        if len(results) == 1:
+            return results[0]
+        o, lse, sums = zip(*results, strict=True)
+        largest, weight = (torch.cat(parts, 2) for parts in zip(*sums, strict=True))
+        return cls(torch.cat(o, 2), torch.cat(lse, 2), _Sums(largest, weight))
+
+
+class RingAttention(torch.autograd.Function):
+    """o and lse of (sequence, q, k, v, the tensors of its terms and, if given, the temperature)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sequence: WholeSequence, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parts = sequence.parts
+        # Low precision is rounded at both ends, not in each part.
+        computing = torch.promote_types(q.dtype, torch.float32)
+        query = q.to(computing)
+        last = sequence.last_step()
+        head_dim = k.size(3)
+        keys = torch.cat([k, v], 3)
+        pieces = parts.query_pieces[parts.rank]
+        results = [_Result.of_nothing(query[:, :, piece.rows], v.size(3)) for piece in pieces]
+        for step in range(last + 1):
+            source = parts.source(step)
+            passage = None
+            if step < last:
+                passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
+            seen = sequence.seen(parts.rank, source)
+            if step == 0 and not seen:
+                # Of its own part it asks in any case, so that all processes find what is wrong.
+                seen = [(0, parts.key_pieces[source][0])]
+            try:
+                for n, columns in seen:
+                    part = keys[:, :, columns.rows].to(computing)
+                    key, value = part.split([head_dim, v.size(3)], 3)
+                    rows = pieces[n]
+                    results[n] = results[n].plus(
+                        *sequence.attend(rows, columns, query[:, :, rows.rows], key, value, tensors)
+                    )
+            except Exception:
+                if passage is not None:
+                    passage.wait()
+                raise
+            if passage is not None:
+                keys = passage.wait()
+        whole = _Result.of_rows(results)
+        o, lse, sums = whole.o, whole.lse, whole.sums
+        ctx.sequence = sequence
+        ctx.last = last
+        ctx.save_for_backward(q, k, v, o, *sums, *tensors)
+        ctx.set_materialize_grads(False)
+        return o.to(q.dtype), lse
+
+    @staticmethod
+    @first_derivatives_only(NAME)
+    def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        sequence: WholeSequence = ctx.sequence
+        parts = sequence.parts
+        last: int = ctx.last
+        q, k, v, o, largest, sum_of_weights, *tensors = ctx.saved_tensors
+        pieces = parts.query_pieces[parts.rank]
+        totals = [
+            _Sums(largest[:, :, piece.rows], sum_of_weights[:, :, piece.rows]) for piece in pieces
+        ]
+        d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
+        d_total = torch.zeros_like(largest) if d_lse is None else d_lse
+        # d_lse of a part is w (d_o . part_o - d_o . o + d_lse): w (d_o . part_o + rest).
+        rest = d_total - (d_out * o).sum(3)
+        query = q.to(o.dtype).detach()
+        head_dim = k.size(3)
+        needs_q, needs_terms = ctx.needs_input_grad[1], ctx.needs_input_grad[4:]
+        needs_keys = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+        d_q = torch.zeros_like(query)
+        d_tensors = [
+            torch.zeros_like(tensor) if needs else None
+            for tensor, needs in zip(tensors, needs_terms, strict=True)
+        ]
+        keys = torch.cat([k, v], 3).detach()
+        d_keys = torch.zeros_like(keys, dtype=o.dtype) if needs_keys else None
+        d_passage = None
+        for step in range(last + 1):
+            source = parts.source(step)
+            passage = None
+            if step < last:
+                passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
+            d_part = None
+            for n, columns in sequence.seen(parts.rank, source):
+                rows = pieces[n]
+                with torch.enable_grad():
+                    leaf_q = query[:, :, rows.rows].detach().requires_grad_(needs_q)
+                    leaf_keys = keys[:, :, columns.rows].to(o.dtype).detach()
+                    leaf_keys.requires_grad_(needs_keys)
+                    leaves = [
+                        tensor.detach().requires_grad_(needs)
+                        for tensor, needs in zip(tensors, needs_terms, strict=True)
+                    ]
+                    key, value = leaf_keys.split([head_dim, v.size(3)], 3)
+                    part_o, part_lse, statistics = sequence.attend(
+                        rows, columns, leaf_q, key, value, leaves
+                    )
+                weight = _Sums.of(statistics).share_of(totals[n])
+                d_part_o = weight * d_out[:, :, rows.rows]
+                d_part_lse = (d_part_o * part_o.detach()).sum(3)
+                d_part_lse += weight.squeeze(3) * rest[:, :, rows.rows]
+                inputs = [leaf for leaf in (leaf_q, leaf_keys, *leaves) if leaf.requires_grad]
+                gradients = iter(
+                    torch.autograd.grad((part_o, part_lse), inputs, (d_part_o, d_part_lse))
+                )
+                if needs_q:
+                    d_q[:, :, rows.rows] += next(gradients)
+                if needs_keys:
+                    if d_part is None:
+                        d_part = torch.zeros_like(keys, dtype=o.dtype)
+                    d_part[:, :, columns.rows] += next(gradients)
+                for sum_of, gradient in zip(
+                    [d_tensor for d_tensor in d_tensors if d_tensor is not None],
+                    gradients,
+                    strict=True,
+                ):
+                    sum_of += gradient
+            # The gradient of keys arrives after they do: it waits for the process before.
+            if d_passage is not None:
+                d_keys = d_passage.wait()
+            if d_keys is not None and d_part is not None:
+                d_keys = d_keys + d_part
+            if passage is not None:
+                keys = passage.wait()
+                if d_keys is not None:
+                    d_passage = parts.send_around(d_keys, keys.size(2))
+        if d_keys is not None and last > 0:
+            # Home, to the process that the keys came from.
+            d_keys = parts.send_around(d_keys, k.size(2), hops=-last).wait()
+        d_k = d_v = None
+        if d_keys is not None:
+            d_k, d_v = d_keys.split([head_dim, v.size(3)], 3)
+        return (
+            None,
+            d_q.to(q.dtype) if needs_q else None,
+            d_k.to(k.dtype) if d_k is not None and ctx.needs_input_grad[2] else None,
+            d_v.to(v.dtype) if d_v is not None and ctx.needs_input_grad[3] else None,
+            *d_tensors,
+        )

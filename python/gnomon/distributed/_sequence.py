@@ -1,0 +1,238 @@
+"""What queries attend to in some of the keys, as if they had the whole sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from gnomon import position as position_terms
+from gnomon import similarity as similarity_terms
+from gnomon._attention import lower
+from gnomon._catalogue import components_of
+from gnomon._library import ops
+from gnomon._terms import Term
+from gnomon.distributed._parts import NAME, Parts, Piece
+
+_T = TypeVar("_T", bound=Term)
+
+#: By role, what to do instead of a term that a part of the keys cannot know.
+_OF_WHOLE_ROWS = {
+    "sink": "which joins the sum of all parts; expected the argument sink",
+    "temperature": "which depends on all keys of a row; expected the argument temperature",
+    "gate": "of the output of all parts; expected its product with what comes back",
+}
+
+
+def check_position(term: position_terms.Specified) -> None:
+    if any(component.lies_on_a_grid for component in components_of(term.spec)):
+        raise NotImplementedError(
+            f"gnomon.{NAME}: position is {term.spec}, on a grid; expected positions in the sequence"
+        )
+    if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
+        raise NotImplementedError(
+            f"gnomon.{NAME}: position is {term.spec}, which sums over the keys of all processes; "
+            "expected a KeyBias of these sums"
+        )
+    for component in components_of(term.spec):
+        if (role := component.entry.get("role")) in _OF_WHOLE_ROWS:
+            raise NotImplementedError(
+                f"gnomon.{NAME}: position is {component.spec}, {_OF_WHOLE_ROWS[role]}"
+            )
+    for component in components_of(term.spec):
+        if rows := set(component.tables("tokens")) & set(component.tensors):
+            raise NotImplementedError(
+                f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has the rows of "
+                "the whole sequence; expected q and k to be rotated before the call"
+            )
+    if ops.goes_by_length(term.spec):
+        raise NotImplementedError(
+            f"gnomon.{NAME}: position is {term.spec}, which depends on the length of a call; "
+            "expected one that is the same in all parts"
+        )
+
+
+#: What a table may be indexed by that the sequence is shared out by.
+_CUT = ("offsets", "keys", "key_entries", "pairs")
+
+
+@functools.cache
+def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
+    """Its name, and what each of its tensors is indexed by, if by one of _CUT."""
+    (component,) = components_of(spec)
+    indices = {table: index for index in _CUT for table in component.tables(index)}
+    return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
+
+
+def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
+    """Some rows of the tensors that have those of the queries."""
+    (component,) = components_of(term.spec)
+    of_rows = component.tables("queries", "pairs")
+    tensors = tuple(
+        _cut_rows(tensor, -2, whole, rows) if name in of_rows else tensor
+        for name, tensor in zip(component.tensors, term.tensors, strict=True)
+    )
+    return dataclasses.replace(term, tensors=tensors)
+
+
+def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
+    """The term with these in the place of its own, which are taken from the list."""
+    own = tuple(tensors.pop(0) for _ in term._own_tensors())
+    return dataclasses.replace(cast(Any, term), tensors=own)
+
+
+def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
+    """Some entries; one that is for all of an axis stays."""
+    if table.size(axis) == 1:
+        return table
+    return table.narrow(axis, entries.start, entries.stop - entries.start)
+
+
+def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
+    """Some rows of those that have as many as there are; the operator says what is wrong."""
+    if tensor.dim() < -axis or tensor.size(axis) != whole:
+        return tensor
+    return _cut(tensor, axis, rows)
+
+
+@dataclass
+class WholeSequence:
+    """What does not change from part to part."""
+
+    parts: Parts
+    dtype: torch.dtype  # of q
+    similarity: similarity_terms.Specified
+    positions: list[position_terms.Specified]
+    #: As the operator takes them, of the whole sequence but for query_segments.
+    call: dict[str, Any]
+
+    def check_tables(self, heads: int) -> None:
+        """Of the tables that are cut into parts; the operator sees the parts alone."""
+        queries, keys = sum(self.parts.queries), sum(self.parts.keys)
+        for term in self.positions:
+            name, indices = _name_and_indices(term.spec)
+            for table, index in zip(term.tensors, indices, strict=True):
+                given = f"gnomon.{NAME}: the table of {name} has shape {list(table.shape)}; "
+                if index == "offsets" and table.shape != (heads, queries + keys - 1):
+                    raise ValueError(
+                        f"{given}expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) of "
+                        "the whole sequence"
+                    )
+                if index == "keys" and (table.dim() < 2 or table.size(-2) != keys):
+                    raise ValueError(f"{given}expected {keys} rows, the keys of the whole sequence")
+                if index == "key_entries" and (table.dim() < 1 or table.size(-1) != keys):
+                    raise ValueError(
+                        f"{given}expected {keys} entries, the keys of the whole sequence"
+                    )
+                if index == "pairs":
+                    self._check_columns(table, given)
+        mask = self.call["mask"]
+        if mask is not None:
+            self._check_columns(mask, f"gnomon.{NAME}: mask has shape {list(mask.shape)}; ")
+
+    def _check_columns(self, pairs: Tensor, given: str) -> None:
+        keys = sum(self.parts.keys)
+        if pairs.dim() < 1 or pairs.size(-1) not in (1, keys):
+            raise ValueError(f"{given}expected {keys} columns, the keys of the whole sequence")
+
+    def check_chunks(self) -> None:
+        chunks = self.call["chunks"]
+        if chunks is None or chunks[0] < 1:
+            return
+        begins = [piece.begin for pieces in self.parts.key_pieces for piece in pieces]
+        if any(begin % chunks[0] != 0 for begin in begins):
+            raise ValueError(
+                f"gnomon.{NAME}: the parts of k begin at {begins}; expected multiples of the "
+                f"size of chunks, {chunks[0]}"
+            )
+
+    def sees(self, queries: Piece, keys: Piece) -> bool:
+        """Whether one of the queries may see one of the keys."""
+        if self.call["query_offsets"] is not None:
+            return True
+        left, right = self.call["left"], self.call["right"]
+        offset = self.call["query_offset"]
+        least = keys.begin - (offset + queries.end - 1)
+        most = keys.end - 1 - (offset + queries.begin)
+        return (left is None or most >= -left) and (right is None or least <= right)
+
+    def seen(self, rank: int, source: int) -> list[tuple[int, Piece]]:
+        """The pieces of the queries of process `rank`, by number, with those of the keys of process
+        `source` that they may see."""
+        return [
+            (n, keys)
+            for n, queries in enumerate(self.parts.query_pieces[rank])
+            for keys in self.parts.key_pieces[source]
+            if self.sees(queries, keys)
+        ]
+
+    def last_step(self) -> int:
+        """The last step of the ring at which any process sees the keys that it has."""
+        size = self.parts.size
+        return max(
+            step
+            for step in range(size)
+            if step == 0 or any(self.seen(rank, (rank - step) % size) for rank in range(size))
+        )
+
+    def attend(
+        self,
+        rows: Piece,
+        columns: Piece,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """o, lse and statistics of a piece of this process's queries over one of some keys."""
+        parts = self.parts
+        mine = parts.queries[parts.rank]
+        first_query, first_key, end = rows.begin, columns.begin, columns.end
+        # The operator takes parameters in the dtype of its tokens.
+        left_over = [
+            tensor.to(q.dtype) if tensor.dtype == self.dtype else tensor for tensor in tensors
+        ]
+        similarity = _with_tensors(self.similarity, left_over)
+        positions = [_with_tensors(term, left_over) for term in self.positions]
+        for n, term in enumerate(positions):
+            # Entry 0 of offsets is for the first column and the last row of the sequence.
+            begin = first_key + sum(parts.queries) - first_query - q.size(2)
+            places: dict[str | None, tuple[int, slice]] = {
+                "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),
+                "keys": (-2, slice(first_key, end)),
+                "key_entries": (-1, slice(first_key, end)),
+                "pairs": (-1, slice(first_key, end)),
+            }
+            _, indices = _name_and_indices(term.spec)
+            tables = tuple(
+                _cut(table, *places[index]) if index in places else table
+                for table, index in zip(term.tensors, indices, strict=True)
+            )
+            term = dataclasses.replace(term, tensors=tables)
+            positions[n] = _with_rows(term, mine, rows.rows)
+
+        call = dict(self.call)
+        if left_over:
+            call["temperature"] = _cut_rows(left_over[0], -1, mine, rows.rows)
+        if call["mask"] is not None:
+            mask = _cut(call["mask"], -1, slice(first_key, end))
+            call["mask"] = _cut_rows(mask, -2, mine, rows.rows)
+        if call["query_segments"] is not None:
+            call["query_segments"] = _cut_rows(call["query_segments"], -1, mine, rows.rows)
+        for name in ("key_starts", "key_lengths"):
+            if call[name] is not None:
+                call[name] = (call[name] - first_key).clamp(0, k.size(2))
+        if call["key_segments"] is not None:
+            call["key_segments"] = call["key_segments"][:, first_key:end]
+        for name in ("query_offset", "query_offsets"):
+            if call[name] is not None:
+                call[name] = call[name] + (first_query - first_key)
+        results: tuple[Tensor, Tensor, Tensor] = ops.attention_with_lse.default(
+            q, k, v, *lower(NAME, similarity, positions), *call.values()
+        )
+        return results
