@@ -31,8 +31,8 @@ HWY_INLINE VF Select(M mask, VF yes, VF no) {
   return hn::IfThenElse(mask, yes, no);
 }
 
-#if HWY_TARGET == HWY_SCALAR
-// Highway's own drop NaN here, which the other targets pass through as the second operand.
+#if !HWY_ARCH_X86 || HWY_TARGET == HWY_SCALAR
+// Highway's own drop NaN here (of Arm as well), which x86 passes through as the second operand.
 HWY_INLINE VF Max(VF a, VF b) { return hn::IfThenElse(a > b, a, b); }
 HWY_INLINE VF Min(VF a, VF b) { return hn::IfThenElse(a < b, a, b); }
 #else
