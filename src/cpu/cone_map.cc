@@ -19,10 +19,7 @@ namespace HWY_NAMESPACE {
 using hn::Abs;
 using hn::Sqrt;
 
-// Doubles go one by one, by the standard library's functions. NaN in the second operand gives NaN,
-// as it does in a vector.
-HWY_INLINE double Max(double a, double b) { return a > b ? a : b; }
-HWY_INLINE double Min(double a, double b) { return a < b ? a : b; }
+// Doubles go one by one, by the standard library's functions.
 HWY_INLINE double Abs(double a) { return std::fabs(a); }
 HWY_INLINE double Sqrt(double a) { return std::sqrt(a); }
 HWY_INLINE double Exp(double a) { return std::exp(a); }

@@ -31,14 +31,31 @@ HWY_INLINE VF Select(M mask, VF yes, VF no) {
   return hn::IfThenElse(mask, yes, no);
 }
 
-#if !HWY_ARCH_X86 || HWY_TARGET == HWY_SCALAR
-// Highway's own drop NaN here (of Arm as well), which x86 passes through as the second operand.
-HWY_INLINE VF Max(VF a, VF b) { return hn::IfThenElse(a > b, a, b); }
-HWY_INLINE VF Min(VF a, VF b) { return hn::IfThenElse(a < b, a, b); }
+// The second operand where either is NaN, as x86 has it; Highway's own drop NaN on other
+// processors. Objects, so that those are not found by the types of the arguments. Doubles are for
+// maps of tokens.
+struct Maximum {
+  HWY_INLINE double operator()(double a, double b) const { return a > b ? a : b; }
+  HWY_INLINE VF operator()(VF a, VF b) const {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+    return hn::Max(a, b);
 #else
-using hn::Max;
-using hn::Min;
+    return hn::IfThenElse(a > b, a, b);
 #endif
+  }
+};
+struct Minimum {
+  HWY_INLINE double operator()(double a, double b) const { return a < b ? a : b; }
+  HWY_INLINE VF operator()(VF a, VF b) const {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+    return hn::Min(a, b);
+#else
+    return hn::IfThenElse(a < b, a, b);
+#endif
+  }
+};
+constexpr Maximum Max{};
+constexpr Minimum Min{};
 
 // 1/sqrt(a) for normal a > 0, within 3e-7 of the value.
 HWY_INLINE VF Rsqrt(VF a) {
