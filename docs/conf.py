@@ -57,6 +57,7 @@ def hide_private_bases(app, name, obj, options, bases):
     while any(map(is_private, bases)):
         public = [base.__bases__ if is_private(base) else (base,) for base in bases]
         bases[:] = [base for group in public for base in group]
+    bases[:] = [base for base in bases if base is not object] or [object]
 
 
 def write_mathml(translator, node):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnomon._catalogue import components_of, entry_of
 from gnomon._checks import wrong_type
-from gnomon._terms import Term
+from gnomon._terms import SpecifiedTerm, Term
 
 
 class Position(Term):
@@ -40,21 +40,11 @@ class Position(Term):
         return Sum((other, self))
 
 
-@dataclass(frozen=True, eq=False)
-class Specified(Position):
+class Specified(SpecifiedTerm, Position):
     """One that is given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
 
     tensors are those of its parameters that are "name=tensor" there, in their order.
     """
-
-    spec: str
-    tensors: tuple[Tensor, ...] = ()
-
-    def _lower(self) -> tuple[str, Sequence[Tensor]]:
-        return self.spec, self.tensors
-
-    def _own_tensors(self) -> list[Tensor]:
-        return list(self.tensors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from gnomon._checks import wrong_type
-from gnomon._terms import Term
+from gnomon._terms import SpecifiedTerm, Term
 
 
 class Similarity(Term):
@@ -17,21 +12,11 @@ class Similarity(Term):
     _module = "similarity"
 
 
-@dataclass(frozen=True, eq=False)
-class Specified(Similarity):
+class Specified(SpecifiedTerm, Similarity):
     """One that is given by a specification, "penumbral:gamma=tensor:score=height2".
 
     tensors are those of its parameters that are "name=tensor" there.
     """
-
-    spec: str
-    tensors: tuple[Tensor, ...] = ()
-
-    def _lower(self) -> tuple[str, Sequence[Tensor]]:
-        return self.spec, self.tensors
-
-    def _own_tensors(self) -> list[Tensor]:
-        return list(self.tensors)
 
 
 _DOT = Specified("dot")

@@ -7,6 +7,7 @@ are "name=tensor" there, in the order of the catalogue (include/gnomon/catalogue
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -161,3 +162,17 @@ class Term:
     def _set(self, field: str, value: object) -> None:
         """Of a frozen instance, while it is made."""
         object.__setattr__(self, field, value)
+
+
+@dataclass(frozen=True, eq=False)
+class SpecifiedTerm(Term):
+    """One that is given by a specification and the tensors that this mentions, in its order."""
+
+    spec: str
+    tensors: tuple[Tensor, ...] = ()
+
+    def _lower(self) -> tuple[str, Sequence[Tensor]]:
+        return self.spec, self.tensors
+
+    def _own_tensors(self) -> list[Tensor]:
+        return list(self.tensors)
