@@ -5,7 +5,9 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <gnomon/torch/attention.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -25,21 +27,29 @@ Argument ToArgument(const Option& option) {
   }
 }
 
-// Whether there is an option for each argument.
+// Whether each argument is an option, or named as left out, and none is both. Both sides of the
+// window are one option.
 template <typename Options>
-constexpr bool SaysAll() {
-  bool all = requires(const Options& options) { options.window(); };
-#define GNOMON_SAYS(type, name, ...)                                                       \
-  all = all && (std::string_view(#name) == "left" || std::string_view(#name) == "right" || \
-                requires(const Options& options) { options.name(); });
+constexpr bool SaysAllBut(std::initializer_list<std::string_view> left_out) {
+  constexpr bool kHasWindow = requires(const Options& options) { options.window(); } ||
+                              requires(const Options& options) { options.window; };
+  bool all = true;
+#define GNOMON_SAYS(type, name, ...)                                                               \
+  {                                                                                                \
+    constexpr std::string_view kName = #name;                                                      \
+    constexpr bool kIsSide = kName == "left" || kName == "right";                                  \
+    constexpr bool kIsSetter = requires(const Options& options) { options.name(); };               \
+    constexpr bool kIsMember = requires(const Options& options) { type(options.name); };           \
+    const bool is_left_out = std::find(left_out.begin(), left_out.end(), kName) != left_out.end(); \
+    all = all && (kIsSide ? kHasWindow : kIsSetter || kIsMember) != is_left_out;                   \
+  }
   GNOMON_CALL_ARGUMENTS(GNOMON_SAYS)
 #undef GNOMON_SAYS
   return all;
 }
-static_assert(SaysAll<AttentionOptions>());
+static_assert(SaysAllBut<AttentionOptions>({}));
 
-// What the options say, each of which is a setter or a member with the argument's name. Both sides
-// of the window are one of them.
+// What the options say, each of which is a setter or a member with the argument's name.
 template <typename Options>
 CallArguments ArgumentsOf(const Options& options) {
   CallArguments arguments;

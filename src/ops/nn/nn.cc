@@ -331,6 +331,10 @@ std::pair<torch::Tensor, torch::Tensor> MultiheadAttentionImpl::QueriesAndKeys(
 
 namespace {
 
+// The rest is the module's to say, or as it is by default.
+static_assert(SaysAllBut<AttentionCall>({"scale", "dropout", "seed", "aggregation", "sink",
+                                         "temperature", "tolerance"}));
+
 // What a call of a module says to the operator. Where it has a cache, k and v become those of the
 // cache and the call's own, and `joined` what the cache is to hold once nothing can be refused any
 // more. query and key (B, L, ...) are the call's own tokens, of_keys what else a position computes
