@@ -1,9 +1,10 @@
 """Writes what restates the catalogue: `make facades`, after a change of a term.
 
 From gnomon.catalogue() come the classes of python/gnomon/similarity.py and position.py, and the
-functions of include/gnomon/torch/terms.h with their definitions; docs/catalogue.md is what
-`gnomon list --markdown` prints. All are committed. With --check nothing is written, and the exit
-status says whether a file is stale.
+functions of include/gnomon/torch/terms.h with their definitions; for encodings the classes of
+python/gnomon/nn/_encodings.py, with their lines of docs/api/nn.md, and the functions of
+include/gnomon/torch/encodings.h; docs/catalogue.md is what `gnomon list --markdown` prints. All are
+committed. With --check nothing is written, and the exit status says whether a file is stale.
 
 clang-format and ruff of requirements-test.txt must be beside this interpreter.
 """
@@ -25,6 +26,12 @@ import gnomon
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH = 100
 NOTICE = "Written by `make facades` from the catalogue, that is the files of the terms."
+#: A function in C++ with more optional arguments takes them in a struct that names them.
+MOST_OPTIONS = 4
+#: The page that lists the classes of gnomon.nn, and the comments between which those are written.
+PAGE_OF_MODULES = "docs/api/nn.md"
+START = ".. Written by `make facades`:"
+END = ".. End of what is written."
 
 #: What each module of Python says of its terms, and what it has besides them, from a module beside.
 MODULES = {
@@ -75,6 +82,7 @@ class Argument:
     index: str | None = None
     axis: bool = False  # whether it is the length of an axis of the option `shape`
     detailed: bool = False  # whether options of its own may follow the word
+    key: str = ""  # of the specification, where it has another name there
 
     @property
     def option(self) -> bool:
@@ -104,8 +112,8 @@ class Argument:
         return f"{self.name}: {kind} = {self._literal('True', 'False')}"
 
     @property
-    def cpp(self) -> str:
-        """The type, the name and the default."""
+    def cpp_type(self) -> str:
+        """Of a member of a struct; of an argument it may be a reference to a constant."""
         kind = {
             "number": "double",
             "integer": "int64_t",
@@ -115,17 +123,25 @@ class Argument:
             "heads": "HeadValue",
             "table": "torch::Tensor",
         }[self.kind]
+        is_optional = not self.required and self.default is None and self.kind != "shape"
+        return f"std::optional<{kind}>" if is_optional else kind
+
+    @property
+    def cpp_default(self) -> str:
+        """Empty: none."""
         if self.required:
-            default = ""
-        elif self.default is not None:
-            default = f" = {self._literal('true', 'false')}"
-        elif self.kind == "shape":
-            default = " = {}"
-        else:
-            kind, default = f"std::optional<{kind}>", " = std::nullopt"
+            return ""
+        if self.default is not None:
+            return self._literal("true", "false")
+        return "{}" if self.kind == "shape" else "std::nullopt"
+
+    @property
+    def cpp(self) -> str:
+        """The type, the name and the default."""
+        kind = self.cpp_type
         if self.kind in ("choice", "shape"):
             kind = f"const {kind}&"
-        return f"{kind} {self.name}{default}"
+        return f"{kind} {self.name}" + (f" = {self.cpp_default}" if self.cpp_default else "")
 
     def _literal(self, true: str, false: str) -> str:
         default = self.default or ""
@@ -160,18 +176,33 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
         if not parameter["axes"]:
             arguments.append(
                 Argument(
-                    parameter["name"],
+                    parameter["argument_name"] or parameter["name"],
                     kind,
                     meaning,
                     required,
                     default,
                     index=parameter["index"],
                     detailed=detailed,
+                    key=parameter["name"],
                 )
             )
     for before, after in itertools.pairwise(arguments):
         if after.required and not before.required:
             raise SystemExit(f"{entry['name']}: {after.name} is required and {before.name} is not")
+    return arguments
+
+
+def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
+    """Those of an encoding and, after the required ones, those that all modules have."""
+    own = arguments_of(entry)
+    if not all(argument.option for argument in own):
+        raise SystemExit(f"{entry['name']}: an encoding has numbers, words, flags and shapes alone")
+    arguments = [argument for argument in own if argument.required]
+    arguments.append(Argument("dim", "integer", "E, the columns of the embeddings", True, None))
+    arguments += [argument for argument in own if not argument.required]
+    if entry["takes_causal"]:
+        meaning = "whether no token may see a later one"
+        arguments.append(Argument("causal", "flag", meaning, False, "false"))
     return arguments
 
 
@@ -202,9 +233,16 @@ def wrap_paragraph(text: str, width: int) -> list[str]:
     return lines
 
 
-def terms_of(catalogue: dict[str, list[dict[str, Any]]], module: str) -> list[dict[str, Any]]:
-    entries = catalogue["similarities" if module == "similarity" else "positions"]
-    return [entry for entry in entries if entry["class_name"] and not entry["library"]]
+def terms_of(catalogue: dict[str, list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
+    """The library's own: the similarities, the positions of attention or the encodings."""
+    entries = catalogue["similarities" if kind == "similarity" else "positions"]
+    return [
+        entry
+        for entry in entries
+        if entry["class_name"]
+        and not entry["library"]
+        and (entry["role"] == "embedding") == (kind == "encoding")
+    ]
 
 
 def docstring(lines: list[str], indent: str) -> list[str]:
@@ -217,8 +255,7 @@ def docstring(lines: list[str], indent: str) -> list[str]:
     ]
 
 
-def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
-    arguments = arguments_of(entry)
+def class_docstring(entry: dict[str, Any], arguments: list[Argument]) -> list[str]:
     text: list[str] = []
     for paragraph in paragraphs_of(entry):
         text += ([""] if text else []) + wrap_paragraph(paragraph, WIDTH - 7)
@@ -226,9 +263,14 @@ def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
         text += ["", "Args:"]
     for argument in arguments:
         text += wrap(f"{argument.name}: {argument.meaning}.", WIDTH - 4, " " * 4, " " * 8)
+    return docstring(text, "    ")
+
+
+def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
+    arguments = arguments_of(entry)
     yield "@dataclass(frozen=True, eq=False)"
     yield f"class {entry['class_name']}({base}):"
-    yield from docstring(text, "    ")
+    yield from class_docstring(entry, arguments)
     yield ""
     for argument in arguments:
         yield f"    {argument.python}"
@@ -297,6 +339,55 @@ def python_module(catalogue: dict[str, list[dict[str, Any]]], module: str) -> st
         lines.append(f"from {name} import {', '.join(imported)}")
     lines += ["", "__all__ = [", *(f'    "{name}",' for name in names), "]", "", "", body, ""]
     return "\n".join(lines)
+
+
+def encoding_class(entry: dict[str, Any]) -> Iterator[str]:
+    arguments = encoding_arguments(entry)
+    name = entry["class_name"]
+    yield f"class {name}(TokenEncoding):"
+    yield from class_docstring(entry, arguments)
+    yield ""
+    fields = ", ".join(argument.python for argument in arguments)
+    yield f"    def __init__(self, {fields}) -> None:"
+    own = [argument for argument in arguments if argument.key]
+    for argument in own:
+        if argument.kind == "integer":
+            may_be_none = not argument.required and argument.default is None
+            check = "check_optional_integer" if may_be_none else "check_integer"
+            words = f'"nn.{name}", "{argument.name}"'
+            yield f"        {argument.name} = {check}({words}, {argument.name})"
+    options = "".join(f", {argument.key}={argument.name}" for argument in own)
+    causal = ", causal" if entry["takes_causal"] else ""
+    yield f'        super().__init__(to_spec("{entry["name"]}"{options}), dim{causal})'
+
+
+def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    entries = terms_of(catalogue, "encoding")
+    lines = ['"""The classes of what is added to embeddings."""', "", f"# {NOTICE}", ""]
+    lines += ["from __future__ import annotations", ""]
+    classes = ["\n".join(encoding_class(entry)) for entry in entries]
+    body = "\n\n\n".join(classes)
+    if "Sequence[" in body:
+        lines += ["from collections.abc import Sequence", ""]
+    checks = [name for name in ("check_integer", "check_optional_integer") if f"{name}(" in body]
+    if checks:
+        lines.append(f"from gnomon._checks import {', '.join(checks)}")
+    lines.append("from gnomon._terms import to_spec")
+    lines += ["from gnomon.nn._token_encodings import TokenEncoding", ""]
+    names = sorted(entry["class_name"] for entry in entries)
+    lines += ["__all__ = [", *(f'    "{name}",' for name in names), "]", "", "", body, ""]
+    return "\n".join(lines)
+
+
+def page_of_modules(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    """docs/api/nn.md with the encodings that there are between two of its comments."""
+    before, start, rest = (ROOT / PAGE_OF_MODULES).read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{PAGE_OF_MODULES}: expected the comments {START!r} and {END!r}")
+    names = [entry["class_name"] for entry in terms_of(catalogue, "encoding")]
+    listed = "".join(f".. autoclass:: {name}\n" for name in names)
+    return f"{before}{start}\n{listed}{end}{after}"
 
 
 def cpp_comment(entry: dict[str, Any], arguments: list[Argument]) -> Iterator[str]:
@@ -376,6 +467,88 @@ def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def in_struct(arguments: list[Argument]) -> list[Argument]:
+    """Those that the function of an encoding takes in its struct of options."""
+    options = [argument for argument in arguments if not argument.required]
+    return options if len(options) > MOST_OPTIONS else []
+
+
+def encoding_signature(entry: dict[str, Any]) -> list[str]:
+    """The arguments in C++, with their defaults."""
+    arguments = encoding_arguments(entry)
+    if not in_struct(arguments):
+        return [argument.cpp for argument in arguments]
+    options = f"const {entry['class_name']}Options& options = {{}}"
+    return [*(argument.cpp for argument in arguments if argument.required), options]
+
+
+def options_struct(entry: dict[str, Any], options: list[Argument]) -> Iterator[str]:
+    yield f"struct {entry['class_name']}Options {{"
+    for option in options:
+        yield from wrap(f"{option.name}: {option.meaning}.", WIDTH - 2, "  // ", "  //   ")
+        has_value = option.cpp_default not in ("{}", "std::nullopt")
+        default = f" = {option.cpp_default}" if has_value else ""
+        yield f"  TORCH_ARG({option.cpp_type}, {option.name}){default};"
+    yield "};"
+    yield ""
+
+
+def encodings_header(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        "// What is added to embeddings, as functions that make the modules.",
+        "//",
+        f"// {NOTICE}",
+        "#ifndef GNOMON_TORCH_ENCODINGS_H_",
+        "#define GNOMON_TORCH_ENCODINGS_H_",
+        "",
+        "#include <gnomon/torch/token_encoding.h>",
+        "",
+        "#include <cstdint>",
+        "#include <optional>",
+        "#include <string>",
+        "#include <vector>",
+        "",
+        "namespace gnomon::nn {",
+        "",
+    ]
+    for entry in terms_of(catalogue, "encoding"):
+        arguments = encoding_arguments(entry)
+        options = in_struct(arguments)
+        if options:
+            lines += options_struct(entry, options)
+        lines += cpp_comment(entry, [a for a in arguments if a not in options])
+        declared = ", ".join(encoding_signature(entry))
+        lines += [f"TokenEncoding {entry['class_name']}({declared});", ""]
+    lines += ["}  // namespace gnomon::nn", "", "#endif  // GNOMON_TORCH_ENCODINGS_H_", ""]
+    return "\n".join(lines)
+
+
+def encodings_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        f"// {NOTICE}",
+        "#include <gnomon/torch/encodings.h>",
+        "",
+        '#include "ops/catalogue/term_builder.h"',
+        "",
+        "namespace gnomon::nn {",
+        "",
+    ]
+    for entry in terms_of(catalogue, "encoding"):
+        arguments = encoding_arguments(entry)
+        options = in_struct(arguments)
+        value = {a.name: f"options.{a.name}()" if a in options else a.name for a in arguments}
+        chain = "".join(f'.With("{a.key}", {value[a.name]})' for a in arguments if a.key)
+        spec = f'TermBuilder("{entry["name"]}"){chain}.Build<Term>().spec'
+        made = f"{spec}, dim"
+        if entry["takes_causal"]:
+            made = f"TokenEncodingOptions({made}).causal({value['causal']})"
+        declared = ", ".join(part.split(" = ")[0] for part in encoding_signature(entry))
+        lines.append(f"TokenEncoding {entry['class_name']}({declared}) {{")
+        lines += [f"return TokenEncoding({made});", "}", ""]
+    lines += ["}  // namespace gnomon::nn", ""]
+    return "\n".join(lines)
+
+
 def value_of(argument: Argument) -> str:
     return f"std::move({argument.name})" if argument.kind == "table" else argument.name
 
@@ -413,6 +586,10 @@ def facades() -> dict[str, str]:
         "python/gnomon/position.py": python_module(catalogue, "position"),
         "include/gnomon/torch/terms.h": cpp_header(catalogue),
         "src/ops/catalogue/terms.cc": cpp_source(catalogue),
+        "python/gnomon/nn/_encodings.py": encodings_module(catalogue),
+        "include/gnomon/torch/encodings.h": encodings_header(catalogue),
+        "src/ops/nn/encodings.cc": encodings_source(catalogue),
+        PAGE_OF_MODULES: page_of_modules(catalogue),
         "docs/catalogue.md": run(sys.executable, "-m", "gnomon", "list", "--markdown"),
     }
     return {path: formatted(path, text) for path, text in files.items()}

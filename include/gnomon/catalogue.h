@@ -66,6 +66,8 @@ struct CatalogueParameter {
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
+  // Of an encoding: what the argument is called; empty: as the parameter is.
+  std::string argument_name = "";
   // Of a table: whether only calls take it, since no module has one to begin with.
   bool of_call = false;
   // Of a shape that always has the same axes: what their lengths are called, each an argument.
@@ -117,6 +119,9 @@ struct CatalogueEntry {
   // Whether what it gives a key is a sum over other keys, which those of one part do not know.
   bool sums_over_keys = false;
   bool takes_scale = false;  // of a similarity: whether the argument `scale` multiplies its scores
+  // Of an encoding: whether it reads other tokens, of which a causal one sees the earlier alone.
+  // Its class has the argument `causal` then.
+  bool takes_causal = false;
   // Its class in Python and its function in C++, "HyPE"; empty: it has none.
   std::string class_name = "";
   // The file that LoadTerms read it from; empty: the library's own.

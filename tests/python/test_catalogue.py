@@ -53,6 +53,11 @@ SIGNATURES = {
     "key_angles=None)",
     "RoPEMixed": "(frequencies, layout='interleaved', shape=None, prefix=0)",
     "TransformerXL": "(u, v, r)",
+    "CAPE": "(dim, global_shift=None, local_shift=None, global_scale=None, normalize=False, "
+    "shape=None, prefix=0)",
+    "Convolutional": "(dim, kernel=128, groups=16, causal=False)",
+    "LearnedAbsolute": "(max_length, dim)",
+    "Sinusoidal": "(dim, layout='interleaved', shape=None, prefix=0)",
 }
 
 
@@ -75,8 +80,13 @@ def test_an_entry_is_whole(entry):
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures_stay_as_they_are(name):
-    what = similarity if hasattr(similarity, name) else position
-    for part in name.split("."):
+    first, *parts = name.split(".")
+    (what,) = (
+        getattr(module, first)
+        for module in (similarity, position, gnomon.nn)
+        if hasattr(module, first)
+    )
+    for part in parts:
         what = getattr(what, part)
     signature = inspect.signature(what)
     bare = [
@@ -86,11 +96,11 @@ def test_signatures_stay_as_they_are(name):
     assert str(inspect.Signature(bare)) == SIGNATURES[name]
 
 
-def test_every_term_of_attention_has_a_class():
+def test_every_term_has_a_class():
     named = {entry["class_name"] for entry in ENTRIES}
     assert SIGNATURES.keys() - {"Grid", "Relative.from_future_first"} <= named
     for entry in ENTRIES:
-        assert (entry["class_name"] == "") == (entry["role"] in ("none", "embedding"))
+        assert (entry["class_name"] == "") == (entry["role"] == "none")
         assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
 
 

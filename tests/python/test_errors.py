@@ -660,6 +660,7 @@ TYPE_ERRORS |= {
     ),
     "a table's rows": (lambda: nn.LearnedAbsolute("3", 8), "max_length is a str; expected an int"),
     "a kernel": (lambda: nn.Convolutional(8, 3.5), "kernel is a float; expected an integer"),
+    "a prefix": (lambda: nn.CAPE(8, prefix=1.5), "nn.CAPE: prefix is a float; expected an int"),
     "embeddings in a list": (lambda: positioned([1]), "embeddings is a list; expected a Tensor"),
     "embeddings of integers": (
         lambda: positioned(X.long()),

@@ -8,9 +8,9 @@
 #ifndef GNOMON_TORCH_NN_H_
 #define GNOMON_TORCH_NN_H_
 
-#include <ATen/core/Generator.h>
 #include <gnomon/torch/attention.h>
-#include <gnomon/torch/batch_rows.h>
+#include <gnomon/torch/encodings.h>
+#include <gnomon/torch/token_encoding.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
@@ -252,117 +252,6 @@ class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultihe
   torch::Tensor c;  // where it is learned
 };
 TORCH_MODULE(LorentzMultiheadAttention);
-
-// What token encodings keep of the tokens so far: how many there were, and the embeddings (B, N,
-// dim) of those that the next tokens read, as in a convolution.
-struct TokenCache {
-  torch::Tensor embeddings;
-  int64_t tokens = 0;
-
-  int64_t length() const { return tokens; }
-  // Keeps the last `history` of all embeddings so far.
-  void append(const torch::Tensor& new_embeddings, int64_t history);
-  void reset();
-};
-
-// The arguments of one call of a token encoding, besides the embeddings.
-struct TokenCall {
-  // The position of the first token. By default the length of the cache before the call, and 0
-  // without one.
-  std::optional<int64_t> offset = std::nullopt;
-  // (B,) integers, or () for all: the tokens from there on are padding, which no other token sees.
-  // Without a cache only.
-  std::optional<torch::Tensor> lengths = std::nullopt;
-  // The tokens of this call follow those that went through the cache.
-  TokenCache* cache = nullptr;
-  // The source of what training draws at random; Torch's own by default.
-  std::optional<at::Generator> generator = std::nullopt;
-  // Which rows of a larger batch these are, the rest of which other processes have; by default the
-  // batch is whole.
-  std::optional<BatchRows> rows = std::nullopt;
-  // (B, L) or (L,) integers: the tokens' positions, instead of consecutive ones from offset on.
-  std::optional<torch::Tensor> positions = std::nullopt;
-};
-
-struct TokenEncodingOptions {
-  TokenEncodingOptions(std::string spec, int64_t dim) : spec_(std::move(spec)), dim_(dim) {}
-
-  // One component of the catalogue, "conv:kernel=64".
-  TORCH_ARG(std::string, spec);
-  TORCH_ARG(int64_t, dim);
-  // No token may see a later one.
-  TORCH_ARG(bool, causal) = false;
-};
-
-// A component of a position that is added to embeddings. The functions below name the parameters
-// that it learns.
-class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
- public:
-  TokenEncodingImpl(std::string spec, int64_t dim)
-      : TokenEncodingImpl(TokenEncodingOptions(std::move(spec), dim)) {}
-  explicit TokenEncodingImpl(const TokenEncodingOptions& options);
-
-  void reset() override;
-
-  // embeddings (B, L, dim) and their encoding, their sum; the same shape.
-  torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
-
-  // What forward adds; it broadcasts with the embeddings. `before` (B, N, dim) holds the embeddings
-  // of the N tokens before the first one, undefined for none.
-  torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
-                       const TokenCall& call);
-
-  // The positions at which it is defined; nullopt: all.
-  std::optional<int64_t> max_length() const { return max_length_; }
-  // How many tokens before the first one it reads.
-  int64_t history() const { return history_; }
-
-  TokenEncodingOptions options;
-
- private:
-  std::optional<int64_t> max_length_;
-  int64_t history_ = 0;
-  std::vector<std::string> tensor_names_;
-};
-TORCH_MODULE(TokenEncoding);
-
-// Adds the sinusoids of their positions to embeddings; see gnomon::sinusoid. With a shape, those of
-// the coordinates of tokens on a grid; see gnomon::grid_sinusoid.
-TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",
-                         const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
-
-// A learned table of positions: parameter `table` (max_length, dim), which starts as N(0, 0.02^2)
-// (Radford et al. 2019).
-TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
-
-// GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0): token i
-// sees those from i - kernel / 2 on, `kernel` of them, or, causal, the last `kernel` up to itself.
-// Its weight is weight_g weight_v / |weight_v|, normalised for each place of the kernel. Parameters
-// `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as N(0, 4 /
-// (kernel dim)), and `bias` (dim), which starts at 0.
-TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 16,
-                            bool causal = false);
-
-struct CAPEOptions {
-  // Bounds of what training draws: a shift of all positions, one of each position in spacings of
-  // the positions, and a factor of all (exp of a uniform number). By default 5, 0.5 and 1.03, and
-  // on a grid, whose coordinates lie in [-1, 1], 0.5, 0.5 and 1.4.
-  TORCH_ARG(std::optional<double>, global_shift);
-  TORCH_ARG(std::optional<double>, local_shift);
-  TORCH_ARG(std::optional<double>, global_scale);
-  // Subtracts the mean of the positions first; in a sequence only.
-  TORCH_ARG(bool, normalize) = false;
-  // (height, width) of a grid, rows by columns, with tokens in row-major order after `prefix`
-  // tokens that get nothing.
-  TORCH_ARG(std::vector<int64_t>, shape);
-  TORCH_ARG(int64_t, prefix) = 0;
-};
-
-// Continuous augmented positions (Likhomanenko et al. 2021): sinusoids of positions that are
-// shifted, jittered and scaled at random in training, anew for each call and each sequence. On a
-// grid, wave n of dim / 2 is [cos | sin](pi 10^(n / (dim / 2 - 1)) (x cos n + y sin n)), x the
-// column and y the row of a token, each from -1, the first, to 1, the last.
-TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 
 struct TokenPositionOptions {
   TokenPositionOptions(std::string position, int64_t dim, int64_t max_length)

@@ -21,7 +21,6 @@ from gnomon._checks import (
 )
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
-from gnomon._terms import to_spec
 from gnomon.nn._caches import TokenCache
 from gnomon.nn._checks import SPECIFICATION, check_embeddings
 
@@ -44,7 +43,7 @@ def attention_position(position: str) -> str:
 class TokenEncoding(torch.nn.Module):
     """A component of a position that is added to embeddings.
 
-    What it learns are parameters with the names that the classes below document.
+    What it learns are parameters with the names that its subclasses document.
 
     Args:
         spec: one component of the catalogue, "conv:kernel=64".
@@ -121,92 +120,8 @@ class TokenEncoding(torch.nn.Module):
         return f"{self.spec!r}, {self.dim}, causal={self.causal}"
 
 
-class Sinusoidal(TokenEncoding):
-    """Adds the sinusoids of their positions to embeddings; see gnomon.sinusoid.
-
-    With a shape, those of the coordinates of tokens on a grid; see gnomon.grid_sinusoid.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        layout: str = "interleaved",
-        shape: Sequence[int] | None = None,
-        prefix: int = 0,
-    ) -> None:
-        super().__init__(to_spec("sinusoidal", layout=layout, shape=shape, prefix=prefix), dim)
-
-
-class LearnedAbsolute(TokenEncoding):
-    """Adds a learned table of positions to embeddings.
-
-    Parameter `table` (max_length, dim), which starts as N(0, 0.02^2) (Radford et al. 2019).
-    """
-
-    def __init__(self, max_length: int, dim: int) -> None:
-        max_length = check_integer("nn.LearnedAbsolute", "max_length", max_length)
-        super().__init__(to_spec("learned", length=max_length), dim)
-
-
-class Convolutional(TokenEncoding):
-    """Adds GELU(conv(x)), a grouped convolution over the tokens (Baevski et al. 2020, wav2vec 2.0).
-
-    Token i sees `kernel` tokens from i - kernel // 2 on or, causal, the last `kernel` up to itself.
-    The weight is weight_g weight_v / |weight_v|, normalised separately at each tap of the kernel.
-    Parameters `weight_g` (1, 1, kernel), `weight_v` (dim, dim / groups, kernel), which starts as
-    N(0, 4 / (kernel dim)), and `bias` (dim), which starts at 0.
-    """
-
-    def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
-        kernel = check_integer("nn.Convolutional", "kernel", kernel)
-        groups = check_integer("nn.Convolutional", "groups", groups)
-        super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
-
-
-class CAPE(TokenEncoding):
-    """Continuous augmented positional embeddings (Likhomanenko et al. 2021).
-
-    Adds sinusoids of positions that are shifted, jittered and scaled at random in training, anew
-    for each call and each sequence; as they are in evaluation. On a grid, wave n of the dim / 2 is
-    [cos | sin](pi 10^(n / (dim / 2 - 1)) (x cos n + y sin n)), x the column of a token and y its
-    row, each from -1, the first, to 1, the last.
-
-    Args:
-        dim: columns of the embeddings, an even number.
-        global_shift: bound of the shift of all positions; 5 by default.
-        local_shift: bound of the shift of each position, in spacings of the positions; 0.5.
-        global_scale: bound, with its inverse, of the factor of all positions; 1.03.
-        normalize: whether to subtract the mean of the positions first; only in a sequence.
-        shape: (height, width) of a grid, the numbers of its rows and of its columns, whose
-            coordinates lie in [-1, 1]: global_shift is then 0.5 and global_scale 1.4 by default.
-            Tokens are in row-major order: row by row, x running fastest.
-        prefix: number of tokens before the grid, to which nothing is added.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        global_shift: float | None = None,
-        local_shift: float | None = None,
-        global_scale: float | None = None,
-        normalize: bool = False,
-        shape: Sequence[int] | None = None,
-        prefix: int = 0,
-    ) -> None:
-        spec = to_spec(
-            "cape",
-            global_shift=global_shift,
-            local_shift=local_shift,
-            global_scale=global_scale,
-            normalize=normalize,
-            shape=shape,
-            prefix=prefix,
-        )
-        super().__init__(spec, dim)
-
-
 class TokenPosition(torch.nn.Module):
-    """Adds the token encodings of a position to embeddings: sinusoidal, learned, conv, cape.
+    """Adds the token encodings of a position to embeddings, such as sinusoidal or learned.
 
     Components that act in attention are ignored. Each encoding reads the original embeddings, so
     that their order does not matter. Submodules are called "<name><n>", n counting those of a name.

@@ -275,6 +275,7 @@ nlohmann::json ToJson(const CatalogueParameter& parameter) {
           {"takes_tensor", parameter.takes_tensor},
           {"index", text_or_null(IndexName(parameter.index))},
           {"argument", text_or_null(ArgumentName(parameter.argument))},
+          {"argument_name", text_or_null(parameter.argument_name)},
           {"of_call", parameter.of_call},
           {"axes", parameter.axes}};
 }
@@ -303,6 +304,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
                     {"needs_dot", entry.needs_dot},
                     {"sums_over_keys", entry.sums_over_keys},
                     {"takes_scale", entry.takes_scale},
+                    {"takes_causal", entry.takes_causal},
                     {"class_name", entry.class_name},
                     {"library", entry.library}});
   }
@@ -383,6 +385,12 @@ Parameter Parameter::Required() const {
 Parameter Parameter::NoArgument() const {
   Parameter parameter = *this;
   parameter.argument = Argument::kNone;
+  return parameter;
+}
+
+Parameter Parameter::Called(const char* other_name) const {
+  Parameter parameter = *this;
+  parameter.argument_name = other_name;
   return parameter;
 }
 

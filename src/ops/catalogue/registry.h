@@ -103,6 +103,8 @@ struct Parameter : CatalogueParameter {
   // As an argument of a call: one that must be given, or none.
   Parameter Required() const;
   Parameter NoArgument() const;
+  // Of an encoding: as an argument of another name.
+  Parameter Called(const char* other_name) const;
   // Of a shape: the names of the lengths of its axes.
   Parameter OfAxes(std::vector<std::string> names) const;
 };

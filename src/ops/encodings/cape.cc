@@ -24,7 +24,7 @@ class Encoder : public TokenEncoder {
         grid_(TokenGrid::Find(component)),
         normalize_(component.Flag("normalize")),
         global_shift_(component.FindNumber("global_shift").value_or(grid_ ? 0.5 : 5.0)),
-        local_shift_(component.Number("local_shift")),
+        local_shift_(component.FindNumber("local_shift").value_or(0.5)),
         global_scale_(component.FindNumber("global_scale").value_or(grid_ ? 1.4 : 1.03)) {
     TORCH_CHECK_VALUE(dim_ >= 2 && dim_ % 2 == 0, "gnomon.nn: cape: dim is ", dim_,
                       "; expected a positive even number");
@@ -165,22 +165,36 @@ const RegisterPosition cape({
                   .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
                   .note = "added to the embeddings; in training Delta is uniform within "
                           "global_shift, epsilon within local_shift spacings and lambda within ln "
-                          "global_scale, in evaluation they are 0. On a grid the waves are those "
-                          "of (x, y) in [-1, 1], x the column and y the row",
+                          "global_scale, in evaluation they are 0",
+                  .details =
+                      "Positions are shifted, jittered and scaled at random in training, anew for "
+                      "each call and each sequence, and left as they are in evaluation. E is "
+                      "even.\n\n"
+                      "With a shape, (height, width), tokens lie on a grid, after `prefix` tokens "
+                      "to which nothing is added. Columns n and E / 2 + n are then the cosine and "
+                      "the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), x the column of a "
+                      "token and y its row, each from -1, the first, to 1, the last.",
                   .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
                             "Continuous Augmented Positional Embeddings",
                   .role = CatalogueEntry::Role::kEmbedding,
-                  .cost = "0 + 0"},
+                  .cost = "0 + 0",
+                  .class_name = "CAPE"},
     .parameters = OnGrid(
         {Number("global_shift", "")
-             .Means("the largest shift of all positions in training")
+             .Means("bound of the shift of all positions; by default 5, on a grid 0.5")
              .Otherwise("5 (grid: 0.5)"),
-         Number("local_shift", "0.5").Means("the largest shift of a single position, in spacings"),
+         Number("local_shift", "")
+             .Means("bound of the shift of each position, in spacings of the positions; 0.5 by "
+                    "default")
+             .Otherwise("0.5"),
          Number("global_scale", "")
-             .Means("the largest factor that it stretches them by")
+             .Means("bound, with its inverse, of the factor of all positions; by default 1.03, on "
+                    "a grid 1.4")
              .Otherwise("1.03 (grid: 1.4)"),
          Flag("normalize", "false")
-             .Means("whether the mean of the positions is subtracted first")}),
+             .Means("whether the mean of the positions is subtracted first; only in a sequence")},
+        Shape().Means("(height, width) of the grid, the numbers of its rows and of its columns, "
+                      "with tokens in row-major order: row by row, x running fastest")),
     .encoder = Make,
 });
 

@@ -108,11 +108,20 @@ const RegisterPosition conv({
                              "causal model",
                   .latex = R"(\text{GELU}(\text{conv}(x)))",
                   .note = "added to the embeddings x; on the left alone in a causal model",
+                  .details =
+                      "A grouped convolution over the tokens: token i sees `kernel` tokens from "
+                      "i - floor(kernel / 2) on or, causal, the last `kernel` up to itself. The "
+                      "weight is weight_g weight_v / |weight_v|, normalised separately at each tap "
+                      "of the kernel.\n\n"
+                      "Parameters `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, kernel), "
+                      "which starts as N(0, 4 / (kernel E)), and `bias` (E), which starts at 0.",
                   .source = "Baevski et al. 2020, wav2vec 2.0",
                   .role = CatalogueEntry::Role::kEmbedding,
-                  .cost = "0 + 0"},
+                  .cost = "0 + 0",
+                  .takes_causal = true,
+                  .class_name = "Convolutional"},
     .parameters = {Integer("kernel", "128").Means("tokens that the kernel spans"),
-                   Integer("groups", "16").Means("a divisor of E")},
+                   Integer("groups", "16").Means("groups of columns, a divisor of E")},
     .encoder = Make,
 });
 

@@ -55,10 +55,16 @@ const RegisterPosition learned({
     .catalogue = {.name = "learned",
                   .title = "learned positions",
                   .formula = "a learned table, added to the embeddings",
+                  .details = "Parameter `table` (max_length, E), which starts as N(0, 0.02^2) "
+                             "(Radford et al. 2019).",
                   .source = "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
                   .role = CatalogueEntry::Role::kEmbedding,
-                  .cost = "0 + 0"},
-    .parameters = {Length()},
+                  .cost = "0 + 0",
+                  .class_name = "LearnedAbsolute"},
+    .parameters = {Length()
+                       .Required()
+                       .Called("max_length")
+                       .Means("rows of the table, one for each position")},
     .encoder = Make,
 });
 

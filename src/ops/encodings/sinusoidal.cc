@@ -67,9 +67,12 @@ const RegisterPosition sinusoidal({
          .latex = R"(\sin\left(p\, 10000^{-2i/E}\right), \quad \cos\left(p\, 10000^{-2i/E}\right))",
          .note = "added to the embeddings of E columns; on a grid, E / axes columns of "
                  "each coordinate",
+         .details = "The tables are those of sinusoid and, with a shape, of grid_sinusoid: tokens "
+                    "then lie on a grid, after `prefix` tokens to which nothing is added.",
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
-         .cost = "0 + 0"},
+         .cost = "0 + 0",
+         .class_name = "Sinusoidal"},
     .parameters =
         OnGrid({Choice("layout", {"interleaved", "split", "split_xl"})
                     .Means("how sines and cosines are laid out over the columns, see sinusoid")}),

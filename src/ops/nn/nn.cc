@@ -12,7 +12,6 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/options.h"
-#include "ops/catalogue/term_builder.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/nn/module_terms.h"
 #include "ops/nn/token_encoding.h"
@@ -549,41 +548,6 @@ torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t
 
 torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {
   return AddEncodings({this}, embeddings, call);
-}
-
-TokenEncoding Sinusoidal(int64_t dim, const std::string& layout, const std::vector<int64_t>& shape,
-                         int64_t prefix) {
-  return TokenEncoding(TermBuilder("sinusoidal")
-                           .With("layout", layout)
-                           .With("shape", shape)
-                           .With("prefix", prefix)
-                           .Build<Term>()
-                           .spec,
-                       dim);
-}
-
-TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim) {
-  return TokenEncoding(TermBuilder("learned").With("length", max_length).Build<Term>().spec, dim);
-}
-
-TokenEncoding Convolutional(int64_t dim, int64_t kernel, int64_t groups, bool causal) {
-  const std::string spec =
-      TermBuilder("conv").With("kernel", kernel).With("groups", groups).Build<Term>().spec;
-  return TokenEncoding(TokenEncodingOptions(spec, dim).causal(causal));
-}
-
-TokenEncoding CAPE(int64_t dim, const CAPEOptions& options) {
-  return TokenEncoding(
-      TermBuilder("cape")
-          .With("global_shift", options.global_shift())
-          .With("local_shift", options.local_shift())
-          .With("global_scale", options.global_scale())
-          .With("normalize", options.normalize() ? std::optional(true) : std::nullopt)
-          .With("shape", options.shape())
-          .With("prefix", options.prefix())
-          .Build<Term>()
-          .spec,
-      dim);
 }
 
 TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : options(options_) {
