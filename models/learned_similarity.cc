@@ -2,6 +2,7 @@
 
 #include "gnomon/torch/nn.h"
 #include "ops/grammar/component.h"
+#include "ops/nn/module_terms.h"
 
 namespace gnomon::models {
 namespace {
@@ -28,8 +29,8 @@ LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t he
   const auto parameters = module->named_parameters(/*recurse=*/false);
   const auto buffers = module->named_buffers(/*recurse=*/false);
   for (const nn::LearnedValue& learned : module->learned_values()) {
-    const std::string start = learned.name + "_start";
-    const std::string theta = learned.name + "_theta";
+    const std::string start = TensorName(learned.name, TensorPart::kStart);
+    const std::string theta = TensorName(learned.name, TensorPart::kTheta);
     thetas_.push_back(register_parameter(theta, parameters[theta].detach().clone()));
     starts_.push_back(
         register_buffer(start, buffers.contains(start) ? buffers[start] : *learned.start));

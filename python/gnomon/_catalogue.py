@@ -106,3 +106,27 @@ def components_of(spec: str) -> list[Component]:
         Component(name, dict(option.split("=", 1) for option in options), text, tuple(grid))
         for name, options, text, grid in zip(*ops.components(spec), strict=True)
     ]
+
+
+class ModuleTensor(NamedTuple):
+    """A tensor that gnomon.nn.MultiheadAttention has for its similarity or its position."""
+
+    name: str
+    component: Component
+    #: The parameter of the component.
+    parameter: str
+    #: What it is to the parameter: its "value"; of one value per head the "start" and "theta"; of a
+    #: projection of tokens the "weight" and the "bias".
+    part: str
+    #: Of a table, what it is indexed by, as the catalogue says; otherwise "".
+    indexed_by: str
+
+
+def module_tensors(similarity: str, position: str) -> list[ModuleTensor]:
+    """The tensors of a module of these specifications, in its order."""
+    names, places, *rest = ops.module_tensor_origins(similarity, position)
+    components = components_of(position) + components_of(similarity)  # at place -1
+    return [
+        ModuleTensor(name, components[place], *its)
+        for name, place, *its in zip(names, places, *rest, strict=True)
+    ]

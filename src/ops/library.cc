@@ -131,6 +131,24 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
   return {names, starts, learned};
 }
 
+std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<std::string>,
+           std::vector<std::string>, std::vector<std::string>>
+OriginsOfTensors(const std::string& similarity, const std::string& position) {
+  std::vector<std::string> names;
+  std::vector<int64_t> components;
+  std::vector<std::string> parameters;
+  std::vector<std::string> parts;
+  std::vector<std::string> indices;
+  for (TensorOrigin& origin : TensorOrigins(*ModuleTerms::Of(similarity, position))) {
+    names.push_back(std::move(origin.name));
+    components.push_back(origin.component);
+    parameters.push_back(origin.parameter->name);
+    parts.emplace_back(PartName(origin.part));
+    indices.emplace_back(IndexName(origin.index));
+  }
+  return {names, components, parameters, parts, indices};
+}
+
 std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads,
     at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
@@ -282,6 +300,12 @@ void ForCompositions(const Add& add) {
       "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
+  // Of each of these: its component of the position, -1 for the similarity; the parameter of that;
+  // what it is to it, "value", "start", "theta", "weight" or "bias"; and of a table what it is
+  // indexed by, as the catalogue says, else "".
+  add("module_tensor_origins(str similarity, str position) -> "
+      "(str[] names, int[] components, str[] parameters, str[] parts, str[] indices)",
+      OriginsOfTensors);
   add("module_has_projections(str position) -> bool", HasProjections);
   // The tensors of a call of a module, and which of them are of keys.
   add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "

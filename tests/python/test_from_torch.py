@@ -432,6 +432,7 @@ def test_a_linear_table_stays_linear():
         "offset_bias:shape=3x4:axis=0+offset_bias:shape=3x4:axis=1",
         "alibi:shape=3x4+hype:shape=3x4:tau=learned+rope:shape=3x4",
         "t5:shape=3x4:axis=1+grid_bias:shape=3x4",
+        "grid_bias:shape=3x4+alibi:shape=3x4:slopes=learned+grid_bias:shape=3x4",
     ],
 )
 def test_modules_move_to_another_grid(position):

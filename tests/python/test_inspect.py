@@ -261,11 +261,26 @@ def test_tables_by_what_they_are_indexed_by():
         },
         "transformer_xl:r=learned": {"transformer_xl_r": "distances"},
         "transformer_xl": {},
+        "t5+alibi:slopes=learned+t5:buckets=8": {"t5_table": "buckets", "t52_table": "buckets"},
+        "forget+content_bias": {"content_bias_table": "near_offsets"},
         "alibi:slopes=learned+rope_mixed": {},
     }
     for position, expected in positions.items():
         found = model_pictures.learned_tables(MultiheadAttention(12, 2, position=position))
         assert {table.name.strip("."): table.indexed_by for table in found} == expected, position
+        specs = {table.name.strip("."): table.spec for table in found}
+        if len(specs) > 1 and "t52_table" in specs:
+            assert specs == {"t5_table": "t5", "t52_table": "t5:buckets=8"}
+
+
+def test_tables_that_a_module_was_given():
+    learned = torch.nn.Parameter(torch.ones(2, 9, 6))
+    vectors = torch.ones(2, 6)
+    for r, count in ((learned, 1), (learned.detach(), 0)):
+        module = MultiheadAttention(
+            12, 2, position=gnomon.position.TransformerXL(vectors, vectors, r)
+        )
+        assert len(model_pictures.learned_tables(module)) == count
 
 
 @pytest.mark.parametrize("spec", ["laplacian", "hyperbolic:model=ball", "penumbral:score=height2"])

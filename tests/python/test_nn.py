@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gnomon
+from gnomon._catalogue import module_tensors
 from gnomon.nn import KVCache, LearnedAbsolute, MultiheadAttention, Sinusoidal, TokenPosition
 
 SIMILARITIES = [
@@ -102,6 +103,82 @@ def test_parameter_names():
     }
     assert all(not p.any() for p in term_parameters(module).values())
     assert [name for name, _ in module.named_buffers()] == ["gamma_start"]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "position", "expected"),
+    [
+        (
+            "umbral",
+            "rope+t5+t5:buckets=8+alibi+hype:tau=learned+hype:mu=learned",
+            {
+                "gamma_start": (-1, "gamma", "start", ""),
+                "gamma_theta": (-1, "gamma", "theta", ""),
+                "t5_table": (1, "table", "value", "buckets"),
+                "t52_table": (2, "table", "value", "buckets"),
+                "hype_tau_theta": (4, "tau", "theta", ""),
+                "hype2_mu_theta": (5, "mu", "theta", ""),
+            },
+        ),
+        (
+            "lorentz:scale=fixed:c=learned",
+            "forget+content_bias:columns=3",
+            {
+                "scale_start": (-1, "scale", "start", ""),
+                "c_theta": (-1, "c", "theta", ""),
+                "forget_log_forget_weight": (0, "log_forget", "weight", ""),
+                "forget_log_forget_bias": (0, "log_forget", "bias", ""),
+                "content_bias_query_weight": (1, "query", "weight", ""),
+                "content_bias_table": (1, "table", "value", "near_offsets"),
+            },
+        ),
+        (
+            "gaussian:gamma=2",
+            "none+relative2d:shape=3x4",
+            {
+                "relative2d_rows": (1, "rows", "value", "first_axis"),
+                "relative2d_columns": (1, "columns", "value", "second_axis"),
+            },
+        ),
+        # What a module makes the table from is none; one that is learned, or given, is one.
+        ("dot", "transformer_xl", {"transformer_xl_r": (0, "r", "value", "")}),
+        ("dot", "transformer_xl:r=learned", {"transformer_xl_r": (0, "r", "value", "distances")}),
+    ],
+)
+def test_what_tensors_belong_to(similarity, position, expected):
+    module = MultiheadAttention(32, 4, similarity=similarity, position=position)
+    components = position.split("+")
+    found = {}
+    for tensor in module_tensors(module.similarity, module.position):
+        spec = tensor.component.spec
+        place = -1 if spec == similarity else components.index(spec)
+        found[tensor.name] = (place, tensor.parameter, tensor.part, tensor.indexed_by)
+    if "transformer_xl" in position:
+        assert found.pop("transformer_xl_u") == (0, "u", "value", "")
+        assert found.pop("transformer_xl_v") == (0, "v", "value", "")
+    assert found == expected
+    assert list(module._term_names) == [t.name for t in module_tensors(similarity, position)]
+
+
+def test_what_given_tensors_belong_to():
+    module = MultiheadAttention(
+        8,
+        2,
+        similarity=gnomon.similarity.Laplacian(torch.ones(2)),
+        position="alibi"
+        + gnomon.position.ALiBi(torch.ones(2))
+        + gnomon.position.TransformerXL(torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 9, 4)),
+    )
+    tensors = module_tensors(module.similarity, module.position)
+    assert [(tensor.name, tensor.component.name, tensor.indexed_by) for tensor in tensors] == [
+        ("gamma", "laplacian", ""),
+        ("alibi2_slopes", "alibi", ""),
+        ("transformer_xl_u", "transformer_xl", ""),
+        ("transformer_xl_v", "transformer_xl", ""),
+        ("transformer_xl_r", "transformer_xl", "distances"),
+    ]
+    assert {tensor.part for tensor in tensors} == {"value"}
+    assert {tensor.name for tensor in tensors} == set(dict(module.named_buffers()))
 
 
 def at_its_start(module):

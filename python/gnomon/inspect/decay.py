@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gnomon
-from gnomon._catalogue import components_of
+from gnomon._catalogue import components_of, module_tensors
 from gnomon._library import ops
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import Picture, colour_of_head, integer, items, new_figure, path
@@ -92,12 +92,14 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
                 options.heads * options.head_dim, options.heads, position=attention_position(spec)
             ).double()
             title = spec
-            for name in part.tables("buckets"):
+            for tensor in module_tensors(module.similarity, module.position):
+                if tensor.indexed_by != "buckets":
+                    continue
                 # It starts at 0 everywhere.
-                table = getattr(module, f"{part.name}_{name}")
+                table = getattr(module, tensor.name)
                 with torch.no_grad():
                     table -= torch.arange(len(table), dtype=table.dtype)[:, None]
-                title += f", with {name}[b] = -b"
+                title += f", with {tensor.parameter}[b] = -b"
             panels.append(
                 {"title": title, "kind": "bias", "curves": _biases(spec, module, options)}
             )

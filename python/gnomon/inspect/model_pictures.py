@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from torch import Tensor
 
-from gnomon._catalogue import components_of
+from gnomon._catalogue import ModuleTensor, module_tensors
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import (
     SIGNED,
@@ -240,7 +239,11 @@ def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
     for place, module in model.named_modules():
         known: dict[str, tuple[str, str]] = {}
         if isinstance(module, MultiheadAttention):
-            known = _tables_in_attention(module.position)
+            known = {
+                tensor.name: (tensor.indexed_by, tensor.component.spec)
+                for tensor in module_tensors(module.similarity, module.position)
+                if tensor.indexed_by
+            }
         elif isinstance(module, TokenEncoding) and module.max_length is not None:
             known = {
                 name: ("positions", module.spec)
@@ -255,32 +258,13 @@ def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
     return tables
 
 
-def _tables_in_attention(position: str) -> dict[str, tuple[str, str]]:
-    """What the tables of a module with that position are indexed by, and of which component."""
-    tables: dict[str, tuple[str, str]] = {}
-    counts = Counter[str]()
-    for component in components_of(position):
-        for parameter in component.entry.get("parameters", []):
-            name, index = parameter["name"], parameter["index"]
-            # A choice that is not "learned" has no table.
-            is_table = parameter["kind"] != "choice" or component.options.get(name) == "learned"
-            if index is None or not is_table:
-                continue
-            counts[f"{component.name}_{name}"] += 1
-            # A second one has a number, "t52_table".
-            count = counts[f"{component.name}_{name}"]
-            number = "" if count == 1 else count
-            tables[f"{component.name}{number}_{name}"] = (index, component.spec)
-    return tables
-
-
 def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
     """A table like T5's, (buckets, H), as the biases that it gives to distances."""
     heads = table.shape[1]
-    component = next(part for part in components_of(position) if part.tables("buckets"))
-    module = MultiheadAttention(heads, heads, position=component.spec).to(table.dtype)
+    spec = _table_of_buckets(position).component.spec
+    module = MultiheadAttention(heads, heads, position=spec).to(table.dtype)
     with torch.no_grad():
-        getattr(module, f"{component.name}_{component.tables('buckets')[0]}").copy_(table)
+        getattr(module, _table_of_buckets(spec).name).copy_(table)
     bias = biases(module, FARTHEST)
     for head, curve in enumerate(bias):
         axes.plot(
@@ -297,6 +281,11 @@ def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
     axes.set_xlabel("distance, tokens back")
     axes.set_ylabel("bias, less that of distance 0")
     axes.legend(fontsize=8)
+
+
+def _table_of_buckets(position: str) -> ModuleTensor:
+    tensors = module_tensors("dot", position)
+    return next(tensor for tensor in tensors if tensor.indexed_by == "buckets")
 
 
 def cosines(rows: Tensor) -> Tensor:

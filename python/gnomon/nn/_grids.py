@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gnomon._catalogue import components_of
+from gnomon._catalogue import components_of, module_tensors
 from gnomon._checks import wrong_type
 from gnomon._library import ops
 from gnomon._terms import check_shape, to_spec
 from gnomon.nn._multihead_attention import MultiheadAttention
 from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
+
+#: What tables of rows along an axis of a grid are indexed by, in the order of the axes.
+_AXES = ("first_axis", "second_axis")
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
@@ -134,28 +137,22 @@ def _spec_of(part: MultiheadAttention | TokenPosition | TokenEncoding) -> str:
 
 
 def _resize_tables(module: MultiheadAttention, shape: list[int]) -> None:
-    count: dict[str, int] = {}
-    for component in components_of(module.position):
-        name = component.name
-        count[name] = count.get(name, 0) + 1
-        prefix = name if count[name] == 1 else f"{name}{count[name]}"
-
-        def resize(table: str, change: Callable[[Tensor], Tensor], prefix: str = prefix) -> None:
-            _replace(module, f"{prefix}_{table}", change)
-
-        for table in component.tables("grid"):
-            resize(table, lambda old: resize_grid_table(old, shape))
-        for axis, index in enumerate(("first_axis", "second_axis")):
-            for table in component.tables(index):
-                resize(table, functools.partial(_resize_rows, size=shape[axis]))
-        for table in component.tables("offsets") if component.lies_on_a_grid else ():
+    for tensor in module_tensors(module.similarity, module.position):
+        component, index = tensor.component, tensor.indexed_by
+        if index == "grid":
+            _replace(module, tensor.name, functools.partial(resize_grid_table, shape=shape))
+        elif index in _AXES:
+            size = shape[_AXES.index(index)]
+            _replace(module, tensor.name, functools.partial(_resize_rows, size=size))
+        elif index == "offsets" and component.lies_on_a_grid:
             along = component.options.get("axis")
             if along is None and len(set(shape)) > 1:
                 raise ValueError(
                     f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has one "
                     "table for all axes; expected one length"
                 )
-            resize(table, functools.partial(resize_grid_table, shape=[shape[int(along or 0)]]))
+            of_axis = [shape[int(along or 0)]]
+            _replace(module, tensor.name, functools.partial(resize_grid_table, shape=of_axis))
 
 
 def _resize_rows(table: Tensor, size: int) -> Tensor:

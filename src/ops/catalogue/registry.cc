@@ -240,14 +240,6 @@ const char* KindName(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-const char* IndexName(Index index) {
-  constexpr std::array kNames = {"",        "buckets",     "offsets", "near_offsets", "distances",
-                                 "keys",    "key_entries", "grid",    "first_axis",   "second_axis",
-                                 "queries", "pairs",       "tokens",  "bucket_rows"};
-  static_assert(kNames.size() == static_cast<size_t>(Index::kBucketRows) + 1);
-  return kNames[static_cast<size_t>(index)];
-}
-
 const char* ArgumentName(CatalogueParameter::Argument argument) {
   constexpr const char* kNames[] = {"", "required", "optional"};
   return kNames[static_cast<size_t>(argument)];
@@ -312,6 +304,14 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
 }
 
 }  // namespace
+
+const char* IndexName(Index index) {
+  constexpr std::array kNames = {"",        "buckets",     "offsets", "near_offsets", "distances",
+                                 "keys",    "key_entries", "grid",    "first_axis",   "second_axis",
+                                 "queries", "pairs",       "tokens",  "bucket_rows"};
+  static_assert(kNames.size() == static_cast<size_t>(Index::kBucketRows) + 1);
+  return kNames[static_cast<size_t>(index)];
+}
 
 const char* RoleName(Role role) {
   constexpr std::array kNames = {"similarity",  "none",     "embedding", "rotation", "bias",

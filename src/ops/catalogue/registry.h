@@ -77,6 +77,9 @@ struct TensorUse {
   // Of a module: what the operator reads, from what the module holds; null: the same.
   at::Tensor (*expand)(const Component& component, const at::Tensor& held,
                        const CallLengths& lengths) = nullptr;
+  // Whether what the module holds is the table itself, indexed as the parameter is, and not what
+  // `expand` makes it from; null: always.
+  bool (*holds_table)(const Component& component) = nullptr;
   // In a module: made of its tokens, in place of a start.
   std::optional<TokenProjection> projection = std::nullopt;
 
@@ -88,6 +91,8 @@ struct TensorUse {
 };
 
 using Index = CatalogueParameter::Index;
+// As a word, "near_offsets"; "" of kNone.
+const char* IndexName(Index index);
 
 struct Parameter : CatalogueParameter {
   TensorUse tensor = {};

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
@@ -37,18 +38,15 @@ Use UseOf(const Component& component, const Parameter& parameter) {
   return use;
 }
 
-// The weights of a projection of tokens, and their starts.
-std::vector<ModuleTensor> ProjectionTensors(const TokenProjection& projection,
-                                            const Component& component, const std::string& name,
-                                            const ModuleShape& shape) {
+// Where the weight (H columns, dim) and the bias (H,) of a projection of tokens start.
+at::Tensor ProjectionStart(const TokenProjection& projection, const Component& component,
+                           TensorPart part, const ModuleShape& shape) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+  if (part == TensorPart::kBias) return projection.bias_start(shape.heads).to(options);
   const int64_t rows = shape.heads * projection.columns(component, shape);
   const int64_t dim = projection.of_keys ? shape.key_tokens : shape.query_tokens;
-  if (projection.bias_start == nullptr) {
-    return {{name + "_weight", RandomRows(Stream::kProjection, {rows}, dim), /*learned=*/true}};
-  }
-  const at::Tensor bias = projection.bias_start(shape.heads).to(at::kDouble);
-  return {{name + "_weight", at::zeros({rows, dim}, bias.options()), /*learned=*/true},
-          {name + "_bias", bias, /*learned=*/true}};
+  return projection.bias_start == nullptr ? RandomRows(Stream::kProjection, {rows}, dim)
+                                          : at::zeros({rows, dim}, options);
 }
 
 CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
@@ -65,6 +63,16 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
 }
 
 }  // namespace
+
+const char* PartName(TensorPart part) {
+  constexpr std::array kNames = {"value", "start", "theta", "weight", "bias"};
+  static_assert(kNames.size() == static_cast<size_t>(TensorPart::kBias) + 1);
+  return kNames[static_cast<size_t>(part)];
+}
+
+std::string TensorName(const std::string& name, TensorPart part) {
+  return part == TensorPart::kValue ? name : name + "_" + PartName(part);
+}
 
 ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& position)
     : component_(std::make_shared<const Component>(Component::Parse(similarity))),
@@ -86,8 +94,9 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
     for (const Parameter* parameter : entry.Tensors(term)) {
       // A second component of a name is told apart by its number.
       const int count = ++names[term.name() + "_" + parameter->name];
-      Place(uses.emplace_back(UseOf(term, *parameter)),
-            term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
+      Use& use = uses.emplace_back(UseOf(term, *parameter));
+      use.component = static_cast<int64_t>(positions_.size());
+      Place(use, term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
     }
     const auto called = [&](bool looks_ahead) {
       return std::make_shared<const Component>(
@@ -103,17 +112,19 @@ void ModuleTerms::Place(Use& use, const std::string& name) {
   use.name = name;
   use.first = count_;
   use.first_of_call = count_of_call_;
-  if (use.is_given) {
-    use.count = 1;
-  } else if (use.is_projected()) {
-    use.count = use.parameter->tensor.projection->bias_start == nullptr ? 1 : 2;
-  } else if (!use.parameter->is_per_head()) {
-    use.count = 1;
+  if (use.is_projected()) {
+    use.parts = {TensorPart::kWeight};
+    if (use.parameter->tensor.projection->bias_start != nullptr) {
+      use.parts.push_back(TensorPart::kBias);
+    }
+  } else if (use.is_given || !use.parameter->is_per_head()) {
+    use.parts = {TensorPart::kValue};
   } else if (use.setting != Setting::kNumber) {
-    use.count = (use.keeps_start ? 1 : 0) + (use.setting == Setting::kLearned ? 1 : 0);
+    if (use.keeps_start) use.parts.push_back(TensorPart::kStart);
+    if (use.setting == Setting::kLearned) use.parts.push_back(TensorPart::kTheta);
   }
-  use.count_of_call = use.is_projected() ? 1 : use.count;
-  count_ += use.count;
+  use.count_of_call = use.is_projected() ? 1 : use.parts.size();
+  count_ += use.parts.size();
   count_of_call_ += use.count_of_call;
 }
 
@@ -217,21 +228,18 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   ModuleShape shape = outer;
   std::vector<ModuleTensor> tensors;
   size_t next = 0;
-  const auto take = [&](const std::string& term, const std::string& parameter,
-                        const std::string& name) {
-    TORCH_CHECK_VALUE(next < given.size(), kName, ": ", parameter, " of ", term, " is missing");
+  const auto take = [&](const Component& term, const Parameter& parameter) {
+    TORCH_CHECK_VALUE(next < given.size(), kName, ": ", parameter.name, " of ", term.name(),
+                      " is missing");
     const at::Tensor& tensor = given[next++];
-    TORCH_CHECK_TYPE(tensor.is_floating_point(), kName, ": ", parameter, " of ", term,
+    TORCH_CHECK_TYPE(tensor.is_floating_point(), kName, ": ", parameter.name, " of ", term.name(),
                      " has dtype ", tensor.scalar_type(), "; expected a floating-point one");
-    tensors.push_back({name, tensor, tensor.requires_grad()});
+    TORCH_CHECK_VALUE(!parameter.is_per_head() || tensor.dim() == 0 ||
+                          (tensor.dim() == 1 && tensor.size(0) == shape.heads),
+                      kName, ": ", parameter.name, " of ", term.name(), " has shape ",
+                      tensor.sizes(), "; expected (H,) = (", shape.heads,
+                      ",), or () for all heads");
     return tensor;
-  };
-  const auto take_heads = [&](const std::string& term, const std::string& parameter,
-                              const std::string& name) {
-    const at::Tensor tensor = take(term, parameter, name);
-    TORCH_CHECK_VALUE(tensor.dim() == 0 || (tensor.dim() == 1 && tensor.size(0) == shape.heads),
-                      kName, ": ", parameter, " of ", term, " has shape ", tensor.sizes(),
-                      "; expected (H,) = (", shape.heads, ",), or () for all heads");
   };
   const SimilarityEntry& entry = terms.similarity();
   shape.has_height = entry.HasHeight(terms.component());
@@ -242,29 +250,27 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   terms.ForEachUse([&](const Component& term, const Use& use) {
     const Parameter& parameter = *use.parameter;
-    if (use.is_given && parameter.is_per_head()) {
-      take_heads(term.name(), parameter.name, use.name);
-    } else if (use.is_given) {
-      take(term.name(), parameter.name, use.name);
-    } else if (use.is_projected()) {
-      for (ModuleTensor& tensor :
-           ProjectionTensors(*parameter.tensor.projection, term, use.name, shape)) {
-        tensors.push_back(std::move(tensor));
-      }
-    } else if (!parameter.is_per_head()) {
-      tensors.push_back({use.name, parameter.tensor.start(term, shape), /*learned=*/true});
-    } else if (use.setting != Setting::kNumber) {
-      if (use.keeps_start) {
+    if (parameter.is_per_head() && !use.is_given && !use.keeps_start &&
+        use.setting != Setting::kNumber) {
+      parameter.tensor.start(term, shape);  // throws where it cannot be learned
+    }
+    for (const TensorPart part : use.parts) {
+      ModuleTensor tensor{TensorName(use.name, part), {}, /*learned=*/true};
+      if (use.is_given) {
+        tensor.start = take(term, parameter);
+        tensor.learned = tensor.start.requires_grad();
+      } else if (use.is_projected()) {
+        tensor.start = ProjectionStart(*parameter.tensor.projection, term, part, shape);
+      } else if (part == TensorPart::kStart) {
         const double start = HeadParameterStart(entry, term, shape.head_dim);
-        tensors.push_back({use.name + "_start", at::scalar_tensor(start, options),
-                           /*learned=*/false});
+        tensor.start = at::scalar_tensor(start, options);
+        tensor.learned = false;
+      } else if (part == TensorPart::kTheta) {
+        tensor.start = at::zeros({shape.heads}, options);
       } else {
-        parameter.tensor.start(term, shape);  // throws where it cannot be learned
+        tensor.start = parameter.tensor.start(term, shape);
       }
-      if (use.setting == Setting::kLearned) {
-        tensors.push_back({use.name + "_theta", at::zeros({shape.heads}, options),
-                           /*learned=*/true});
-      }
+      tensors.push_back(std::move(tensor));
     }
   });
   TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
@@ -285,14 +291,28 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   return tensors;
 }
 
+std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms) {
+  std::vector<TensorOrigin> origins;
+  terms.ForEachUse([&](const Component& term, const Use& use) {
+    const auto holds_table = use.parameter->tensor.holds_table;
+    for (const TensorPart part : use.parts) {
+      const bool is_table =
+          part == TensorPart::kValue && (holds_table == nullptr || holds_table(term));
+      origins.push_back({TensorName(use.name, part), use.component, use.parameter, part,
+                         is_table ? use.parameter->index : Index::kNone});
+    }
+  });
+  return origins;
+}
+
 std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors) {
   terms.CheckCount(tensors, /*of_call=*/false);
   std::vector<LearnedTensor> learned;
   terms.ForEachUse([&](const Component& term, const Use& use) {
     // What a projection makes is of tokens, not of the module.
-    if (use.count == 0 || use.is_projected()) return;
-    const at::Tensor last = tensors[use.first + use.count - 1];
+    if (use.parts.empty() || use.is_projected()) return;
+    const at::Tensor last = tensors[use.first + use.parts.size() - 1];
     if (use.is_given) {
       // Unless it is a buffer.
       if (last.requires_grad()) learned.push_back({use.name, last.detach(), std::nullopt});
@@ -353,13 +373,13 @@ ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::Tens
   ProjectedTensors call;
   terms.ForEachUse([&](const Component& /*term*/, const Use& use) {
     if (!use.is_projected()) {
-      for (size_t n = 0; n < use.count; ++n) call.tensors.push_back(tensors[use.first + n]);
+      for (size_t n = 0; n < use.parts.size(); ++n) call.tensors.push_back(tensors[use.first + n]);
       return;
     }
     const TokenProjection& projection = *use.parameter->tensor.projection;
     const at::Tensor& tokens = projection.of_keys ? key_tokens : query_tokens;
     const OptionalTensor bias =
-        use.count == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
+        use.parts.size() == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
     const at::Tensor product =
         at::linear(tokens, tensors[use.first], bias).unflatten(2, {heads, -1}).transpose(1, 2);
     // Gates are close to 1, and multiply: those of low precision would lose what they say.
@@ -370,38 +390,49 @@ ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::Tens
   return call;
 }
 
+namespace {
+
+// A parameter with one value per head (H,) for a call of q, from the call's tensors in the
+// computing type.
+at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
+                        const ModuleShape& shape, const std::vector<at::Tensor>& held) {
+  if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
+  if (use.setting == Setting::kTensor) return held[use.first_of_call].expand({shape.heads});
+  const at::Tensor start =
+      use.keeps_start ? held[use.first_of_call] : PositionStart(*use.parameter, term, shape, q);
+  if (use.setting == Setting::kLearned) {
+    return LearnedNumber(start, held[use.first_of_call + use.count_of_call - 1]);
+  }
+  return use.keeps_start ? start.expand({shape.heads}) : start;
+}
+
+}  // namespace
+
 ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
                             const ModuleTerms& terms, at::TensorList tensors,
                             const CallArguments& arguments) {
   terms.CheckCount(tensors, /*of_call=*/true);
   const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
-  const auto held = [&](const Use& use, size_t n) {
-    return AsParameter(tensors[use.first_of_call + n], q, "gnomon.nn: a parameter");
-  };
-  const auto head_value = [&](const Component& term, const Use& use) {
-    if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
-    if (use.setting == Setting::kTensor) return held(use, 0).expand({shape.heads});
-    const at::Tensor start =
-        use.keeps_start ? held(use, 0) : PositionStart(*use.parameter, term, shape, q);
-    if (use.setting == Setting::kLearned) return LearnedNumber(start, held(use, use.count - 1));
-    return use.keeps_start ? start.expand({shape.heads}) : start;
-  };
+  std::vector<at::Tensor> held;
+  for (const at::Tensor& tensor : tensors) {
+    held.push_back(AsParameter(tensor, q, "gnomon.nn: a parameter"));
+  }
   ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
   if (const std::optional<Use>& use = terms.head()) {
-    resolved.similarity.head_parameter = head_value(terms.component(), *use);
+    resolved.similarity.head_parameter = PerHeadValue(q, terms.component(), *use, shape, held);
   }
   for (const Use& use : terms.others()) {
-    resolved.similarity.others.push_back(head_value(terms.component(), use));
+    resolved.similarity.others.push_back(PerHeadValue(q, terms.component(), use, shape, held));
   }
   for (const ModuleTerms::Position& position : terms.positions()) {
     if (position.entry->role() == PositionEntry::Role::kNone) continue;
     std::vector<at::Tensor> values;
     for (const Use& use : position.uses) {
       if (use.parameter->is_per_head()) {
-        values.push_back(head_value(position.component, use));
+        values.push_back(PerHeadValue(q, position.component, use, shape, held));
         continue;
       }
-      const at::Tensor table = held(use, 0);
+      const at::Tensor& table = held[use.first_of_call];
       const auto expand = use.parameter->tensor.expand;
       values.push_back(expand == nullptr
                            ? table

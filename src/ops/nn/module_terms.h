@@ -15,6 +15,15 @@
 
 namespace gnomon {
 
+// What a tensor of a module is to its parameter: its value; of one value per head, where that
+// starts and theta, from which it is learned (LearnedNumber); what makes it of the module's tokens.
+enum class TensorPart { kValue, kStart, kTheta, kWeight, kBias };
+// As a word, "value".
+const char* PartName(TensorPart part);
+// The name of a tensor in a module, "gamma_theta" or "t5_table", where its parameter's is `name`
+// (ModuleTerms::Use::name).
+std::string TensorName(const std::string& name, TensorPart part);
+
 // The similarity and the position of a module, resolved: which entries the specifications name, and
 // how they set each parameter.
 class ModuleTerms {
@@ -28,11 +37,14 @@ class ModuleTerms {
     double number = 0;         // of kNumber
     bool is_given = false;     // whether it is a tensor that the module was given
     bool keeps_start = false;  // of one value per head: whether the module holds where it starts
-    // The name of its tensors in a module, "gamma" or "alibi2_slopes"; where they are among those
-    // of the module, and among those of a call (ProjectTokens).
+    // Which component of the position it is of; -1: the similarity.
+    int64_t component = -1;
+    // What the names of its tensors in a module begin with, "gamma" or "alibi2_slopes"; what these
+    // are, in their order; where they are among those of the module, and among those of a call
+    // (ProjectTokens).
     std::string name = "";
+    std::vector<TensorPart> parts = {};
     size_t first = 0;
-    size_t count = 0;
     size_t first_of_call = 0;
     size_t count_of_call = 0;
 
@@ -103,6 +115,16 @@ int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
 // learned where they require grad. Throws c10::ValueError for a term that has no place in a module.
 std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                         at::TensorList given = {});
+
+// What each of them belongs to, in the same order.
+struct TensorOrigin {
+  std::string name;
+  int64_t component;  // ModuleTerms::Use::component
+  const Parameter* parameter;
+  TensorPart part;
+  Index index;  // what its entries or rows belong to; kNone unless it is a table
+};
+std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
 
 // What such a module has learned: a value for each head as it acts in the scores, and where it
 // started, or a table, or a tensor that was given; detached.

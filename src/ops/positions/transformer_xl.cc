@@ -79,7 +79,7 @@ Parameter DistancesParameter() {
                     .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
-  r.tensor = {.start = DistancesStart, .expand = Distances};
+  r.tensor = {.start = DistancesStart, .expand = Distances, .holds_table = HasLearnedDistances};
   return r;
 }
 
