@@ -236,6 +236,17 @@ bool HasHeight(const std::string& similarity) {
   return FindSimilarity(component).HasHeight(component);
 }
 
+std::string PointsOption(const std::string& similarity) {
+  const Component component = Component::Parse(similarity);
+  const Parameter* parameter = FindSimilarity(component).points_parameter(component);
+  return parameter == nullptr ? "" : parameter->name + "=" + parameter->points;
+}
+
+std::vector<at::Tensor> TensorsOfSimilarity(const at::Tensor& q, const std::string& similarity,
+                                            at::TensorList tensors) {
+  return SimilarityTensors(q, *ModuleTerms::Of(similarity, "none"), tensors);
+}
+
 at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec, int64_t dim,
                           bool causal, at::TensorList tensors, c10::SymInt offset, bool training,
                           const OptionalTensor& lengths, const OptionalTensor& before,
@@ -312,6 +323,10 @@ void ForCompositions(const Add& add) {
       "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
       ProjectionsOfModule);
   add("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
+  // The values (H,) of what module_tensors(similarity, "none", ...) names, for a call of q: those
+  // of the parameters that it has tensors of.
+  add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",
+      TensorsOfSimilarity);
   add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);
@@ -327,6 +342,8 @@ void ForCompositions(const Add& add) {
       "(str[] names, str[][] options, str[] specifications, int[][] grids)",
       ComponentsOf);
   add("has_height(str similarity) -> bool", HasHeight);
+  // The option by which the tokens of a similarity are points already, "map=none", else "".
+  add("points_option(str similarity) -> str", PointsOption);
   // Whether a position is another in a call of another length.
   add("goes_by_length(str position) -> bool", GoesByLength);
   add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);

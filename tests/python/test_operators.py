@@ -280,6 +280,14 @@ COMPOSITE_CHECKS = {
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
     "module_tensor_origins": lambda q: (ops.module_tensor_origins, ("umbral", "rope+t5+t5")),
+    "module_similarity": lambda q: (
+        ops.module_similarity,
+        (
+            *(q, "lorentz:c=learned"),
+            [torch.ones(()), *(torch.rand(2, requires_grad=True) for _ in range(2))],
+        ),
+    ),
+    "points_option": lambda q: (ops.points_option, ("umbral:map=none",)),
     # The start of a similarity's gamma is measured, which tensors without data cannot be.
     "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
     "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),

@@ -1577,6 +1577,31 @@ def test_cones_of_one_layer():
     assert len(model.layers[0].self_attn._forward_pre_hooks) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_similarity_has_the_values_of_a_module(dtype):
+    """Those that it learns, also in a layer whose queries are wider than its parameters."""
+    spec = "lorentz:c=learned:bias=0.5"
+    its = _cones.LearnedSimilarity(spec, 4, 8).to(dtype)
+    module = gnomon.nn.MultiheadAttention(32, 4, similarity=spec)
+    assert its.state_dict().keys() == {"scale_start", "scale_theta", "c_theta"}
+    for part in (its.scale_theta, its.c_theta):
+        torch.nn.init.normal_(part, std=0.1)
+    module.load_state_dict(its.state_dict(), strict=False)
+    for wide in (torch.float32, dtype, torch.float64):
+        term = its(torch.zeros(2, 4, 3, 8, dtype=wide))
+        assert term.spec == "lorentz:c=tensor:bias=0.5:scale=tensor"
+        learned = module.learned_values()
+        for value, name in zip(term.tensors, ("scale", "c"), strict=True):
+            assert value.dtype == (torch.float64 if wide == torch.float64 else torch.float32)
+            torch.testing.assert_close(value.float(), learned[name].value)
+    sum(value.sum() for value in term.tensors).backward()
+    assert its.scale_theta.grad.abs().min() > 0
+    assert its.c_theta.grad.abs().min() > 0
+    fixed = _cones.LearnedSimilarity("umbral:gamma=fixed", 4, 8)
+    (gamma,) = fixed(torch.zeros(1, 4, 1, 8)).tensors
+    torch.testing.assert_close(gamma, fixed.gamma_start.expand(4))
+
+
 def test_similarities_that_are_refused():
     with pytest.raises(ValueError, match="nonsense"):
         integration.with_cone_attention(eager("llama"), "nonsense")

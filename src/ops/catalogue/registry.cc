@@ -400,6 +400,12 @@ Parameter Parameter::OfAxes(std::vector<std::string> names) const {
   return parameter;
 }
 
+Parameter Parameter::Points(const char* choice) const {
+  Parameter parameter = *this;
+  parameter.points = choice;
+  return parameter;
+}
+
 Parameter Number(const char* name, const char* default_value) {
   return Of(Kind::kNumber, name, default_value);
 }
@@ -581,6 +587,14 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
     }
   }
   return tensors;
+}
+
+const Parameter* SimilarityEntry::points_parameter(const Component& component) const {
+  for (const Parameter& parameter : parameters) {
+    const std::string value = component.Find(parameter.name).value_or(parameter.default_value);
+    if (!parameter.points.empty() && value == parameter.points) return &parameter;
+  }
+  return nullptr;
 }
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,

@@ -96,6 +96,8 @@ const char* IndexName(Index index);
 
 struct Parameter : CatalogueParameter {
   TensorUse tensor = {};
+  // Of a choice of maps: the one by which tokens are points already; empty: there is none.
+  std::string points = "";
 
   bool is_per_head() const { return kind == Kind::kHeads; }
 
@@ -112,6 +114,8 @@ struct Parameter : CatalogueParameter {
   Parameter Called(const char* other_name) const;
   // Of a shape: the names of the lengths of its axes.
   Parameter OfAxes(std::vector<std::string> names) const;
+  // Of a choice of maps: the one by which tokens are points already.
+  Parameter Points(const char* choice) const;
 };
 
 // Parameters as the files of terms write them. Values for heads and tables are required arguments,
@@ -165,6 +169,8 @@ struct SimilarityEntry {
   bool HasHeight(const Component& component) const {
     return has_height != nullptr && has_height(component);
   }
+  // The parameter by which the tokens of a component are points already; null: they need not be.
+  const Parameter* points_parameter(const Component& component) const;
   // Throws c10::ValueError, "<operation><what><head_dim>; ...", unless tokens may have that many
   // columns.
   void CheckColumns(const Component& component, int64_t head_dim, const char* operation,

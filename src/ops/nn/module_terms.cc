@@ -445,6 +445,20 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
   return resolved;
 }
 
+std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
+                                          at::TensorList tensors) {
+  const WithoutAutocast guard;
+  terms.CheckCount(tensors, /*of_call=*/true);
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
+  std::vector<at::Tensor> held;
+  for (const at::Tensor& tensor : tensors) held.push_back(tensor.to(ComputingType(q)));
+  std::vector<at::Tensor> values;
+  terms.ForEachUse([&](const Component& term, const Use& use) {
+    if (!use.parts.empty()) values.push_back(PerHeadValue(q, term, use, shape, held));
+  });
+  return values;
+}
+
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
                            const CallArguments& arguments) {

@@ -167,6 +167,12 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
                             const ModuleTerms& terms, at::TensorList tensors,
                             const CallArguments& arguments);
 
+// The values (H,) of those parameters of the similarity that a module of it alone has tensors of,
+// as a call of q takes them beside the specification with "=tensor" of each: in the computing type,
+// of tensors of any floating-point type.
+std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
+                                          at::TensorList tensors);
+
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
                            const CallArguments& arguments);

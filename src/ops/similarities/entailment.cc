@@ -60,6 +60,7 @@ const RegisterSimilarity entailment({
     .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
                    PositiveNumber("K", "0.1").Means("the constant of the aperture"),
                    Choice("map", {"ball", "none"})
+                       .Points("none")
                        .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": they are "
                               "points of the unit ball, points outside being pulled to its edge")},
     .map = Map,

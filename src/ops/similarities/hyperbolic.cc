@@ -134,6 +134,7 @@ bool HasHeight(const Component& component) {
 Parameter MapParameter() {
   Parameter map =
       Choice("map", {"pseudopolar", "psi", "xi", "exp", "none"})
+          .Points("none")
           .Means("how a token becomes a point of the model")
           .Otherwise("pseudopolar of the hyperboloid, psi of half_space, exp of the others");
   map.default_value = "";

@@ -113,6 +113,7 @@ std::vector<Parameter> Parameters() {
               .Means("added to all scores of a head, which only lse and sinks see: without them it "
                      "has no gradient, and modules take a number, which they do not learn"),
           Choice("map", {"space", "exp", "none"})
+              .Points("none")
               .Means("\"space\": the point (sqrt(c + |x|^2), x) above a token x; \"exp\": the "
                      "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c), "
                      "whose scores grow as e^(|q| + |k|); "

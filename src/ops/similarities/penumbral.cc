@@ -44,6 +44,7 @@ const RegisterSimilarity penumbral({
     .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
                    PositiveNumber("r", "1").Means("height of the horosphere"),
                    Choice("map", {"xi", "exp", "none"})
+                       .Points("none")
                        .Means("\"xi\": height r sigmoid(z), X = x r sigmoid(z); \"exp\": the "
                               "exponential map of the half-space at (0, ..., 0, 1), heights "
                               "clamped to r; \"none\": (X, height) = (x, z), z clamped to [0, r]"),

@@ -39,6 +39,7 @@ const RegisterSimilarity umbral({
         {PerHead("gamma", "learned").Means("factor of each head"),
          PositiveNumber("r", "0.1").Means("radius of the balls"),
          Choice("map", {"psi", "exp", "none"})
+             .Points("none")
              .Means("\"psi\": height e^z, X = x e^z, z clamped to +-30; \"exp\": the "
                     "exponential map of the half-space at (0, ..., 0, 1), tangents no "
                     "longer than 30; \"none\": (X, height) = (x, z)"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon._catalogue import components_of
+from gnomon._catalogue import components_of, module_tensors
 from gnomon._library import ops
 from gnomon._terms import to_spec
 from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY
@@ -27,13 +27,13 @@ _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 def check_map(spec: str) -> None:
     """Raises where a similarity takes tokens for points, which a model's projections are not."""
-    for component in components_of(spec):
-        if component.options.get("map") == "none":
-            raise ValueError(
-                f"{OPERATOR}: {spec!r}: map=none takes queries and keys for points already, which "
-                f"lie where {component.name} has them; those of a model are any numbers; leave map "
-                "out, or give another one"
-            )
+    if option := ops.points_option(spec):
+        (component,) = components_of(spec)
+        raise ValueError(
+            f"{OPERATOR}: {spec!r}: {option} takes queries and keys for points already, which lie "
+            f"where {component.name} has them; those of a model are any numbers; leave "
+            f"{option.split('=')[0]} out, or give another one"
+        )
 
 
 class LearnedSimilarity(torch.nn.Module):
@@ -46,12 +46,13 @@ class LearnedSimilarity(torch.nn.Module):
             spec, "none", num_heads, head_dim, head_dim, 1, 0, 0, []
         )
         (component,) = components_of(spec)
-        tensors = [p["name"] for p in component.entry["parameters"] if p["takes_tensor"]]
-        #: What is held here, learned or not: the factor of the scores and other numbers of heads.
-        self._held = [n for n in tensors if f"{n}_start" in names or f"{n}_theta" in names]
-        # To the operator, what is held is a tensor.
-        options = dict(component.options) | dict.fromkeys(self._held, "tensor")
+        # To the operator, the values of what is held here, learned or not, are tensors.
+        held = [tensor.parameter for tensor in module_tensors(spec, "none")]
+        options = dict(component.options) | dict.fromkeys(held, "tensor")
         self.spec = to_spec(component.name, **options)
+        # What the operator of the values reads.
+        self._module_spec = spec
+        self._names = tuple(names)
         #: As numbers: memory of a checkpoint's loading holds none where the checkpoint has none.
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
@@ -61,14 +62,6 @@ class LearnedSimilarity(torch.nn.Module):
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
-        # Of others than the factor a module knows the start without a tensor. As numbers: a buffer
-        # that is not saved would not be filled where a model is built before it is loaded.
-        known = ops.module_learned(spec, "none", num_heads, head_dim, head_dim, starts)
-        self._starts: dict[str, list[float]] = {
-            name: start.double().flatten().tolist()
-            for name, _, start in zip(*known, strict=True)
-            if f"{name}_start" not in names
-        }
         #: Whether the last coordinate is a height, which a rotation would mix with another.
         self.has_height: bool = ops.has_height(spec)
         #: Whether the model's scale applies.
@@ -82,20 +75,10 @@ class LearnedSimilarity(torch.nn.Module):
             if not getattr(tensor, "_is_hf_initialized", False):
                 tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
 
-    def forward(self, dtype: torch.dtype) -> Similarity:
-        """The similarity of the present parameters, for tokens of that dtype."""
-        # What the operator computes tokens of that type in; some layers turn theirs to float32.
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        values = []
-        for name in self._held:
-            theta: Tensor | None = getattr(self, f"{name}_theta", None)
-            if theta is not None and name in self._starts:
-                value = theta.new_tensor(self._starts[name])
-            else:
-                value = getattr(self, f"{name}_start")
-            value = value.expand(self.num_heads)
-            number = value if theta is None else ops.learned_number(value, theta)
-            values.append(number.to(wide))
+    def forward(self, q: Tensor) -> Similarity:
+        """The similarity of the present parameters, for queries q (B, H, L, D) of any dtype."""
+        tensors = [getattr(self, name) for name in self._names]
+        values = ops.module_similarity(q, self._module_spec, tensors)
         return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:

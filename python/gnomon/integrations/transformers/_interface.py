@@ -244,7 +244,7 @@ def call(
         k,
         v,
         # A cap is the dot product's, as the scale is.
-        similarity=Dot(softcap=softcap) if learned is None else learned(q.dtype),
+        similarity=Dot(softcap=softcap) if learned is None else learned(q),
         position=positions,
         causal=mask.causal,
         window=mask.window,
