@@ -181,6 +181,20 @@ def test_what_given_tensors_belong_to():
     assert {tensor.name for tensor in tensors} == set(dict(module.named_buffers()))
 
 
+def test_mistakes_are_found_in_each_module():
+    """A call that fits says nothing of modules of other sizes, nor does one that does not."""
+    for _ in range(2):
+        MultiheadAttention(32, 2, position="rope:dims=10")
+        with pytest.raises(ValueError, match="dims"):
+            MultiheadAttention(16, 2, position="rope:dims=10")
+        tables = torch.ones(5, 8), torch.ones(5, 4)
+        for table in tables:
+            position = gnomon.position.AbsoluteKeys(table) + "rope:dims=8"
+            MultiheadAttention(16, 2, position=position)
+            with pytest.raises(ValueError, match="dims"):
+                MultiheadAttention(8, 2, position=position)
+
+
 def at_its_start(module):
     """The similarity of a module, with the start of its gamma or beta."""
     name, *options = module.similarity.split(":")

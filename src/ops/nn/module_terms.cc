@@ -202,6 +202,23 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
   }
 }
 
+// The same, once for equal modules, as the layers of a model are. It depends on no number of a
+// tensor, given ones included: of all of them ones stand in.
+void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
+                   const std::vector<ModuleTensor>& tensors) {
+  std::vector<int64_t> sizes = {shape.heads,      shape.head_dim,     shape.value_dim,
+                                shape.max_length, shape.query_tokens, shape.key_tokens};
+  for (const ModuleTensor& tensor : tensors) {
+    sizes.push_back(tensor.start.dim());
+    sizes.insert(sizes.end(), tensor.start.sizes().begin(), tensor.start.sizes().end());
+  }
+  static Kept<std::pair<std::string, std::vector<int64_t>>, bool> known;
+  known.Get({terms.text(), sizes}, [&] {
+    CheckCall(terms, shape, tensors);
+    return true;
+  });
+}
+
 // The same of those positions that came without tables.
 void CheckOthers(const ModuleTerms& terms, const std::string& positions, const ModuleShape& shape,
                  at::TensorList given) {
@@ -284,7 +301,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
     }
   }
   if (is_whole) {
-    CheckCall(terms, shape, tensors);
+    CheckCallOnce(terms, shape, tensors);
   } else {
     CheckOthers(terms, rest.empty() ? "none" : rest, outer, given);
   }

@@ -85,6 +85,8 @@ class ModuleTerms {
   }
   // Throws unless a list of tensors has all of a module, or all of a call.
   void CheckCount(at::TensorList tensors, bool of_call) const;
+  // The specifications as a message quotes them.
+  const std::string& text() const { return text_; }
 
  private:
   ModuleTerms(const std::string& similarity, const std::string& position);
@@ -97,7 +99,7 @@ class ModuleTerms {
   std::vector<Position> positions_;
   size_t count_ = 0;
   size_t count_of_call_ = 0;
-  std::string text_;  // the specifications as a message quotes them
+  std::string text_;
 };
 
 // The component of a module that is one, of a specification that is read once.
