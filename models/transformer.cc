@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gnomon/attention.h"
+#include "ops/nn/module_terms.h"
 #include "training/strings.h"
 
 namespace gnomon::models {
@@ -71,7 +72,7 @@ NormImpl::NormImpl(const std::string& kind, int64_t dim) : dim_(dim) {
 }
 
 torch::Tensor NormImpl::forward(const torch::Tensor& x) const {
-  if (!bias_.defined()) return torch::rms_norm(x, {dim_}, weight_, 1e-6);
+  if (!bias_.defined()) return torch::rms_norm(x, {dim_}, weight_, kRMSNormEpsilon);
   return torch::layer_norm(x, {dim_}, weight_, bias_, 1e-5);
 }
 

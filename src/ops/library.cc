@@ -149,6 +149,17 @@ OriginsOfTensors(const std::string& similarity, const std::string& position) {
   return {names, components, parameters, parts, indices};
 }
 
+std::tuple<int64_t, int64_t, int64_t, int64_t> CheckedSizes(const std::string& similarity,
+                                                            int64_t embed_dim, int64_t num_heads,
+                                                            std::optional<int64_t> kv_heads,
+                                                            std::optional<int64_t> qk_dim,
+                                                            std::optional<int64_t> kdim,
+                                                            std::optional<int64_t> vdim) {
+  const ModuleSizes sizes =
+      SizesOfModule(similarity, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim);
+  return {sizes.key_heads, sizes.head_dim, sizes.key_dim, sizes.value_dim};
+}
+
 std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads,
     at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
@@ -322,11 +333,14 @@ void ForCompositions(const Add& add) {
   add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
       "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
       ProjectionsOfModule);
-  add("module_head_columns(str similarity, int otherwise) -> int", HeadColumns);
+  add("module_sizes(str similarity, int embed_dim, int num_heads, int? kv_heads, int? qk_dim, "
+      "int? kdim, int? vdim) -> (int kv_heads, int qk_dim, int kdim, int vdim)",
+      CheckedSizes);
   // The values (H,) of what module_tensors(similarity, "none", ...) names, for a call of q: those
   // of the parameters that it has tensors of.
   add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",
       TensorsOfSimilarity);
+  add("rms_norm_epsilon() -> float", [] { return kRMSNormEpsilon; });
   add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);

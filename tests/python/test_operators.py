@@ -278,7 +278,7 @@ COMPOSITE_CHECKS = {
     ),
     "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
-    "module_head_columns": lambda q: (ops.module_head_columns, ("additive", 8)),
+    "module_sizes": lambda q: (ops.module_sizes, ("additive", 8, 2, None, None, 16, None)),
     "module_tensor_origins": lambda q: (ops.module_tensor_origins, ("umbral", "rope+t5+t5")),
     "module_similarity": lambda q: (
         ops.module_similarity,
@@ -288,6 +288,7 @@ COMPOSITE_CHECKS = {
         ),
     ),
     "points_option": lambda q: (ops.points_option, ("umbral:map=none",)),
+    "rms_norm_epsilon": lambda q: (ops.rms_norm_epsilon, ()),
     # The start of a similarity's gamma is measured, which tensors without data cannot be.
     "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
     "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),

@@ -93,7 +93,7 @@ GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 
 def _norm(options: Mapping[str, Any]) -> torch.nn.Module:
     if options["norm"] == "rms":
-        return torch.nn.RMSNorm(options["dim"], eps=1e-6)
+        return torch.nn.RMSNorm(options["dim"], eps=ops.rms_norm_epsilon())
     return torch.nn.LayerNorm(options["dim"])
 
 

@@ -112,13 +112,10 @@ class MultiheadAttention(torch.nn.Module):
         similarity_spec, given = to_similarity(operator, similarity)._lower()
         position_spec, position_tensors = Sum(to_positions(operator, position))._lower()
         given = [*given, *position_tensors]
-        widths = {
-            name: embed_dim if width is None else check_integer(operator, name, width)
+        kdim, vdim = (
+            None if width is None else check_integer(operator, name, width)
             for name, width in (("kdim", kdim), ("vdim", vdim))
-        }
-        for name, width in widths.items():
-            if width < 1:
-                raise ValueError(f"gnomon.{operator}: {name} is {width}; expected at least 1")
+        )
         bias = check_flag(operator, "bias", bias)
         dropout = check_number(operator, "dropout", dropout)
         if not 0 <= dropout <= 1:
@@ -128,35 +125,17 @@ class MultiheadAttention(torch.nn.Module):
             raise ValueError(
                 f"gnomon.{operator}: tolerance is {tolerance}; expected at least 0, less than 1"
             )
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads != 0:
-            raise ValueError(
-                f"gnomon.nn.MultiheadAttention: embed_dim is {embed_dim} and num_heads "
-                f"{num_heads}; expected a positive multiple"
-            )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
-        self.kv_heads = num_heads if kv_heads is None else kv_heads
-        self.qk_dim = (
-            ops.module_head_columns(similarity_spec, embed_dim // num_heads)
-            if qk_dim is None
-            else qk_dim
+        self.kv_heads, self.qk_dim, self.kdim, self.vdim = ops.module_sizes(
+            similarity_spec, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim
         )
         #: The specifications; "<name>=tensor" says what came as a tensor.
         self.similarity = similarity_spec
         self.position = position_spec
         self.dropout = dropout
         self.tolerance = tolerance
-        if self.kv_heads < 1 or num_heads % self.kv_heads != 0:
-            raise ValueError(
-                f"gnomon.nn.MultiheadAttention: kv_heads is {kv_heads}; expected a divisor of "
-                f"num_heads = {num_heads}"
-            )
-        if self.qk_dim < 1:
-            raise ValueError(
-                f"gnomon.nn.MultiheadAttention: qk_dim is {qk_dim}; expected at least 1"
-            )
         value_dim = embed_dim // num_heads
-        self.kdim, self.vdim = widths["kdim"], widths["vdim"]
         self.q_proj = torch.nn.Linear(embed_dim, num_heads * self.qk_dim, bias=bias)
         self.k_proj = torch.nn.Linear(self.kdim, self.kv_heads * self.qk_dim, bias=bias)
         self.v_proj = torch.nn.Linear(self.vdim, self.kv_heads * value_dim, bias=bias)
@@ -166,8 +145,9 @@ class MultiheadAttention(torch.nn.Module):
         if self.gate:
             self.gate_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
         if self.qk_norm:
-            self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
-            self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=1e-6)
+            epsilon = ops.rms_norm_epsilon()
+            self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
+            self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
         has_sink = check_flag(operator, "sink", sink)
         if has_sink and any(c.entry.get("role") == "sink" for c in components_of(position_spec)):
             raise ValueError(

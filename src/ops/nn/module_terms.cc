@@ -151,9 +151,27 @@ at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta) {
   return start * (theta * 5).exp();
 }
 
-int64_t HeadColumns(const std::string& similarity, int64_t otherwise) {
+ModuleSizes SizesOfModule(const std::string& similarity, int64_t embed_dim, int64_t num_heads,
+                          std::optional<int64_t> kv_heads, std::optional<int64_t> qk_dim,
+                          std::optional<int64_t> kdim, std::optional<int64_t> vdim) {
+  constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
+  TORCH_CHECK_VALUE(num_heads >= 1 && embed_dim >= 1 && embed_dim % num_heads == 0, kName,
+                    "embed_dim is ", embed_dim, " and num_heads ", num_heads,
+                    "; expected a positive multiple");
   const int64_t columns = FindSimilarity(Component::Parse(similarity)).columns;
-  return columns == 0 ? otherwise : columns;
+  const ModuleSizes sizes{
+      .key_heads = kv_heads.value_or(num_heads),
+      .head_dim = qk_dim.value_or(columns == 0 ? embed_dim / num_heads : columns),
+      .key_dim = kdim.value_or(embed_dim),
+      .value_dim = vdim.value_or(embed_dim)};
+  TORCH_CHECK_VALUE(sizes.key_heads >= 1 && num_heads % sizes.key_heads == 0, kName, "kv_heads is ",
+                    sizes.key_heads, "; expected a divisor of num_heads = ", num_heads);
+  for (const auto& [name, size] :
+       {std::pair("qk_dim", sizes.head_dim), std::pair("kdim", sizes.key_dim),
+        std::pair("vdim", sizes.value_dim)}) {
+    TORCH_CHECK_VALUE(size >= 1, kName, name, " is ", size, "; expected at least 1");
+  }
+  return sizes;
 }
 
 namespace {

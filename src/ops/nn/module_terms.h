@@ -15,6 +15,9 @@
 
 namespace gnomon {
 
+// What is added to the mean of the squares that a module's RMS norm divides by.
+inline constexpr double kRMSNormEpsilon = 1e-6;
+
 // What a tensor of a module is to its parameter: its value; of one value per head, where that
 // starts and theta, from which it is learned (LearnedNumber); what makes it of the module's tokens.
 enum class TensorPart { kValue, kStart, kTheta, kWeight, kBias };
@@ -108,9 +111,17 @@ std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 // nn::learned_number.
 at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta);
 
-// The columns that a head of q and k has by default: the only number that the similarity takes, or
-// `otherwise`. Throws c10::ValueError for a mistake in the specification.
-int64_t HeadColumns(const std::string& similarity, int64_t otherwise);
+// The sizes of a module, with those that its options leave out. Throws c10::ValueError unless they
+// fit together, and for a mistake in the specification.
+struct ModuleSizes {
+  int64_t key_heads;
+  int64_t head_dim;  // by default the only one that the similarity takes, or embed_dim / num_heads
+  int64_t key_dim;
+  int64_t value_dim;
+};
+ModuleSizes SizesOfModule(const std::string& similarity, int64_t embed_dim, int64_t num_heads,
+                          std::optional<int64_t> kv_heads, std::optional<int64_t> qk_dim,
+                          std::optional<int64_t> kdim, std::optional<int64_t> vdim);
 
 // The tensors of a module of that shape, in the order in which ModuleAttention takes them. `given`
 // are those of the parameters that the specifications say are tensors, which are kept as they are,

@@ -35,9 +35,9 @@ int64_t ValueDim(const MultiheadAttentionOptions& options) {
   return options.vdim().value_or(options.embed_dim());
 }
 
-int64_t HeadDim(const MultiheadAttentionOptions& options) {
-  if (options.qk_dim()) return *options.qk_dim();
-  return HeadColumns(options.similarity().spec, options.embed_dim() / options.num_heads());
+ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
+  return SizesOfModule(options.similarity().spec, options.embed_dim(), options.num_heads(),
+                       options.kv_heads(), options.qk_dim(), options.kdim(), options.vdim());
 }
 
 // What was read of its specifications when it was built.
@@ -52,19 +52,7 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
 
 void Check(const MultiheadAttentionOptions& options) {
   constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
-  TORCH_CHECK_VALUE(options.num_heads() >= 1 && options.embed_dim() >= 1 &&
-                        options.embed_dim() % options.num_heads() == 0,
-                    kName, "embed_dim is ", options.embed_dim(), " and num_heads ",
-                    options.num_heads(), "; expected a positive multiple");
-  const int64_t key_heads = KeyHeads(options);
-  TORCH_CHECK_VALUE(key_heads >= 1 && options.num_heads() % key_heads == 0, kName, "kv_heads is ",
-                    key_heads, "; expected a divisor of num_heads = ", options.num_heads());
-  TORCH_CHECK_VALUE(HeadDim(options) >= 1, kName, "qk_dim is ", HeadDim(options),
-                    "; expected at least 1");
-  for (const auto& [name, columns] :
-       {std::pair("kdim", KeyDim(options)), std::pair("vdim", ValueDim(options))}) {
-    TORCH_CHECK_VALUE(columns >= 1, kName, name, " is ", columns, "; expected at least 1");
-  }
+  SizesOf(options);  // throws unless they fit together
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
                     options.dropout(), "; expected 0 to 1");
   TORCH_CHECK_VALUE(options.tolerance() >= 0 && options.tolerance() < 1, kName, "tolerance is ",
@@ -266,7 +254,7 @@ RMSNormImpl::RMSNormImpl(int64_t columns) : dim(columns) {
 void RMSNormImpl::reset() { weight = register_parameter("weight", torch::ones({dim})); }
 
 torch::Tensor RMSNormImpl::forward(const torch::Tensor& x) const {
-  return torch::rms_norm(x, {dim}, weight, 1e-6);
+  return torch::rms_norm(x, {dim}, weight, kRMSNormEpsilon);
 }
 
 MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& options_)
@@ -277,7 +265,7 @@ MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& 
 
 void MultiheadAttentionImpl::reset() {
   const int64_t embed_dim = options.embed_dim();
-  const int64_t key_heads = KeyHeads(options);
+  const ModuleSizes sizes = SizesOf(options);
   const int64_t value_dim = embed_dim / options.num_heads();
   const auto linear = [&](const char* name, int64_t in, int64_t out) {
     torch::nn::Linear layer = register_module(
@@ -286,22 +274,22 @@ void MultiheadAttentionImpl::reset() {
     if (options.bias()) torch::nn::init::zeros_(layer->bias);
     return layer;
   };
-  q_proj = linear("q_proj", embed_dim, options.num_heads() * HeadDim(options));
-  k_proj = linear("k_proj", KeyDim(options), key_heads * HeadDim(options));
-  v_proj = linear("v_proj", ValueDim(options), key_heads * value_dim);
+  q_proj = linear("q_proj", embed_dim, options.num_heads() * sizes.head_dim);
+  k_proj = linear("k_proj", sizes.key_dim, sizes.key_heads * sizes.head_dim);
+  v_proj = linear("v_proj", sizes.value_dim, sizes.key_heads * value_dim);
   out_proj = linear("out_proj", embed_dim, embed_dim);
   if (options.gate()) gate_proj = linear("gate_proj", embed_dim, embed_dim);
   if (options.qk_norm()) {
-    q_norm = register_module("q_norm", RMSNorm(HeadDim(options)));
-    k_norm = register_module("k_norm", RMSNorm(HeadDim(options)));
+    q_norm = register_module("q_norm", RMSNorm(sizes.head_dim));
+    k_norm = register_module("k_norm", RMSNorm(sizes.head_dim));
   }
   if (options.sink()) {
     CheckNoSink(options.position().spec);
     sink = register_parameter("sink", torch::zeros({options.num_heads()}));
   }
   term_names_.clear();
-  const ModuleShape shape{options.num_heads(),  HeadDim(options), value_dim,
-                          options.max_length(), embed_dim,        KeyDim(options)};
+  const ModuleShape shape{options.num_heads(),  sizes.head_dim, value_dim,
+                          options.max_length(), embed_dim,      sizes.key_dim};
   has_projections_ = HasProjections(options.position().spec);
   std::vector<torch::Tensor> given = options.similarity().tensors;
   given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
@@ -431,7 +419,7 @@ std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {
 }
 
 std::vector<LearnedValue> MultiheadAttentionImpl::learned_values() const {
-  const ModuleShape shape{options.num_heads(), HeadDim(options),
+  const ModuleShape shape{options.num_heads(), SizesOf(options).head_dim,
                           options.embed_dim() / options.num_heads(), options.max_length()};
   std::vector<LearnedValue> values;
   for (LearnedTensor& learned : LearnedTensors(*TermsOf(options), shape, TermTensors())) {
