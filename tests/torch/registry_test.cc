@@ -13,13 +13,19 @@ namespace {
 using ::testing::HasSubstr;
 using Role = CatalogueEntry::Role;
 
+CatalogueEntry Mine(Role role) {
+  CatalogueEntry entry;
+  entry.name = "mine";
+  entry.role = role;
+  return entry;
+}
+
 std::string Refusal(Role role, std::vector<Parameter> parameters = {},
                     OffsetBiasFunction bias = nullptr) {
   try {
     RegisterTogether("libmine.so", [&] {
-      RegisterPosition({.catalogue = {.name = "mine", .role = role},
-                        .parameters = std::move(parameters),
-                        .bias = bias});
+      RegisterPosition(
+          {.catalogue = Mine(role), .parameters = std::move(parameters), .bias = bias});
     });
   } catch (const c10::ValueError& error) {
     return error.what_without_backtrace();
@@ -44,7 +50,9 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   }
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
-    RegisterTogether("libmine.so", [] { RegisterSimilarity({.catalogue = {.name = "mine"}}); });
+    RegisterTogether("libmine.so", [] {
+      RegisterSimilarity({.catalogue = Mine(Role::kSimilarity), .map = nullptr});
+    });
     FAIL();
   } catch (const c10::ValueError& error) {
     EXPECT_THAT(error.what_without_backtrace(),
