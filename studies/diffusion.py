@@ -49,12 +49,21 @@ STUDY = Study(
                 Contrast(f"{cone}/{SINUSOIDS}", "0-999", f"dot/{SINUSOIDS}", "0-999")
                 for cone in ("penumbral", "umbral")
             ),
+            why=(
+                "The losses are equal to three digits. What the source measured, the Frechet "
+                "distance of pictures after a long training, was not tried."
+            ),
         ),
         Claim(
             "Positions in attention have a lower loss than sinusoids on the patches.",
             tuple(
                 Contrast(f"dot/{position}", "0-999", f"dot/{SINUSOIDS}", "0-999")
                 for position in ("relative2d:shape=grid", ROPE, HYPE, f"{ROPE}+{HYPE}")
+            ),
+            why=(
+                "The patches are 7 x 7. RoPE and relative keys tell them apart by where they are "
+                "to each other; a bias that only falls with the distance does not, and alone it is "
+                "hardly better than no position."
             ),
         ),
     ),

@@ -90,6 +90,11 @@ STUDY = Study(
         Claim(
             "No position is better than RoPE at twice the length and more.",
             contrasts("dot/none", "dot/rope"),
+            why=(
+                "Without positions, or with sinusoids, two layers have hardly begun to copy at the "
+                "trained lengths after these steps (the first table), which the literature's "
+                "longer training does teach them. That says more of how fast than of how far."
+            ),
         ),
         Claim(
             "No position is better than sinusoids at twice the length and more.",
