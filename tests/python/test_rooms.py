@@ -172,6 +172,7 @@ PACKAGES = {
     "gnomon.inspect": {"gnomon.nn", "gnomon.models", "gnomon._plots"},
     "gnomon.integrations": {"gnomon.nn"},
     "gnomon.data": set(),
+    "gnomon.distributed": set(),
     "gnomon.report": {"gnomon._plots"},
 }
 # What puts all of them together.

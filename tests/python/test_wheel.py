@@ -23,7 +23,11 @@ def site(tmp_path_factory):
     """A folder as pip would fill it; what the build compiled is not compiled again."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--disable-pip-version-check", "-C", "wheel.cmake=false"]
+    command += [
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--config-settings=wheel.cmake=false",
+    ]
     subprocess.run([*command, "-w", str(site)], check=True)
     (wheel,) = site.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
