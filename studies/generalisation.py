@@ -91,9 +91,9 @@ STUDY = Study(
             "No position is better than RoPE at twice the length and more.",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "Without positions, or with sinusoids, two layers have hardly begun to copy at the "
-                "trained lengths after these steps (the first table), which the literature's "
-                "longer training does teach them. That says more of how fast than of how far."
+                "Without positions two layers have hardly begun to copy or to reverse at the "
+                "trained lengths after these steps (the tables), which the literature's longer "
+                "training does teach. That says more of how fast than of how far."
             ),
         ),
         Claim(
@@ -133,9 +133,9 @@ STUDY = Study(
         "Decoders of two layers and 64 columns, a few thousand steps, and one learning rate for "
         "all positions of a problem: the literature trains larger ones for a hundred times as "
         "long. What a table shows at the trained lengths says how far an answer is learned there; "
-        "where it is not, as of parity and modular addition, which these decoders guess, and of "
-        "stacks, the longer lengths tell nothing, and no claim is made of them. Accuracy is of "
-        "single symbols, each after what is right; whole answers are in the second table."
+        "where it is not, the longer lengths tell nothing. No claim is made of parity, modular "
+        "addition and stacks, which a first look with RoPE did not learn so soon. Accuracy is of "
+        "single symbols, each after what is right; whole answers are in a table of their own."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "
