@@ -3,6 +3,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cli/shortage.h"
 #include "gnomon/attention.h"
@@ -19,13 +20,20 @@ std::string Named(const models::Terms& terms) {
   return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
 }
 
+// What an operator says, without the name that a message of the program begins with already.
+std::string Said(const c10::Error& error) {
+  constexpr std::string_view kProgram = "gnomon: ";
+  const std::string text = error.what_without_backtrace();
+  return text.starts_with(kProgram) ? text.substr(kProgram.size()) : text;
+}
+
 }  // namespace
 
 models::Terms CompleteTerms(const models::Task& task, const models::Terms& terms) {
   try {
     return task.Complete(terms);
   } catch (const c10::Error& error) {
-    throw Error(Named(terms) + error.what_without_backtrace());
+    throw Error(Named(terms) + Said(error));
   }
 }
 
@@ -49,7 +57,7 @@ std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Te
     }
     const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
     throw Error(Named(terms) + (torch_error == nullptr ? StrCat("cannot be built: ", error.what())
-                                                       : torch_error->what_without_backtrace()));
+                                                       : Said(*torch_error)));
   }
 }
 

@@ -481,6 +481,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(folder, model, comparison, argu
     message = refused(*arguments, cwd=folder)
     for part in parts:
         assert part in message
+    assert message.count("gnomon: ") == 1
     assert sorted(p.name for p in folder.iterdir()) == before
 
 
