@@ -17,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -434,6 +434,11 @@ def cpp_header(catalogue: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def setters(values: Iterable[tuple[Argument, str]]) -> str:
+    """What says the arguments of a term to its TermBuilder."""
+    return "".join(f'.{argument.method}("{argument.key}", {value})' for argument, value in values)
+
+
 def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
     lines = [
         f"// {NOTICE}",
@@ -451,11 +456,7 @@ def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
             arguments = arguments_of(entry)
             declared = ", ".join(argument.cpp.split(" = ")[0] for argument in arguments)
             kind = module.capitalize()
-            chain = "".join(
-                f'.{argument.method}("{argument.name}", {value_of(argument)})'
-                for argument in arguments
-                if not argument.axis
-            )
+            chain = setters((a, value_of(a)) for a in arguments if not a.axis)
             axes = ", ".join(argument.name for argument in arguments if argument.axis)
             if axes:
                 chain += f'.With("shape", std::vector<int64_t>{{{axes}}})'
@@ -537,7 +538,7 @@ def encodings_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
         arguments = encoding_arguments(entry)
         options = in_struct(arguments)
         value = {a.name: f"options.{a.name}()" if a in options else a.name for a in arguments}
-        chain = "".join(f'.With("{a.key}", {value[a.name]})' for a in arguments if a.key)
+        chain = setters((a, value[a.name]) for a in arguments if a.key)
         spec = f'TermBuilder("{entry["name"]}"){chain}.Build<Term>().spec'
         made = f"{spec}, dim"
         if entry["takes_causal"]:

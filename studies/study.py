@@ -343,17 +343,13 @@ def has(results: dict[str, Any], label: str, at: Any) -> bool:
 def contrast_rows(claim: Claim, found: Found) -> list[list[str]]:
     """A row for each contrast of the claim, and for each comparison that has it."""
     rows = []
+    by_name = {comparison.name: (comparison, results) for comparison, results in found}
     for comparison, results in found:
         for contrast in claim.contrasts:
-            if contrast.left_in not in {"", comparison.name}:
+            right_in = contrast.right_in or comparison.name
+            if contrast.left_in not in {"", comparison.name} or right_in not in by_name:
                 continue
-            beside = next(
-                ((c, r) for c, r in found if c.name == contrast.right_in and c is not comparison),
-                None,
-            )
-            if beside is None and contrast.right_in not in {"", comparison.name}:
-                continue
-            of_right = results if beside is None else beside[1]
+            beside, of_right = by_name[right_in]
             if not has(results, contrast.left, contrast.left_at):
                 continue
             if not has(of_right, contrast.right, contrast.right_at):
@@ -362,8 +358,8 @@ def contrast_rows(claim: Claim, found: Found) -> list[list[str]]:
             titles = {metric["key"]: f", {metric['title']}" for metric in others}
             measure = titles.get(contrast.metric or first["key"], "")
             right = f"`{contrast.right}` at {contrast.right_at}"
-            if beside is not None:
-                right = f"{beside[0].title}, {right}"
+            if beside is not comparison:
+                right = f"{beside.title}, {right}"
             elif contrast.right == contrast.left:
                 right = f"itself at {contrast.right_at}"
             left = f"`{contrast.left}` at {contrast.left_at}"
