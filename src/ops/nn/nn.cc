@@ -27,14 +27,6 @@ int64_t KeyHeads(const MultiheadAttentionOptions& options) {
   return options.kv_heads().value_or(options.num_heads());
 }
 
-int64_t KeyDim(const MultiheadAttentionOptions& options) {
-  return options.kdim().value_or(options.embed_dim());
-}
-
-int64_t ValueDim(const MultiheadAttentionOptions& options) {
-  return options.vdim().value_or(options.embed_dim());
-}
-
 ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
   return SizesOfModule(options.similarity().spec, options.embed_dim(), options.num_heads(),
                        options.kv_heads(), options.qk_dim(), options.kdim(), options.vdim());
@@ -360,8 +352,8 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   const torch::Tensor& keys = key.defined() ? key : query;
   const torch::Tensor& values = value.defined() ? value : keys;
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
-  CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
-  CheckEmbeddings("MultiheadAttention", values, ValueDim(options));
+  CheckEmbeddings("MultiheadAttention", keys, k_proj->options.in_features());
+  CheckEmbeddings("MultiheadAttention", values, v_proj->options.in_features());
   auto [q, k] = QueriesAndKeys(query, keys);
   torch::Tensor v = Heads(v_proj(values), KeyHeads(options));
   ProjectedTensors terms{TermTensors(), {}};
@@ -396,7 +388,7 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
                     "MultiheadAttention.attention_weights: a cache is given, expected none");
   const torch::Tensor& keys = key.defined() ? key : query;
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
-  CheckEmbeddings("MultiheadAttention", keys, KeyDim(options));
+  CheckEmbeddings("MultiheadAttention", keys, k_proj->options.in_features());
   const auto [q, k] = QueriesAndKeys(query, keys);
   std::vector<torch::Tensor> tensors = TermTensors();
   if (has_projections_) {
