@@ -336,6 +336,12 @@ void ForCompositions(const Add& add) {
   add("module_sizes(str similarity, int embed_dim, int num_heads, int? kv_heads, int? qk_dim, "
       "int? kdim, int? vdim) -> (int kv_heads, int qk_dim, int kdim, int vdim)",
       CheckedSizes);
+  add("check_module(str module, float dropout, float tolerance=0, bool sink=False, "
+      "str position='none') -> ()",
+      [](const std::string& module, double dropout, double tolerance, bool sink,
+         const std::string& position) {
+        CheckModule(module.c_str(), dropout, tolerance, sink, position);
+      });
   // The values (H,) of what module_tensors(similarity, "none", ...) names, for a call of q: those
   // of the parameters that it has tensors of.
   add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",

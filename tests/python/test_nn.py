@@ -521,9 +521,23 @@ def test_what_no_call_could_take_is_refused_at_once(similarity, position, told):
         MultiheadAttention(32, 4, similarity=similarity, position=position)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"dropout": -0.5}, "dropout is -0.5; expected 0 to 1"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"tolerance": 1.0}, "tolerance is 1; expected at least 0, and less than 1"),
+        ({"tolerance": float("nan")}, "tolerance is nan"),
+    ],
+)
+def test_numbers_of_a_module(arguments, told):
+    with pytest.raises(ValueError, match="^gnomon.nn.MultiheadAttention: " + told):
+        MultiheadAttention(32, 4, **arguments)
+
+
 @pytest.mark.parametrize("given", ["sink", gnomon.position.Sink(torch.zeros(4)), ["rope", "sink"]])
 def test_two_sinks_of_a_module(given):
-    with pytest.raises(ValueError, match="sink is True, and position has one"):
+    with pytest.raises(ValueError, match="sink is set, and position has one"):
         MultiheadAttention(32, 4, position=given, sink=True)
     MultiheadAttention(32, 4, position=given)
 

@@ -195,6 +195,7 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   // Tensors of the similarity and of the position by name: parameters and buffers of this module.
   std::vector<std::string> term_names_;
   bool has_projections_ = false;
+  int64_t key_heads_ = 0;
 };
 TORCH_MODULE(MultiheadAttention);
 

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from gnomon import lorentz, similarity
 from gnomon._attention import OrderArguments, attention, attention_weights, takes
 from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
+from gnomon._library import ops
 from gnomon._position import Position, to_positions
 from gnomon.nn._caches import KVCache, place_tokens
 from gnomon.position import RoPE
@@ -104,8 +105,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
         self.normalize = check_flag(_NAME, "normalize", normalize)
         self.position = to_positions(_NAME, position)
         self.dropout = check_number(_NAME, "dropout", dropout)
-        if not 0 <= self.dropout <= 1:
-            raise ValueError(f"gnomon.{_NAME}: dropout is {dropout}; expected 0 to 1")
+        ops.check_module(f"gnomon.{_NAME}", self.dropout)
         self._keep_curvature(manifold)
         tokens, space = self.num_heads * self.in_channels, self.num_heads * (self.out_channels - 1)
         self.Wk = torch.nn.Linear(tokens, space)

@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, lower_call, passed, takes
-from gnomon._catalogue import components_of
 from gnomon._checks import (
     by_default,
     check_flag,
@@ -118,13 +117,9 @@ class MultiheadAttention(torch.nn.Module):
         )
         bias = check_flag(operator, "bias", bias)
         dropout = check_number(operator, "dropout", dropout)
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"gnomon.nn.MultiheadAttention: dropout is {dropout}; expected 0 to 1")
         tolerance = check_number(operator, "tolerance", tolerance)
-        if not 0 <= tolerance < 1:
-            raise ValueError(
-                f"gnomon.{operator}: tolerance is {tolerance}; expected at least 0, less than 1"
-            )
+        has_sink = check_flag(operator, "sink", sink)
+        ops.check_module(f"gnomon.{operator}", dropout, tolerance, has_sink, position_spec)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.kv_heads, self.qk_dim, self.kdim, self.vdim = ops.module_sizes(
@@ -148,11 +143,6 @@ class MultiheadAttention(torch.nn.Module):
             epsilon = ops.rms_norm_epsilon()
             self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
             self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
-        has_sink = check_flag(operator, "sink", sink)
-        if has_sink and any(c.entry.get("role") == "sink" for c in components_of(position_spec)):
-            raise ValueError(
-                f"gnomon.{operator}: sink is True, and position has one; expected one of them"
-            )
         sink_start = torch.nn.Parameter(torch.zeros(num_heads)) if has_sink else None
         self.register_parameter("sink", sink_start)
         names, starts, learned = ops.module_tensors(

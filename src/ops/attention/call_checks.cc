@@ -12,18 +12,12 @@ namespace gnomon {
 namespace {
 
 void CheckDropout(const CallArguments& arguments) {
-  TORCH_CHECK_VALUE(arguments.dropout >= 0 && arguments.dropout <= 1,
-                    "gnomon.attention: dropout is ", arguments.dropout, "; expected 0 to 1");
+  CheckDropoutRate(OperatorArguments::kOperation, arguments.dropout);
   if (!arguments.seed) return;
   TORCH_CHECK_TYPE(arguments.seed->scalar_type() == at::kLong, "gnomon.attention: seed has dtype ",
                    arguments.seed->scalar_type(), "; expected int64");
   TORCH_CHECK_VALUE(arguments.seed->numel() == 1, "gnomon.attention: seed has shape ",
                     arguments.seed->sizes(), "; expected one number");
-}
-
-void CheckTolerance(double tolerance) {
-  TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, OperatorArguments::kOperation,
-                    ": tolerance is ", tolerance, "; expected at least 0, and less than 1");
 }
 
 void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
@@ -38,9 +32,18 @@ void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
 
 }  // namespace
 
+void CheckDropoutRate(const char* operation, double rate) {
+  TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, operation, ": dropout is ", rate, "; expected 0 to 1");
+}
+
+void CheckTolerance(const char* operation, double tolerance) {
+  TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, operation, ": tolerance is ", tolerance,
+                    "; expected at least 0, and less than 1");
+}
+
 void CheckOptions(const CallArguments& arguments) {
   CheckDropout(arguments);
-  CheckTolerance(arguments.tolerance);
+  CheckTolerance(OperatorArguments::kOperation, arguments.tolerance);
   CheckChunks(arguments.chunks);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
@@ -111,6 +114,32 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
                     "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
   TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
                     q.sym_size(1), " heads and k ", k.sym_size(1), "; expected a multiple");
+}
+
+at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
+                     std::vector<c10::SymInt> sizes) {
+  const auto axes = static_cast<int64_t>(sizes.size());
+  bool fits = tensor.dim() <= axes;
+  for (int64_t axis = -1; fits && axis >= -tensor.dim(); --axis) {
+    const c10::SymInt& length = sizes[static_cast<size_t>(axes + axis)];
+    fits = tensor.sym_size(axis) == length || tensor.sym_size(axis) == 1;
+  }
+  TORCH_CHECK_VALUE(fits, OperatorArguments::kOperation, ": ", name, " has shape ",
+                    tensor.sym_sizes(), "; expected ", expected, " = ", c10::SymIntArrayRef(sizes),
+                    ", or what broadcasts to it");
+  return tensor.expand_symint(sizes);
+}
+
+at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
+                          const at::Tensor& k) {
+  std::vector<c10::SymInt> sizes = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
+  Broadcast(name, "(B, H, Lq, Lk)", pairs, sizes);
+  // What they share is not repeated.
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1)
+      sizes[static_cast<size_t>(axis)] = 1;
+  }
+  return pairs.expand_symint(sizes);
 }
 
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,

@@ -4,14 +4,20 @@
 #define GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <vector>
 
 #include "ops/attention/call.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
+
+// A probability, and what may be left out of a row.
+void CheckDropoutRate(const char* operation, double rate);
+void CheckTolerance(const char* operation, double tolerance);
 
 // Dropout, tolerance, chunks and window.
 void CheckOptions(const CallArguments& arguments);
@@ -33,6 +39,15 @@ void CheckIntegerType(const char* operation, const char* name, const at::Tensor&
 // applies to all of it.
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
                              const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
+
+// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
+// has fewer axes, or one entry in place of them, batch and heads stay shared.
+at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
+                     std::vector<c10::SymInt> sizes);
+
+// The same of pairs of a query and a key, (1 or B, 1 or H, Lq, Lk).
+at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
+                          const at::Tensor& k);
 
 // k (B, Hkv, Lk, D) with zeros where no query may look: NaN there would come back in the gradient
 // of a token map.

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <tuple>
 #include <utility>
 
-#include "base/most_bias.h"
 #include "ops/attention/call_checks.h"
+#include "ops/attention/einstein_midpoint.h"
 #include "ops/attention/grid_bias.h"
+#include "ops/attention/key_bias.h"
 #include "ops/attention/outputs.h"
 #include "ops/attention/placed_bias.h"
 #include "ops/attention/token_places.h"
@@ -28,15 +28,6 @@ namespace gnomon {
 namespace {
 
 constexpr const char* kOperation = OperatorArguments::kOperation;
-
-bool IsBias(const ResolvedPosition& position) {
-  return position.entry->role() == PositionEntry::Role::kBias ||
-         position.entry->role() == PositionEntry::Role::kGridBias;
-}
-
-bool IsContent(const ResolvedPosition& position) {
-  return position.entry->role() == PositionEntry::Role::kContent;
-}
 
 // The one position of that role, or null.
 const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
@@ -57,121 +48,6 @@ c10::SymInt LengthOf(const at::Tensor& q, const at::Tensor& k, const c10::SymInt
                      const OptionalTensor& query_offsets) {
   const c10::SymInt queries = q.sym_size(2) + query_offset;
   return query_offsets ? k.sym_size(2) : queries.max(k.sym_size(2));
-}
-
-// weights (H, D) times each key (B, Hkv, Lk, D) of their head: (B, H, Lk).
-at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k) {
-  const at::Tensor by_key_head = weights.unflatten(0, {SizeOf(k, 1), -1}).transpose(1, 2);
-  return at::matmul(k, by_key_head).transpose(2, 3).flatten(1, 2);
-}
-
-// log gamma of values (B, Hkv, Lk, Dv) of the Klein ball for each query head, (B, H, Lk): weighted
-// by gamma, their mean is the Einstein midpoint (Gulcehre et al. 2019, section 3.3).
-at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads) {
-  const at::Tensor log = -0.5 * (-SquaredNorm(v)).log1p();
-  return log.repeat_interleave(heads / SizeOf(v, 1), 1);
-}
-
-// A bias of the keys as the operator takes it.
-struct KeyBias {
-  at::Tensor bias;
-  OptionalTensor low = {};
-  OptionalTensor base = {};
-};
-
-// `given` and sums over the keys before in float64, where scores are computed in float32: in two
-// parts, and each row takes off the sum at its own position first, or what a long past has added up
-// would leave no digits.
-KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::ScalarType computing,
-                     const OffsetRange& range, const std::optional<KeyOrder>& order) {
-  const at::Tensor bias = given + sums;
-  KeyBias split{bias.to(computing)};
-  if (bias.sym_size(2) == 0) return split;
-  const at::Tensor high = split.bias.detach();
-  // -inf masks a key, and has no digits.
-  split.low = at::where(high.isfinite(), bias.detach() - high, 0.0).to(computing);
-  const at::Tensor columns = order ? order->Own() : range.QueryPositions(bias.options());
-  const at::Tensor own = columns.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);
-  const at::Tensor base = sums.detach().to(computing);
-  split.base =
-      at::where(base.isfinite(), base, 0.0)
-          .gather(2, own.expand_symint({base.sym_size(0), base.sym_size(1), range.queries}));
-  return split;
-}
-
-// Numbers as they count in the kernels (kMostBias): of two that hide, the least there are, the sum
-// is none that hides from all.
-at::Tensor AsBias(const at::Tensor& bias) {
-  return at::where(bias.isinf(), bias, bias.clamp(-kMostBias, kMostBias));
-}
-
-void Add(OptionalTensor& sum, const at::Tensor& term) {
-  sum = sum ? AsBias(*sum) + AsBias(term) : term;
-}
-
-// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
-// has fewer axes, or one entry in place of them, batch and heads stay shared.
-at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
-                     std::vector<c10::SymInt> sizes) {
-  const auto axes = static_cast<int64_t>(sizes.size());
-  bool fits = tensor.dim() <= axes;
-  for (int64_t axis = -1; fits && axis >= -tensor.dim(); --axis) {
-    const c10::SymInt& length = sizes[static_cast<size_t>(axes + axis)];
-    fits = tensor.sym_size(axis) == length || tensor.sym_size(axis) == 1;
-  }
-  TORCH_CHECK_VALUE(fits, kOperation, ": ", name, " has shape ", tensor.sym_sizes(), "; expected ",
-                    expected, " = ", c10::SymIntArrayRef(sizes), ", or what broadcasts to it");
-  return tensor.expand_symint(sizes);
-}
-
-// The same of pairs of a query and a key, (1 or B, 1 or H, Lq, Lk).
-at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
-                          const at::Tensor& k) {
-  std::vector<c10::SymInt> sizes = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
-  Broadcast(name, "(B, H, Lq, Lk)", pairs, sizes);
-  // What they share is not repeated.
-  for (int64_t axis = 0; axis < 2; ++axis) {
-    if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1)
-      sizes[static_cast<size_t>(axis)] = 1;
-  }
-  return pairs.expand_symint(sizes);
-}
-
-// The grid that all biases, and relative keys on a grid, lie on; nullopt where biases read the
-// sequence.
-std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<ResolvedPosition>& positions,
-                                  const CallArguments& arguments) {
-  const ResolvedPosition* first = nullptr;
-  std::optional<TokenGrid> grid;
-  const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
-    return position.component->name() + (on ? " on the grid " + on->Text() : " in the sequence");
-  };
-  for (const ResolvedPosition& position : positions) {
-    if (!IsBias(position) && !(IsContent(position) && position.component->Find("shape"))) continue;
-    const std::optional<TokenGrid> on =
-        GridOfBias(*position.entry, *position.component, position.tensors);
-    if (first == nullptr) {
-      first = &position;
-      grid = on;
-    }
-    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
-                      place(position, on), "; biases add up in the sequence or on one grid");
-  }
-  if (!grid) return std::nullopt;
-  // With positions of the caller's, these are the places.
-  if (arguments.positions) return grid;
-  TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
-                    "gnomon.attention: position has ", place(*first, grid),
-                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
-                    grid->tokens(), " tokens in both");
-  TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
-                    "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
-                    " and position has ", place(*first, grid), "; expected None or 0");
-  TORCH_CHECK_VALUE(!arguments.query_offsets,
-                    "gnomon.attention: query_offset is a tensor and position has ",
-                    place(*first, grid), "; expected None or 0");
-  return grid;
 }
 
 // q or k as the norms leave them.
@@ -244,7 +120,9 @@ class Composition {
       if (call_.key_bias_base) lse = lse + Tempered(*call_.key_bias_base);
       if (tokens.row_constant) lse = lse + Tempered(tokens.row_constant());
     }
-    if (row_bias_) AddRowBias(o, lse, statistics, sink || returns_lse);
+    if (row_bias_) {
+      AddRowBias(o, lse, statistics, *row_bias_, call_.temperature, sink || returns_lse);
+    }
     const bool takes_centroid = arguments_.aggregation == "lorentz_centroid";
     if (sink) {
       auto [less, with] = AddSink(o, lse, *sink);
@@ -389,7 +267,7 @@ class Composition {
 
   void AddKeyBiases() {
     OptionalTensor given = std::move(shared_by_rows_);
-    if (call_.key_bias) Add(given, *call_.key_bias);
+    if (call_.key_bias) AddBias(given, *call_.key_bias);
     OptionalTensor sums;
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kKeyBias) continue;
@@ -404,7 +282,7 @@ class Composition {
       // What lies outside may be anything, and sums go over it.
       const at::Tensor seen = Visible(tensor.unsqueeze(3)).squeeze(3);
       const at::Tensor bias = position.entry->bias(*position.component, {seen}, range_);
-      Add(bias.scalar_type() == computing_ ? given : sums, bias);
+      AddBias(bias.scalar_type() == computing_ ? given : sums, bias);
     }
     const auto whole = [&](const OptionalTensor& bias) {
       const std::vector<c10::SymInt> sizes = {q_.sym_size(0), q_.sym_size(1), range_.keys};
@@ -431,30 +309,13 @@ class Composition {
       const at::Tensor pairs = BroadcastPairs(name.c_str(), given, q_, k_);
       while (given.dim() < 4) given = given.unsqueeze(0);
       if (given.sym_size(3) == 1) {
-        Add(row_bias_, given.squeeze(3));
+        AddBias(row_bias_, given.squeeze(3));
       } else if (given.sym_size(2) == 1) {
-        Add(shared_by_rows_, given.squeeze(2));
+        AddBias(shared_by_rows_, given.squeeze(2));
       } else {
-        Add(call_.pair_bias, pairs);
+        AddBias(call_.pair_bias, pairs);
       }
     }
-  }
-
-  // What all keys share adds to lse alone, and hides whole rows where it is -inf. The statistics
-  // have it, too: parts of the keys are merged by these, and one key of many has a bias of its own.
-  void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, bool wants_lse) const {
-    constexpr double kNothing = -std::numeric_limits<double>::infinity();
-    const at::Tensor sees_nothing = (*row_bias_ == kNothing).logical_or(lse == kNothing);
-    const at::Tensor bias = at::where(sees_nothing, 0.0, *row_bias_);
-    // NaN and +inf are NaN in all of a row.
-    o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
-    if (!wants_lse) return;
-    const at::Tensor added = Tempered(bias);
-    lse = (lse + added).masked_fill(sees_nothing, kNothing);
-    const at::Tensor largest = statistics.slice(0, 0, 1) + added.detach() * std::numbers::log2e;
-    statistics =
-        at::cat({largest.masked_fill(sees_nothing, kNothing),
-                 statistics.slice(0, 1, 2).masked_fill(sees_nothing, 0), statistics.slice(0, 2)});
   }
 
   void AddMask() {
@@ -523,16 +384,15 @@ class Composition {
       TORCH_CHECK_NOT_IMPLEMENTED(
           !call_.relative_values, kOperation,
           ": relative values with temperature and aggregation = einstein_midpoint");
-      const at::Tensor factor = (1 - SquaredNorm(value)).rsqrt().unsqueeze(3);
-      return at::cat({value * factor, factor}, 3);
+      return WeighValues(value);
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
     if (call_.key_bias_low) {
       // Beside a long sum it would lose its digits; the low part has no gradient.
       call_.key_bias_low = *call_.key_bias_low + log_factor.detach();
-      Add(call_.key_bias, log_factor - log_factor.detach());
+      AddBias(call_.key_bias, log_factor - log_factor.detach());
     } else {
-      Add(call_.key_bias, log_factor);
+      AddBias(call_.key_bias, log_factor);
     }
     return value;
   }
@@ -596,19 +456,6 @@ class Composition {
     call_.seed = arguments_.seed ? arguments_.seed->reshape({})
                                  : at::randint(std::numeric_limits<int64_t>::max(), {},
                                                at::TensorOptions().dtype(at::kLong));
-  }
-
-  // Divides the output by its last column, the sum of the values' factors.
-  void UnweighValues(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics) const {
-    const c10::SymInt columns = v_.sym_size(3);
-    const at::Tensor sum = o.select_symint(3, columns);
-    const at::Tensor known = at::where(sum > 0, sum, 1.0);
-    o = o.narrow_symint(3, 0, columns) / known.unsqueeze(3);
-    lse = lse + known.log();
-    // Of these the second is the sum of a row's weights.
-    statistics =
-        at::cat({statistics.slice(0, 0, 1), statistics.slice(0, 1, 2) * known.detach().unsqueeze(0),
-                 statistics.slice(0, 2)});
   }
 
   OptionalTensor Sink() const {

@@ -17,8 +17,7 @@ std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
   return sizes;
 }
 
-}  // namespace
-
+// The grid that a bias lies on; nullopt where it reads positions in the sequence.
 std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
                                     const std::vector<at::Tensor>& tensors) {
   if (entry.role() == PositionEntry::Role::kBias || component.Find("shape")) {
@@ -35,6 +34,52 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
                     " has shape ", table.sym_sizes(),
                     "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
+}
+
+bool IsContent(const ResolvedPosition& position) {
+  return position.entry->role() == PositionEntry::Role::kContent;
+}
+
+}  // namespace
+
+bool IsBias(const ResolvedPosition& position) {
+  return position.entry->role() == PositionEntry::Role::kBias ||
+         position.entry->role() == PositionEntry::Role::kGridBias;
+}
+
+std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<ResolvedPosition>& positions,
+                                  const CallArguments& arguments) {
+  const ResolvedPosition* first = nullptr;
+  std::optional<TokenGrid> grid;
+  const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
+    return position.component->name() + (on ? " on the grid " + on->Text() : " in the sequence");
+  };
+  for (const ResolvedPosition& position : positions) {
+    if (!IsBias(position) && !(IsContent(position) && position.component->Find("shape"))) continue;
+    const std::optional<TokenGrid> on =
+        GridOfBias(*position.entry, *position.component, position.tensors);
+    if (first == nullptr) {
+      first = &position;
+      grid = on;
+    }
+    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
+                      place(position, on), "; biases add up in the sequence or on one grid");
+  }
+  if (!grid) return std::nullopt;
+  // With positions of the caller's, these are the places.
+  if (arguments.positions) return grid;
+  TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
+                    "gnomon.attention: position has ", place(*first, grid),
+                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
+                    grid->tokens(), " tokens in both");
+  TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
+                    "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
+                    " and position has ", place(*first, grid), "; expected None or 0");
+  TORCH_CHECK_VALUE(!arguments.query_offsets,
+                    "gnomon.attention: query_offset is a tensor and position has ",
+                    place(*first, grid), "; expected None or 0");
+  return grid;
 }
 
 at::Tensor GridTable(const PositionEntry& entry, const Component& component,

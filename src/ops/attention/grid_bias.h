@@ -9,14 +9,20 @@
 #include <optional>
 #include <vector>
 
+#include "ops/attention/call.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
 
-// The grid that a bias lies on; nullopt where it reads positions in the sequence.
-std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
-                                    const std::vector<at::Tensor>& tensors);
+// Whether a position is a bias of offsets, in the sequence or on a grid.
+bool IsBias(const ResolvedPosition& position);
+
+// The grid that all biases, and relative keys on a grid, lie on; nullopt where biases read the
+// sequence.
+std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<ResolvedPosition>& positions,
+                                  const CallArguments& arguments);
 
 // The table of one bias, of size 1 along the axes that it does not read: an offset bias over the
 // axis that it names, or its sum over all of them.

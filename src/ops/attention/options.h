@@ -6,6 +6,7 @@
 #include <gnomon/torch/attention.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -27,13 +28,14 @@ Argument ToArgument(const Option& option) {
   }
 }
 
-// Whether each argument is an option, or named as left out, and none is both. Both sides of the
-// window are one option.
+// Whether each argument is an option, or named as left out, and none is both, and all that is named
+// is an argument. Both sides of the window are one option.
 template <typename Options>
 constexpr bool SaysAllBut(std::initializer_list<std::string_view> left_out) {
   constexpr bool kHasWindow = requires(const Options& options) { options.window(); } ||
                               requires(const Options& options) { options.window; };
   bool all = true;
+  size_t found = 0;
 #define GNOMON_SAYS(type, name, ...)                                                               \
   {                                                                                                \
     constexpr std::string_view kName = #name;                                                      \
@@ -42,10 +44,11 @@ constexpr bool SaysAllBut(std::initializer_list<std::string_view> left_out) {
     constexpr bool kIsMember = requires(const Options& options) { type(options.name); };           \
     const bool is_left_out = std::find(left_out.begin(), left_out.end(), kName) != left_out.end(); \
     all = all && (kIsSide ? kHasWindow : kIsSetter || kIsMember) != is_left_out;                   \
+    found += is_left_out ? 1 : 0;                                                                  \
   }
   GNOMON_CALL_ARGUMENTS(GNOMON_SAYS)
 #undef GNOMON_SAYS
-  return all;
+  return all && found == left_out.size();
 }
 static_assert(SaysAllBut<AttentionOptions>({}));
 

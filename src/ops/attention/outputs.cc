@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <numbers>
 
 #include "ops/geometry/geometry.h"
 
@@ -26,6 +27,22 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   const at::Tensor keys = at::log_sigmoid(finite - score).exp();
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
+}
+
+void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, const at::Tensor& row_bias,
+                const OptionalTensor& temperature, bool wants_lse) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  const at::Tensor sees_nothing = (row_bias == kNothing).logical_or(lse == kNothing);
+  const at::Tensor bias = at::where(sees_nothing, 0.0, row_bias);
+  // NaN and +inf are NaN in all of a row.
+  o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
+  if (!wants_lse) return;
+  const at::Tensor added = temperature ? bias * *temperature : bias;
+  lse = (lse + added).masked_fill(sees_nothing, kNothing);
+  const at::Tensor largest = statistics.slice(0, 0, 1) + added.detach() * std::numbers::log2e;
+  statistics =
+      at::cat({largest.masked_fill(sees_nothing, kNothing),
+               statistics.slice(0, 1, 2).masked_fill(sees_nothing, 0), statistics.slice(0, 2)});
 }
 
 at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity) {

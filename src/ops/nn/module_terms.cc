@@ -385,11 +385,14 @@ std::vector<std::string> LayerPositions(const std::string& pattern) {
   return positions;
 }
 
-void CheckNoSink(const std::string& position) {
+void CheckModule(const char* module, double dropout, double tolerance, bool sink,
+                 const std::string& position) {
+  CheckDropoutRate(module, dropout);
+  CheckTolerance(module, tolerance);
+  if (!sink) return;
   for (const Component& term : ParseSum(position)) {
-    TORCH_CHECK_VALUE(FindPosition(term).role() != PositionEntry::Role::kSink,
-                      "gnomon.nn.MultiheadAttention: sink is true, and position has one; expected "
-                      "one of them");
+    TORCH_CHECK_VALUE(FindPosition(term).role() != PositionEntry::Role::kSink, module,
+                      ": sink is set, and position has one; expected one of them");
   }
 }
 

@@ -158,8 +158,10 @@ std::vector<std::string> LayerPositions(const std::string& pattern);
 // Whether a position has tensors that a module makes of its tokens in each call.
 bool HasProjections(const std::string& position);
 
-// Throws c10::ValueError where a position has a sink, and so a module that has one of its own two.
-void CheckNoSink(const std::string& position);
+// Throws c10::ValueError, in the name of `module`, unless dropout and tolerance are in their
+// ranges, and where a module with a sink of its own has a position with one.
+void CheckModule(const char* module, double dropout, double tolerance, bool sink,
+                 const std::string& position);
 
 // The tensors of a module as the functions below take them: what it makes of the tokens of the
 // queries (B, Lq, ...) and of the keys (B, Lk, ...) is in the place of what it makes them with.

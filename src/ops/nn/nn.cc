@@ -23,10 +23,6 @@ torch::Tensor AsDefaultDtype(const torch::Tensor& tensor) {
   return tensor.to(torch::get_default_dtype());
 }
 
-int64_t KeyHeads(const MultiheadAttentionOptions& options) {
-  return options.kv_heads().value_or(options.num_heads());
-}
-
 ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
   return SizesOfModule(options.similarity().spec, options.embed_dim(), options.num_heads(),
                        options.kv_heads(), options.qk_dim(), options.kdim(), options.vdim());
@@ -43,12 +39,9 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
 }
 
 void Check(const MultiheadAttentionOptions& options) {
-  constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
   SizesOf(options);  // throws unless they fit together
-  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
-                    options.dropout(), "; expected 0 to 1");
-  TORCH_CHECK_VALUE(options.tolerance() >= 0 && options.tolerance() < 1, kName, "tolerance is ",
-                    options.tolerance(), "; expected at least 0, and less than 1");
+  CheckModule("gnomon.nn.MultiheadAttention", options.dropout(), options.tolerance(),
+              options.sink(), options.position().spec);
 }
 
 // Adds to embeddings what each makes of them.
@@ -258,6 +251,7 @@ MultiheadAttentionImpl::MultiheadAttentionImpl(const MultiheadAttentionOptions& 
 void MultiheadAttentionImpl::reset() {
   const int64_t embed_dim = options.embed_dim();
   const ModuleSizes sizes = SizesOf(options);
+  key_heads_ = sizes.key_heads;
   const int64_t value_dim = embed_dim / options.num_heads();
   const auto linear = [&](const char* name, int64_t in, int64_t out) {
     torch::nn::Linear layer = register_module(
@@ -275,10 +269,7 @@ void MultiheadAttentionImpl::reset() {
     q_norm = register_module("q_norm", RMSNorm(sizes.head_dim));
     k_norm = register_module("k_norm", RMSNorm(sizes.head_dim));
   }
-  if (options.sink()) {
-    CheckNoSink(options.position().spec);
-    sink = register_parameter("sink", torch::zeros({options.num_heads()}));
-  }
+  if (options.sink()) sink = register_parameter("sink", torch::zeros({options.num_heads()}));
   term_names_.clear();
   const ModuleShape shape{options.num_heads(),  sizes.head_dim, value_dim,
                           options.max_length(), embed_dim,      sizes.key_dim};
@@ -300,7 +291,7 @@ void MultiheadAttentionImpl::reset() {
 std::pair<torch::Tensor, torch::Tensor> MultiheadAttentionImpl::QueriesAndKeys(
     const torch::Tensor& query, const torch::Tensor& key) {
   torch::Tensor q = Heads(q_proj(query), options.num_heads());
-  torch::Tensor k = Heads(k_proj(key), KeyHeads(options));
+  torch::Tensor k = Heads(k_proj(key), key_heads_);
   if (options.qk_norm()) {
     q = q_norm(q);
     k = k_norm(k);
@@ -355,7 +346,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   CheckEmbeddings("MultiheadAttention", keys, k_proj->options.in_features());
   CheckEmbeddings("MultiheadAttention", values, v_proj->options.in_features());
   auto [q, k] = QueriesAndKeys(query, keys);
-  torch::Tensor v = Heads(v_proj(values), KeyHeads(options));
+  torch::Tensor v = Heads(v_proj(values), key_heads_);
   ProjectedTensors terms{TermTensors(), {}};
   if (has_projections_) {
     terms = ProjectTokens(*TermsOf(options), options.num_heads(), terms.tensors, query, keys);
@@ -433,8 +424,7 @@ LorentzMultiheadAttentionImpl::LorentzMultiheadAttentionImpl(
                     "use_weight is false, in_channels ", options.in_channels(),
                     " and out_channels ", options.out_channels(), "; expected the same number");
   TORCH_CHECK_VALUE(options.c() > 0, kName, "c is ", options.c(), "; expected a positive number");
-  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, kName, "dropout is ",
-                    options.dropout(), "; expected 0 to 1");
+  CheckDropoutRate("gnomon.nn.LorentzMultiheadAttention", options.dropout());
   reset();
 }
 
