@@ -24,8 +24,8 @@ from test_cli import (
 from test_distributed_training import assert_same, run_two
 from torch.nn import functional
 
-from gnomon import report
 from gnomon.data.__main__ import main as make_data
+from gnomon.report import __main__ as report_program
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 
@@ -553,7 +553,7 @@ def test_pictures_show_where_the_model_looks(folder, pool):
             red = below[..., 0] - below[..., 1]
             assert red.min() >= 0
             assert abs(red.max() - 0.6 * 255) <= 2
-    report.main([str(folder / f"pictures-{pool}")])
+    report_program.main([str(folder / f"pictures-{pool}")])
     page = (folder / f"pictures-{pool}" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert page.count(what) == 1

@@ -1,0 +1,23 @@
+"""The report of a comparison, report.html, of its results.json alone (docs/results.md)."""
+
+from gnomon.report._page import busy, render
+from gnomon.report._plots import PLOTS, draw_conditions, draw_cost, draw_training, smooth
+from gnomon.report._record import in_common, labels, load, metrics, text_task
+from gnomon.report._statistics import best, p_value
+
+__all__ = [
+    "PLOTS",
+    "best",
+    "busy",
+    "draw_conditions",
+    "draw_cost",
+    "draw_training",
+    "in_common",
+    "labels",
+    "load",
+    "metrics",
+    "p_value",
+    "render",
+    "smooth",
+    "text_task",
+]

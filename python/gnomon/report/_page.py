@@ -1,0 +1,287 @@
+"""The page of a comparison."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import pathlib
+import shlex
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from gnomon._plots import STYLE, colour
+from gnomon.report._plots import PLOTS
+from gnomon.report._record import in_common, labels, metrics
+from gnomon.report._statistics import FEWEST_SEEDS, SIGNIFICANT, best
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
+  max-width: 1040px; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.6rem; margin-bottom: 0; }}
+h2 {{ font-size: 1.2rem; margin-top: 2.2rem; }}
+h3 {{ font-size: 1rem; margin: 1.2rem 0 .4rem; }}
+p.lead {{ color: #555; margin-top: .3rem; }}
+figure {{ margin: 1rem 0; }}
+figure svg {{ width: 100%; height: auto; }}
+figcaption {{ color: #555; font-size: .9rem; }}
+.pictures {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
+.picture {{ margin: 0; max-width: 100%; }}
+.picture img {{ max-width: 100%; border: 1px solid #ddd; image-rendering: pixelated; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right;
+  white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+thead th {{ border-bottom: 2px solid #888; }}
+td.best {{ font-weight: 700; }}
+p.warning {{ border-left: 4px solid #E69F00; padding-left: .8rem; }}
+td .spread {{ color: #777; font-weight: 400; }}
+.key {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem;
+  font-size: .9rem; }}
+dt {{ color: #555; }}
+dd {{ margin: 0; overflow-wrap: anywhere; }}
+code {{ font-size: .85rem; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p class="lead">{lead}</p>
+{body}
+</body>
+</html>
+"""
+
+
+#: Where other programs take more than this share of the machine, times tell little.
+BUSY = 0.1
+
+
+def busy(results: dict[str, Any]) -> str:
+    """A warning where other programs took a part of the machine, or nothing."""
+    shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
+    if not shares or max(shares) <= BUSY:
+        return ""
+    count = sum(share > BUSY for share in shares)
+    return (
+        f'<p class="warning">The machine was busy: in {count} of {len(results["runs"])} runs other '
+        f"programs took more than {BUSY:.0%} of the processors' time, up to {max(shares):.0%}. "
+        "Compare times only between runs on a quiet machine.</p>"
+    )
+
+
+def _svg(figure: Figure) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cell(at: dict[str, Any], is_best: bool) -> str:
+    if at["mean"] is None:
+        return "<td>–</td>"
+    text = f"{at['mean']:.3f}"
+    if at["spread"] is not None:
+        text += f' <span class="spread">± {at["spread"]:.3f}</span>'
+    return f'<td class="best">{text}</td>' if is_best else f"<td>{text}</td>"
+
+
+def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool) -> str:
+    names = labels(results)
+    conditions = results["task"]["conditions"]
+    key = metric["key"]
+    winners = [
+        best(results, key, n, higher_is_better=metric["higher_is_better"])
+        for n in range(len(conditions["values"]))
+    ]
+    body = []
+    for row in results["summary"]:
+        index = row["combination"]
+        cells = "".join(
+            _cell(at[key], index == winner)
+            for at, winner in zip(row["losses"], winners, strict=True)
+        )
+        if shows_cost:
+            parameters = "–" if row["parameters"] is None else f"{row['parameters']:,}"
+            milliseconds = row["ms_per_step"]["mean"]
+            cost = "–" if milliseconds is None else f"{milliseconds:.1f}"
+            cells += f"<td>{parameters}</td><td>{cost}</td>"
+        note = f" (diverged: {row['diverged']})" if row["diverged"] else ""
+        body.append(
+            f'<tr><td><span class="key" style="background:{colour(index)}"></span>'
+            f'<span title="{html.escape(row["label"])}">{html.escape(names[index])}</span>{note}'
+            f"</td>{cells}</tr>"
+        )
+    head = "".join(f"<th>{html.escape(str(value))}</th>" for value in conditions["values"])
+    title = html.escape(f"{_capitalized(metric['title'])}, by {conditions['key']}")
+    costs = "<th>parameters</th><th>ms per step</th>" if shows_cost else ""
+    return (
+        f'<h3>{title}</h3><div class="scroll"><table><thead>'
+        f"<tr><th>combination</th>{head}{costs}</tr>"
+        f"</thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def table(results: dict[str, Any]) -> str:
+    """The summary as HTML: a table for each metric."""
+    parts = [
+        _table(results, metric, shows_cost=n == 0) for n, metric in enumerate(metrics(results))
+    ]
+    if len(results["settings"]["seeds"]) >= FEWEST_SEEDS:
+        note = (
+            "Bold: better than every other of its column in a paired t test over the seeds, "
+            f"p &lt; {SIGNIFICANT:g}. Without bold, these seeds cannot tell a column's winner."
+        )
+    else:
+        note = (
+            "One or two seeds cannot tell a difference from chance: --seeds 3 may, and then the "
+            "best of each column is marked."
+        )
+    return "".join(parts) + f"<p>{note}</p>"
+
+
+#: What differs between the runs, and is said elsewhere.
+REPLACED = ("similarity", "position", "seed", "max_length")
+
+
+def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
+    """Options by their names: "batch 16, learning rate 0.002"."""
+    parts = []
+    for name, value in options.items():
+        if name not in without:
+            if isinstance(value, list):
+                shown = " ".join(map(str, value))
+            else:
+                shown = f"{value:g}" if isinstance(value, float) else str(value)
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    return html.escape(", ".join(parts))
+
+
+def _describe_data(record: dict[str, Any]) -> str:
+    """An object of a record, less what has a row of its own."""
+    shown = {
+        name: f"{value:,}" if isinstance(value, int) else value
+        for name, value in record.items()
+        if value is not None and name not in {"sha256", "path"}
+    }
+    return _describe(shown)
+
+
+def settings(results: dict[str, Any]) -> str:
+    """What is needed to repeat the comparison."""
+    options = results["settings"]
+    data = results["data"]
+    task = results["task"]
+    versions = results["versions"]
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in {"combinations", "seeds", "model", "training"}
+    }
+    rows = []
+    for session in results["sessions"]:
+        machine = session["machine"]
+        rows.append(("command", f"<code>{html.escape(shlex.join(session['command']))}</code>"))
+        text = (
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
+            f"{machine['instruction_set']}, {machine['system']}"
+        )
+        if (device := machine.get("device", "cpu")) != "cpu":
+            text += f"; models on {device}"
+        text += f"; started {session['started']}"
+        rows.append(("machine", html.escape(text)))
+    rows.append(("task", html.escape(task["name"])))
+    if data.get("path"):
+        rows.append(("data", html.escape(data["path"])))
+    rows.append(("contents", _describe_data(data)))
+    if data.get("sha256"):
+        rows.append(("SHA-256", f"<code>{html.escape(data['sha256'])}</code>"))
+    if "tokens" in results:
+        rows.append(("tokens", _describe_data(results["tokens"])))
+    rows += [
+        ("model", _describe(options["model"], REPLACED)),
+        (
+            "training",
+            _describe(options["training"], REPLACED)
+            + "; AdamW, its learning rate after a linear warm-up along a cosine",
+        ),
+        ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
+        ("evaluation", _describe(others, REPLACED)),
+        ("versions", html.escape(", ".join(f"{k} {v}" for k, v in sorted(versions.items())))),
+    ]
+    return "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in rows) + "</dl>"
+
+
+def _trained_at(results: dict[str, Any]) -> str:
+    conditions = results["task"]["conditions"]
+    if conditions["trained"] is None:
+        return ""
+    return f"at {conditions['key']} {conditions['values'][conditions['trained']]} "
+
+
+def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
+    """What the task has drawn of each combination's first run; empty where there is nothing."""
+    names = labels(results)
+    figures = []
+    titles: list[str] = []
+    for run in results["runs"]:
+        picture = run.get("picture")
+        # A name, not a path: the record may be of others.
+        if picture is None or pathlib.PurePath(picture["file"]).name != picture["file"]:
+            continue
+        path = folder / picture["file"]
+        if not path.is_file():
+            continue
+        if picture["title"] not in titles:
+            titles.append(picture["title"])
+        name = html.escape(names[run["combination"]])
+        data = base64.b64encode(path.read_bytes()).decode()
+        figures.append(
+            f'<figure class="picture"><img alt="{name}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{name}</figcaption></figure>"
+        )
+    if not figures:
+        return ""
+    caption = html.escape(" ".join(titles))
+    return f'<h2>Pictures</h2><p>{caption}</p><div class="pictures">{"".join(figures)}</div>'
+
+
+def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
+    """The whole page; folder has the pictures that the record names."""
+    options = results["settings"]
+    total = len(options["combinations"]) * len(options["seeds"])
+    done = len(results["runs"])
+    lead = (
+        f"{len(options['combinations'])} combinations of similarity and position, "
+        f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained "
+        f"{_trained_at(results)}on the same data in the same order.{in_common(results)}"
+    )
+    if done < total:
+        lead += f" {done} of {total} runs are finished."
+    body = []
+    with matplotlib.rc_context(STYLE):
+        for title, caption, draw in PLOTS.values():
+            body.append(
+                f"<h2>{title}</h2><figure>{_svg(draw(results))}"
+                f"<figcaption>{caption}</figcaption></figure>"
+            )
+    body.insert(1, f"<h2>Table</h2>{table(results)}")
+    if folder is not None:
+        body.append(pictures(results, folder))
+    body.append(busy(results))
+    body.append(f"<h2>Settings</h2>{settings(results)}")
+    title = html.escape(f"gnomon compare: {results.get('name', '')}")
+    return PAGE.format(title=title, lead=html.escape(lead), body="\n".join(body))
