@@ -4,6 +4,7 @@
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
+namespace adaptive {
 namespace {
 
 // The last coordinate of a query is the logarithm of its precision; that of a key says nothing.
@@ -34,4 +35,5 @@ const RegisterSimilarity adaptive({
 });
 
 }  // namespace
+}  // namespace adaptive
 }  // namespace gnomon

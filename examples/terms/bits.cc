@@ -7,6 +7,7 @@
 #include "ops/encodings/tokens.h"
 
 namespace gnomon {
+namespace bits {
 namespace {
 
 // Column n is the n-th binary digit of a position, from the lowest on.
@@ -42,4 +43,5 @@ const RegisterPosition bits({
 });
 
 }  // namespace
+}  // namespace bits
 }  // namespace gnomon

@@ -4,6 +4,7 @@
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
+namespace root {
 namespace {
 
 at::Tensor Bias(const Component&, const std::vector<at::Tensor>& tensors,
@@ -28,4 +29,5 @@ const RegisterPosition root({
 });
 
 }  // namespace
+}  // namespace root
 }  // namespace gnomon

@@ -242,9 +242,11 @@ at::Tensor LorentzCentroidOf(const at::Tensor& points, const OptionalTensor& c, 
   return lorentz::centroid(points, c ? HeadValue(*c) : HeadValue(number));
 }
 
-bool HasHeight(const std::string& similarity) {
+std::optional<int64_t> HeightCoordinate(const std::string& similarity) {
   const Component component = Component::Parse(similarity);
-  return FindSimilarity(component).HasHeight(component);
+  const SimilarityEntry& entry = FindSimilarity(component);
+  if (!entry.HasHeight(component)) return std::nullopt;
+  return entry.HeightIsFirst(component) ? 0 : -1;
 }
 
 std::string PointsOption(const std::string& similarity) {
@@ -361,7 +363,9 @@ void ForCompositions(const Add& add) {
   add("components(str specification) -> "
       "(str[] names, str[][] options, str[] specifications, int[][] grids)",
       ComponentsOf);
-  add("has_height(str similarity) -> bool", HasHeight);
+  // The coordinate of a token that is a height, or a time: -1, the last, or 0, the first; None:
+  // there is none.
+  add("height_coordinate(str similarity) -> int?", HeightCoordinate);
   // The option by which the tokens of a similarity are points already, "map=none", else "".
   add("points_option(str similarity) -> str", PointsOption);
   // Whether a position is another in a call of another length.

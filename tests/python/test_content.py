@@ -343,7 +343,9 @@ def test_scale_multiplies_content_terms_too():
     for similarity in ("dot", "penumbral"):
         check(ContentCase(similarity, content="shaw", scale=0.7), torch.float64)
     q = torch.randn(1, 1, 3, 4)
-    with pytest.raises(ValueError, match="scale goes with dot, not with laplacian"):
+    with pytest.raises(
+        ValueError, match="scale goes with similarities that take it, as dot, not with laplacian"
+    ):
         gnomon.attention(q, q, q, similarity=gnomon.similarity.Laplacian(1.0), scale=0.5)
 
 

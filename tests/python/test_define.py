@@ -392,6 +392,18 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
             torch.testing.assert_close(
                 a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
 gnomon.nn.MultiheadAttention(8, 2, similarity="value")(torch.randn(1, 5, 8)).sum().backward()
+
+# What belongs to products of q and k does not go with another function that takes the scale.
+q = torch.randn(1, 4, 9, 8)
+for position, told in (
+    ("rope:xpos", "expected the similarity dot"),
+    (gnomon.position.TransformerXL(*torch.randn(2, 4, 8), torch.randn(4, 9, 8)), "with dot alone"),
+):
+    try:
+        gnomon.attention(q, q, q, similarity="value", position=position, causal=True)
+        raise SystemExit(f"{position} is accepted")
+    except ValueError as error:
+        assert told in str(error), error
 print(StudentT.library)
 """
 

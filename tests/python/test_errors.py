@@ -138,11 +138,11 @@ VALUE_ERRORS = {
     ),
     "scale": (
         lambda: attend(similarity=similarity.Gaussian(1.0), scale=0.5),
-        "scale goes with dot, not with gaussian",
+        "scale goes with similarities that take it, as dot, not with gaussian",
     ),
     "scale of additive": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5),
-        "scale goes with dot, not with additive",
+        "scale goes with similarities that take it, as dot, not with additive",
     ),
     "columns of additive": (
         lambda: attend(similarity=similarity.Additive()),

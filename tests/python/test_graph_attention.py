@@ -426,7 +426,11 @@ ERRORS = {
     ),
     "a negative key": ({"indices": torch.tensor([0, 1, -1])}, ValueError, "indices[2] is -1"),
     "similarity": ({"similarity": 1}, TypeError, "similarity is a int; expected one of gnomon"),
-    "scale": ({"scale": 1.0, "similarity": Laplacian(1.0)}, ValueError, "scale goes with dot"),
+    "scale": (
+        {"scale": 1.0, "similarity": Laplacian(1.0)},
+        ValueError,
+        "scale goes with similarities that take it, as dot",
+    ),
     "scale of a word": ({"scale": "1"}, TypeError, "scale is a str; expected a number"),
     "gamma": (
         {"similarity": Laplacian(torch.ones(3))},

@@ -7,6 +7,7 @@ import torch
 
 import gnomon
 from gnomon import nn
+from gnomon._program import options as program_options
 from gnomon.position import (
     T5,
     AbsoluteKeys,
@@ -359,8 +360,8 @@ def test_checkpoints_print_in_a_line(tmp_path):
     )
     training = gnomon.models.TrainingState(
         options={
-            **dict.fromkeys(("length", "batch", "steps", "warmup", "seed", "memory"), 4),
-            **dict.fromkeys(("learning_rate", "final_fraction", "weight_decay", "clip"), 0.5),
+            name: 4 if option.kind == "integer" else 0.5
+            for name, option in program_options("training").items()
         },
         step=3,
         optimizer={"exp_avg.embedding.weight": torch.zeros(100, 16)},

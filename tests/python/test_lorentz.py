@@ -350,7 +350,7 @@ def test_a_bias_moves_the_scores_and_with_them_sinks():
         ),
         (
             lambda q: gnomon.attention(q, q, q, similarity="lorentz", scale=0.5),
-            "scale goes with dot",
+            "scale goes with similarities that take it",
         ),
         (
             lambda q: gnomon.nn.MultiheadAttention(32, 4, similarity="lorentz:bias=learned"),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from test_cli import copy_with_steps, refused, succeed
 
 from gnomon import _safetensors
+from gnomon._program import options as program_options
 from gnomon.inspect.__main__ import main as inspect
 from gnomon.models import (
     LanguageModel,
@@ -390,11 +391,11 @@ def test_options_are_read_only():
 
 def training(**fields):
     """A sound one, but for the fields."""
-    numbers = ("learning_rate", "final_fraction", "weight_decay", "clip")
-    options = dict.fromkeys(("length", "batch", "steps", "warmup", "seed", "memory"), 1)
-    options |= dict.fromkeys(numbers, 0.5)
     sound = {
-        "options": options,
+        "options": {
+            name: 1 if option.kind == "integer" else 0.5
+            for name, option in program_options("training").items()
+        },
         "step": 3,
         "optimizer": {"exp_avg.x": torch.ones(1)},
         "memory": {},

@@ -460,7 +460,7 @@ def test_without_positions_only_the_mask_tells_an_order():
     ("call", "message"),
     [
         (lambda: Convolutional(10), "conv has groups = 16; expected a divisor.*10 columns"),
-        (lambda: Convolutional(8, 0, 1), "conv has kernel = 0"),
+        (lambda: Convolutional(8, 0, 1), "conv:kernel=0; expected an integer of at least 1"),
         (
             lambda: Convolutional(8, 5, 1, causal=True)(torch.zeros(1, 2, 8), 3),
             "conv at position 3 reads the 3 tokens before it and has 0; give the cache",
@@ -474,8 +474,14 @@ def test_without_positions_only_the_mask_tells_an_order():
             r"the embeddings before have shape \[2, 2, 8\]; expected \(B, N, 8\) with B = 1",
         ),
         (lambda: CAPE(7), "cape: dim is 7; expected a positive even"),
-        (lambda: CAPE(8, global_shift=-1.0), "cape has global_shift = -1"),
-        (lambda: CAPE(8, global_scale=0.5), "cape has global_scale = 0.5; expected at least 1"),
+        (
+            lambda: CAPE(8, global_shift=-1.0),
+            "cape:global_shift=-1.0; expected a number of at least 0",
+        ),
+        (
+            lambda: CAPE(8, global_scale=0.5),
+            "cape:global_scale=0.5; expected a number of at least 1",
+        ),
         (lambda: CAPE(8, shape=(2, 3, 4)), "cape has shape = 2x3x4; expected two axes"),
         (lambda: CAPE(8, shape=(2, 3), normalize=True), "cape:normalize with a shape"),
         (lambda: CAPE(8, shape=(2, 0)), "cape:shape=2x0; expected positive integers"),

@@ -29,6 +29,7 @@ from gnomon.integrations.transformers import (  # noqa: E402
     _products,
     _switch,
 )
+from gnomon.integrations.transformers._interface import SIMILARITY  # noqa: E402
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
 # Models are copied with their buffers, and loaded (test_devices.py has some that are not).
@@ -1335,7 +1336,7 @@ def test_rotations_leave_heights(similarity):
 def test_what_has_a_height(similarity, has_height):
     """As in gnomon.nn: without a height, every pair of coordinates is rotated."""
     layer = integration.with_cone_attention(eager("llama"), similarity).model.layers[0].self_attn
-    assert layer.gnomon_similarity.has_height == has_height
+    assert layer.gnomon_similarity.height == (-1 if has_height else None)
     cos, sin = torch.rand(2, 1, 5, 4).repeat(1, 1, 1, 2)
     _, kwargs = _cones._keep_heights((), layer, (), {"position_embeddings": (cos, sin)})
     kept = kwargs["position_embeddings"][0]
@@ -1362,8 +1363,8 @@ def test_heads_that_are_rotated_in_part_or_otherwise():
     torch.testing.assert_close(here, there, atol=5e-5, rtol=5e-5)
 
 
-def rotates_no_height(model, ids):
-    """Whether the last coordinates of all queries are the same of tokens that are."""
+def rotates_no_height(model, ids, height=-1):
+    """Whether one coordinate of all queries, -1 or 0, is the same of tokens that are."""
     found = []
     attend = _cones_attend = gnomon.integrations.transformers._interface.attention
 
@@ -1379,7 +1380,7 @@ def rotates_no_height(model, ids):
         gnomon.integrations.transformers._interface.attention = _cones_attend
     # Of the first layer, whose tokens have no other position.
     return all(
-        torch.allclose(x[..., -1], x[..., :1, -1].expand_as(x[..., -1]), atol=1e-5)
+        torch.allclose(x[..., height], x[..., :1, height].expand_as(x[..., height]), atol=1e-5)
         for x in found[0]
     )
 
@@ -1463,6 +1464,12 @@ def test_other_rotations_leave_heights(kind):
     assert not rotates_no_height(model, ids)
     integration.with_cone_attention(model)
     assert rotates_no_height(model, ids)
+    # Of a similarity whose height comes first.
+    layers = [layer for layer in model.modules() if hasattr(layer, SIMILARITY)]
+    assert layers
+    for layer in layers:
+        getattr(layer, SIMILARITY).height = 0
+    assert rotates_no_height(model, ids, height=0)
     # Without a height, all is rotated.
     integration.with_cone_attention(model, "laplacian")
     assert not rotates_no_height(model, ids)
@@ -1509,13 +1516,14 @@ def test_rotations_of_all_heads_together_leave_each_height():
     layer = torch.nn.Module()
     layer.num_heads, layer.head_dim = 3, 4
     cos, sin = (torch.rand(2, 5, 6).repeat_interleave(2, -1) for _ in range(2))
-    kept, _ = _cones._without_the_last(layer, (cos, sin))
-    per_head = kept.unflatten(-1, (3, 4))
-    assert (per_head[..., 2:] == 1).all()
-    assert torch.equal(per_head[..., :2], cos.unflatten(-1, (3, 4))[..., :2])
+    for height, pair, other in ((-1, slice(2, 4), slice(2)), (0, slice(2), slice(2, 4))):
+        kept, _ = _cones._without_height(layer, (cos, sin), height)
+        per_head = kept.unflatten(-1, (3, 4))
+        assert (per_head[..., pair] == 1).all()
+        assert torch.equal(per_head[..., other], cos.unflatten(-1, (3, 4))[..., other])
     cos, sin = (torch.rand(2, 5, 6).repeat(1, 1, 2) for _ in range(2))
     with pytest.raises(NotImplementedError, match="rotates neither"):
-        _cones._without_the_last(layer, (cos, sin))
+        _cones._without_height(layer, (cos, sin), -1)
 
 
 @pytest.mark.parametrize("family", ["llama", "cohere", "glm"])

@@ -34,8 +34,8 @@ std::string Refusal(Role role, std::vector<Parameter> parameters = {},
 }
 
 TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
-  EXPECT_THAT(Refusal(Role::kBias), HasSubstr("bias mine without a function `bias`; expected it"));
-  EXPECT_THAT(Refusal(Role::kRotation), HasSubstr("rotation mine without a function `rotate`"));
+  EXPECT_THAT(Refusal(Role::kBias), HasSubstr("bias mine, without a function `bias`"));
+  EXPECT_THAT(Refusal(Role::kRotation), HasSubstr("rotation mine, without a function `rotate`"));
   EXPECT_THAT(Refusal(Role::kEmbedding), HasSubstr("a function `encoder`"));
   EXPECT_THAT(Refusal(Role::kContent), HasSubstr("a function `content`"));
   EXPECT_THAT(Refusal(Role::kNorm), HasSubstr("a function `norm`"));
@@ -56,8 +56,78 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
     FAIL();
   } catch (const c10::ValueError& error) {
     EXPECT_THAT(error.what_without_backtrace(),
-                HasSubstr("similarity mine without a function `map`"));
+                HasSubstr("similarity mine, without a function `map`"));
   }
+}
+
+const OffsetBiasFunction kBias = [](const Component& /*component*/,
+                                    const std::vector<at::Tensor>& tensors,
+                                    const OffsetRange& /*range*/) { return tensors[0]; };
+
+TEST(RegisterTest, RefusesAPositionWithoutARole) {
+  EXPECT_THAT(Refusal(CatalogueEntry().role, {}, kBias), HasSubstr("without a role"));
+}
+
+TEST(RegisterTest, RefusesWhatNoSpecificationCouldName) {
+  for (const char* const name : {"", "my term", "a+b", "a:b", "2d"}) {
+    try {
+      RegisterTogether("libmine.so", [&] {
+        CatalogueEntry entry = Mine(Role::kBias);
+        entry.name = name;
+        RegisterPosition({.catalogue = entry, .bias = kBias});
+      });
+      ADD_FAILURE() << name;
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what_without_backtrace(), HasSubstr("whose name is not of letters"));
+    }
+  }
+  EXPECT_THAT(Refusal(Role::kBias, {Number("a=b", "1")}, kBias),
+              HasSubstr("with a parameter \"a=b\", which is no name"));
+}
+
+TEST(RegisterTest, RefusesParametersThatContradict) {
+  const auto refusal = [](std::vector<Parameter> parameters) {
+    return Refusal(Role::kBias, std::move(parameters), kBias);
+  };
+  EXPECT_THAT(refusal({Number("w", "1"), Number("w", "2")}), HasSubstr("with two parameters w"));
+  EXPECT_THAT(refusal({PositiveNumber("w", "-1")}),
+              HasSubstr("with a parameter w that does not take its default, -1"));
+  EXPECT_THAT(refusal({Integer("n", "9").AtMost(8)}), HasSubstr("does not take its default, 9"));
+  EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("does not take its default, yes"));
+  EXPECT_THAT(refusal({Number("shape", "1")}),
+              HasSubstr("with a parameter shape, which would be that of a grid"));
+  EXPECT_THAT(refusal({Number("axis", "1")}), HasSubstr("with a parameter axis"));
+  EXPECT_EQ(refusal({Integer("n", "9").AtMost(8), Shape()}),
+            refusal({Integer("n", "9").AtMost(8)}));
+}
+
+TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {
+  const TokenMap map = [](const Component& /*component*/, const at::Tensor& q, const at::Tensor& k,
+                          const HeadParameters& heads) {
+    return MappedTokens{.function = "dot", .x = q, .y = k, .factor = heads.factor};
+  };
+  const auto refusal = [&](SimilarityEntry entry) -> std::string {
+    try {
+      RegisterTogether("libmine.so", [&] { RegisterSimilarity(std::move(entry)); });
+    } catch (const c10::ValueError& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
+                       .parameters = {PerHead("gamma", "learned"), PerHead("tau", "learned")},
+                       .map = map}),
+              HasSubstr("similarity mine, without a start of its parameter tau"));
+  EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
+                       .parameters = {PerHead("gamma", "learned")},
+                       .map = map}),
+              HasSubstr("there is no pair function mine"));
+  EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
+                       .parameters = {PerHead("gamma", "learned")},
+                       .map = map,
+                       .functions = {{"", "dot"}, {"other", "theirs"}}}),
+              HasSubstr("there is no pair function theirs"));
+  EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
 }
 
 }  // namespace

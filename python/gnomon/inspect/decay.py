@@ -52,7 +52,11 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
 
 def turned_columns(module: MultiheadAttention) -> int:
     """How many columns of a head RoPE turns by default: not the height of a cone."""
-    return (module.qk_dim - 1) // 2 * 2 if ops.has_height(module.similarity) else module.qk_dim
+    return (
+        (module.qk_dim - 1) // 2 * 2
+        if ops.height_coordinate(module.similarity) is not None
+        else module.qk_dim
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

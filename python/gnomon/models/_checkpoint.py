@@ -81,14 +81,21 @@ class TrainingState:
                 raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
             setattr(self, field, count)
         for field, names in (
-            ("options", tuple(program_options("training"))),
+            (
+                "options",
+                [
+                    name
+                    for name, option in program_options("training").items()
+                    if not option.may_lack
+                ],
+            ),
             ("data", ("path", "sha256")),
         ):
             for name in names:
                 if name not in getattr(self, field):
                     raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
         self.options = self.options | {
-            name: option.check(operator, self.options[name], "options")
+            name: option.check(operator, self.options.get(name, option.default), "options")
             for name, option in program_options("training").items()
         }
         for name in ("path", "sha256"):

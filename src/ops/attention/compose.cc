@@ -144,6 +144,13 @@ class Composition {
     content_ = FindOne(positions_, PositionEntry::Role::kContent, "content terms");
     // A content term takes the scale, too, whatever the similarity.
     const bool is_for_content = content_ != nullptr && !entry_.catalogue.takes_scale;
+    for (const ResolvedPosition& position : positions_) {
+      const CatalogueEntry& entry = position.entry->catalogue;
+      TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
+                        " goes with dot alone, not with ", entry_.catalogue.name);
+      TORCH_CHECK_VALUE(!entry.needs_causal || IsCausal(), kOperation, ": ", entry.name,
+                        " with causal = False; expected causal");
+    }
     factor_ =
         HeadFactor(kOperation, similarity_, q_, is_for_content ? std::nullopt : arguments_.scale);
     scale_ = arguments_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
@@ -211,7 +218,7 @@ class Composition {
                          .firsts = range_.query_offsets,
                          .length = LengthOf(q_, k_, range_.query_offset, range_.query_offsets),
                          .of_keys = false,
-                         .is_product = entry_.catalogue.takes_scale,
+                         .is_product = entry_.is_product,
                          .last_is_height = entry_.HasHeight(*similarity_.component),
                          .heads = range_.heads,
                          .key_heads = SizeOf(k_, 1)};
@@ -245,13 +252,14 @@ class Composition {
     ContentTerm term = content_->entry->content(
         *content_->component, content_->tensors,
         {q_.to(computing_), k_.to(computing_), range_.heads, Concrete(q_.sym_size(3)),
-         Concrete(v_.sym_size(3)), IsCausal(), entry_.catalogue.takes_scale, FarthestOffset()});
+         Concrete(v_.sym_size(3)), IsCausal(), FarthestOffset()});
     if (term.key_weights.defined()) {
       call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
     }
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments_.scale || entry_.catalogue.takes_scale, kOperation,
-                        ": scale goes with dot and with products of q, of which there are none");
+                        ": scale goes with similarities that take it, as dot, and with products of "
+                        "q, of which there are none");
     }
     call_.relative_query = std::move(term.query);
     call_.relative_keys = std::move(term.keys);
@@ -399,7 +407,7 @@ class Composition {
 
   MappedTokens Map(at::Tensor query, at::Tensor key) const {
     // The dot product, whose tokens are not mapped, takes the keys as they are.
-    if (!entry_.catalogue.takes_scale) key = Visible(key);
+    if (!entry_.is_product) key = Visible(key);
     if (!entry_.keeps_tokens || query.scalar_type() != key.scalar_type()) {
       query = InType(query, computing_);
       key = InType(key, computing_);
@@ -559,7 +567,8 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   entry.CheckColumns(*similarity.component, head_dim, operation, ": q has D = ");
   if (scale) CheckScale(operation, *scale);
   TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
-                    ": scale goes with dot, not with ", entry.catalogue.name);
+                    ": scale goes with similarities that take it, as dot, not with ",
+                    entry.catalogue.name);
   if (entry.head_parameter() != nullptr) return similarity.head_parameter;
   const double root = std::sqrt(static_cast<double>(head_dim));
   return HeadNumber(q, entry.catalogue.takes_scale ? scale.value_or(1.0 / root) : 1.0);

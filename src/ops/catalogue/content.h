@@ -18,7 +18,8 @@ struct ContentTerm {
   at::Tensor query;        // (B, H, Lq, D)
   at::Tensor keys;         // (1 or H, n, D)
   at::Tensor values = {};  // (1 or H, n, Dv); undefined: none
-  // (B, Hkv, Lk, D) and (1 or H, n, D), as relative_queries are (operators.h); undefined: neither.
+  // (B, Hkv, Lk, D) and (1 or H, n, D), as relative_queries are (attention_operators.h); undefined:
+  // neither.
   at::Tensor key = {};
   at::Tensor queries = {};
   at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
@@ -34,7 +35,6 @@ struct ContentCall {
   int64_t head_dim;
   int64_t value_dim;
   bool causal;
-  bool is_dot;
   // No query is farther from a key; none: not known before the call runs.
   std::optional<int64_t> farthest;
 };

@@ -22,8 +22,14 @@ std::vector<const Parameter*> SimilarityEntry::other_head_parameters() const {
 
 at::Tensor SimilarityEntry::WithHeightLast(const Component& component,
                                            const at::Tensor& tokens) const {
-  const bool is_first = height_is_first != nullptr && height_is_first(component);
-  return is_first ? tokens.roll(-1, -1) : tokens;
+  return HeightIsFirst(component) ? tokens.roll(-1, -1) : tokens;
+}
+
+std::vector<std::string> SimilarityEntry::function_names() const {
+  if (functions.empty()) return {catalogue.name};
+  std::vector<std::string> names;
+  for (const auto& [choice, name] : functions) names.push_back(name);
+  return names;
 }
 
 std::vector<const Parameter*> PositionEntry::Tensors(const Component& component) const {
@@ -46,11 +52,10 @@ const Parameter* SimilarityEntry::points_parameter(const Component& component) c
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
                                    const char* operation, const char* what) const {
-  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ",
-                    catalogue.name, " needs two columns, ",
-                    height_is_first != nullptr && height_is_first(component)
-                        ? "the first of them the time"
-                        : "the last of them the height");
+  TORCH_CHECK_VALUE(
+      !HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ", catalogue.name,
+      " needs two columns, ",
+      HeightIsFirst(component) ? "the first of them the time" : "the last of them the height");
   TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, operation, what, head_dim, "; ",
                     catalogue.name, " has ", columns);
 }

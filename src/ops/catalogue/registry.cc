@@ -96,9 +96,55 @@ Entry Completed(Entry entry) {
   return entry;
 }
 
+bool IsName(const std::string& text) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  return !text.empty() && is_letter(text.front()) &&
+         std::all_of(text.begin(), text.end(),
+                     [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '_'; });
+}
+
+// Whether a specification may say what a parameter is by default. Details are read beside a choice.
+bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
+  if (parameter.default_value.empty() || !parameter.detail_of.empty()) return true;
+  try {
+    Component::Parse(entry.name + ":" + parameter.name + "=" + parameter.default_value, entry)
+        .Check();
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
+// What is wrong with an entry's parameters, "with two parameters w"; empty: nothing.
+std::string FaultOfParameters(const CatalogueEntry& entry,
+                              const std::vector<Parameter>& parameters) {
+  // What these say of any term.
+  const std::map<std::string, Kind> of_grids = {
+      {"shape", Kind::kShape}, {"prefix", Kind::kInteger}, {"axis", Kind::kInteger}};
+  std::set<std::string> names;
+  for (const Parameter& parameter : parameters) {
+    const std::string& name = parameter.name;
+    if (!IsName(name)) return "with a parameter \"" + name + "\", which is no name";
+    if (!names.insert(name).second) return "with two parameters " + name;
+    const auto of_grid = of_grids.find(name);
+    if (of_grid != of_grids.end() && of_grid->second != parameter.kind) {
+      return "with a parameter " + name + ", which would be that of a grid";
+    }
+    if (!TakesDefault(entry, parameter)) {
+      return "with a parameter " + name + " that does not take its default, " +
+             parameter.default_value;
+    }
+  }
+  return "";
+}
+
 // What an entry lacks of what its role asks for, "a function `rotate`"; empty: nothing.
 std::string LackOf(const SimilarityEntry& entry) {
-  return entry.map == nullptr ? "a function `map`" : "";
+  if (entry.map == nullptr) return "a function `map`";
+  for (const Parameter* parameter : entry.other_head_parameters()) {
+    if (parameter->tensor.start == nullptr) return "a start of its parameter " + parameter->name;
+  }
+  return "";
 }
 std::string LackOf(const PositionEntry& entry) {
   const auto lacks = [](const auto function, const char* name) {
@@ -132,17 +178,27 @@ std::string LackOf(const PositionEntry& entry) {
     case Role::kSink:
     case Role::kGate:
       return lacks_table();
-    case Role::kNone:
     case Role::kSimilarity:
+      return "a role";
+    case Role::kNone:
       break;
   }
   return "";
 }
 
+// What is wrong with an entry, "without a function `rotate`"; empty: nothing.
+template <class Entry>
+std::string FaultOf(const Entry& entry) {
+  if (!IsName(entry.catalogue.name)) return "whose name is not of letters, digits and _";
+  const std::string fault = FaultOfParameters(entry.catalogue, entry.parameters);
+  const std::string lack = LackOf(entry);
+  return fault.empty() && !lack.empty() ? "without " + lack : fault;
+}
+
 template <class Entry>
 void AddNow(Entry entry, Registry<Entry>* registry) {
-  if (const std::string lack = LackOf(entry); !lack.empty()) {
-    throw std::runtime_error("gnomon: " + entry.catalogue.name + " is without " + lack);
+  if (const std::string fault = FaultOf(entry); !fault.empty()) {
+    throw std::runtime_error("gnomon: there is a term \"" + entry.catalogue.name + "\" " + fault);
   }
   if (FindCatalogueEntry(entry.catalogue.name) != nullptr) {
     throw std::runtime_error("gnomon: there are two terms of the name " + entry.catalogue.name);
@@ -150,8 +206,8 @@ void AddNow(Entry entry, Registry<Entry>* registry) {
   registry->Add(std::move(entry));
 }
 
-// Throws where one of a collection's names is taken, by another library or within it, or where an
-// entry lacks something.
+// Throws where one of a collection's names is taken, by another library or within it, or where
+// something is wrong with an entry.
 void CheckTerms(const Collection& collection) {
   std::set<std::string> functions;
   for (const PairFunction* function : collection.functions) {
@@ -162,9 +218,9 @@ void CheckTerms(const Collection& collection) {
   std::set<std::string> terms;
   const auto check = [&](const auto& term) {
     const CatalogueEntry& entry = term.catalogue;
-    const std::string lack = LackOf(term);
-    TORCH_CHECK_VALUE(lack.empty(), "gnomon.load_terms: ", collection.library, " has the ",
-                      RoleName(entry.role), " ", entry.name, " without ", lack, "; expected it");
+    const std::string fault = FaultOf(term);
+    TORCH_CHECK_VALUE(fault.empty(), "gnomon.load_terms: ", collection.library, " has the ",
+                      RoleName(entry.role), " ", entry.name, ", ", fault);
     const CatalogueEntry* known = FindCatalogueEntry(entry.name);
     TORCH_CHECK_VALUE(terms.insert(entry.name).second && known == nullptr,
                       "gnomon.load_terms: ", collection.library, " has the term ", entry.name,
@@ -172,7 +228,15 @@ void CheckTerms(const Collection& collection) {
                       known == nullptr || known->library.empty() ? "" : " of " + known->library,
                       "; expected another name");
   };
-  for (const SimilarityEntry& entry : collection.similarities) check(entry);
+  for (const SimilarityEntry& entry : collection.similarities) {
+    check(entry);
+    for (const std::string& function : entry.function_names()) {
+      TORCH_CHECK_VALUE(functions.count(function) != 0 || HasPairFunction(function),
+                        "gnomon.load_terms: ", collection.library, " has the similarity ",
+                        entry.catalogue.name, ", and there is no pair function ", function,
+                        "; expected it, or those of the similarity among its `functions`");
+    }
+  }
   for (const PositionEntry& entry : collection.positions) check(entry);
 }
 

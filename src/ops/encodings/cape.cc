@@ -31,11 +31,6 @@ class Encoder : public TokenEncoder {
     TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2,
                       "gnomon.nn: cape has shape = ", grid_ ? SizesText(grid_->shape()) : "",
                       "; expected two axes");
-    TORCH_CHECK_VALUE(global_shift_ >= 0 && local_shift_ >= 0,
-                      "gnomon.nn: cape has global_shift = ", global_shift_,
-                      " and local_shift = ", local_shift_, "; expected at least 0");
-    TORCH_CHECK_VALUE(global_scale_ >= 1, "gnomon.nn: cape has global_scale = ", global_scale_,
-                      "; expected at least 1");
     TORCH_CHECK_VALUE(
         !normalize_ || !grid_,
         "gnomon.nn: cape:normalize with a shape; the coordinates of a grid are centred already");
@@ -182,15 +177,18 @@ const RegisterPosition cape({
     .parameters = OnGrid(
         {Number("global_shift", "")
              .Means("bound of the shift of all positions; by default 5, on a grid 0.5")
-             .Otherwise("5 (grid: 0.5)"),
+             .Otherwise("5 (grid: 0.5)")
+             .AtLeast(0),
          Number("local_shift", "")
              .Means("bound of the shift of each position, in spacings of the positions; 0.5 by "
                     "default")
-             .Otherwise("0.5"),
+             .Otherwise("0.5")
+             .AtLeast(0),
          Number("global_scale", "")
              .Means("bound, with its inverse, of the factor of all positions; by default 1.03, on "
                     "a grid 1.4")
-             .Otherwise("1.03 (grid: 1.4)"),
+             .Otherwise("1.03 (grid: 1.4)")
+             .AtLeast(1),
          Flag("normalize", "false")
              .Means("whether the mean of the positions is subtracted first; only in a sequence")},
         Shape().Means("(height, width) of the grid, the numbers of its rows and of its columns, "

@@ -28,9 +28,7 @@ class Encoder : public TokenEncoder {
         kernel_(component.Integer("kernel")),
         groups_(component.Integer("groups")),
         causal_(causal) {
-    TORCH_CHECK_VALUE(kernel_ >= 1, "gnomon.nn: conv has kernel = ", kernel_,
-                      "; expected at least 1");
-    TORCH_CHECK_VALUE(groups_ >= 1 && dim_ % groups_ == 0, "gnomon.nn: conv has groups = ", groups_,
+    TORCH_CHECK_VALUE(dim_ % groups_ == 0, "gnomon.nn: conv has groups = ", groups_,
                       "; expected a divisor of the embeddings' ", dim_, " columns");
   }
 
@@ -120,8 +118,8 @@ const RegisterPosition conv({
                   .cost = "0 + 0",
                   .takes_causal = true,
                   .class_name = "Convolutional"},
-    .parameters = {Integer("kernel", "128").Means("tokens that the kernel spans"),
-                   Integer("groups", "16").Means("groups of columns, a divisor of E")},
+    .parameters = {Integer("kernel", "128").Means("tokens that the kernel spans").AtLeast(1),
+                   Integer("groups", "16").Means("groups of columns, a divisor of E").AtLeast(1)},
     .encoder = Make,
 });
 

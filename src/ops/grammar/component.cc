@@ -125,7 +125,10 @@ std::string OptionNames(const CatalogueEntry& entry) {
 // What Takes asks for, in words.
 std::string Expected(const CatalogueParameter& parameter) {
   const auto bounded = [&](const char* words, const char* positive) -> std::string {
-    if (!parameter.lowest) return words;
+    if (!parameter.lowest) {
+      if (!parameter.highest) return words;
+      return std::string(words) + " of at most " + NumberText(*parameter.highest);
+    }
     if (parameter.above && *parameter.lowest == 0) return positive;
     const std::string lowest = NumberText(*parameter.lowest);
     if (parameter.highest) {

@@ -69,14 +69,16 @@ const RegisterPosition t5({
                   .role = CatalogueEntry::Role::kBias,
                   .cost = "1 + 0",
                   .class_name = "T5"},
-    .parameters = OnAxis(
-        {Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
-         Integer("buckets", "32").Means("rows of a module's table").NoArgument(),
-         Flag("bidirectional", "")
-             .Means("whether keys ahead of the query have buckets of their own")
-             .Otherwise("unless causal in a sequence")
-             .Required(),
-         Integer("max_distance", "128").Means("the distance from which all share one bucket")}),
+    .parameters =
+        OnAxis({Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
+                Integer("buckets", "32").Means("rows of a module's table").AtLeast(2).NoArgument(),
+                Flag("bidirectional", "")
+                    .Means("whether keys ahead of the query have buckets of their own")
+                    .Otherwise("unless causal in a sequence")
+                    .Required(),
+                Integer("max_distance", "128")
+                    .Means("the distance from which all share one bucket")
+                    .AtLeast(1)}),
     .bias = Bias,
     .complete = Complete,
 });

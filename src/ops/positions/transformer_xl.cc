@@ -17,10 +17,6 @@ namespace {
 // Dai et al. 2019: (q + u).k_j + (q + v).r_(i - j).
 ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
                     const ContentCall& call) {
-  TORCH_CHECK_VALUE(call.is_dot, "gnomon.attention: transformer_xl goes with dot alone");
-  TORCH_CHECK_VALUE(call.causal,
-                    "gnomon.attention: transformer_xl with causal = False; expected causal, for "
-                    "its distances are those to the past");
   for (const size_t n : {0, 1}) {
     TORCH_CHECK_VALUE(tensors[n].dim() == 2 && SizeOf(tensors[n], 0) == call.heads &&
                           SizeOf(tensors[n], 1) == call.head_dim,

@@ -34,6 +34,7 @@ const RegisterSimilarity dot({
                        .Otherwise("none")},
     .map = Map,
     .keeps_tokens = true,
+    .is_product = true,
     .functions = {{"", "dot"}, {"softcap", "softcap"}},
 });
 

@@ -62,8 +62,9 @@ class LearnedSimilarity(torch.nn.Module):
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
-        #: Whether the last coordinate is a height, which a rotation would mix with another.
-        self.has_height: bool = ops.has_height(spec)
+        #: The coordinate that is a height, which a rotation would mix with another: -1, the last,
+        #: or 0, the first; None: there is none.
+        self.height: int | None = ops.height_coordinate(spec)
         #: Whether the model's scale applies.
         self.takes_scale: bool = component.entry["takes_scale"]
 
@@ -129,7 +130,7 @@ def check_rotation(layer: torch.nn.Module) -> None:
 
 
 def keep_heights(layer: torch.nn.Module) -> None:
-    """Has a layer's rotation leave the last coordinate, the height, as it is."""
+    """Has a layer's rotation leave the coordinate that is a height as it is."""
     if not _ROTATES.search(source_of(type(layer))):
         return
     # Of the class: a layer that is watched has a forward pass around its own.
@@ -148,44 +149,49 @@ def _rotary_parts(layer: torch.nn.Module) -> list[torch.nn.Module]:
 def _keep_heights(
     names: tuple[str, ...], layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replaces cosines and sines (B, L, D) by those that leave the last coordinate as it is."""
+    """Replaces cosines and sines (B, L, D) by those that leave the height as it is."""
     kwargs = dict(zip(names, args, strict=False)) | kwargs
-    if not getattr(layer, SIMILARITY).has_height:
+    height = getattr(layer, SIMILARITY).height
+    if height is None:
         return (), kwargs
     for name in _ANGLES:
         if kwargs.get(name) is not None:
-            kwargs[name] = _without_the_last(layer, kwargs[name])
+            kwargs[name] = _without_height(layer, kwargs[name], height)
     return (), kwargs
 
 
 def _keep_heights_of_part(
     layer: torch.nn.Module, _part: torch.nn.Module, _args: Any, angles: Any
 ) -> Any:
-    return _without_the_last(layer, angles) if getattr(layer, SIMILARITY).has_height else angles
+    height = getattr(layer, SIMILARITY).height
+    return angles if height is None else _without_height(layer, angles, height)
 
 
-def _without_the_last(layer: torch.nn.Module, angles: Any) -> Any:
-    """Angles whose last pair of coordinates is not rotated."""
+def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
+    """Angles by which the pair of the last coordinate (-1), or of the first (0), is not rotated."""
     if isinstance(angles, dict):
-        return {name: _without_the_last(layer, of_name) for name, of_name in angles.items()}
+        return {name: _without_height(layer, of_name, height) for name, of_name in angles.items()}
     if isinstance(angles, Tensor) and angles.is_complex():
+        if height == 0 and _rotates_the_end(layer):
+            return angles
         angles = angles.clone()
-        angles[..., -1] = 1
+        angles[..., height] = 1
         return angles
     cos, sin = angles
     rotated = cos.shape[-1]
     _, width = shape_of_heads(layer)
     layout = _layout(layer, cos, width)
     if 2 * rotated == width and layout is None and not _rotates_a_part(layer):
-        places = [rotated - 1]  # a number for each pair
-    elif rotated < width and not _rotates_the_end(layer):
+        places = [height % rotated]  # a number for each pair
+    elif rotated < width and _rotates_the_end(layer) != (height == -1):
         return angles
     elif layout == "halves":
-        places = [rotated // 2 - 1, rotated - 1]
+        places = [height % (rotated // 2), rotated // 2 + height % (rotated // 2)]
     elif layout == "neighbours":
         # Of all heads, where they are rotated before they are parted.
         step = min(rotated, width)
-        places = [end - back for end in range(step, rotated + 1, step) for back in (2, 1)]
+        first = 0 if height == 0 else step - 2
+        places = [n + first + k for n in range(0, rotated - step + 1, step) for k in (0, 1)]
     else:
         raise NotImplementedError(
             f"{OPERATOR}: {type(layer).__name__} rotates neither coordinates i and i + D / 2 nor "

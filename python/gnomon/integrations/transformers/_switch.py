@@ -327,7 +327,7 @@ def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -
         _cones.LearnedSimilarity(similarity, *_cones.shape_of_heads(layer)) for layer in layers
     ]
     for layer, its in zip(layers, learned, strict=True):
-        if its.has_height:
+        if its.height is not None:
             _cones.check_rotation(layer)
     if getattr(model.config, _FIELD, None) != similarity:
         _separate_configurations(model)
