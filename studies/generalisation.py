@@ -93,7 +93,8 @@ STUDY = Study(
             why=(
                 "Without positions two layers have hardly begun to copy or to reverse at the "
                 "trained lengths after these steps (the tables), which the literature's longer "
-                "training does teach. That says more of how fast than of how far."
+                "training does teach. That says more of how fast than of how far. Sorting needs "
+                "no order of what is read, and is where the literature's order comes out."
             ),
         ),
         Claim(
@@ -123,18 +124,32 @@ STUDY = Study(
         Claim(
             "A learned HyPE bias makes RoPE better at twice the length and more.",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
+            why=(
+                "What an answer needs may stand anywhere in the input, and a bias that grows with "
+                "the distance hides what is far. In texts, where most of what helps is near, it "
+                "does ([Beyond the training length](length.md))."
+            ),
         ),
         Claim(
             "A forget gate is better than no position at twice the length and more.",
             contrasts("dot/forget", "dot/none"),
+            why=(
+                "Recall, where it is learned, holds best with what decays: of three seeds two "
+                "learn it with a forget gate and one with a learned HyPE bias alone, and these "
+                "lose nothing up to three times the length. RoPE, which two learn it with, falls "
+                "to 0.39 and 0.32 (`studies/generalisation/recall.json` has each run). Three "
+                "seeds, some of which learn nothing, are no proof."
+            ),
         ),
     ),
     limits=(
         "Decoders of two layers and 64 columns, a few thousand steps, and one learning rate for "
         "all positions of a problem: the literature trains larger ones for a hundred times as "
         "long. What a table shows at the trained lengths says how far an answer is learned there; "
-        "where it is not, the longer lengths tell nothing. No claim is made of parity, modular "
-        "addition and stacks, which a first look with RoPE did not learn so soon. Accuracy is of "
+        "where it is not, the longer lengths tell nothing. No claim is made of parity and modular "
+        "addition, which no position learns so soon: all are at chance at the trained lengths, "
+        "1/2 and 1/5; nor of stacks, of which they tell two thirds. Recall is learned with some "
+        "seeds and not with others, whence its spread. Accuracy is of "
         "single symbols, each after what is right; whole answers are in a table of their own."
     ),
     sources=(
