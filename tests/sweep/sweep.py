@@ -306,7 +306,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument(
-        "--limit", type=int, default=100, metavar="SECONDS", help="of a processor, for a type"
+        "--limit", type=int, default=200, metavar="SECONDS", help="of a processor, for a type"
     )
     parser.add_argument("--table", type=Path, metavar="PAGE", help="to write")
     options = parser.parse_args()

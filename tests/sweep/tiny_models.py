@@ -34,7 +34,7 @@ BATCH, LENGTH = 2, 13
 #: Beyond it a model is not tiny.
 MOST_PARAMETERS = 80_000_000
 #: Of the processor's time, in which what names do not say is tried.
-PATIENCE_S = 10
+PATIENCE_S = 20
 
 # What a type is for; the first class that runs is taken.
 _MAPPINGS = (
