@@ -131,8 +131,8 @@ def context_parallel_attention(
         TypeError: a dtype or a device.
         NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
             are placed by rows of the whole sequence; dropout, for the same reason; frequencies of
-            RoPE that depend on the length of a call; Forget, which sums over keys; and the
-            arguments positions and key_positions.
+            RoPE that depend on the length of a call; Forget, which sums over keys; positions that
+            are sinks, temperatures or gates; and the arguments positions and key_positions.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(NAME, q=q, k=k, v=v)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 import gnomon
-from gnomon._catalogue import components_of
+from gnomon._catalogue import components_of, entry_of
 from gnomon._plots import colour
 from gnomon.inspect._pictures import (
     SIGNED,
@@ -27,8 +27,6 @@ from gnomon.inspect._pictures import (
     symbol,
 )
 from gnomon.nn import TokenPosition
-
-LAYOUTS = "interleaved, split or split_xl"
 
 #: A picture has a point, and the file beside it a number, for each pair of positions.
 MOST_POSITIONS = 4096
@@ -121,6 +119,9 @@ def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
 
 
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
+    entry = entry_of("sinusoidal")
+    assert entry is not None
+    layout = next(p for p in entry["parameters"] if p["name"] == "layout")
     parser.add_argument(
         "--shift", type=integer(-(10**9), 10**9), default=3, help="k, in tokens (%(default)s)"
     )
@@ -128,7 +129,10 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim", type=integer(2, 128), default=16, help="columns, an even number (%(default)s)"
     )
     parser.add_argument(
-        "--layout", type=named, default="interleaved", help=f"{LAYOUTS} (default %(default)s)"
+        "--layout",
+        type=named,
+        default=layout["default"],
+        help=f"{', '.join(layout['choices'])} (default %(default)s)",
     )
 
 

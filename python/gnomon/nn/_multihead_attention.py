@@ -48,8 +48,8 @@ class MultiheadAttention(torch.nn.Module):
     "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. What is projected from the tokens
     of each call has a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
     "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The start
-    of gamma or beta, the buffer "gamma_start" or "beta_start", is such that the logits of N(0, 1)
-    tokens have a standard deviation of 1.
+    of a similarity's factor, the buffer "gamma_start" (or of beta, scale: what it calls that), is
+    such that the logits of N(0, 1) tokens have a standard deviation of 1.
 
     Args:
         embed_dim: columns of the input and the output.

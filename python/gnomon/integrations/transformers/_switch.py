@@ -289,16 +289,17 @@ def _switch_parts(model: PreTrainedModel) -> None:
 def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -> PreTrainedModel:
     """Calls use_gnomon and swaps the similarity of all attention layers; returns the model.
 
-    Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (or
-    "beta_theta") (H,) and the buffer "gamma_start", as in gnomon.nn.MultiheadAttention: gamma =
-    gamma_start * exp(5 theta), and theta starts at 0, where the logits of N(0, 1) tokens have a
-    spread of 1. They train, and are saved with the model: its configuration names the similarity,
-    so that after register() from_pretrained() loads them. Calling it again starts the similarity
-    anew. The model's own scale of the dot product has no meaning then, but where a layer that
-    writes its products itself multiplies queries or keys by it first: the similarity reads them so.
+    Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
+    and the buffer "gamma_start" (or of beta, scale: what the similarity calls its factor), as in
+    gnomon.nn.MultiheadAttention: gamma = gamma_start * exp(5 theta), and theta starts at 0, where
+    the logits of N(0, 1) tokens have a spread of 1. They train, and are saved with the model: its
+    configuration names the similarity, so that after register() from_pretrained() loads them.
+    Calling it again starts the similarity anew. The model's own scale of the dot product has no
+    meaning then, but where a layer that writes its products itself multiplies queries or keys by it
+    first: the similarity reads them so.
 
-    Rotary positions leave the last coordinate of a head, the height of cones, and the coordinate
-    that it is paired with as they are, as gnomon.position.RoPE does.
+    Rotary positions leave the coordinate of a head that is a height, the last one of cones, and the
+    coordinate that it is paired with as they are, as gnomon.position.RoPE does.
 
     Args:
         model: of transformers, one that use_gnomon takes, with two coordinates a head or more.
