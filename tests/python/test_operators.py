@@ -329,7 +329,7 @@ COMPOSITE_CHECKS = {
     "catalogue": lambda q: (ops.catalogue, ()),
     "components": lambda q: (ops.components, ("rope:base=10+alibi",)),
     "goes_by_length": lambda q: (ops.goes_by_length, ("alibi+rope:scaling=dynamic",)),
-    "has_height": lambda q: (ops.has_height, ("penumbral",)),
+    "height_coordinate": lambda q: (ops.has_height, ("penumbral",)),
     "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
     "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),
     "token_encoding_tensors": lambda q: (
