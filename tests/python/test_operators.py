@@ -279,6 +279,7 @@ COMPOSITE_CHECKS = {
     "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_sizes": lambda q: (ops.module_sizes, ("additive", 8, 2, None, None, 16, None)),
+    "check_module": lambda q: (ops.check_module, ("gnomon.nn.M", 0.5, 0.0, True, "rope")),
     "module_tensor_origins": lambda q: (ops.module_tensor_origins, ("umbral", "rope+t5+t5")),
     "module_similarity": lambda q: (
         ops.module_similarity,
@@ -329,7 +330,7 @@ COMPOSITE_CHECKS = {
     "catalogue": lambda q: (ops.catalogue, ()),
     "components": lambda q: (ops.components, ("rope:base=10+alibi",)),
     "goes_by_length": lambda q: (ops.goes_by_length, ("alibi+rope:scaling=dynamic",)),
-    "height_coordinate": lambda q: (ops.has_height, ("penumbral",)),
+    "height_coordinate": lambda q: (ops.height_coordinate, ("penumbral",)),
     "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
     "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),
     "token_encoding_tensors": lambda q: (
