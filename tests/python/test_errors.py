@@ -333,6 +333,14 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
         'unknown similarity "umbrall"; nearest: umbral.*; known: dot, additive',
     ),
+    "a sum's end": (
+        lambda: nn.MultiheadAttention(8, 4, position="rope+"),
+        "a position has a term without a name; expected one of those that `gnomon list` prints",
+    ),
+    "no similarity": (
+        lambda: nn.MultiheadAttention(8, 4, similarity=""),
+        "a similarity has a term without a name",
+    ),
     "nothing near": (
         lambda: nn.TokenPosition("xyzzy", 8, 16),
         'unknown position "xyzzy"; known: none',

@@ -249,6 +249,8 @@ const Entry& FindIn(
     component.Check();
     return *entry;
   }
+  TORCH_CHECK_VALUE(!component.name().empty(), "gnomon: a ", kind,
+                    " has a term without a name; expected one of those that `gnomon list` prints");
   std::vector<std::string> known;
   for (const Entry* entry : registry.All()) {
     if (is_known(*entry)) known.push_back(entry->catalogue.name);
