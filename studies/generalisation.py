@@ -126,8 +126,9 @@ STUDY = Study(
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
                 "What an answer needs may stand anywhere in the input, and a bias that grows with "
-                "the distance hides what is far. In texts, where most of what helps is near, it "
-                "does ([Beyond the training length](length.md))."
+                "the distance hides what is far; whether that is the reason was not measured. In "
+                "texts, where most of what helps is near, it does ([Beyond the training "
+                "length](length.md))."
             ),
         ),
         Claim(
