@@ -20,6 +20,10 @@ CatalogueEntry Mine(Role role) {
   return entry;
 }
 
+const OffsetBiasFunction kBias = [](const Component& /*component*/,
+                                    const std::vector<at::Tensor>& tensors,
+                                    const OffsetRange& /*range*/) { return tensors[0]; };
+
 std::string Refusal(Role role, std::vector<Parameter> parameters = {},
                     OffsetBiasFunction bias = nullptr) {
   try {
@@ -40,13 +44,10 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   EXPECT_THAT(Refusal(Role::kContent), HasSubstr("a function `content`"));
   EXPECT_THAT(Refusal(Role::kNorm), HasSubstr("a function `norm`"));
   EXPECT_THAT(Refusal(Role::kTemperature), HasSubstr("a function `temperature`"));
-  const OffsetBiasFunction bias = [](const Component& /*component*/,
-                                     const std::vector<at::Tensor>& tensors,
-                                     const OffsetRange& /*range*/) { return tensors[0]; };
   const char* const table = "without a table that is always there as its first tensor";
   for (const Role role : {Role::kSink, Role::kGate, Role::kGridBias, Role::kKeyBias}) {
-    EXPECT_THAT(Refusal(role, {}, bias), HasSubstr(table));
-    EXPECT_THAT(Refusal(role, {PerHead("slope", "1")}, bias), HasSubstr(table));
+    EXPECT_THAT(Refusal(role, {}, kBias), HasSubstr(table));
+    EXPECT_THAT(Refusal(role, {PerHead("slope", "1")}, kBias), HasSubstr(table));
   }
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
@@ -59,10 +60,6 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
                 HasSubstr("similarity mine, without a function `map`"));
   }
 }
-
-const OffsetBiasFunction kBias = [](const Component& /*component*/,
-                                    const std::vector<at::Tensor>& tensors,
-                                    const OffsetRange& /*range*/) { return tensors[0]; };
 
 TEST(RegisterTest, RefusesAPositionWithoutARole) {
   EXPECT_THAT(Refusal(CatalogueEntry().role, {}, kBias), HasSubstr("without a role"));

@@ -80,15 +80,9 @@ class TrainingState:
             if count < 0:
                 raise ValueError(f"gnomon.{operator}: {field} is {count}; expected at least 0")
             setattr(self, field, count)
+        training = program_options("training")
         for field, names in (
-            (
-                "options",
-                [
-                    name
-                    for name, option in program_options("training").items()
-                    if not option.may_lack
-                ],
-            ),
+            ("options", [name for name, option in training.items() if not option.may_lack]),
             ("data", ("path", "sha256")),
         ):
             for name in names:
@@ -96,7 +90,7 @@ class TrainingState:
                     raise ValueError(f"gnomon.{operator}: {field} lacks {name!r}")
         self.options = self.options | {
             name: option.check(operator, self.options.get(name, option.default), "options")
-            for name, option in program_options("training").items()
+            for name, option in training.items()
         }
         for name in ("path", "sha256"):
             check_string(operator, f"{name} of data", self.data[name])

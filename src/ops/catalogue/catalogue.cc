@@ -16,10 +16,8 @@ using Role = CatalogueEntry::Role;
 
 // "height: 9 + 1; log: 11 + 2".
 std::string CostOf(const SimilarityEntry& entry) {
-  std::vector<std::pair<std::string, std::string>> functions = entry.functions;
-  if (functions.empty()) functions.emplace_back("", entry.catalogue.name);
   std::string text;
-  for (const auto& [choice, name] : functions) {
+  for (const auto& [choice, name] : entry.functions) {
     const PairFunction& function = FindPairFunction(name);
     if (!text.empty()) text += "; ";
     if (!choice.empty()) text += choice + ": ";

@@ -25,13 +25,6 @@ at::Tensor SimilarityEntry::WithHeightLast(const Component& component,
   return HeightIsFirst(component) ? tokens.roll(-1, -1) : tokens;
 }
 
-std::vector<std::string> SimilarityEntry::function_names() const {
-  if (functions.empty()) return {catalogue.name};
-  std::vector<std::string> names;
-  for (const auto& [choice, name] : functions) names.push_back(name);
-  return names;
-}
-
 std::vector<const Parameter*> PositionEntry::Tensors(const Component& component) const {
   std::vector<const Parameter*> tensors;
   for (const Parameter& parameter : parameters) {

@@ -37,7 +37,8 @@ struct SimilarityEntry {
   // Whether its scores are products of the tokens as they are, times `scale`: what adds products to
   // these, or multiplies both tokens, goes with it alone.
   bool is_product = false;
-  // Its pair functions, where they are not the one of its name: what chooses them, and their names.
+  // Its pair functions: what chooses them, and their names. Registered without, it has the one of
+  // its own name.
   std::vector<std::pair<std::string, std::string>> functions = {};
   // Whether the last coordinate of a token is told apart, a height; null: it is not.
   bool (*has_height)(const Component& component) = nullptr;
@@ -61,8 +62,6 @@ struct SimilarityEntry {
   bool HeightIsFirst(const Component& component) const {
     return height_is_first != nullptr && height_is_first(component);
   }
-  // The names of its pair functions.
-  std::vector<std::string> function_names() const;
   // The parameter by which the tokens of a component are points already; null: they need not be.
   const Parameter* points_parameter(const Component& component) const;
   // Throws c10::ValueError, "<operation><what><head_dim>; ...", unless tokens may have that many

@@ -230,7 +230,7 @@ void CheckTerms(const Collection& collection) {
   };
   for (const SimilarityEntry& entry : collection.similarities) {
     check(entry);
-    for (const std::string& function : entry.function_names()) {
+    for (const auto& [choice, function] : entry.functions) {
       TORCH_CHECK_VALUE(functions.count(function) != 0 || HasPairFunction(function),
                         "gnomon.load_terms: ", collection.library, " has the similarity ",
                         entry.catalogue.name, ", and there is no pair function ", function,
@@ -262,6 +262,7 @@ const Entry& FindIn(
 
 RegisterSimilarity::RegisterSimilarity(SimilarityEntry entry) {
   entry.catalogue.role = Role::kSimilarity;
+  if (entry.functions.empty()) entry.functions = {{"", entry.catalogue.name}};
   entry = Completed(std::move(entry));
   if (collecting != nullptr) {
     collecting->similarities.push_back(std::move(entry));
