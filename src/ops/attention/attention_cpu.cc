@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/attention/call_checks.h"
-#include "ops/attention/call_tensors.h"
+#include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
@@ -40,41 +40,43 @@ at::Tensor WideGradient(const at::Tensor& gradient) {
 }
 
 template <class T>
-void RunForward(const CallTensors& arguments, at::Tensor& o, at::Tensor& lse,
-                at::Tensor& statistics) {
+Outputs RunForward(const OperatorArguments& a) {
+  const KernelCall<T> call(a);
+  Outputs outputs = EmptyOutputs<OperatorArguments, EmptyOnCpu>(a);
+  if (call.empty()) {
+    FillEmpty(outputs);
+    return outputs;
+  }
+  auto& [o, lse, statistics] = outputs;
   const AttentionOutput<T> output{MutableRows<T>(o), MutableData<T>(lse),
                                   MutableData<T>(statistics)};
-  Translate([&] {
-    AttentionForward(arguments.function(), arguments.Input<T>(), output, TorchExecutor());
-  });
+  Translate([&] { AttentionForward(call.function(), call.input(), output, TorchExecutor()); });
+  return outputs;
 }
 
 Outputs ForwardCpu(const OperatorArguments& a) {
   CheckTypes(a);
-  const CallTensors arguments(a);
-  Outputs outputs = EmptyOutputs<OperatorArguments, EmptyOnCpu>(a);
-  auto& [o, lse, statistics] = outputs;
-  if (arguments.empty()) {
-    FillEmpty(outputs);
-  } else if (a.x.scalar_type() == at::kDouble) {
-    RunForward<double>(arguments, o, lse, statistics);
-  } else {
-    RunForward<float>(arguments, o, lse, statistics);
-  }
-  return outputs;
+  return a.x.scalar_type() == at::kDouble ? RunForward<double>(a) : RunForward<float>(a);
 }
 
 template <class T>
-void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
-                 std::vector<at::Tensor>& gradients) {
+std::vector<at::Tensor> RunBackward(const SavedOutputs& outputs, const OperatorArguments& a,
+                                    const AttentionOperator::Needed& needed) {
+  KernelCall<T> call(a);
+  CheckSaved(outputs, a, call.lengths());
+  std::vector<at::Tensor> gradients =
+      EmptyGradients<OperatorArguments, EmptyOnCpu>(outputs, a, needed);
+  if (call.empty()) {
+    for (at::Tensor& gradient : gradients) gradient.zero_();
+    return gradients;
+  }
   const at::Tensor o = WithRows(outputs.o);
   const at::Tensor lse = outputs.lse.contiguous();
   const at::Tensor d_o = WithRows(outputs.d_o);
   const at::Tensor d_lse = Contiguous(outputs.d_lse);
   const at::Tensor statistics = outputs.statistics.contiguous();
-  const AttentionBackwardInput<T> saved{CallTensors::Rows<T>(o), lse.const_data_ptr<T>(),
-                                        CallTensors::Rows<T>(d_o), Data<T>(d_lse),
-                                        statistics.const_data_ptr<T>()};
+  const AttentionBackwardInput<T> saved{Rows<T>(o), lse.const_data_ptr<T>(), Rows<T>(d_o),
+                                        Data<T>(d_lse), statistics.const_data_ptr<T>()};
   NamedGradients<OperatorArguments> of(gradients);
   at::Tensor d_x = WideGradient<T>(of("x"));
   at::Tensor d_y = WideGradient<T>(of("y"));
@@ -88,10 +90,10 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   gradient.head_scalars = MutableData<T>(of("head_scalars"));
   gradient.factor = MutableData<T>(of("factor"));
   at::Tensor& d_parameters = of("bias_parameters");
-  at::Tensor d_bias = d_parameters.numel() > 0 ? at::empty_like(arguments.bias()) : of("bias");
-  gradient.bias = arguments.BiasGradient(MutableData<T>(d_bias));
+  at::Tensor d_bias = d_parameters.numel() > 0 ? at::empty_like(call.bias()) : of("bias");
+  gradient.bias = call.BiasGradient(MutableData<T>(d_bias));
   gradient.key_bias = MutableData<T>(of("key_bias"));
-  gradient.pair_bias = CallTensors::PairGradient<T>(of("pair_bias"));
+  gradient.pair_bias = PairGradient<T>(of("pair_bias"));
   gradient.temperature = MutableData<T>(of("temperature"));
   gradient.relative_query = MutableRows<T>(of("relative_query"));
   gradient.relative_keys = MutableData<T>(of("relative_keys"));
@@ -99,30 +101,20 @@ void RunBackward(const CallTensors& arguments, const SavedOutputs& outputs,
   gradient.relative_key = MutableRows<T>(of("relative_key"));
   gradient.relative_queries = MutableData<T>(of("relative_queries"));
   of.Done();
-  Translate([&] {
-    AttentionBackward(arguments.function(), arguments.Input<T>(), saved, gradient, TorchExecutor());
-  });
+  Translate(
+      [&] { AttentionBackward(call.function(), call.input(), saved, gradient, TorchExecutor()); });
   for (const auto& [name, wide] : {std::pair("x", d_x), std::pair("y", d_y), std::pair("v", d_v)}) {
     of(name) = InType(wide, of(name).scalar_type());
   }
-  if (d_parameters.numel() > 0) d_parameters = arguments.ParameterGradient(d_bias);
+  if (d_parameters.numel() > 0) d_parameters = call.ParameterGradient(d_bias);
+  return gradients;
 }
 
 std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const OperatorArguments& a,
                                     const AttentionOperator::Needed& needed) {
   CheckTypes(a);
-  CallTensors arguments(a);
-  CheckSaved(saved, a, arguments.lengths());
-  std::vector<at::Tensor> gradients =
-      EmptyGradients<OperatorArguments, EmptyOnCpu>(saved, a, needed);
-  if (arguments.empty()) {
-    for (at::Tensor& gradient : gradients) gradient.zero_();
-  } else if (a.x.scalar_type() == at::kDouble) {
-    RunBackward<double>(arguments, saved, gradients);
-  } else {
-    RunBackward<float>(arguments, saved, gradients);
-  }
-  return gradients;
+  return a.x.scalar_type() == at::kDouble ? RunBackward<double>(saved, a, needed)
+                                          : RunBackward<float>(saved, a, needed);
 }
 
 }  // namespace

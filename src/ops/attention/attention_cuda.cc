@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/attention.h"
-#include "ops/attention/call_tensors.h"
+#include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/cuda_stream.h"
 
@@ -21,22 +21,22 @@ cuda::Tensor MutableDeviceRows(at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
 }
 
-cuda::Input InputOf(const CallTensors& call) {
-  const at::ScalarType type = call.x().scalar_type();
-  for (const at::Tensor& tokens : {call.y(), call.v(), call.relative_query()}) {
-    TORCH_CHECK_TYPE(!tokens.defined() || tokens.scalar_type() == type, kAttention,
-                     ": tokens of dtypes ", type, " and ", tokens.scalar_type(),
-                     " on a GPU; expected one");
+void CheckTypes(const OperatorArguments& a) {
+  const at::ScalarType type = a.x.scalar_type();
+  for (const OptionalTensor& tokens :
+       {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
+    TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention, ": tokens of dtypes ",
+                     type, " and ", tokens->scalar_type(), " on a GPU; expected one");
   }
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
                               kAttention, ": ", type,
                               " on a GPU; expected bfloat16, float16 or float32");
-  cuda::Input input(call.Terms<float>());
-  input.x = CallTensors::TokenRows<float>(call.x());
-  input.y = CallTensors::TokenRows<float>(call.y());
-  input.v = CallTensors::TokenRows<float>(call.v());
+}
+
+cuda::Input InputOf(const KernelCall<float>& call) {
+  cuda::Input input(call.input());
   if (call.relative_query().defined()) {
-    input.relative_query = CallTensors::TokenRows<float>(call.relative_query());
+    input.relative_query = TokenRows<float>(call.relative_query());
   }
   const std::string problem = cuda::Unsupported(call.function(), input);
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kAttention, ": ", problem);
@@ -44,7 +44,8 @@ cuda::Input InputOf(const CallTensors& call) {
 }
 
 Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
-  const CallTensors call(a);
+  CheckTypes(a);
+  const KernelCall<float> call(a);
   const cuda::Input input = InputOf(call);
   Outputs outputs = EmptyOutputs(a);
   if (call.empty()) {
@@ -68,7 +69,8 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
 std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorArguments& a,
                                    const AttentionOperator::Needed& needed,
                                    cuda::Backend& backend) {
-  CallTensors call(a);
+  CheckTypes(a);
+  KernelCall<float> call(a);
   const cuda::Input input = InputOf(call);
   CheckSaved(outputs, a, call.lengths());
   std::vector<at::Tensor> gradients = EmptyGradients(outputs, a, needed);
@@ -83,9 +85,9 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   const at::Tensor d_lse = Contiguous(outputs.d_lse);
   const at::Tensor statistics = outputs.statistics.contiguous();
   cuda::Saved saved;
-  saved.o = CallTensors::TokenRows<float>(o);
+  saved.o = TokenRows<float>(o);
   if (!o.is_same(exact_o)) saved.exact_o = exact_o.const_data_ptr<float>();
-  saved.d_o = CallTensors::TokenRows<float>(d_o);
+  saved.d_o = TokenRows<float>(d_o);
   saved.d_lse = Data<float>(d_lse);
   saved.statistics = statistics.const_data_ptr<float>();
   NamedGradients<OperatorArguments> of(gradients);
@@ -99,7 +101,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   gradient.factor = MutableData<float>(of("factor"));
   gradient.bias = call.BiasGradient(MutableData<float>(of("bias")));
   gradient.key_bias = MutableData<float>(of("key_bias"));
-  gradient.pair_bias = CallTensors::PairGradient<float>(of("pair_bias"));
+  gradient.pair_bias = PairGradient<float>(of("pair_bias"));
   gradient.relative_query = MutableDeviceRows(of("relative_query"));
   gradient.relative_keys = MutableData<float>(of("relative_keys"));
   gradient.relative_values = MutableData<float>(of("relative_values"));

@@ -1,0 +1,316 @@
+#include "ops/attention/kernel_call.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/visible_keys.h"
+
+namespace gnomon {
+namespace {
+
+std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
+  std::vector<int64_t> concrete;
+  for (const c10::SymInt& number : numbers) concrete.push_back(Concrete(number));
+  return concrete;
+}
+
+void ExpectRows(int64_t rows, int64_t expected) {
+  TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: the table of position has ", rows,
+                    " rows; expected ", expected);
+}
+
+void ExpectPlaces(int64_t least, int64_t greatest, int64_t end, const char* what) {
+  TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions are from ", least,
+                    " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
+}
+
+// Beyond 2^53 positions in float64 are no longer exact.
+void CheckOffsets(const at::Tensor& offsets) {
+  constexpr int64_t kLargestExact = int64_t{1} << 53;
+  if (!offsets.is_cpu()) return;
+  for (int64_t b = 0; b < offsets.numel(); ++b) {
+    const int64_t offset = offsets.const_data_ptr<int64_t>()[b];
+    TORCH_CHECK_VALUE(offset >= -kLargestExact && offset <= kLargestExact,
+                      "gnomon.attention: query_offset[", b, "] is ", offset,
+                      "; expected -2^53 to 2^53");
+  }
+}
+
+// Whether each head has a table of its own.
+bool IsPerHead(const OptionalTensor& table) { return table && table->size(0) > 1; }
+
+}  // namespace
+
+std::array<int64_t, 3> PairStrides(const at::Tensor& pairs) {
+  return {pairs.size(0) > 1 ? pairs.stride(0) : 0, pairs.size(1) > 1 ? pairs.stride(1) : 0,
+          pairs.stride(2)};
+}
+
+void FillEmpty(Outputs& outputs) {
+  auto& [o, lse, statistics] = outputs;
+  o.zero_();
+  lse.fill_(-std::numeric_limits<double>::infinity());
+  // No score, no weight, no key.
+  statistics[0].fill_(-std::numeric_limits<double>::infinity());
+  statistics[1].zero_();
+  statistics[2].fill_(-1);
+}
+
+template <class T>
+KernelCall<T>::KernelCall(const OperatorArguments& a) {
+  function_ = &CheckedFunction(a, lengths_);
+  input_.shape = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
+                  *lengths_['K'], *lengths_['D'], *lengths_['V']};
+  SetTokens(a);
+  SetMask(a);
+  SetPositions(a);
+  SetBias(a);
+  SetRelative(a);
+  input_.tolerance = a.tolerance;
+  if (a.dropout != 0) {
+    TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, " without a seed");
+    input_.dropout = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
+  }
+}
+
+template <class T>
+void KernelCall<T>::SetTokens(const OperatorArguments& a) {
+  input_.x = TokenRows<T>(Keep(WithRows(a.x)));
+  input_.y = TokenRows<T>(Keep(WithRows(a.y)));
+  input_.v = TokenRows<T>(Keep(WithRows(a.v)));
+  input_.row_scalars = Numbers<T>(a.row_scalars);
+  input_.column_scalars = Numbers<T>(a.column_scalars);
+  input_.head_scalars = Numbers<T>(a.head_scalars);
+  input_.factor = Numbers<T>(a.factor);
+  input_.temperature = Numbers<T>(a.temperature);
+}
+
+template <class T>
+void KernelCall<T>::SetMask(const OperatorArguments& a) {
+  Mask& mask = input_.mask;
+  mask.key_starts = KeyBounds("key_starts", a.key_starts);
+  mask.key_lengths = KeyBounds("key_lengths", a.key_lengths);
+  mask.query_segments = SegmentIds("query_segments", a.query_segments);
+  mask.key_segments = SegmentIds("key_segments", a.key_segments);
+  if (a.mask) {
+    // One byte, 0 or 1, for each pair.
+    const at::Tensor& pairs = Keep(WithRows(*a.mask));
+    mask.pairs = {static_cast<const uint8_t*>(pairs.const_data_ptr()), PairStrides(pairs)};
+  }
+  if (a.left) mask.left = Concrete(*a.left);
+  if (a.right) mask.right = Concrete(*a.right);
+  if (!a.chunks) return;
+  const std::vector<int64_t> chunks = ConcreteAll(*a.chunks);
+  TORCH_CHECK_VALUE(chunks.size() == 3, "gnomon.attention: chunks has ", chunks.size(),
+                    " numbers; expected 3");
+  mask.chunks = {chunks[0], chunks[1], chunks[2]};
+}
+
+template <class T>
+void KernelCall<T>::SetPositions(const OperatorArguments& a) {
+  input_.query_offset = Concrete(a.query_offset);
+  input_.query_offsets = Numbers<int64_t>(a.query_offsets);
+  if (a.query_offsets) CheckOffsets(kept_.back());
+  TORCH_CHECK_VALUE(a.query_positions.has_value() == a.key_positions.has_value(),
+                    "gnomon.attention: query_positions and key_positions go together");
+  TORCH_CHECK_VALUE(a.query_positions || !a.bias_parameters,
+                    "gnomon.attention: bias_parameters go with positions");
+  if (!a.query_positions) return;
+  has_positions_ = true;
+  TORCH_CHECK_NOT_IMPLEMENTED(a.query_positions->is_cpu() && a.key_positions->is_cpu(),
+                              "gnomon.attention: positions on a GPU; expected query_offset");
+  input_.query_positions = Numbers<int64_t>(a.query_positions);
+  input_.key_positions = Numbers<int64_t>(a.key_positions);
+  const AttentionShape& n = input_.shape;
+  bool any = false;
+  for (int64_t b = 0; b < n.batch && n.queries > 0; ++b) {
+    const int64_t* queries = input_.query_positions + b * n.queries;
+    const int64_t* keys = input_.key_positions + b * n.keys;
+    const KeyRange seen = BatchKeys(input_.mask, n.keys, b);
+    if (seen.empty()) continue;
+    const auto [low, high] = std::minmax_element(queries, queries + n.queries);
+    const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
+    // The core refuses others.
+    constexpr int64_t kLargest = int64_t{1} << 53;
+    if (std::min(*low, *first) < -kLargest || std::max(*high, *last) > kLargest) continue;
+    const OffsetSpan own{*first - *high, *last - *low};
+    span_ =
+        any ? OffsetSpan{std::min(span_.first, own.first), std::max(span_.last, own.last)} : own;
+    least_ = any ? std::min({least_, *low, *first}) : std::min(*low, *first);
+    greatest_ = any ? std::max({greatest_, *high, *last}) : std::max(*high, *last);
+    least_key_ = any ? std::min(least_key_, *first) : *first;
+    greatest_key_ = any ? std::max(greatest_key_, *last) : *last;
+    any = true;
+  }
+}
+
+template <class T>
+void KernelCall<T>::SetBias(const OperatorArguments& a) {
+  input_.key_bias = Numbers<T>(a.key_bias);
+  input_.key_bias_low = Numbers<T>(a.key_bias_low);
+  input_.key_bias_base = Numbers<T>(a.key_bias_base);
+  if (a.pair_bias) {
+    const at::Tensor& pairs = Keep(WithRows(*a.pair_bias));
+    input_.pair_bias = {pairs.const_data_ptr<T>(), PairStrides(pairs)};
+  }
+  const AttentionShape& n = input_.shape;
+  if (a.bias_parameters) {
+    TORCH_CHECK_VALUE(!a.bias, "gnomon.attention: bias and bias_parameters are both given");
+    // The table and the sums of its gradient have room for these.
+    constexpr int64_t kMostOffsets = int64_t{1} << 22;
+    TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
+                      "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,
+                      " to ", span_.last, "; biases by offset take at most 2^22 of them");
+    bias_parameters_ = a.bias_parameters->contiguous();
+    bias_terms_ = a.bias_terms;
+    if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
+    bias_ = PlacedBiasTable(bias_terms_, bias_shapes_, bias_parameters_, n.heads, span_);
+    bias_layout_ =
+        std::make_unique<OffsetLayout>(-span_.first, span_.last, OffsetLayout::Far::kClip);
+  } else if (a.bias) {
+    TORCH_CHECK_VALUE(a.grid || !has_positions_,
+                      "gnomon.attention: bias with positions; expected bias_parameters, or a grid");
+    if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
+    const int64_t entries =
+        bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
+    TORCH_CHECK_VALUE(*lengths_['n'] == entries, "gnomon.attention: bias has ", *lengths_['n'],
+                      " entries; expected ", entries);
+    bias_ = a.bias->contiguous();
+  } else {
+    return;
+  }
+  input_.bias = {bias_.const_data_ptr<T>(), bias_.size(0) > 1 ? bias_.size(1) * bias_.size(2) : 0,
+                 bias_layout_.get()};
+}
+
+template <class T>
+void KernelCall<T>::SetRelative(const OperatorArguments& a) {
+  TORCH_CHECK_VALUE(a.relative_query.has_value() == a.relative_keys.has_value(),
+                    "gnomon.attention: relative_keys and relative_query go together");
+  TORCH_CHECK_VALUE(a.relative_key.has_value() == a.relative_queries.has_value(),
+                    "gnomon.attention: relative_queries and relative_key go together");
+  if (!a.relative_keys && !a.relative_values && !a.relative_queries) return;
+  relative_layout_ = MakeRelativeLayout(a, *lengths_['m']);
+  TORCH_CHECK_VALUE(
+      !a.relative_queries || (a.relative_layout != "grid" && a.relative_layout != "keys"),
+      "gnomon.attention: relative_queries with relative_layout \"", a.relative_layout,
+      "\"; expected one by offset");
+  Relative<T>& relative = input_.relative;
+  relative.layout = relative_layout_.get();
+  relative.factor = static_cast<T>(a.relative_factor);
+  constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
+  if (a.relative_query) {
+    relative_query_ = WithRows(*a.relative_query);
+    relative.dim = relative_query_.size(3);
+    if (relative_query_.scalar_type() == kType) relative.query = Rows<T>(relative_query_);
+  }
+  relative.keys = Numbers<T>(a.relative_keys);
+  relative.key_heads = IsPerHead(a.relative_keys);
+  relative.values = Numbers<T>(a.relative_values);
+  relative.value_heads = IsPerHead(a.relative_values);
+  if (a.relative_key) {
+    const at::Tensor& key = Keep(WithRows(*a.relative_key));
+    relative.key_dim = key.size(3);
+    if (key.scalar_type() == kType) relative.key = Rows<T>(key);
+  }
+  relative.queries = Numbers<T>(a.relative_queries);
+  relative.query_heads = IsPerHead(a.relative_queries);
+}
+
+template <class T>
+std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArguments& a,
+                                                               int64_t rows) const {
+  const AttentionShape& n = input_.shape;
+  using Far = OffsetLayout::Far;
+  const std::string_view name = a.relative_layout;
+  if (name == "grid") {
+    TORCH_CHECK_VALUE(a.grid, "gnomon.attention: relative keys on a grid without one");
+    std::unique_ptr<GridLayout> layout = MakeGrid(*a.grid, GridLayout::Kind::kAxes);
+    ExpectRows(rows, layout->size());
+    return layout;
+  }
+  if (name == "keys" && has_positions_) {
+    ExpectPlaces(least_key_, greatest_key_, rows, "the rows of the table of position");
+    return std::make_unique<KeyLayout>(rows);
+  }
+  if (name == "keys") {
+    ExpectRows(rows, n.keys);
+    return std::make_unique<KeyLayout>(rows);
+  }
+  TORCH_CHECK_VALUE(rows >= 1, "gnomon.attention: a relative table has no rows");
+  if (name == "clip" || name == "zero") {
+    TORCH_CHECK_VALUE(rows % 2 == 1, "gnomon.attention: a relative table has ", rows,
+                      " rows; expected an odd number");
+    const int64_t most = rows / 2;
+    return std::make_unique<OffsetLayout>(most, most, name == "clip" ? Far::kClip : Far::kZero);
+  }
+  TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
+                    "gnomon.attention: relative_layout is \"", name, "\"");
+  if (name == "past" && has_positions_) {
+    TORCH_CHECK_VALUE(-span_.first < rows,
+                      "gnomon.attention: the table of relative keys has rows for ", rows,
+                      " distances, and positions have p_i - p_j = ", -span_.first,
+                      "; expected more rows than that");
+  } else if (name == "past") {
+    int64_t offset = input_.query_offset;
+    if (a.query_offsets && a.query_offsets->numel() > 0 && a.query_offsets->is_cpu()) {
+      offset = a.query_offsets->max().item<int64_t>();
+    }
+    TORCH_CHECK_VALUE(n.queries + offset <= rows || n.queries == 0,
+                      "gnomon.attention: the table of relative keys has rows for ", rows,
+                      " distances; expected at least Lq + query_offset = ", n.queries + offset);
+  }
+  return std::make_unique<OffsetLayout>(rows - 1, 0, name == "clip_past" ? Far::kClip : Far::kZero);
+}
+
+template <class T>
+std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
+                                                    GridLayout::Kind kind) const {
+  const AttentionShape& n = input_.shape;
+  const std::vector<int64_t> numbers = ConcreteAll(grid);
+  TORCH_CHECK_VALUE(
+      !numbers.empty(),
+      "gnomon.attention: grid is empty; expected the prefix and the lengths of its axes");
+  std::unique_ptr<GridLayout> layout;
+  Translate([&] {
+    layout = std::make_unique<GridLayout>(std::vector<int64_t>(numbers.begin() + 1, numbers.end()),
+                                          numbers[0], kind);
+  });
+  if (has_positions_) {
+    ExpectPlaces(least_, greatest_, layout->tokens(), "places of the grid");
+    return layout;
+  }
+  TORCH_CHECK_VALUE(layout->tokens() == n.queries && layout->tokens() == n.keys,
+                    "gnomon.attention: grid has ", layout->tokens(), " tokens, Lq = ", n.queries,
+                    " and Lk = ", n.keys, "; expected its tokens in both");
+  return layout;
+}
+
+template <class T>
+const int64_t* KernelCall<T>::KeyBounds(const char* name, const OptionalTensor& bounds) {
+  const int64_t most = input_.shape.keys;
+  if (bounds && !bounds->is_cpu()) return Numbers<int64_t>(bounds->clamp(0, most));
+  const int64_t* values = Numbers<int64_t>(bounds);
+  for (int64_t b = 0; bounds && b < bounds->numel(); ++b) {
+    TORCH_CHECK_VALUE(values[b] >= 0 && values[b] <= most, "gnomon.attention: ", name, "[", b,
+                      "] is ", values[b], "; expected 0 to Lk = ", most);
+  }
+  return values;
+}
+
+template <class T>
+const int32_t* KernelCall<T>::SegmentIds(const char* name, const OptionalTensor& segments) {
+  if (!segments) return nullptr;
+  const at::Tensor& ids = Keep(segments->to(at::kInt).contiguous());
+  TORCH_CHECK_VALUE(!segments->is_cpu() || ids.to(at::kLong).equal(*segments),
+                    "gnomon.attention: ", name, " has numbers beyond int32");
+  return ids.const_data_ptr<int32_t>();
+}
+
+template class KernelCall<float>;
+template class KernelCall<double>;
+
+}  // namespace gnomon

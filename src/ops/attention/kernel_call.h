@@ -1,0 +1,140 @@
+// The arguments of attention_forward and attention_backward as kernels read them.
+#ifndef GNOMON_OPS_ATTENTION_KERNEL_CALL_H_
+#define GNOMON_OPS_ATTENTION_KERNEL_CALL_H_
+
+#include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
+#include <gnomon/attention.h>
+#include <gnomon/table_layout.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "ops/attention/placed_bias.h"
+#include "ops/operators/attention_operators.h"
+#include "ops/operators/kernel_arguments.h"
+
+namespace gnomon {
+
+template <class T>
+View<const T> Rows(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+}
+
+template <class T>
+View<T> MutableRows(at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  return {tensor.data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+}
+
+// The same of tokens, which may be of 16 bits beside T = float.
+template <class T>
+TokensOf<T> TokenRows(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<T, double>) {
+    return Rows<T>(tensor);
+  } else {
+    const at::ScalarType type = tensor.scalar_type();
+    return {tensor.const_data_ptr(),
+            {tensor.stride(0), tensor.stride(1), tensor.stride(2)},
+            type == at::kBFloat16 ? TokenType::kBFloat16
+            : type == at::kHalf   ? TokenType::kFloat16
+                                  : TokenType::kFloat32};
+  }
+}
+
+// The strides of an array (1 or B, 1 or H, Lq, Lk), 0 along what is shared.
+std::array<int64_t, 3> PairStrides(const at::Tensor& pairs);
+
+// The gradient of the bias of pairs as kernels write it: what batch or heads share is summed over
+// them.
+template <class T>
+View<T> PairGradient(at::Tensor& gradient) {
+  if (gradient.numel() == 0) return {};
+  return {gradient.data_ptr<T>(), PairStrides(gradient)};
+}
+
+// What the operator returns where there is no pair of a query and a key.
+void FillEmpty(Outputs& outputs);
+
+// The operator's arguments, checked, as kernels that compute in T take them, float or double. Keeps
+// the tensors alive that views point into, with the last axis of each made contiguous.
+template <class T>
+class KernelCall {
+ public:
+  // Tokens are of types that kernels of T read. What a tensor holds is looked at where it is on the
+  // CPU; from a GPU it would have to be waited for. There bounds of keys are clamped instead, and
+  // other numbers are taken as they are.
+  explicit KernelCall(const OperatorArguments& a);
+
+  const PairFunction& function() const { return *function_; }
+  const AttentionInput<T>& input() const { return input_; }
+  AxisLengths<int64_t>& lengths() { return lengths_; }
+  // No pair of a query and a key.
+  bool empty() const {
+    const AttentionShape& n = input_.shape;
+    return n.batch * n.heads * n.queries * n.keys == 0;
+  }
+
+  // The query of relative keys, which input() has where it is of type T; may be undefined.
+  const at::Tensor& relative_query() const { return relative_query_; }
+
+  // The gradient of the bias is read as the bias is.
+  Bias<T> BiasGradient(T* table) const {
+    return {table, input_.bias.batch_stride, input_.bias.layout};
+  }
+
+  // Where the operator makes the bias by offset itself: its table, and the gradient of what it is
+  // made of from that of the table.
+  const at::Tensor& bias() const { return bias_; }
+  at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
+    return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_bias);
+  }
+
+ private:
+  // A tensor that lives as long as this does.
+  const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
+  // Its numbers, contiguous; null where there is none.
+  template <class Number>
+  const Number* Numbers(const OptionalTensor& tensor) {
+    return tensor ? Keep(tensor->contiguous()).template const_data_ptr<Number>() : nullptr;
+  }
+
+  void SetTokens(const OperatorArguments& a);
+  void SetMask(const OperatorArguments& a);
+  void SetPositions(const OperatorArguments& a);
+  void SetBias(const OperatorArguments& a);
+  void SetRelative(const OperatorArguments& a);
+  std::unique_ptr<TableLayout> MakeRelativeLayout(const OperatorArguments& a, int64_t rows) const;
+  std::unique_ptr<GridLayout> MakeGrid(c10::SymIntArrayRef grid, GridLayout::Kind kind) const;
+  const int64_t* KeyBounds(const char* name, const OptionalTensor& bounds);
+  const int32_t* SegmentIds(const char* name, const OptionalTensor& segments);
+
+  const PairFunction* function_;
+  AxisLengths<int64_t> lengths_;
+  AttentionInput<T> input_;
+  c10::SmallVector<at::Tensor, 16> kept_;
+  std::unique_ptr<TableLayout> bias_layout_;
+  std::unique_ptr<TableLayout> relative_layout_;
+  at::Tensor relative_query_, bias_, bias_parameters_;
+  std::string bias_terms_;
+  std::vector<int64_t> bias_shapes_;
+  // Where positions are given, the offsets that they have, and the least and the greatest of all
+  // and of the keys'.
+  bool has_positions_ = false;
+  OffsetSpan span_{0, 0};
+  int64_t least_ = 0;
+  int64_t greatest_ = 0;
+  int64_t least_key_ = 0;
+  int64_t greatest_key_ = 0;
+};
+
+extern template class KernelCall<float>;
+extern template class KernelCall<double>;
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_KERNEL_CALL_H_
