@@ -22,6 +22,10 @@
 #include <utility>
 #include <vector>
 
+namespace gnomon {
+class ModuleTerms;
+}  // namespace gnomon
+
 namespace gnomon::nn {
 
 // The projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
@@ -192,7 +196,9 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   std::pair<torch::Tensor, torch::Tensor> QueriesAndKeys(const torch::Tensor& query,
                                                          const torch::Tensor& key);
 
-  // Tensors of the similarity and of the position by name: parameters and buffers of this module.
+  // The similarity and the position, resolved.
+  std::shared_ptr<const ModuleTerms> terms_;
+  // Their tensors by name: parameters and buffers of this module.
   std::vector<std::string> term_names_;
   bool has_projections_ = false;
   int64_t key_heads_ = 0;

@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/call.h"
-#include "ops/catalogue/module_tensor.h"
+#include "ops/catalogue/registry.h"
 
 namespace gnomon {
 
@@ -123,32 +122,6 @@ ModuleSizes SizesOfModule(const std::string& similarity, int64_t embed_dim, int6
                           std::optional<int64_t> kv_heads, std::optional<int64_t> qk_dim,
                           std::optional<int64_t> kdim, std::optional<int64_t> vdim);
 
-// The tensors of a module of that shape, in the order in which ModuleAttention takes them. `given`
-// are those of the parameters that the specifications say are tensors, which are kept as they are,
-// learned where they require grad. Throws c10::ValueError for a term that has no place in a module.
-std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& shape,
-                                        at::TensorList given = {});
-
-// What each of them belongs to, in the same order.
-struct TensorOrigin {
-  std::string name;
-  int64_t component;  // ModuleTerms::Use::component
-  const Parameter* parameter;
-  TensorPart part;
-  Index index;  // what its entries or rows belong to; kNone unless it is a table
-};
-std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
-
-// What such a module has learned: a value for each head as it acts in the scores, and where it
-// started, or a table, or a tensor that was given; detached.
-struct LearnedTensor {
-  std::string name;
-  at::Tensor value;
-  std::optional<at::Tensor> start;  // of a value for each head that was not given
-};
-std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
-                                          at::TensorList tensors);
-
 // The components of a position that act in attention, "none" where there are none.
 std::string AttentionPosition(const std::string& position);
 
@@ -162,41 +135,6 @@ bool HasProjections(const std::string& position);
 // ranges, and where a module with a sink of its own has a position with one.
 void CheckModule(const char* module, double dropout, double tolerance, bool sink,
                  const std::string& position);
-
-// The tensors of a module as the functions below take them: what it makes of the tokens of the
-// queries (B, Lq, ...) and of the keys (B, Lk, ...) is in the place of what it makes them with.
-struct ProjectedTensors {
-  std::vector<at::Tensor> tensors;
-  // Those (B, H, Lk, ...) that are of keys, which go with these into a cache.
-  std::vector<int64_t> of_keys;
-};
-ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
-                               const at::Tensor& query_tokens, const at::Tensor& key_tokens);
-
-// The terms of a module, of the tensors of one call.
-struct ResolvedTerms {
-  ResolvedSimilarity similarity;
-  std::vector<ResolvedPosition> positions;
-};
-ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
-                            const ModuleTerms& terms, at::TensorList tensors,
-                            const CallArguments& arguments);
-
-// The values (H,) of those parameters of the similarity that a module of it alone has tensors of,
-// as a call of q takes them beside the specification with "=tensor" of each: in the computing type,
-// of tensors of any floating-point type.
-std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
-                                          at::TensorList tensors);
-
-at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const ModuleTerms& terms, at::TensorList tensors,
-                           const CallArguments& arguments);
-
-// Its weights of some rows (AttentionWeights); values have value_dim columns.
-at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
-                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
-                                  at::TensorList tensors, int64_t value_dim,
-                                  const CallArguments& arguments);
 
 }  // namespace gnomon
 

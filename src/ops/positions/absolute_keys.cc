@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -17,7 +18,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
 }
 
 at::Tensor Start(const Component& component, const ModuleShape& n) {
-  return RandomRows(Stream::kTable, TableRows(component, *LengthOf(component, n.max_length), n),
+  return RandomRows(/*stream=*/1, TableRows(component, *LengthOf(component, n.max_length), n),
                     n.head_dim);
 }
 

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -39,7 +40,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
 at::Tensor TableStart(const Component& component, const ModuleShape& n) {
   const int64_t extent = component.Integer("extent");
   const int64_t rows = component.Flag("past") ? extent : 2 * extent - 1;
-  return RandomRows(Stream::kTable, TableRows(component, rows, n), ColumnsOf(component, n));
+  return RandomRows(/*stream=*/1, TableRows(component, rows, n), ColumnsOf(component, n));
 }
 
 constexpr TokenProjection kQuery = {.columns = ColumnsOf};

@@ -1,9 +1,6 @@
 #include "ops/positions/content_tables.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
-
-#include <cmath>
 
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -19,16 +16,6 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
                     table.sym_sizes(), "; expected (n, ", columns, ") or (", heads, ", n, ",
                     columns, ")");
   return per_head ? table : table.unsqueeze(0);
-}
-
-at::Tensor RandomRows(Stream stream, std::vector<int64_t> sizes, int64_t columns) {
-  sizes.push_back(columns);
-  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
-  const at::Generator state = at::detail::getDefaultCPUGenerator().clone();
-  const auto drawn = at::empty({}, options.dtype(at::kLong)).random_(state).item<int64_t>();
-  const at::Generator generator =
-      at::detail::createCPUGenerator(static_cast<uint64_t>(drawn) + static_cast<uint64_t>(stream));
-  return at::randn(sizes, generator, options) / std::sqrt(static_cast<double>(columns));
 }
 
 std::vector<int64_t> TableRows(const Component& component, int64_t rows, const ModuleShape& n) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -64,15 +65,15 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
           .layout = "clip"};
 }
 
-at::Tensor RowsStart(Stream stream, const Component& component, const ModuleShape& n) {
+at::Tensor RowsStart(uint64_t stream, const Component& component, const ModuleShape& n) {
   CheckBuckets(component.Integer("span"), component.Integer("max_distance"));
   return RandomRows(stream, TableRows(component, 2 * component.Integer("span"), n), n.head_dim);
 }
 at::Tensor KeysStart(const Component& component, const ModuleShape& n) {
-  return RowsStart(Stream::kTable, component, n);
+  return RowsStart(/*stream=*/1, component, n);
 }
 at::Tensor QueriesStart(const Component& component, const ModuleShape& n) {
-  return RowsStart(Stream::kQueries, component, n);
+  return RowsStart(/*stream=*/7, component, n);
 }
 
 const RegisterPosition disentangled({

@@ -61,7 +61,8 @@ const RegisterPosition hype({
         OnAxis({PerHead("tau", "fixed", {.start = TauStart})
                     .Means("amplitude of each head")
                     .Otherwise("ALiBi's slopes / mu"),
-                PerHead("mu", "0.001", {.start = MuStart}).Means("rate of each head, per token"),
+                PerHead("mu", NumberText(kMu).c_str(), {.start = MuStart})
+                    .Means("rate of each head, per token"),
                 Choice("mode", {"abs", "odd", "cosh"})
                     .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h "
                            "(p_i - p_j)), the form of the paper; \"cosh\": tau_h (1 - cosh(mu_h "

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -54,11 +55,11 @@ int64_t RowsOf(const Component& component) {
 }
 
 at::Tensor TableStart(const Component& component, const ModuleShape& n) {
-  return RandomRows(Stream::kTable, TableRows(component, RowsOf(component), n), n.head_dim);
+  return RandomRows(/*stream=*/1, TableRows(component, RowsOf(component), n), n.head_dim);
 }
 
 at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
-  return RandomRows(Stream::kValues, TableRows(component, RowsOf(component), n), n.value_dim);
+  return RandomRows(/*stream=*/2, TableRows(component, RowsOf(component), n), n.value_dim);
 }
 
 // The table of what is added to the values, or whether a module has one.

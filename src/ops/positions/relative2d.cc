@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/operators/attention_operators.h"
@@ -35,7 +36,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   return {.query = call.q, .keys = at::cat(tables, 1), .layout = "grid"};
 }
 
-at::Tensor AxisTableStart(Stream stream, const Component& component, const ModuleShape& n,
+at::Tensor AxisTableStart(uint64_t stream, const Component& component, const ModuleShape& n,
                           size_t axis) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   TORCH_CHECK_VALUE(grid && grid->axes() == 2, "gnomon: ", component.name(),
@@ -45,11 +46,11 @@ at::Tensor AxisTableStart(Stream stream, const Component& component, const Modul
 }
 
 at::Tensor RowsStart(const Component& component, const ModuleShape& n) {
-  return AxisTableStart(Stream::kRows, component, n, 0);
+  return AxisTableStart(/*stream=*/4, component, n, 0);
 }
 
 at::Tensor ColumnsStart(const Component& component, const ModuleShape& n) {
-  return AxisTableStart(Stream::kColumns, component, n, 1);
+  return AxisTableStart(/*stream=*/5, component, n, 1);
 }
 
 const RegisterPosition relative2d({

@@ -3,11 +3,11 @@
 #include <optional>
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
-#include "ops/positions/content_tables.h"
 #include "ops/positions/rotation.h"
 
 namespace gnomon {
@@ -61,7 +61,7 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(dims >= step && dims % step == 0 && dims <= free, "gnomon: ", component.name(),
                     " has dims = ", dims, " of ", free,
                     " columns; expected a positive multiple of 2 * axes = ", step);
-  const at::Tensor drawn = RandomRows(Stream::kTable, {n.heads, axes}, axes);
+  const at::Tensor drawn = RandomRows(/*stream=*/1, {n.heads, axes}, axes);
   auto [directions, triangle] = at::linalg_qr(drawn);
   directions = directions * triangle.diagonal(0, -2, -1).sign().unsqueeze(-2);
   // Turned, not mirrored: the last one goes the other way otherwise.

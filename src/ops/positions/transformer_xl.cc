@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
@@ -44,9 +45,9 @@ bool HasLearnedDistances(const Component& component) {
 // A table of distances, or the map W_R of their sinusoids of E = H Dv columns.
 at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
   if (!HasLearnedDistances(component)) {
-    return RandomRows(Stream::kDistances, {n.heads, n.head_dim}, n.heads * n.value_dim);
+    return RandomRows(/*stream=*/3, {n.heads, n.head_dim}, n.heads * n.value_dim);
   }
-  return RandomRows(Stream::kDistances, {n.heads, *LengthOf(component, n.max_length)}, n.head_dim);
+  return RandomRows(/*stream=*/3, {n.heads, *LengthOf(component, n.max_length)}, n.head_dim);
 }
 
 at::Tensor Distances(const Component& component, const at::Tensor& held,

@@ -1,0 +1,144 @@
+#include "ops/nn/module_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "ops/attention/attention_weights.h"
+#include "ops/attention/call_checks.h"
+#include "ops/attention/compose.h"
+#include "ops/attention/starts.h"
+#include "ops/operators/kept_tensor.h"
+#include "ops/operators/tensors.h"
+
+namespace gnomon {
+
+ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
+                               const at::Tensor& query_tokens, const at::Tensor& key_tokens) {
+  terms.CheckCount(tensors, /*of_call=*/false);
+  ProjectedTensors call;
+  terms.ForEachUse([&](const Component& /*term*/, const ModuleTerms::Use& use) {
+    if (!use.is_projected()) {
+      for (size_t n = 0; n < use.parts.size(); ++n) call.tensors.push_back(tensors[use.first + n]);
+      return;
+    }
+    const TokenProjection& projection = *use.parameter->tensor.projection;
+    const at::Tensor& tokens = projection.of_keys ? key_tokens : query_tokens;
+    const OptionalTensor bias =
+        use.parts.size() == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
+    const at::Tensor product =
+        at::linear(tokens, tensors[use.first], bias).unflatten(2, {heads, -1}).transpose(1, 2);
+    // Gates are close to 1, and multiply: those of low precision would lose what they say.
+    const at::Tensor computed = product.to(ComputingType(product));
+    if (projection.of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
+    call.tensors.push_back(projection.finish == nullptr ? computed : projection.finish(computed));
+  });
+  return call;
+}
+
+namespace {
+
+using Use = ModuleTerms::Use;
+using Setting = Use::Setting;
+
+CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
+  if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
+    const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
+    TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
+    return {SizeOf(q, 2), SizeOf(k, 2), (arguments.positions->amax(-1) - keys.amin(-1)).max()};
+  }
+  int64_t offset = arguments.query_offset ? Concrete(*arguments.query_offset) : 0;
+  if (arguments.query_offsets && arguments.query_offsets->numel() > 0) {
+    offset = arguments.query_offsets->max().item<int64_t>();
+  }
+  return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
+}
+
+// A parameter with one value per head (H,) for a call of q, from the call's tensors in the
+// computing type.
+at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
+                        const ModuleShape& shape, const std::vector<at::Tensor>& held) {
+  if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
+  if (use.setting == Setting::kTensor) return held[use.first_of_call].expand({shape.heads});
+  const at::Tensor start =
+      use.keeps_start ? held[use.first_of_call] : PositionStart(*use.parameter, term, shape, q);
+  if (use.setting == Setting::kLearned) {
+    return LearnedNumber(start, held[use.first_of_call + use.count_of_call - 1]);
+  }
+  return use.keeps_start ? start.expand({shape.heads}) : start;
+}
+
+}  // namespace
+
+ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
+                            const ModuleTerms& terms, at::TensorList tensors,
+                            const CallArguments& arguments) {
+  terms.CheckCount(tensors, /*of_call=*/true);
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
+  std::vector<at::Tensor> held;
+  for (const at::Tensor& tensor : tensors) {
+    held.push_back(AsParameter(tensor, q, "gnomon.nn: a parameter"));
+  }
+  ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
+  if (const std::optional<Use>& use = terms.head()) {
+    resolved.similarity.head_parameter = PerHeadValue(q, terms.component(), *use, shape, held);
+  }
+  for (const Use& use : terms.others()) {
+    resolved.similarity.others.push_back(PerHeadValue(q, terms.component(), use, shape, held));
+  }
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    if (position.entry->role() == PositionEntry::Role::kNone) continue;
+    std::vector<at::Tensor> values;
+    for (const Use& use : position.uses) {
+      if (use.parameter->is_per_head()) {
+        values.push_back(PerHeadValue(q, position.component, use, shape, held));
+        continue;
+      }
+      const at::Tensor& table = held[use.first_of_call];
+      const auto expand = use.parameter->tensor.expand;
+      values.push_back(expand == nullptr
+                           ? table
+                           : expand(position.component, table, LengthsOf(q, k, arguments)));
+    }
+    resolved.positions.push_back({position.entry,
+                                  arguments.causal ? position.causal : position.both_ways,
+                                  std::move(values), /*of_module=*/true});
+  }
+  return resolved;
+}
+
+std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
+                                          at::TensorList tensors) {
+  const WithoutAutocast guard;
+  terms.CheckCount(tensors, /*of_call=*/true);
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
+  std::vector<at::Tensor> held;
+  for (const at::Tensor& tensor : tensors) held.push_back(tensor.to(ComputingType(q)));
+  std::vector<at::Tensor> values;
+  terms.ForEachUse([&](const Component& term, const Use& use) {
+    if (!use.parts.empty()) values.push_back(PerHeadValue(q, term, use, shape, held));
+  });
+  return values;
+}
+
+at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const ModuleTerms& terms, at::TensorList tensors,
+                           const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens("gnomon.attention", q, k, v);
+  const ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
+}
+
+at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
+                                  const std::vector<int64_t>& rows, const ModuleTerms& terms,
+                                  at::TensorList tensors, int64_t value_dim,
+                                  const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens("gnomon.attention_weights", q, k, k);
+  ResolvedTerms resolved = ResolveModule(q, k, value_dim, terms, tensors, arguments);
+  return AttentionWeights(q, k, rows, resolved.similarity, std::move(resolved.positions),
+                          arguments);
+}
+
+}  // namespace gnomon
