@@ -92,10 +92,6 @@ OptionList Renamed(OptionList list, const std::string& key, const std::string& n
 
 // The values as a file holds them.
 nlohmann::json ToJson(const OptionList& list);
-template <class Struct>
-nlohmann::json OptionsToJson(Struct options) {
-  return ToJson(options.Options());
-}
 
 // Sets the values from a file; throws Error where a field or a section is missing or of the wrong
 // type.

@@ -23,12 +23,6 @@ inline float WithoutHalf(float pair, bool second) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(pair) & (second ? 0x0000ffffu : 0xffff0000u));
 }
 
-// The nearest number of bfloat16, the even one of two; of finite numbers.
-inline float RoundToBfloat16(float number) {
-  const auto bits = std::bit_cast<uint32_t>(number);
-  return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
-}
-
 // The rest only where HasBfloat16Products().
 
 // Rounds `count` floats, a multiple of 32, to nearest even; `to` may be `from`.

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/bfloat16.h"
 #include "gnomon/attention.h"
 #include "gtest/gtest.h"
 #include "test_definitions.h"
@@ -248,6 +247,12 @@ using Float16 = __fp16;
 #else
 using Float16 = _Float16;
 #endif
+
+// The nearest number of bfloat16, the even one of two; of finite numbers.
+inline float RoundToBfloat16(float number) {
+  const auto bits = std::bit_cast<uint32_t>(number);
+  return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
+}
 
 // The nearest number of 16 bits, and the float that it is.
 inline uint16_t ToBits(float number, TokenType type) {

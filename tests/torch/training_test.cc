@@ -36,6 +36,12 @@ LanguageModelOptions Small(const std::string& similarity = "dot",
   return options;
 }
 
+// The values of options as a file holds them.
+template <class Struct>
+nlohmann::json OptionsToJson(Struct options) {
+  return ToJson(options.Options());
+}
+
 // What a run of the task `text` is set to.
 struct TextTraining : TrainingOptions {
   int64_t length = 32;

@@ -1,0 +1,55 @@
+"""Arrays of rows, and what is wrong with those of a file."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+#: By name.
+Arrays: TypeAlias = dict[str, Array]
+
+
+class WrongFileError(ValueError):
+    """What is wrong with a file's content, for a message that names the file."""
+
+
+class RaggedError(WrongFileError):
+    """Lists of different lengths within a row."""
+
+
+def rows_of(rows: list[Array], name: str) -> Arrays:
+    if not rows:
+        raise WrongFileError("holds no rows")
+    if len({row.shape for row in rows}) == 1:
+        return {name: np.stack(rows)}
+    return ragged(rows, name)
+
+
+def ragged(rows: list[Array], name: str) -> Arrays:
+    # A row without entries has lost the shape of one.
+    shape = next((row.shape[1:] for row in rows if row.size), ())
+    for number, row in enumerate(rows):
+        if row.ndim == 0 or (row.size and row.shape[1:] != shape):
+            raise WrongFileError(
+                f"row {number} has entries of shape {list(row.shape[1:])}, the first {list(shape)}"
+            )
+    return {
+        name: np.concatenate(
+            [row.reshape(-1, *shape) if row.size else row.reshape(0, *shape) for row in rows]
+        ),
+        f"{name}_lengths": np.array([len(row) for row in rows], np.int64),
+    }
+
+
+def texts_of(texts: list[str], name: str) -> Arrays:
+    return ragged([np.frombuffer(text.encode(), np.uint8) for text in texts], name)
+
+
+def numbered(texts: list[str], name: str) -> Arrays:
+    """Names as their numbers in the sorted list of all of them."""
+    names = sorted(set(texts))
+    number_of = {text: number for number, text in enumerate(names)}
+    numbers = np.array([number_of[text] for text in texts], np.int64)
+    return {name: numbers} | texts_of(names, f"{name}_names")

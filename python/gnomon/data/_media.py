@@ -1,0 +1,140 @@
+"""Formats of sounds and images."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import struct
+import warnings
+from typing import Any
+
+import numpy as np
+
+from gnomon.data._arrays import Array, WrongFileError
+
+SOUNDS = (".flac", ".wav")
+IMAGES = (".bmp", ".jpeg", ".jpg", ".png")
+# Of .wav: integers, floats, and what has the kind further on.
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A file of a sound or of an image; `kind` says what all files of an array must share."""
+
+    values: Array
+    kind: str
+    rate: int | None = None  # how many samples of a sound a second has
+
+
+def _library(module: str, package: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:  # the latter of a soundfile without its libsndfile
+        raise WrongFileError(
+            f"{what} by {package}, which cannot be imported: pip install {package}, or gnomon[data]"
+        ) from error
+
+
+def read_row(content: bytes, suffix: str) -> Row:
+    if not content:
+        raise WrongFileError("is empty")
+    if suffix in IMAGES:
+        return _image(content)
+    with np.errstate(all="ignore"):  # of floats that are not finite
+        samples, rate = (_wav(content) if content[:4] == b"RIFF" else None) or _decoded(content)
+        if not len(samples):
+            raise WrongFileError("holds no samples")
+        mono = samples.mean(axis=1).astype(np.float32)
+    if not np.isfinite(mono).all():
+        place = np.isfinite(mono).argmin()
+        raise WrongFileError(f"has {mono[place]} at sample {place}, expected finite numbers")
+    return Row(mono, f"has {rate} samples a second", rate)
+
+
+def _wav(content: bytes) -> tuple[Array, int] | None:
+    """Samples (frames, channels) of a .wav in [-1, 1), and how many a second has.
+
+    Nothing where they are neither integers nor floats.
+    """
+    chunks: dict[bytes, tuple[int, int]] = {}
+    at = 12
+    while at + 8 <= len(content):
+        size = int.from_bytes(content[at + 4 : at + 8], "little")
+        chunks.setdefault(content[at : at + 4], (at + 8, size))
+        at += 8 + size + size % 2
+    start, size = chunks.get(b"data", (0, 0))
+    head, head_size = chunks.get(b"fmt ", (0, 0))
+    if start == 0 or head_size < 16 or head + head_size > len(content):
+        raise WrongFileError("is no whole .wav: it has no samples, or does not say of which kind")
+    if start + size > len(content):
+        raise WrongFileError(
+            f"is not whole: it has {len(content) - start} bytes of samples, its header tells of "
+            f"{size}"
+        )
+    kind, channels, rate, _, block = struct.unpack_from("<HHIIH", content, head)
+    if kind == _EXTENSIBLE and head_size >= 26:
+        (kind,) = struct.unpack_from("<H", content, head + 24)
+    if channels == 0 or block == 0 or block % channels:
+        raise WrongFileError(f"has {channels} channels in {block} bytes")
+    width = block // channels
+    data = np.frombuffer(content, np.uint8, size - size % block, start)
+    if kind == _FLOAT and width in (4, 8):
+        samples = data.view(f"<f{width}").astype(np.float64)
+    elif kind == _PCM and width == 1:
+        samples = data / 128 - 1
+    elif kind == _PCM and width <= 4:
+        # Zeros below the bytes that there are.
+        whole = np.zeros((len(data) // width, 4), np.uint8)
+        whole[:, 4 - width :] = data.reshape(-1, width)
+        samples = whole.view("<i4") / 2.0**31
+    else:
+        return None
+    return samples.reshape(-1, channels), rate
+
+
+def _decoded(content: bytes) -> tuple[Array, int]:
+    """Samples (frames, channels), and how many a second has, by libsndfile."""
+    what = "is no .wav of integers or floats; other sounds are read"
+    soundfile = _library("soundfile", "soundfile", what)
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as sound:
+            frames, rate = sound.frames, sound.samplerate
+            # By parts: a wrong header may tell of more than memory holds.
+            parts = [np.empty((0, sound.channels))]
+            while len(part := sound.read(2**20, dtype="float64", always_2d=True)):
+                parts.append(part)
+            samples = np.concatenate(parts)
+    except soundfile.LibsndfileError as error:
+        fault = error.error_string.removeprefix("Error : ")
+        raise WrongFileError(f"is no whole sound: {fault}") from error
+    if len(samples) != frames:
+        raise WrongFileError(
+            f"is not whole: it has {len(samples)} samples, its header tells of {frames}"
+        )
+    return samples, rate
+
+
+def _image(content: bytes) -> Row:
+    """Bytes, or floats in [0, 1] of 16 bits: (height, width) of grey, else (height, width, 3)."""
+    library = _library("PIL.Image", "pillow", "is read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is read nevertheless
+            with library.open(io.BytesIO(content), formats=("BMP", "JPEG", "PNG")) as image:
+                if image.mode.startswith("I"):
+                    pixels = np.asarray(image, np.float32) / 65535
+                else:
+                    is_grey = image.mode in ("1", "L", "LA")
+                    pixels = np.asarray(image.convert("L" if is_grey else "RGB"))
+    except library.UnidentifiedImageError as error:
+        raise WrongFileError("is no image of BMP, JPEG or PNG") from error
+    except Exception as error:  # Pillow's, of several classes
+        raise WrongFileError(f"is no whole image: {error}") from error
+    return Row(
+        pixels,
+        f"has height {pixels.shape[0]}, width {pixels.shape[1]} and "
+        f"{'1 channel' if pixels.ndim == 2 else '3 channels'} of "
+        f"{8 if pixels.dtype == np.uint8 else 16} bits",
+    )

@@ -1,0 +1,147 @@
+"""Formats of numbers and of words: IDX, .npy, .npz, JSON, tables of text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from gnomon.data._arrays import Array, Arrays, RaggedError, WrongFileError, numbered, rows_of
+
+IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_idx(content: bytes) -> Array:
+    """The format of MNIST: two zeros, a type, how many axes, their sizes, the values."""
+    dtype, axes = np.dtype(IDX_TYPES[content[2]]), content[3]
+    start = 4 + 4 * axes
+    if axes == 0 or len(content) < start:
+        raise WrongFileError(f"has {axes} axes and {len(content)} bytes; expected IDX")
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(content) - start != expected:
+        raise WrongFileError(
+            f"is not whole: {shape} of {dtype} take {expected} bytes, there are "
+            f"{len(content) - start}"
+        )
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
+
+
+def read_npy(content: bytes) -> Array:
+    try:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise WrongFileError(f"is not a sound .npy: {error}") from error
+
+
+def read_npz(content: bytes, key: str) -> Array:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            if key not in arrays.files:
+                raise WrongFileError(
+                    f"has no array {key!r}; expected FILE:KEY with one of "
+                    f"{', '.join(sorted(arrays.files))}"
+                )
+            return np.asarray(arrays[key])
+    except WrongFileError:
+        raise
+    except Exception as error:  # zipfile's and numpy's, of several classes
+        raise WrongFileError(f"is not a sound .npz: {error}") from error
+
+
+def read_json(content: bytes, key: str) -> list[Any]:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise WrongFileError(f"is not JSON: {error}") from error
+    for part in filter(None, key.split(".")):
+        if not isinstance(value, dict) or part not in value:
+            keys = f"; it has {', '.join(map(str, value))}" if isinstance(value, dict) else ""
+            raise WrongFileError(f"has no {part!r}{keys}")
+        value = value[part]
+    if not isinstance(value, list):
+        expected = (
+            f"FILE:KEY with one of {', '.join(value)}" if isinstance(value, dict) else "a list"
+        )
+        raise WrongFileError(f"is a {type(value).__name__}, expected {expected}")
+    return value
+
+
+def nested(rows: list[Any], name: str) -> Arrays:
+    """Lists of JSON, ragged to any depth."""
+    try:
+        return rows_of([_numbers(row, f"row {n}") for n, row in enumerate(rows)], name)
+    except RaggedError as ragged:
+        for number, row in enumerate(rows):
+            if not isinstance(row, list) or not all(isinstance(part, list) for part in row):
+                raise WrongFileError(f"row {number} is not of numbers, nor of lists") from ragged
+        parts = nested([part for row in rows for part in row], name)
+        counts = np.array([len(row) for row in rows], np.int64)
+        return parts | {f"{name}_lengths_lengths": counts}
+
+
+def _numbers(value: object, place: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise RaggedError(f"{place} has lists of several lengths") from error
+    # JSON has one kind of numbers: 58.0 is 58.
+    if array.size == 0 or (array.dtype.kind == "f" and _is_whole(array)):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iufb":
+        raise WrongFileError(f"{place} is not of numbers")
+    return array
+
+
+def _is_whole(array: Array) -> bool:
+    return bool(np.all((np.abs(array) < 2.0**53) & (array == np.trunc(array))))
+
+
+def _text(content: bytes) -> str:
+    try:
+        # Editors put a mark of byte order in front.
+        return content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise WrongFileError(f"byte {error.start} is not UTF-8") from error
+
+
+def read_table(content: bytes) -> list[Array]:
+    rows = []
+    for number, line in enumerate(_text(content).splitlines(), 1):
+        words = re.split(r"[,;\s]+", line.strip())
+        try:
+            is_whole = all(re.fullmatch(r"[+-]?\d+", word) for word in words)
+            rows.append(np.array([int(w) if is_whole else float(w) for w in words]))
+        except (ValueError, OverflowError) as error:
+            raise WrongFileError(f"line {number} is not of numbers") from error
+    # A column is an array of one axis.
+    return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
+
+
+def read_names(content: bytes, key: str, name: str) -> Arrays:
+    """Columns of names, as their numbers in the sorted list of all of them."""
+    lines = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
+    try:
+        head = next(lines, [])
+        columns = key.split(",")
+        for column in columns:
+            if column not in head:
+                raise WrongFileError(f"has no column {column!r}; it has {', '.join(head)}")
+        places = [head.index(column) for column in columns]
+        rows = []
+        for line in filter(None, lines):
+            if len(line) != len(head):
+                raise WrongFileError(
+                    f"line {lines.line_num} has {len(line)} columns, the first {len(head)}"
+                )
+            rows.append([line[place] for place in places])
+    except csv.Error as error:
+        raise WrongFileError(f"line {lines.line_num}: {error}") from error
+    if not rows:
+        raise WrongFileError("holds no rows")
+    numbers = numbered([word for row in rows for word in row], name)
+    return numbers | {name: numbers[name].reshape(len(rows), -1)}
