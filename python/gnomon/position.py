@@ -45,6 +45,7 @@ __all__ = [
     "Relative2D",
     "RoPE",
     "RoPEMixed",
+    "Sandwich",
     "ScalableSoftmax",
     "Sink",
     "Specified",
@@ -233,6 +234,28 @@ class OffsetBias(Position):
     _name: ClassVar[str] = "offset_bias"
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
     _tables: ClassVar[tuple[str, ...]] = ("table",)
+
+
+@dataclass(frozen=True, eq=False)
+class Sandwich(Position):
+    """factor_h sum over i = 1 .. dims / 2 of (cos(base^(-2 i / dims) (p_i - p_j)) - 1).
+
+    Chi et al. 2023, Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
+    Analysis.
+
+    Args:
+        factor: factor of each head.
+        dims: columns of the sinusoids, an even number.
+        base: base of their wavelengths.
+    """
+
+    factor: float | Tensor
+    dims: int = 128
+    base: float = 10000.0
+
+    _name: ClassVar[str] = "sandwich"
+    _tensors: ClassVar[tuple[str, ...]] = ("factor",)
+    _options: ClassVar[tuple[str, ...]] = ("dims", "base")
 
 
 @dataclass(frozen=True, eq=False)

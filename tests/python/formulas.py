@@ -477,6 +477,22 @@ def t5_bias(bidirectional: bool) -> Callable[[Parameters, Tensor, Tensor], Tenso
     return bias
 
 
+def sandwich_bias(dims: int, base: float) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
+    """Products of the sinusoids of two tokens, less that of a token with itself."""
+
+    def sinusoids(position: Tensor) -> Tensor:
+        angles = position.double()[..., None] * base ** (
+            -torch.arange(2, dims + 1, 2).double() / dims
+        )
+        return torch.cat((angles.sin(), angles.cos()), -1)
+
+    def bias(p: Parameters, i: Tensor, j: Tensor) -> Tensor:
+        products = (sinusoids(i) * sinusoids(j)).sum(-1)
+        return per_head(p["factor"]) * (products - dims / 2)
+
+    return bias
+
+
 def rates(*names: str, low: float = 0.05, high: float = 0.5) -> Callable[[int], Parameters]:
     def parameters(heads: int) -> Parameters:
         return {n: low + (high - low) * torch.rand(heads, dtype=torch.float64) for n in names}
@@ -517,6 +533,11 @@ POSITIONS = {
         )
         for both in (True, False)
     },
+    "sandwich": Position(
+        lambda p: [gnomon.position.Sandwich(p["factor"], 24, 300.0)],
+        sandwich_bias(24, 300.0),
+        rates("factor"),
+    ),
     "kerple log": Position(
         lambda p: [gnomon.position.Kerple(p["r1"], p["r2"])],
         lambda p, i, j: -per_head(p["r1"]) * torch.log(1 + per_head(p["r2"]) * (i - j).abs()),

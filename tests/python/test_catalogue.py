@@ -35,6 +35,7 @@ SIGNATURES = {
     "HyPE": "(tau, mu, mode='abs')",
     "Kerple": "(r1, r2, kind='log')",
     "OffsetBias": "(table)",
+    "Sandwich": "(factor, dims=128, base=10000.0)",
     "KeyBias": "(bias)",
     "PairBias": "(bias)",
     "Forget": "(log_forget)",

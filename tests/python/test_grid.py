@@ -538,7 +538,8 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        "axes have a GridBias; expected biases of one offset: alibi, hype, kerple, offset_bias, t5",
+        "axes have a GridBias; expected biases of one offset: alibi, hype, kerple, offset_bias, "
+        "sandwich, t5",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),

@@ -9,7 +9,17 @@ import torch
 from formulas import SIMILARITIES
 
 import gnomon
-from gnomon.position import ALiBi, Forget, HyPE, Kerple, KeyBias, OffsetBias, PairBias, Relative
+from gnomon.position import (
+    ALiBi,
+    Forget,
+    HyPE,
+    Kerple,
+    KeyBias,
+    OffsetBias,
+    PairBias,
+    Relative,
+    Sandwich,
+)
 
 DEFAULT = 2.0**-24
 H, LENGTH = 2, 600
@@ -50,6 +60,7 @@ POSITIONS = {
     "hype odd": lambda to: [HyPE(to(slopes() / 0.004), to(full(0.004)), mode="odd")],
     "hype cosh": lambda to: [HyPE(to(slopes() * 4), to(full(0.02)), mode="cosh")],
     "kerple": lambda to: [Kerple(to(slopes()), to(full(1.0)), kind="power")],
+    "sandwich": lambda to: [Sandwich(to(slopes()))],
     "table": lambda to: [OffsetBias(to(table()))],
     "two": lambda to: [ALiBi(to(slopes())), OffsetBias(to(table()))],
     "forget": lambda to: [Forget(to(-slopes()[None, :, None].repeat(1, 1, LENGTH)))],

@@ -595,6 +595,7 @@ def terms():
         "HyPE": position.HyPE(heads, 0.1),
         "T5": position.T5(torch.rand(32, 2), True),
         "Kerple": position.Kerple(heads, heads, kind="power"),
+        "Sandwich": position.Sandwich(heads, 6),
         "OffsetBias": position.OffsetBias(torch.rand(2, 11)),
         "Relative": position.Relative(torch.rand(5, 4), 2),
         "Disentangled": position.Disentangled(torch.rand(4, 4), torch.rand(4, 4)),

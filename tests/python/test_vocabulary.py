@@ -1,6 +1,7 @@
 """Terms, specifications and sums of them, wherever a similarity or a position is taken."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gnomon.position import (
     Relative,
     Relative2D,
     RoPE,
+    Sandwich,
     TransformerXL,
 )
 from gnomon.similarity import (
@@ -62,9 +64,18 @@ POSITIONS = {
     "hype:tau=1.5:mu=0.1:mode=odd": HyPE(1.5, 0.1, "odd"),
     "kerple": Kerple(torch.tensor([0.25, 0.75, 1.25, 1.75]), 0.5),
     "kerple:kind=power": Kerple(SLOPES, 1.0, "power"),
+    "sandwich": Sandwich(torch.tensor([4 / 8, 4 / 16, 4 / 24, 4 / 32])),
+    "sandwich:dims=6:factor=0.5": Sandwich(0.5, 6),
     "rope+alibi+hype:tau=2:mu=0.05": [RoPE(), ALiBi(SLOPES), HyPE(2.0, 0.05)],
     "alibi:slopes=0.1:shape=3x4": Grid((3, 4), [ALiBi(0.1), ALiBi(0.1)]),
 }
+
+
+def as_double(term):
+    """The term with tensors of float64."""
+    fields = {} if term is None else vars(term)
+    tensors = {name: its.double() for name, its in fields.items() if torch.is_tensor(its)}
+    return dataclasses.replace(term, **tensors) if tensors else term
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -73,16 +84,7 @@ def test_a_specification_is_its_terms(spec, dtype):
     q, k, v = tokens(dtype)
     terms = POSITIONS[spec]
     if dtype == torch.float64:
-        terms = [
-            Kerple(term.r1.double() if torch.is_tensor(term.r1) else term.r1, term.r2, term.kind)
-            if isinstance(term, Kerple)
-            else HyPE(term.tau.double() if torch.is_tensor(term.tau) else term.tau, term.mu)
-            if isinstance(term, HyPE) and term.mode == "abs"
-            else ALiBi(term.slopes.double())
-            if isinstance(term, ALiBi) and torch.is_tensor(term.slopes)
-            else term
-            for term in (terms if isinstance(terms, list) else [terms])
-        ]
+        terms = [as_double(term) for term in (terms if isinstance(terms, list) else [terms])]
     expected = gnomon.attention(q, k, v, position=terms)
     torch.testing.assert_close(gnomon.attention(q, k, v, position=spec), expected)
     if spec not in ("none", "rope"):
@@ -202,7 +204,7 @@ def test_what_attention_lists_it_takes():
         gnomon.attention(q, k, v, position="quaternion")
     names = known_names(str(error.value))
     temperatures = {"scalable_softmax", "log_temperature"}
-    assert {"none", "rope", "alibi", "hype", "kerple", *temperatures} == set(names)
+    assert {"none", "rope", "alibi", "hype", "kerple", "sandwich", *temperatures} == set(names)
     for name in names:
         gnomon.attention(q, k, v, position=name, causal=True)
     with pytest.raises(ValueError, match="unknown similarity") as error:
@@ -268,6 +270,7 @@ TERMS = {
         lambda: Kerple(parameter(HEADS), torch.rand(HEADS, dtype=torch.float64).requires_grad_()),
         ["kerple_r1", "kerple_r2"],
     ),
+    "sandwich": (lambda: Sandwich(parameter(HEADS)), ["sandwich_factor"]),
     "offset_bias": (lambda: OffsetBias(parameter(HEADS, 2 * LENGTH - 1)), ["offset_bias_table"]),
     "relative": (lambda: Relative(parameter(7, DIM), 3), ["relative_table"]),
     "relative with values": (

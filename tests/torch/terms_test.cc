@@ -33,6 +33,7 @@ static_assert(kIs<decltype(position::ALiBi), Position(HeadValue)>);
 static_assert(kIs<decltype(position::HyPE), Position(HeadValue, HeadValue, Text)>);
 static_assert(kIs<decltype(position::T5), Position(torch::Tensor, bool, int64_t)>);
 static_assert(kIs<decltype(position::Kerple), Position(HeadValue, HeadValue, Text)>);
+static_assert(kIs<decltype(position::Sandwich), Position(HeadValue, int64_t, double)>);
 static_assert(kIs<decltype(position::OffsetBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::RoPE),
                   Position(double, Text, std::optional<int64_t>, Shape, int64_t,

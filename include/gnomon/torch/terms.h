@@ -249,6 +249,16 @@ Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
 // table: (H, Lq + Lk - 1).
 Position OffsetBias(torch::Tensor table);
 
+// factor_h sum over i = 1 .. dims / 2 of (cos(base^(-2 i / dims) (p_i - p_j)) - 1).
+//
+// Chi et al. 2023, Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
+// Analysis.
+//
+// factor: factor of each head.
+// dims: columns of the sinusoids, an even number.
+// base: base of their wavelengths.
+Position Sandwich(HeadValue factor, int64_t dims = 128, double base = 10000.0);
+
 // table[bucket(p_j - p_i), h].
 //
 // t5_bucket gives the bucket of a relative position.

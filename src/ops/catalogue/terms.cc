@@ -123,6 +123,14 @@ Position OffsetBias(torch::Tensor table) {
   return TermBuilder("offset_bias").With("table", std::move(table)).Build<Position>();
 }
 
+Position Sandwich(HeadValue factor, int64_t dims, double base) {
+  return TermBuilder("sandwich")
+      .With("factor", factor)
+      .With("dims", dims)
+      .With("base", base)
+      .Build<Position>();
+}
+
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance) {
   return TermBuilder("t5")
       .With("table", std::move(table))

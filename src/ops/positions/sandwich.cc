@@ -1,0 +1,60 @@
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "ops/catalogue/registry.h"
+
+namespace gnomon {
+namespace sandwich {
+namespace {
+
+// Chi et al. 2023, section 5: products of sinusoids, less that of distance 0, which the softmax
+// does not see.
+at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
+                const OffsetRange& range) {
+  const at::Tensor& factor = tensors[0];
+  const int64_t dims = component.Integer("dims");
+  TORCH_CHECK_VALUE(dims % 2 == 0, "gnomon.attention: dims of sandwich is ", dims,
+                    "; expected an even number");
+  const auto distance = range.Distances(factor.options()).to(at::kDouble);
+  at::Tensor sum = at::zeros_like(distance);
+  for (int64_t i = 1; i <= dims / 2; ++i) {
+    const double rate = std::pow(component.Number("base"),
+                                 -2.0 * static_cast<double>(i) / static_cast<double>(dims));
+    sum += (distance * rate).cos() - 1;
+  }
+  return OverEntries(factor) * sum.to(factor.scalar_type());
+}
+
+// The paper divides by 8 h / H, its compression ratios of heads h = 1 .. H.
+at::Tensor FactorStart(const Component& /*component*/, const ModuleShape& n) {
+  const at::Tensor head = at::arange(1, n.heads + 1, at::TensorOptions().dtype(at::kDouble));
+  return static_cast<double>(n.heads) / (8 * head);
+}
+
+const RegisterPosition sandwich({
+    .catalogue =
+        {.name = "sandwich",
+         .title = "Sandwich",
+         .formula = "factor_h sum over i = 1 .. dims / 2 of "
+                    "(cos(base^(-2 i / dims) (p_i - p_j)) - 1)",
+         .latex =
+             R"(\text{factor}_h \sum_{n=1}^{\text{dims}/2} )"
+             R"(\left(\cos\!\left(\text{base}^{-2n/\text{dims}} (p_i - p_j)\right) - 1\right))",
+         .source = "Chi et al. 2023, Dissecting Transformer Length Extrapolation via the Lens of "
+                   "Receptive Field Analysis",
+         .role = CatalogueEntry::Role::kBias,
+         .cost = "1 + 0",
+         .class_name = "Sandwich"},
+    .parameters =
+        OnAxis({PerHead("factor", "fixed", {.start = FactorStart})
+                    .Means("factor of each head")
+                    .Otherwise("H / (8 h) of head h = 1 .. H, the paper's"),
+                Integer("dims", "128").AtLeast(2).Means("columns of the sinusoids, an even number"),
+                PositiveNumber("base", "10000").Means("base of their wavelengths")}),
+    .bias = Bias,
+});
+
+}  // namespace
+}  // namespace sandwich
+}  // namespace gnomon
