@@ -18,7 +18,8 @@
 #include "ops/coordinates/token_grid.h"
 #include "ops/graph/graph_attention.h"
 #include "ops/linear/linear_attention.h"
-#include "ops/nn/module_terms.h"
+#include "ops/nn/module_attention.h"
+#include "ops/nn/module_tensors.h"
 #include "ops/nn/token_encoding.h"
 #include "ops/operators/graph_operators.h"
 
@@ -78,6 +79,16 @@ std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(
                     " or ", GraphArguments::kName);
   return name == GraphArguments::kName ? NamedAxes<GraphArguments>()
                                        : NamedAxes<OperatorArguments>();
+}
+
+std::optional<int64_t> AxisOfCall(const std::string& argument, const std::string& letter,
+                                  int64_t axes) {
+  const auto fields = CallArguments::Fields();
+  const auto* field = std::find_if(fields.begin(), fields.end(),
+                                   [&](const ArgumentField& its) { return its.name == argument; });
+  TORCH_CHECK_VALUE(field != fields.end() && letter.size() == 1, "gnomon: argument is \"", argument,
+                    "\" and letter \"", letter, "\"; expected an argument of calls and one letter");
+  return AxisOf(field->shape.text, letter[0], axes);
 }
 
 // What a member is before a call says anything, as a schema writes it.
@@ -368,6 +379,9 @@ void ForCompositions(const Add& add) {
   add("height_coordinate(str similarity) -> int?", HeightCoordinate);
   // The option by which the tokens of a similarity are points already, "map=none", else "".
   add("points_option(str similarity) -> str", PointsOption);
+  // Of an argument of calls that has so many axes, the one of the queries, Q, or of the keys, K,
+  // from the end; None: it has none.
+  add("axis_of_call(str argument, str letter, int axes) -> int?", AxisOfCall);
   // Whether a position is another in a call of another length.
   add("goes_by_length(str position) -> bool", GoesByLength);
   add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);

@@ -178,6 +178,15 @@ def test_the_model_is_the_programs(run, request, folder):
 def test_columns_that_rope_turns(similarity, columns):
     module = MultiheadAttention(6, 1, similarity=similarity, position="rope")
     assert turned_columns(module) == columns
+    # As the operator turns them.
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 5, 6, dtype=torch.float64)
+    by_default, same, fewer = (
+        gnomon.attention(q, k, v, similarity=similarity, position=position)
+        for position in ("rope", f"rope:dims={columns}", f"rope:dims={columns - 2}")
+    )
+    assert torch.equal(by_default, same)
+    assert not torch.allclose(by_default, fewer)
 
 
 def test_attention(draw, buckets):

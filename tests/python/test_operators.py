@@ -330,6 +330,7 @@ COMPOSITE_CHECKS = {
     "catalogue": lambda q: (ops.catalogue, ()),
     "components": lambda q: (ops.components, ("rope:base=10+alibi",)),
     "goes_by_length": lambda q: (ops.goes_by_length, ("alibi+rope:scaling=dynamic",)),
+    "axis_of_call": lambda q: (ops.axis_of_call, ("sink", "Q", 3)),
     "height_coordinate": lambda q: (ops.height_coordinate, ("penumbral",)),
     "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
     "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),

@@ -695,13 +695,65 @@ def test_weights_of_rows():
     torch.testing.assert_close(weights @ values, gnomon.attention(q, k, v, **arguments))
     some = gnomon.attention_weights(q, k, [4, 5, 1], **arguments)
     torch.testing.assert_close(some, weights[:, :, [4, 5, 1]])
-    for wrong in (
-        {"temperature": torch.ones(3).double()},
-        {"mask": torch.ones(3, LK, dtype=torch.bool)},
-        {"position": PairBias(torch.ones(3, LK).double())},
-    ):
-        with pytest.raises(ValueError, match="has 3 rows; expected Lq = 13"):
+    for name, wrong in {
+        "temperature": {"temperature": torch.ones(3).double()},
+        "mask": {"mask": torch.ones(3, LK, dtype=torch.bool)},
+        "bias": {"position": PairBias(torch.ones(3, LK).double())},
+        "query_segments": {
+            "query_segments": torch.zeros(1, dtype=torch.int64),
+            "key_segments": torch.zeros(LK, dtype=torch.int64),
+        },
+    }.items():
+        expected = rf"{name} has shape .*, with [13] rows; expected Lq = 13"
+        with pytest.raises(ValueError, match=expected):
             gnomon.attention_weights(q, k, [0, 1, 2], **(arguments | wrong))
+
+
+def rows_of_calls():
+    """Each argument of calls with rows or keys, and forms of it."""
+    yield "sink", {"sink": normal(B, H, LQ)}
+    yield "sink of heads", {"sink": normal(H)}
+    yield "mask of rows", {"mask": torch.rand(LQ, 1) < 0.7}
+    yield "mask of keys", {"mask": torch.rand(LK) < 0.7}
+    yield "temperature of rows", {"temperature": normal(LQ)}
+    yield "temperature of heads", {"temperature": normal(H, 1)}
+    yield (
+        "segments",
+        {
+            "query_segments": torch.randint(3, (B, LQ)),
+            "key_segments": torch.randint(3, (LK,)),
+        },
+    )
+    yield (
+        "positions",
+        {
+            "positions": torch.randint(30, (LQ,)),
+            "key_positions": torch.randint(30, (B, LK)),
+            "position": "alibi",
+            "causal": True,
+        },
+    )
+    yield (
+        "coordinates",
+        {
+            "positions": torch.randint(30, (1, LQ, 2)),
+            "key_positions": torch.randint(30, (B, LK, 2)),
+            "position": "rope",
+        },
+    )
+    yield "offsets", {"query_offset": torch.tensor([3, 9]), "causal": True}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in rows_of_calls()])
+def test_rows_are_cut_from_every_argument(name):
+    torch.manual_seed(0)
+    arguments = dict(rows_of_calls())[name]
+    q, k, v = normal(B, H, LQ, 8), normal(B, HKV, LK, 8), normal(B, HKV, LK, 5)
+    values = v.repeat_interleave(H // HKV, 1)
+    rows = [4, 5, 0, -1]
+    weights = gnomon.attention_weights(q, k, rows, **arguments)
+    o = gnomon.attention(q, k, v, **arguments)
+    torch.testing.assert_close(weights @ values, o[:, :, rows])
 
 
 def test_compiled_mapped_and_repeatable():

@@ -1,5 +1,6 @@
 #include "ops/catalogue/registry.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,6 +59,26 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   } catch (const c10::ValueError& error) {
     EXPECT_THAT(error.what_without_backtrace(),
                 HasSubstr("similarity mine, without a function `map`"));
+  }
+}
+
+TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
+  const PositionEntry entry{.catalogue = Mine(Role::kBias), .bias = kBias};
+  const Component component = Component::Parse("alibi");
+  const OffsetRange range{3, 5, 0, 2, std::nullopt};
+  const auto fault = [&](at::IntArrayRef sizes) -> std::string {
+    try {
+      entry.BiasByOffset(component, {at::zeros(sizes)}, range);
+    } catch (const c10::ValueError& error) {
+      return error.what_without_backtrace();
+    }
+    return "";
+  };
+  EXPECT_EQ(fault({2, 7}), "");
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{4, 7}, {2, 8}, {7}, {1, 2, 7}}) {
+    EXPECT_THAT(fault(sizes), HasSubstr("the bias of alibi has shape"));
+    EXPECT_THAT(fault(sizes), HasSubstr("expected (H, entries) = (2, 7)"));
   }
 }
 

@@ -69,6 +69,13 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
 
 
+@functools.cache
+def _axis(argument: str, letter: str, axes: int) -> int | None:
+    """Which axis of a call's argument has the queries or the keys, from the end."""
+    axis: int | None = ops.axis_of_call(argument, letter, axes)
+    return axis
+
+
 def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
     """Some rows of the tensors that have those of the queries."""
     (component,) = components_of(term.spec)
@@ -218,17 +225,16 @@ class WholeSequence:
 
         call = dict(self.call)
         if left_over:
-            call["temperature"] = _cut_rows(left_over[0], -1, mine, rows.rows)
-        if call["mask"] is not None:
-            mask = _cut(call["mask"], -1, slice(first_key, end))
-            call["mask"] = _cut_rows(mask, -2, mine, rows.rows)
-        if call["query_segments"] is not None:
-            call["query_segments"] = _cut_rows(call["query_segments"], -1, mine, rows.rows)
+            call["temperature"] = left_over[0]
+        for name, value in call.items():
+            if isinstance(value, Tensor):
+                if (axis := _axis(name, "K", value.dim())) is not None:
+                    call[name] = _cut(value, axis, slice(first_key, end))
+                if (axis := _axis(name, "Q", value.dim())) is not None:
+                    call[name] = _cut_rows(call[name], axis, mine, rows.rows)
         for name in ("key_starts", "key_lengths"):
             if call[name] is not None:
                 call[name] = (call[name] - first_key).clamp(0, k.size(2))
-        if call["key_segments"] is not None:
-            call["key_segments"] = call["key_segments"][:, first_key:end]
         for name in ("query_offset", "query_offsets"):
             if call[name] is not None:
                 call[name] = call[name] + (first_query - first_key)

@@ -46,8 +46,8 @@ class TensorReader {
     return tensor;
   }
 
-  void CheckDone(const char* argument) const {
-    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", argument, " has ",
+  void CheckDone(const char* what) const {
+    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", what, " comes with ",
                       tensors_.size(), " tensors; expected ", next_);
   }
 
@@ -140,7 +140,7 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
       similarity.others.push_back(PositionStart(*parameter, component, shape, q));
     }
   }
-  reader.CheckDone("similarity_tensors");
+  reader.CheckDone("similarity");
   return similarity;
 }
 
@@ -176,7 +176,7 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
   for (const auto& sum : sums) {
     for (const PositionSpec& term : *sum) resolve(term);
   }
-  reader.CheckDone("position_tensors");
+  reader.CheckDone("position");
   return resolved;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "ops/attention/attention.h"
@@ -101,50 +102,46 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
     const int64_t first = chosen[begin];
     const auto count = static_cast<int64_t>(end - begin);
     CallArguments part = arguments;
-    const auto rows_of_integers = [&](const char* name, const at::Tensor& integers) {
-      TORCH_CHECK_VALUE(integers.dim() >= 1 && SizeOf(integers, -1) == queries, kName, ": ", name,
-                        " has shape ", integers.sym_sizes(), "; expected (B, ", queries, ")");
-      return integers.narrow(-1, first, count);
-    };
-    const bool has_axes = call.positions && call.positions->dim() == 3;
-    if (has_axes) {
-      TORCH_CHECK_VALUE(SizeOf(*call.positions, 1) == queries, kName, ": positions has shape ",
-                        call.positions->sym_sizes(), "; expected (1 or B, ", queries, ", axes)");
-      part.positions = call.positions->narrow(1, first, count);
-      part.key_positions = call.key_positions.value_or(*call.positions);
-    }
-    if (call.positions && !has_axes) {
+    if (call.positions) {
       TORCH_CHECK_VALUE(call.key_positions || queries == SizeOf(k, 2), kName,
                         ": key_positions is None, Lq = ", queries, " and Lk = ", SizeOf(k, 2),
                         "; expected the positions of the keys");
-      part.positions = rows_of_integers("positions", *call.positions);
       part.key_positions = call.key_positions.value_or(*call.positions);
-    } else if (call.query_offsets) {
-      part.query_offsets = *call.query_offsets + first;
-    } else {
-      part.query_offset = call.query_offset.value_or(0) + first;
     }
-    if (call.query_segments) {
-      part.query_segments = rows_of_integers("query_segments", *call.query_segments);
+    // Coordinates are for rotations alone.
+    if (!call.positions || call.positions->dim() == 3) {
+      if (call.query_offsets) {
+        part.query_offsets = *call.query_offsets + first;
+      } else {
+        part.query_offset = call.query_offset.value_or(0) + first;
+      }
     }
-    const auto rows_of = [&](const at::Tensor& tensor, int64_t axis) {
-      if (tensor.dim() < -axis || SizeOf(tensor, axis) == 1) return tensor;
-      TORCH_CHECK_VALUE(SizeOf(tensor, axis) == queries, kName, ": a tensor of shape ",
-                        tensor.sym_sizes(), " has ", SizeOf(tensor, axis),
-                        " rows; expected Lq = ", queries);
+    const auto rows_of = [&](std::string_view name, const at::Tensor& tensor, int64_t axis,
+                             bool may_be_shared) {
+      const int64_t size = SizeOf(tensor, axis);
+      if (may_be_shared && size == 1) return tensor;
+      TORCH_CHECK_VALUE(size == queries, kName, ": ", name, " has shape ", tensor.sym_sizes(),
+                        ", with ", size, " rows; expected Lq = ", queries);
       return tensor.narrow(axis, first, count);
     };
-    if (call.sink && call.sink->dim() == 3) part.sink = rows_of(*call.sink, -1);
-    if (call.mask) part.mask = rows_of(*call.mask, -2);
-    if (call.temperature) part.temperature = rows_of(*call.temperature, -1);
+    static constexpr auto kFields = CallArguments::Fields();
+    FusedOperator<CallArguments>::ForEachTensor(part, [&](size_t n, OptionalTensor& tensor) {
+      if (!tensor) return;
+      const ArgumentField& field = kFields[n];
+      if (const auto axis = AxisOf(field.shape.text, 'Q', tensor->dim())) {
+        tensor = rows_of(field.name, *tensor, *axis, field.kind != ArgumentKind::kInteger);
+      }
+    });
     std::vector<ResolvedPosition> placed = positions;
     for (ResolvedPosition& position : placed) {
       auto tensor = position.tensors.begin();
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         if (parameter->tensor.of_values) continue;
-        if (HasRows(*parameter)) *tensor = rows_of(*tensor, -2);
-        if (position.entry->role() == PositionEntry::Role::kSink && tensor->dim() == 3) {
-          *tensor = rows_of(*tensor, -1);
+        const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
+        if (HasRows(*parameter) && tensor->dim() >= 2) {
+          *tensor = rows_of(parameter->name, *tensor, -2, /*may_be_shared=*/true);
+        } else if (is_sink && tensor->dim() == 3) {
+          *tensor = rows_of(parameter->name, *tensor, -1, /*may_be_shared=*/true);
         }
         ++tensor;
       }

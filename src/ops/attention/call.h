@@ -41,7 +41,9 @@ struct ResolvedPosition {
 // (B, H, Lq) is one more score of each row, whose key has no value; mask says which pairs are seen,
 // and broadcasts to (B, H, Lq, Lk); temperature multiplies scores, and broadcasts to (B, H, Lq);
 // tolerance is what tiles that are left out may add to a row's sum of weights. Positions with a
-// third axis, coordinates, are what RoPE turns by, and nothing else.
+// third axis, coordinates, are what RoPE turns by, and nothing else. Where some rows or keys of a
+// call are computed by themselves, the axes Q and K say what is cut; an axis of one number that is
+// for all stays, but of integers.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -52,16 +54,16 @@ struct ResolvedPosition {
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")            \
   ARGUMENT(OptionalSymInt, query_offset, {}, kOption, "")                \
   ARGUMENT(OptionalTensor, query_offsets, {}, kInteger, "B")             \
-  ARGUMENT(OptionalTensor, positions, {}, kInteger, "B Q")               \
-  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")           \
+  ARGUMENT(OptionalTensor, positions, {}, kInteger, "B Q or B Q A")      \
+  ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K or B K A")  \
   ARGUMENT(std::optional<std::vector<int64_t>>, chunks, {}, kOption, "") \
   ARGUMENT(std::optional<double>, scale, {}, kOption, "")                \
   ARGUMENT(double, dropout, 0, kOption, "")                              \
   ARGUMENT(OptionalTensor, seed, {}, kInteger, "1")                      \
   ARGUMENT(std::string, aggregation, "mean", kOption, "")                \
-  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "")                \
-  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "")                       \
-  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "")         \
+  ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "B H Q or H")      \
+  ARGUMENT(OptionalTensor, mask, {}, kBoolean, "B H Q K")                \
+  ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")    \
   ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
 
 struct CallArguments {

@@ -203,7 +203,7 @@ class Composition {
       const at::Tensor term =
           grid_ ? GridTable(*position.entry, *position.component, position.tensors, *grid_,
                             range_.heads)
-                : position.entry->bias(*position.component, position.tensors, range_);
+                : position.entry->BiasByOffset(*position.component, position.tensors, range_);
       bias = bias ? *bias + term : term;
     }
     if (bias && grid_) bias = FlatGridTable(*bias, *grid_);

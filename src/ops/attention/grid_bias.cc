@@ -103,7 +103,7 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
     sizes[0] = heads;
     sizes[axis + 1] = 2 * length - 1;
     const at::Tensor term =
-        entry.bias(component, tensors, OffsetRange{length, length, 0, heads, std::nullopt})
+        entry.BiasByOffset(component, tensors, OffsetRange{length, length, 0, heads, std::nullopt})
             .reshape(sizes);
     sum = sum.defined() ? sum + term : term;
   }

@@ -51,7 +51,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
                       "; expected biases by offset");
     std::vector<at::Tensor> tensors;
     for (size_t n = 0; n < entry->Tensors(component).size(); ++n) tensors.push_back(take());
-    const at::Tensor term = entry->bias(component, tensors, range);
+    const at::Tensor term = entry->BiasByOffset(component, tensors, range);
     sum = sum.defined() ? sum + term : term;
   }
   TORCH_CHECK_VALUE(sum.defined(), "gnomon.attention: bias_terms is empty");

@@ -35,6 +35,18 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
   return tensors;
 }
 
+at::Tensor PositionEntry::BiasByOffset(const Component& component,
+                                       const std::vector<at::Tensor>& tensors,
+                                       const OffsetRange& range) const {
+  at::Tensor by_offset = bias(component, tensors, range);
+  TORCH_CHECK_VALUE(
+      (by_offset.dim() == 2 || (range.query_offsets && by_offset.dim() == 3)) &&
+          by_offset.sym_size(-2) == range.heads && by_offset.sym_size(-1) == range.size(),
+      "gnomon.attention: the bias of ", component.name(), " has shape ", by_offset.sym_sizes(),
+      "; expected (H, entries) = (", range.heads, ", ", range.size(), ")");
+  return by_offset;
+}
+
 const Parameter* SimilarityEntry::points_parameter(const Component& component) const {
   for (const Parameter& parameter : parameters) {
     const std::string value = component.Find(parameter.name).value_or(parameter.default_value);

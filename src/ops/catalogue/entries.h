@@ -148,6 +148,10 @@ struct PositionEntry {
   }
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
+  // Of Role::kBias: what `bias` gives. Throws c10::ValueError unless it is (H, entries), or, where
+  // batches have offsets of their own, (B, H, entries).
+  at::Tensor BiasByOffset(const Component& component, const std::vector<at::Tensor>& tensors,
+                          const OffsetRange& range) const;
 };
 
 }  // namespace gnomon

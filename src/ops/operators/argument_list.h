@@ -13,7 +13,8 @@
 // which is float32 where tokens are of a lower one. A constant is as the latter and has no
 // gradient. Integers are on the device of the first argument, but for those of the host, which are
 // read before a kernel begins. A shape has a letter for each axis, the same for the same length
-// throughout the list; "1|H" is an axis of one entry for all, or of H.
+// throughout the list; "1|H" is an axis of one entry for all, or of H. Before a list of operators'
+// arguments is made of them, what callers say may have several forms, "B Q or B Q A" (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -77,8 +78,10 @@ inline at::ScalarType TokenTypeBeside(at::ScalarType of_x, at::ScalarType type) 
 struct AxisLetters {
   static constexpr size_t kMost = 4;
 
-  constexpr AxisLetters(const char* shape) : text(shape) {  // NOLINT: implicit
-    for (std::string_view rest = text; !rest.empty(); ++rank) {
+  constexpr AxisLetters(const char* shape)  // NOLINT: implicit
+      : AxisLetters(std::string_view(shape)) {}
+  constexpr explicit AxisLetters(std::string_view shape) : text(shape) {
+    for (std::string_view rest = text.substr(0, text.find(" or ")); !rest.empty(); ++rank) {
       shared[rank] = rest.starts_with("1|");
       if (shared[rank]) rest.remove_prefix(2);
       letters[rank] = rest[0];
@@ -91,6 +94,30 @@ struct AxisLetters {
   std::array<char, kMost> letters = {};
   std::array<bool, kMost> shared = {};
 };
+
+// Which axis of a tensor of so many axes has a letter, counted from the end, -1 the last; nullopt:
+// none. Of the forms of a shape it is the one with so many axes, or the first one, whose last axes
+// a tensor of fewer has.
+constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int64_t axes) {
+  constexpr std::string_view kOr = " or ";
+  const AxisLetters first(forms);
+  AxisLetters form = first;
+  for (std::string_view rest = forms; static_cast<int64_t>(form.rank) != axes;) {
+    const size_t next = rest.find(kOr);
+    if (next == std::string_view::npos) {
+      form = first;
+      break;
+    }
+    rest.remove_prefix(next + kOr.size());
+    form = AxisLetters(rest);
+  }
+  for (size_t from_end = 1; from_end <= form.rank; ++from_end) {
+    if (form.letters[form.rank - from_end] != letter) continue;
+    const auto place = static_cast<int64_t>(from_end);
+    return place <= axes ? std::optional(-place) : std::nullopt;
+  }
+  return std::nullopt;
+}
 
 struct ArgumentField {
   std::string_view name;
