@@ -202,6 +202,11 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": RoPE(),
         "aggregation": "lorentz_centroid",
     },
+    "lorentz centroid and a sink that leaves nothing": lambda draw: {
+        "similarity": Lorentz(draw.heads()),
+        "aggregation": "lorentz_centroid",
+        "sink": 900.0,
+    },
     "mixed frequencies": lambda draw: {"position": RoPEMixed(draw(H, 1, D // 2)), "causal": True},
     "one gamma, one length, one number for a window": lambda draw: {
         "similarity": Gaussian(draw().detach().abs().requires_grad_()),

@@ -191,7 +191,9 @@ def context_parallel_attention(
         tensors.append(temperature)
     o, lse = RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
-        o, lse = ops.add_sink(o, lse, sink)
+        less, lse = ops.add_sink(o, lse, sink)
+        # A centroid is that of any multiple of the sum, also of one that a sink leaves little of.
+        o = o if is_centroid else less
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
     return (o, lse) if return_lse else o
