@@ -81,17 +81,18 @@ class Argument:
     default: str | None
     index: str | None = None
     axis: bool = False  # whether it is the length of an axis of the option `shape`
-    detailed: bool = False  # whether options of its own may follow the word
+    details: tuple[str, ...] = ()  # the options that may follow the word
     key: str = ""  # of the specification, where it has another name there
+    choices: tuple[str, ...] = ()
 
     @property
     def option(self) -> bool:
-        return self.kind not in ("heads", "table") and not self.axis and not self.detailed
+        return self.kind not in ("heads", "table") and not self.axis and not self.details
 
     @property
     def method(self) -> str:
         """Of TermBuilder."""
-        return "WithDetails" if self.detailed else "With"
+        return "WithDetails" if self.details else "With"
 
     @property
     def python(self) -> str:
@@ -100,11 +101,13 @@ class Argument:
             "number": "float",
             "integer": "int",
             "flag": "bool",
-            "choice": "str",
+            "choice": f"Literal[{', '.join(map(repr, self.choices))}]".replace("'", '"'),
             "shape": "Sequence[int]",
             "heads": "float | Tensor",
             "table": "Tensor",
         }[self.kind]
+        if self.details:
+            kind = "str"
         if self.required:
             return f"{self.name}: {kind}"
         if self.default is None:
@@ -167,8 +170,10 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
         if parameter["takes_tensor"] and kind != "heads":
             # A word of a module is a table of a call.
             kind, default = "table", None
-        detailed = any(p.get("detail_of") == parameter["name"] for p in entry["parameters"])
-        if detailed:
+        details = tuple(
+            p["name"] for p in entry["parameters"] if p.get("detail_of") == parameter["name"]
+        )
+        if details:
             default = None
         for axis in parameter["axes"]:
             meaning = f"{axis} of the grid"
@@ -182,8 +187,9 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
                     required,
                     default,
                     index=parameter["index"],
-                    detailed=detailed,
+                    details=details,
                     key=parameter["name"],
+                    choices=tuple(parameter.get("choices") or ()),
                 )
             )
     for before, after in itertools.pairwise(arguments):
@@ -281,7 +287,6 @@ def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
         "_tensors": [a.name for a in arguments if a.kind in ("heads", "table")],
         "_tables": [a.name for a in arguments if a.kind == "table"],
         "_options": [a.name for a in arguments if a.option],
-        "_detailed": [a.name for a in arguments if a.detailed],
         "_shapes": [a.name for a in arguments if a.kind == "shape"],
         "_axes": [a.name for a in arguments if a.axis],
     }
@@ -289,6 +294,9 @@ def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
         if fields:
             words = ", ".join(f'"{field}"' for field in fields) + "," * (len(fields) == 1)
             yield f"    {name}: ClassVar[tuple[str, ...]] = ({words})"
+    if details := {a.name: a.details for a in arguments if a.details}:
+        written = repr(details).replace("'", '"')
+        yield f"    _details: ClassVar[Mapping[str, tuple[str, ...]]] = {written}"
     tables = [a for a in arguments if a.index == "near_offsets"]
     if tables:
         yield ""
@@ -331,9 +339,11 @@ def python_module(catalogue: dict[str, list[dict[str, Any]]], module: str) -> st
     names = sorted([*names, *(entry["class_name"] for entry in entries)])
     lines = ['"""' + "\n\n".join(paragraphs), '"""', "", f"# {NOTICE}", ""]
     lines += ["from __future__ import annotations", ""]
-    if "Sequence[" in body:
-        lines.append("from collections.abc import Sequence")
-    lines += ["from dataclasses import dataclass", "from typing import ClassVar", ""]
+    containers = [name for name in ("Mapping", "Sequence") if f"{name}[" in body]
+    if containers:
+        lines.append(f"from collections.abc import {', '.join(containers)}")
+    types = ["ClassVar", "Literal"] if "Literal[" in body else ["ClassVar"]
+    lines += ["from dataclasses import dataclass", f"from typing import {', '.join(types)}", ""]
     lines += ["from torch import Tensor", ""]
     for name, imported in imports.items():
         lines.append(f"from {name} import {', '.join(imported)}")
@@ -369,6 +379,8 @@ def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
     body = "\n\n\n".join(classes)
     if "Sequence[" in body:
         lines += ["from collections.abc import Sequence", ""]
+    if "Literal[" in body:
+        lines += ["from typing import Literal", ""]
     checks = [name for name in ("check_integer", "check_optional_integer") if f"{name}(" in body]
     if checks:
         lines.append(f"from gnomon._checks import {', '.join(checks)}")

@@ -6,7 +6,7 @@ are "name=tensor" there, in the order of the catalogue (include/gnomon/catalogue
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +32,9 @@ def to_spec(name: str, **options: object) -> str:
         elif isinstance(value, Tensor):
             raise wrong_type("attention", f"{key} of {term}", value, "a number")
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
-            raise ValueError(f"gnomon: {term} has {key} = {value!r}")
+            raise ValueError(
+                f"gnomon: {term} has {key} = {value!r}; expected a word without :, + and ="
+            )
         between = f":{key}="
         for part in value if isinstance(value, (tuple, list)) else (value,):
             # Formatting, unlike repr(), str() and join(), is what torch.compile can do to a number,
@@ -58,8 +60,8 @@ def _fits(value: object, kinds: str) -> bool:
             fits = value is None
         elif kind == "bool":
             fits = is_flag(value)
-        elif kind == "str":
-            fits = isinstance(value, str)
+        elif kind == "str" or kind.startswith("Literal["):
+            fits = isinstance(value, str)  # the operator says which words there are
         elif kind == "int":
             fits = is_integer(value)
         elif kind == "float":
@@ -83,8 +85,8 @@ class Term:
     _tensors: ClassVar[tuple[str, ...]] = ()
     #: Those of them that have no number in their place, and may be None if that is their default.
     _tables: ClassVar[tuple[str, ...]] = ()
-    #: The fields that are words which options of their own may follow, "yarn:factor=4".
-    _detailed: ClassVar[tuple[str, ...]] = ()
+    #: The fields that are words which options of their own may follow, "yarn:factor=4", and these.
+    _details: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The options that are shapes, and the fields that are the lengths of one, height and width.
     _shapes: ClassVar[tuple[str, ...]] = ()
     _axes: ClassVar[tuple[str, ...]] = ()
@@ -146,16 +148,25 @@ class Term:
             self._check(field, value, type(self).__annotations__[field])
             options[field] = value
         spec = to_spec(self._name, **options)
-        for field in self._detailed:
+        for field, details in self._details.items():
             words = getattr(self, field)
             if words is not None:
                 self._check(field, words, "str", "a string")
+                word, *options_of_it = words.split(":")
+                names = {option.partition("=")[0] for option in options_of_it}
+                if "+" in words or "=" in word or not names <= set(details):
+                    raise ValueError(
+                        f"gnomon: {self._name} has {field} = {words!r}; expected a word, and after "
+                        f"it options of {', '.join(details)}"
+                    )
                 spec += f":{field}={words}"
         return spec
 
     def _check(self, field: str, value: object, kinds: str, expected: str = "") -> None:
         if not _fits(value, kinds):
             words = {"float": "a number", "int": "an integer"}
+            if kinds.startswith("Literal["):
+                kinds = kinds.replace(kinds[: kinds.index("]") + 1], "str")
             expected = expected or words.get(kinds, kinds)
             raise wrong_type("attention", f"{field} of {self._name}", value, expected)
 
@@ -170,6 +181,14 @@ class SpecifiedTerm(Term):
 
     spec: str
     tensors: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        name = f"{self._module}.{type(self).__name__}"
+        if not isinstance(self.spec, str):
+            raise wrong_type(name, "spec", self.spec, "a string")
+        is_sequence = isinstance(self.tensors, (tuple, list))
+        if not is_sequence or not all(isinstance(tensor, Tensor) for tensor in self.tensors):
+            raise wrong_type(name, "tensors", self.tensors, "a tuple of tensors")
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
         return self.spec, self.tensors

@@ -14,9 +14,9 @@ A specification may be given wherever a position is expected, "rope+alibi", also
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -91,14 +91,14 @@ class RoPE(Position):
     """
 
     base: float = 10000.0
-    layout: str = "interleaved"
+    layout: Literal["interleaved", "half"] = "interleaved"
     dims: int | None = None
     shape: Sequence[int] | None = None
     prefix: int = 0
     scaling: str | None = None
     xpos: bool = False
     sections: Sequence[int] | None = None
-    section_order: str = "contiguous"
+    section_order: Literal["contiguous", "interleaved"] = "contiguous"
     angles: Tensor | None = None
     key_angles: Tensor | None = None
 
@@ -115,8 +115,24 @@ class RoPE(Position):
         "sections",
         "section_order",
     )
-    _detailed: ClassVar[tuple[str, ...]] = ("scaling",)
     _shapes: ClassVar[tuple[str, ...]] = ("shape", "sections")
+    _details: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "scaling": (
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "truncate",
+            "mscale",
+            "mscale_all_dim",
+            "low_freq_factor",
+            "high_freq_factor",
+            "partial_rotary_factor",
+            "short_factor",
+            "long_factor",
+        )
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +157,7 @@ class RoPEMixed(Position):
     """
 
     frequencies: Tensor
-    layout: str = "interleaved"
+    layout: Literal["interleaved", "half"] = "interleaved"
     shape: Sequence[int] | None = None
     prefix: int = 0
 
@@ -187,7 +203,7 @@ class HyPE(Position):
 
     tau: float | Tensor
     mu: float | Tensor
-    mode: str = "abs"
+    mode: Literal["abs", "odd", "cosh"] = "abs"
 
     _name: ClassVar[str] = "hype"
     _tensors: ClassVar[tuple[str, ...]] = ("tau", "mu")
@@ -208,7 +224,7 @@ class Kerple(Position):
 
     r1: float | Tensor
     r2: float | Tensor
-    kind: str = "log"
+    kind: Literal["log", "power"] = "log"
 
     _name: ClassVar[str] = "kerple"
     _tensors: ClassVar[tuple[str, ...]] = ("r1", "r2")
@@ -480,7 +496,7 @@ class Relative(Position):
 
     table: Tensor
     max_offset: int
-    far: str = "clip"
+    far: Literal["clip", "zero"] = "clip"
     values: Tensor | None = None
     query: Tensor | None = None
 
@@ -494,7 +510,7 @@ class Relative(Position):
         cls,
         table: Tensor,
         max_offset: int,
-        far: str = "clip",
+        far: Literal["clip", "zero"] = "clip",
         values: Tensor | None = None,
         query: Tensor | None = None,
     ) -> Relative:
@@ -601,7 +617,7 @@ class LogTemperature(Position):
 
     scale: float = 0.1
     length: float = 8192.0
-    kind: str = "steps"
+    kind: Literal["steps", "smooth"] = "steps"
 
     _name: ClassVar[str] = "log_temperature"
     _options: ClassVar[tuple[str, ...]] = ("scale", "length", "kind")

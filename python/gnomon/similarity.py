@@ -13,7 +13,7 @@ tokens a standard deviation of 1. One that is not here can be made of its formul
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -112,7 +112,7 @@ class Entailment(Similarity):
 
     gamma: float | Tensor
     K: float = 0.1
-    map: str = "ball"
+    map: Literal["ball", "none"] = "ball"
 
     _name: ClassVar[str] = "entailment"
     _tensors: ClassVar[tuple[str, ...]] = ("gamma",)
@@ -162,8 +162,8 @@ class Hyperbolic(Similarity):
     """
 
     beta: float | Tensor
-    model: str = "hyperboloid"
-    map: str | None = None
+    model: Literal["hyperboloid", "half_space", "ball", "klein"] = "hyperboloid"
+    map: Literal["pseudopolar", "psi", "xi", "exp", "none"] | None = None
 
     _name: ClassVar[str] = "hyperbolic"
     _tensors: ClassVar[tuple[str, ...]] = ("beta",)
@@ -213,7 +213,7 @@ class Lorentz(Similarity):
     scale: float | Tensor
     c: float | Tensor = 1.0
     bias: float | Tensor = 0.0
-    map: str = "space"
+    map: Literal["space", "exp", "none"] = "space"
 
     _name: ClassVar[str] = "lorentz"
     _tensors: ClassVar[tuple[str, ...]] = ("scale", "c", "bias")
@@ -240,8 +240,8 @@ class Penumbral(Similarity):
 
     gamma: float | Tensor
     r: float = 1.0
-    map: str = "xi"
-    score: str = "height"
+    map: Literal["xi", "exp", "none"] = "xi"
+    score: Literal["height", "height2", "log"] = "height"
 
     _name: ClassVar[str] = "penumbral"
     _tensors: ClassVar[tuple[str, ...]] = ("gamma",)
@@ -268,8 +268,8 @@ class Umbral(Similarity):
 
     gamma: float | Tensor
     r: float = 0.1
-    map: str = "psi"
-    score: str = "height"
+    map: Literal["psi", "exp", "none"] = "psi"
+    score: Literal["height", "log"] = "height"
 
     _name: ClassVar[str] = "umbral"
     _tensors: ClassVar[tuple[str, ...]] = ("gamma",)

@@ -350,10 +350,10 @@ void ForCompositions(const Add& add) {
       "int? kdim, int? vdim) -> (int kv_heads, int qk_dim, int kdim, int vdim)",
       CheckedSizes);
   add("check_module(str module, float dropout, float tolerance=0, bool sink=False, "
-      "str position='none') -> ()",
-      [](const std::string& module, double dropout, double tolerance, bool sink,
-         const std::string& position) {
-        CheckModule(module.c_str(), dropout, tolerance, sink, position);
+      "bool gate=False, bool qk_norm=False, str position='none') -> ()",
+      [](const std::string& module, double dropout, double tolerance, bool sink, bool gate,
+         bool qk_norm, const std::string& position) {
+        CheckModule(module.c_str(), dropout, tolerance, {sink, gate, qk_norm}, position);
       });
   // The values (H,) of what module_tensors(similarity, "none", ...) names, for a call of q: those
   // of the parameters that it has tensors of.

@@ -17,6 +17,7 @@ from formulas import (
 )
 
 import gnomon
+from gnomon._catalogue import names_of
 from gnomon.nn import KVCache, MultiheadAttention
 from gnomon.position import T5, ALiBi, Grid, GridBias, HyPE, Kerple, OffsetBias, RoPE
 
@@ -518,6 +519,10 @@ ERRORS = {
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), GridBias(torch.zeros(HEADS, 7, 5))]),
         "position has alibi on the grid 3x4 and grid_bias on the grid 4x3; biases add up",
     ),
+    "a rotation on another grid": (
+        lambda: attend([RoPE(shape=(4, 3)), GridBias(torch.zeros(HEADS, 5, 7))]),
+        "position has rope on the grid 4x3 and others on 3x4; expected one grid",
+    ),
     "two prefixes": (
         lambda: attend(
             [GridBias(torch.zeros(HEADS, 5, 7)), GridBias(torch.zeros(HEADS, 5, 7), prefix=1)]
@@ -538,8 +543,7 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        "axes have a GridBias; expected biases of one offset: alibi, hype, kerple, offset_bias, "
-        "sandwich, t5",
+        f"axes have a GridBias; expected biases of one offset: {', '.join(names_of('bias'))}",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),

@@ -476,6 +476,8 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     assert "--head: -1; the model has 2" in refuses(["attention", *model, "--head", -1], capsys)
     assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
     assert "holds no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
+    mixed = ["decay", "--position", "rope_mixed"]
+    assert "rope_mixed turns by its frequencies" in refuses(mixed, capsys)
     line = refuses(["attention", "--model", absolute, "--text", 40 * "x"], capsys)
     assert "32" in line  # rows of its table
 

@@ -535,10 +535,20 @@ def test_numbers_of_a_module(arguments, told):
         MultiheadAttention(32, 4, **arguments)
 
 
-@pytest.mark.parametrize("given", ["sink", gnomon.position.Sink(torch.zeros(4)), ["rope", "sink"]])
-def test_two_sinks_of_a_module(given):
-    with pytest.raises(ValueError, match="sink is set, and position has one"):
-        MultiheadAttention(32, 4, position=given, sink=True)
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [
+        ("sink", "sink"),
+        ("sink", gnomon.position.Sink(torch.zeros(4))),
+        ("sink", ["rope", "sink"]),
+        ("gate", "gate"),
+        ("qk_norm", "rope+qk_norm"),
+    ],
+)
+def test_what_a_module_and_its_position_both_have(own, given):
+    expected = f"{own} is set, and position has {own}; expected one of them"
+    with pytest.raises(ValueError, match=expected):
+        MultiheadAttention(32, 4, position=given, **{own: True})
     MultiheadAttention(32, 4, position=given)
 
 

@@ -279,7 +279,10 @@ COMPOSITE_CHECKS = {
     "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_sizes": lambda q: (ops.module_sizes, ("additive", 8, 2, None, None, 16, None)),
-    "check_module": lambda q: (ops.check_module, ("gnomon.nn.M", 0.5, 0.0, True, "rope")),
+    "check_module": lambda q: (
+        ops.check_module,
+        ("gnomon.nn.M", 0.5, 0.0, True, True, True, "rope"),
+    ),
     "module_tensor_origins": lambda q: (ops.module_tensor_origins, ("umbral", "rope+t5+t5")),
     "module_similarity": lambda q: (
         ops.module_similarity,

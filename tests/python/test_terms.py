@@ -124,6 +124,14 @@ def test_wrong_libraries_are_one_line(tmp_path):
     assert gnomon("list", "--terms", cwd=tmp_path).returncode == 2
 
 
+def test_a_library_without_terms(tmp_path):
+    (tmp_path / "empty.c").write_text("const char gnomon_terms = 0;\n")
+    run("cc", "-shared", "-fPIC", "-o", tmp_path / "libempty.so", tmp_path / "empty.c")
+    for _ in range(2):
+        line = refused("list", "--terms", tmp_path / "libempty.so", cwd=tmp_path)
+        assert "libempty.so has no terms" in line
+
+
 def test_contributing_shows_the_files():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     shown = dict(re.findall(r"<!-- example: (\S+) -->\n```cpp\n(.*?)```", page, re.DOTALL))

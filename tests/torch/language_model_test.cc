@@ -176,7 +176,7 @@ TEST(LanguageModelTest, LearnedPositionsEndWithTheirTable) {
   EXPECT_EQ(NewModel(Small("dot", "learned"), 1)->max_length(), 80);
   EXPECT_EQ(NewModel(Small("dot", "rope"), 1)->max_length(), std::nullopt);
   EXPECT_EQ(NewModel(Small("dot", "learned+sinusoidal:shape=4x4:prefix=1"), 1)->max_length(), 17);
-  EXPECT_EQ(NewModel(Small("dot", "alibi:shape=4x4+rope:shape=5x5"), 1)->max_length(), 16);
+  EXPECT_EQ(NewModel(Small("dot", "alibi:shape=4x4+rope:shape=4x4"), 1)->max_length(), 16);
 }
 
 TEST(LanguageModelTest, WrongOptionsAreErrors) {
@@ -188,6 +188,7 @@ TEST(LanguageModelTest, WrongOptionsAreErrors) {
   EXPECT_THROW(LanguageModel{options}, Error);
   EXPECT_THROW(LanguageModel{Small("dot", "ropee")}, c10::ValueError);
   EXPECT_THROW(LanguageModel{Small("dots", "none")}, c10::ValueError);
+  EXPECT_THROW(LanguageModel{Small("dot", "alibi:shape=4x4+rope:shape=5x5")}, c10::ValueError);
 }
 
 TEST(LanguageModelTest, RowsDrawWhatTheyDrawInTheirBatch) {

@@ -82,6 +82,84 @@ TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
   }
 }
 
+template <class Body>
+std::string FaultOf(const Body& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+// What a map gives for q (1, 2, 3, 4) and k (1, 1, 5, 4).
+std::string FaultOfMap(const MappedTokens& tokens) {
+  const SimilarityEntry entry{.catalogue = Mine(Role::kSimilarity),
+                              .map = [&](const Component&, const at::Tensor&, const at::Tensor&,
+                                         const HeadParameters&) { return tokens; }};
+  return FaultOf([&] {
+    entry.Mapped(Component::Parse("dot"), at::zeros({1, 2, 3, 4}), at::zeros({1, 1, 5, 4}),
+                 {at::ones({2})});
+  });
+}
+
+TEST(SimilarityEntryTest, AMapGivesWhatThePairFunctionReads) {
+  const at::Tensor x = at::zeros({1, 2, 3, 6});
+  const at::Tensor y = at::zeros({1, 1, 5, 6});
+  const at::Tensor factor = at::ones({2});
+  EXPECT_EQ(FaultOfMap({"dot", x, y, factor}), "");
+  EXPECT_EQ(FaultOfMap({"dot", x, at::zeros({1, 2, 5, 6}), factor}), "");
+  EXPECT_THAT(FaultOfMap({nullptr, x, y, factor}), HasSubstr("the map of mine names"));
+  EXPECT_THAT(FaultOfMap({"nope", x, y, factor}), HasSubstr("the pair function \"nope\""));
+  EXPECT_THAT(FaultOfMap({"dot", {}, y, factor}), HasSubstr("the map of mine gives no x or y"));
+  EXPECT_THAT(FaultOfMap({"dot", x, at::zeros({1, 1, 5, 7}), factor}),
+              HasSubstr("gives y of shape [1, 1, 5, 7]; expected [1, 1, 5, 6]"));
+  EXPECT_THAT(FaultOfMap({"dot", x.narrow(2, 0, 2), y, factor}), HasSubstr("gives x of shape"));
+  EXPECT_THAT(FaultOfMap({"dot", x, y, {}}), HasSubstr("gives a factor of shape []"));
+  const at::Tensor rows = at::zeros({1, 1, 2, 3});
+  const at::Tensor columns = at::zeros({1, 1, 1, 5});
+  EXPECT_EQ(FaultOfMap({"laplacian", x, y, factor}), "");
+  EXPECT_THAT(FaultOfMap({"umbral", x, y, factor}),
+              HasSubstr("gives row_scalars of shape []; expected [1, 1, 2, 3]"));
+  EXPECT_THAT(FaultOfMap({"umbral", x, y, factor, rows, columns.narrow(3, 0, 4)}),
+              HasSubstr("gives column_scalars of shape [1, 1, 1, 4]; expected [1, 1, 1, 5]"));
+  EXPECT_THAT(FaultOfMap({"dot", x, y, factor, {}, {}, at::ones({1, 2})}),
+              HasSubstr("gives head_scalars of shape [1, 2]; expected [0, 2]"));
+}
+
+TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
+  const Component component = Component::Parse("rope");
+  const at::Tensor x = at::zeros({1, 2, 3, 4});
+  const auto of_norm = [&](NormFunction norm) {
+    const PositionEntry entry{.catalogue = Mine(Role::kNorm), .norm = norm};
+    return FaultOf([&] { entry.Normed(component, {}, x, /*of_keys=*/true); });
+  };
+  const auto same = [](const Component&, const std::vector<at::Tensor>&, const at::Tensor& tokens,
+                       bool) { return tokens; };
+  EXPECT_EQ(of_norm(same), "");
+  EXPECT_THAT(of_norm([](const Component&, const std::vector<at::Tensor>&, const at::Tensor& tokens,
+                         bool) { return tokens.narrow(3, 0, 2); }),
+              HasSubstr("rope gives keys of shape [1, 2, 3, 2]; expected [1, 2, 3, 4]"));
+  EXPECT_THAT(of_norm([](const Component&, const std::vector<at::Tensor>&, const at::Tensor& tokens,
+                         bool) { return tokens.to(at::kDouble); }),
+              HasSubstr("rope gives keys of dtype Double; expected Float"));
+  const PositionEntry rotation{
+      .catalogue = Mine(Role::kRotation),
+      .rotate = [](const Component&, const std::vector<at::Tensor>&, const RotationCall& call) {
+        return call.x.narrow(2, 0, 1);
+      }};
+  EXPECT_THAT(FaultOf([&] {
+                rotation.Rotated(component, {},
+                                 {.x = x,
+                                  .length = 3,
+                                  .of_keys = false,
+                                  .is_product = true,
+                                  .last_is_height = false,
+                                  .heads = 2});
+              }),
+              HasSubstr("rope gives queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
+}
+
 TEST(RegisterTest, RefusesAPositionWithoutARole) {
   EXPECT_THAT(Refusal(CatalogueEntry().role, {}, kBias), HasSubstr("without a role"));
 }
@@ -117,6 +195,11 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
   EXPECT_THAT(refusal({Number("axis", "1")}), HasSubstr("with a parameter axis"));
   EXPECT_EQ(refusal({Integer("n", "9").AtMost(8), Shape()}),
             refusal({Integer("n", "9").AtMost(8)}));
+}
+
+TEST(RegisterTest, RefusesAChoiceOfNothing) {
+  EXPECT_THAT(Refusal(Role::kBias, {Choice("mode", {})}, kBias),
+              HasSubstr("with a parameter mode, a choice of nothing"));
 }
 
 TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {

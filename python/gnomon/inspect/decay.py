@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gnomon
-from gnomon._catalogue import components_of, module_tensors
+from gnomon._catalogue import Component, components_of, module_tensors
 from gnomon._library import ops
 from gnomon.inspect._model import load_model
 from gnomon.inspect._pictures import Picture, colour_of_head, integer, items, new_figure, path
@@ -48,6 +48,14 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     first = sine[:, min(1, distance)] > 1e-12
     waves = torch.complex(cosine[first], sine[first])
     return waves.cumsum(0).abs().mean(0)
+
+
+def learned_table(part: Component) -> str | None:
+    """The table without which a rotation has no angles, as a module learns one."""
+    for parameter in part.entry["parameters"]:
+        if parameter["kind"] == "table" and parameter["argument"] == "required":
+            return str(parameter["name"])
+    return None
 
 
 def turned_columns(module: MultiheadAttention) -> int:
@@ -89,6 +97,11 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
         for part in parts:
             spec = part.spec
             if part.entry.get("role") == "rotation":
+                if table := learned_table(part):
+                    raise ValueError(
+                        f"{spec} turns by its {table}, which modules learn; expected a rotation "
+                        "whose angles the specification says"
+                    )
                 bound = rope_bound(spec, options.distance, options.head_dim)
                 panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
                 continue
@@ -114,7 +127,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
         part.spec: block.attention
         for block in reversed(model.blocks)
         for part in components_of(block.attention.position)
-        if part.entry.get("role") == "rotation"
+        if part.entry.get("role") == "rotation" and learned_table(part) is None
     }
     for spec, module in reversed(rotations.items()):
         bound = rope_bound(spec, options.distance, turned_columns(module))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from gnomon._checks import check_integer
 from gnomon._terms import to_spec
@@ -133,7 +134,7 @@ class Sinusoidal(TokenEncoding):
     def __init__(
         self,
         dim: int,
-        layout: str = "interleaved",
+        layout: Literal["interleaved", "split", "split_xl"] = "interleaved",
         shape: Sequence[int] | None = None,
         prefix: int = 0,
     ) -> None:

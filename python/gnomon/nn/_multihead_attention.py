@@ -119,7 +119,17 @@ class MultiheadAttention(torch.nn.Module):
         dropout = check_number(operator, "dropout", dropout)
         tolerance = check_number(operator, "tolerance", tolerance)
         has_sink = check_flag(operator, "sink", sink)
-        ops.check_module(f"gnomon.{operator}", dropout, tolerance, has_sink, position_spec)
+        self.qk_norm = check_flag(operator, "qk_norm", qk_norm)
+        self.gate = check_flag(operator, "gate", gate)
+        ops.check_module(
+            f"gnomon.{operator}",
+            dropout,
+            tolerance,
+            has_sink,
+            self.gate,
+            self.qk_norm,
+            position_spec,
+        )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.kv_heads, self.qk_dim, self.kdim, self.vdim = ops.module_sizes(
@@ -135,8 +145,6 @@ class MultiheadAttention(torch.nn.Module):
         self.k_proj = torch.nn.Linear(self.kdim, self.kv_heads * self.qk_dim, bias=bias)
         self.v_proj = torch.nn.Linear(self.vdim, self.kv_heads * value_dim, bias=bias)
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.qk_norm = check_flag(operator, "qk_norm", qk_norm)
-        self.gate = check_flag(operator, "gate", gate)
         if self.gate:
             self.gate_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
         if self.qk_norm:

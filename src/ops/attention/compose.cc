@@ -56,8 +56,8 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   at::Tensor normed = x;
   for (const ResolvedPosition& position : positions) {
     if (position.entry->norm == nullptr) continue;
-    normed = position.entry->norm(*position.component, position.tensors,
-                                  normed.to(ComputingType(normed)), of_keys);
+    normed = position.entry->Normed(*position.component, position.tensors,
+                                    normed.to(ComputingType(normed)), of_keys);
   }
   return normed;
 }
@@ -173,6 +173,12 @@ class Composition {
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
     rotation_ = FindOne(positions_, PositionEntry::Role::kRotation, "rotations");
+    if (rotation_ != nullptr && grid_) {
+      const std::optional<TokenGrid> turned = TokenGrid::Find(*rotation_->component);
+      TORCH_CHECK_VALUE(!turned || *turned == *grid_, kOperation, ": position has ",
+                        rotation_->component->name(), " on the grid ", turned ? turned->Text() : "",
+                        " and others on ", grid_->Text(), "; expected one grid");
+    }
     const bool has_position =
         !coordinates_ && std::any_of(positions_.begin(), positions_.end(), DependsOnPlaces);
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
@@ -228,13 +234,13 @@ class Composition {
     };
     const PositionEntry& entry = *rotation_->entry;
     place();
-    query = entry.rotate(*rotation_->component, rotation_->tensors, rotated);
+    query = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
     rotated.x = key.to(computing_);
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
     place();
-    key = entry.rotate(*rotation_->component, rotation_->tensors, rotated);
+    key = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
   }
 
   // Of ContentCall.
@@ -253,6 +259,13 @@ class Composition {
         *content_->component, content_->tensors,
         {q_.to(computing_), k_.to(computing_), range_.heads, Concrete(q_.sym_size(3)),
          Concrete(v_.sym_size(3)), IsCausal(), FarthestOffset()});
+    TORCH_CHECK_VALUE(
+        term.query.defined() == term.keys.defined() &&
+            term.key.defined() == term.queries.defined() &&
+            (term.keys.defined() || term.queries.defined() || term.values.defined()),
+        kOperation, ": ", content_->component->name(),
+        " gives tables without what they are multiplied by; expected query with keys, key with "
+        "queries, or values");
     if (term.key_weights.defined()) {
       call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
     }
@@ -346,10 +359,12 @@ class Composition {
     }
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->temperature == nullptr) continue;
+      const std::string name = "the temperature of " + position.component->name();
       const at::Tensor own =
-          position.entry->temperature(*position.component, position.tensors, Rows())
-              .to(computing_)
-              .expand_symint(rows);
+          Broadcast(name.c_str(), "(B, H, Lq)",
+                    position.entry->temperature(*position.component, position.tensors, Rows()),
+                    rows)
+              .to(computing_);
       call_.temperature = call_.temperature ? *call_.temperature * own : own;
     }
   }
@@ -412,7 +427,7 @@ class Composition {
       query = InType(query, computing_);
       key = InType(key, computing_);
     }
-    return entry_.map(*similarity_.component, query, key, {factor_, similarity_.others});
+    return entry_.Mapped(*similarity_.component, query, key, {factor_, similarity_.others});
   }
 
   void AddTokens(const MappedTokens& tokens, const at::Tensor& value) {

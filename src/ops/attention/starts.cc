@@ -39,7 +39,7 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
     others.push_back(number ? at::full({1}, *number, options)
                             : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
   }
-  const MappedTokens tokens = entry.map(component, q, k, {at::ones({1}, options), others});
+  const MappedTokens tokens = entry.Mapped(component, q, k, {at::ones({1}, options), others});
   const PairFunction& function = FindPairFunction(tokens.function);
 
   at::Tensor inputs = at::zeros({kTokens, kTokens}, options);

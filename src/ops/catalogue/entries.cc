@@ -1,6 +1,9 @@
 #include "ops/catalogue/entries.h"
 
 #include <ATen/ATen.h>
+#include <gnomon/attention.h>
+
+#include <initializer_list>
 
 namespace gnomon {
 
@@ -35,6 +38,86 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
   return tensors;
 }
 
+MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tensor& q,
+                                     const at::Tensor& k, const HeadParameters& heads) const {
+  MappedTokens tokens = map(component, q, k, heads);
+  const char* const name = catalogue.name.c_str();
+  const PairFunction* function = nullptr;
+  try {
+    if (tokens.function != nullptr) function = &FindPairFunction(tokens.function);
+  } catch (const Error&) {
+    // As where there is none.
+  }
+  TORCH_CHECK_VALUE(
+      function != nullptr, "gnomon.attention: the map of ", name, " names the pair function \"",
+      tokens.function == nullptr ? "" : tokens.function, "\"; expected one that there is");
+  const auto expect = [&](const char* what, const at::Tensor& tensor,
+                          std::initializer_list<c10::SymInt> sizes) {
+    TORCH_CHECK_VALUE(tensor.defined() && tensor.sym_sizes() == c10::SymIntArrayRef(sizes),
+                      "gnomon.attention: the map of ", name, " gives ", what, " of shape ",
+                      tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
+                      c10::SymIntArrayRef(sizes));
+  };
+  TORCH_CHECK_VALUE(
+      tokens.x.defined() && tokens.x.dim() == 4 && tokens.y.defined() && tokens.y.dim() == 4,
+      "gnomon.attention: the map of ", name,
+      " gives no x or y of four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
+  const c10::SymInt columns = tokens.x.sym_size(3);
+  expect("x", tokens.x, {q.sym_size(0), q.sym_size(1), q.sym_size(2), columns});
+  // Keys that the heads of q see differently have these heads.
+  const c10::SymInt key_heads =
+      tokens.y.sym_size(1) == q.sym_size(1) ? q.sym_size(1) : k.sym_size(1);
+  expect("y", tokens.y, {k.sym_size(0), key_heads, k.sym_size(2), columns});
+  expect("a factor", tokens.factor, {q.sym_size(1)});
+  const auto expect_scalars = [&](const char* what, const at::Tensor& scalars, int64_t count,
+                                  std::initializer_list<c10::SymInt> sizes) {
+    if (count > 0 || scalars.defined()) expect(what, scalars, sizes);
+  };
+  const int64_t rows = function->row_scalars;
+  const int64_t of_keys = function->column_scalars;
+  const int64_t of_heads = function->head_scalars;
+  expect_scalars("row_scalars", tokens.row_scalars, rows,
+                 {rows, q.sym_size(0), q.sym_size(1), q.sym_size(2)});
+  expect_scalars("column_scalars", tokens.column_scalars, of_keys,
+                 {of_keys, k.sym_size(0), key_heads, k.sym_size(2)});
+  expect_scalars("head_scalars", tokens.head_scalars, of_heads, {of_heads, q.sym_size(1)});
+  return tokens;
+}
+
+namespace {
+
+// Throws unless what a function made of tokens has their sizes, but for the heads, and their type.
+void CheckLike(const Component& component, const char* what, const at::Tensor& made,
+               const at::Tensor& tokens, const c10::SymInt& heads) {
+  const bool fits = made.defined() && made.dim() == 4 && made.sym_size(0) == tokens.sym_size(0) &&
+                    (made.sym_size(1) == tokens.sym_size(1) || made.sym_size(1) == heads) &&
+                    made.sym_size(2) == tokens.sym_size(2) &&
+                    made.sym_size(3) == tokens.sym_size(3);
+  TORCH_CHECK_VALUE(fits, "gnomon.attention: ", component.name(), " gives ", what, " of shape ",
+                    made.defined() ? made.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
+                    tokens.sym_sizes());
+  TORCH_CHECK_TYPE(made.scalar_type() == tokens.scalar_type(),
+                   "gnomon.attention: ", component.name(), " gives ", what, " of dtype ",
+                   made.scalar_type(), "; expected ", tokens.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor PositionEntry::Rotated(const Component& component,
+                                  const std::vector<at::Tensor>& tensors,
+                                  const RotationCall& call) const {
+  at::Tensor rotated = rotate(component, tensors, call);
+  CheckLike(component, call.of_keys ? "keys" : "queries", rotated, call.x, call.heads);
+  return rotated;
+}
+
+at::Tensor PositionEntry::Normed(const Component& component, const std::vector<at::Tensor>& tensors,
+                                 const at::Tensor& x, bool of_keys) const {
+  at::Tensor normed = norm(component, tensors, x, of_keys);
+  CheckLike(component, of_keys ? "keys" : "queries", normed, x, x.sym_size(1));
+  return normed;
+}
+
 at::Tensor PositionEntry::BiasByOffset(const Component& component,
                                        const std::vector<at::Tensor>& tensors,
                                        const OffsetRange& range) const {
@@ -44,6 +127,9 @@ at::Tensor PositionEntry::BiasByOffset(const Component& component,
           by_offset.sym_size(-2) == range.heads && by_offset.sym_size(-1) == range.size(),
       "gnomon.attention: the bias of ", component.name(), " has shape ", by_offset.sym_sizes(),
       "; expected (H, entries) = (", range.heads, ", ", range.size(), ")");
+  TORCH_CHECK_TYPE(by_offset.is_floating_point(), "gnomon.attention: the bias of ",
+                   component.name(), " has dtype ", by_offset.scalar_type(),
+                   "; expected a floating-point one");
   return by_offset;
 }
 

@@ -64,6 +64,10 @@ struct SimilarityEntry {
   }
   // The parameter by which the tokens of a component are points already; null: they need not be.
   const Parameter* points_parameter(const Component& component) const;
+  // What `map` gives for q (B, H, Lq, D), k (B, Hkv, Lk, D) and parameters (H,). Throws
+  // c10::ValueError unless it is what MappedTokens says.
+  MappedTokens Mapped(const Component& component, const at::Tensor& q, const at::Tensor& k,
+                      const HeadParameters& heads) const;
   // Throws c10::ValueError, "<operation><what><head_dim>; ...", unless tokens may have that many
   // columns.
   void CheckColumns(const Component& component, int64_t head_dim, const char* operation,
@@ -148,10 +152,17 @@ struct PositionEntry {
   }
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
-  // Of Role::kBias: what `bias` gives. Throws c10::ValueError unless it is (H, entries), or, where
-  // batches have offsets of their own, (B, H, entries).
+  // What the functions of an entry give; throw c10::ValueError for what they must not.
+  // `bias` of Role::kBias: (H, entries), or, where batches have offsets of their own,
+  // (B, H, entries).
   at::Tensor BiasByOffset(const Component& component, const std::vector<at::Tensor>& tensors,
                           const OffsetRange& range) const;
+  // `rotate`: tokens as they came; keys may have the heads of q.
+  at::Tensor Rotated(const Component& component, const std::vector<at::Tensor>& tensors,
+                     const RotationCall& call) const;
+  // `norm`: tokens as they came.
+  at::Tensor Normed(const Component& component, const std::vector<at::Tensor>& tensors,
+                    const at::Tensor& x, bool of_keys) const;
 };
 
 }  // namespace gnomon

@@ -68,8 +68,15 @@ std::vector<std::string> LoadTerms(const std::string& path) {
     throw;
   }
   // A library that was loaded before has registered nothing now.
-  const auto [known, is_new] = loaded.libraries.try_emplace(handle, names);
-  return known->second;
+  if (const auto known = loaded.libraries.find(handle); known != loaded.libraries.end()) {
+    return known->second;
+  }
+  if (names.empty()) {
+    dlclose(handle);
+    TORCH_CHECK_VALUE(false, "gnomon.load_terms: ", file.string(), " has no terms");
+  }
+  loaded.libraries.emplace(handle, names);
+  return names;
 }
 
 }  // namespace gnomon

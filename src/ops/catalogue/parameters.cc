@@ -95,7 +95,7 @@ Parameter Flag(const char* name, const char* default_value) {
 }
 
 Parameter Choice(const char* name, std::vector<std::string> choices) {
-  Parameter parameter = Of(Kind::kChoice, name, choices.front().c_str());
+  Parameter parameter = Of(Kind::kChoice, name, choices.empty() ? "" : choices.front().c_str());
   parameter.choices = std::move(choices);
   return parameter;
 }

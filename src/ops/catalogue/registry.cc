@@ -130,6 +130,9 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
     if (of_grid != of_grids.end() && of_grid->second != parameter.kind) {
       return "with a parameter " + name + ", which would be that of a grid";
     }
+    if (parameter.kind == Kind::kChoice && parameter.choices.empty()) {
+      return "with a parameter " + name + ", a choice of nothing";
+    }
     if (!TakesDefault(entry, parameter)) {
       return "with a parameter " + name + " that does not take its default, " +
              parameter.default_value;

@@ -2,6 +2,7 @@
 #include <gnomon/torch/term.h>
 
 #include "ops/catalogue/registry.h"
+#include "ops/catalogue/term_builder.h"
 
 namespace gnomon {
 
@@ -10,6 +11,23 @@ Position operator+(const Position& a, const Position& b) {
   sum.spec += "+" + b.spec;
   sum.tensors.insert(sum.tensors.end(), b.tensors.begin(), b.tensors.end());
   return sum;
+}
+
+void CheckDetails(const std::string& spec, const char* key, const std::string& words) {
+  const std::string name = spec.substr(0, spec.find(':'));
+  const CatalogueEntry* entry = FindCatalogueEntry(name);
+  bool fits = entry != nullptr && words.find('+') == std::string::npos &&
+              words.find('=') >= words.find(':');
+  const auto is_detail = [&](const std::string& option) {
+    const CatalogueParameter* parameter = entry->Find(option);
+    return parameter != nullptr && parameter->detail_of == key;
+  };
+  for (size_t at = words.find(':'); fits && at != std::string::npos; at = words.find(':', at + 1)) {
+    const size_t end = words.find_first_of(":=", at + 1);
+    fits = is_detail(words.substr(at + 1, end == std::string::npos ? end : end - at - 1));
+  }
+  TORCH_CHECK_VALUE(fits, "gnomon: ", name, " has ", key, " = \"", words,
+                    "\"; expected a word, and after it options of it alone");
 }
 
 namespace position {

@@ -15,6 +15,10 @@
 
 namespace gnomon {
 
+// Throws c10::ValueError unless what follows a word, "yarn:factor=4", are options of it. `spec` is
+// that of the term so far.
+void CheckDetails(const std::string& spec, const char* key, const std::string& words);
+
 // A term of a name, with an option for each value that there is, and the tensors of those that are
 // tensors: these in the order of the catalogue.
 class TermBuilder {
@@ -23,7 +27,7 @@ class TermBuilder {
 
   TermBuilder& With(const char* key, const std::string& word) {
     TORCH_CHECK_VALUE(word.find_first_of(":+=") == std::string::npos, "gnomon: ", term_.spec,
-                      " has ", key, " = \"", word, "\"");
+                      " has ", key, " = \"", word, "\"; expected a word without :, + and =");
     return Append(key, word);
   }
   TermBuilder& With(const char* key, double number) { return Append(key, NumberText(number)); }
@@ -41,7 +45,9 @@ class TermBuilder {
   }
   // A word that options of its own may follow, "yarn:factor=4".
   TermBuilder& WithDetails(const char* key, const std::optional<std::string>& words) {
-    return words ? Append(key, *words) : *this;
+    if (!words) return *this;
+    CheckDetails(term_.spec, key, *words);
+    return Append(key, *words);
   }
   template <class Value>
   TermBuilder& With(const char* key, const std::optional<Value>& value) {

@@ -337,7 +337,9 @@ std::optional<double> ParseNumber(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   // What no float holds, no tensor of them does.
-  const bool fits = std::fabs(number) <= std::numeric_limits<float>::max();
+  using Limits = std::numeric_limits<float>;
+  const double size = std::fabs(number);
+  const bool fits = size == 0 || (size >= Limits::min() && size <= Limits::max());
   if (error != std::errc() || end != text.data() + text.size() || !fits) return std::nullopt;
   return number;
 }

@@ -68,7 +68,8 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   const at::Tensor query = resolved.entry->WithHeightLast(component, batch);
   const at::Tensor key = resolved.entry->WithHeightLast(component, AsBatch(k.to(computing)));
   const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
-  const MappedTokens tokens = resolved.entry->map(component, query, key, {factor, resolved.others});
+  const MappedTokens tokens =
+      resolved.entry->Mapped(component, query, key, {factor, resolved.others});
   GraphArguments call;
   call.x = AsNodes(tokens.x);
   call.y = AsNodes(tokens.y);

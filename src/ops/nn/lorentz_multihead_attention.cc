@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "ops/attention/attention.h"
 #include "ops/attention/call_checks.h"
@@ -70,7 +71,7 @@ torch::Tensor LorentzMultiheadAttentionImpl::forward(const torch::Tensor& query,
       AttentionOfTerms(q, k, v, similarity::Lorentz(1 / scale.reshape({}), curvature, bias),
                        options.position(), arguments, /*returns_lse=*/false);
   const torch::Tensor o = std::get<0>(outputs).transpose(1, 2);
-  if (call.cache) *call.cache = joined;
+  if (call.cache) *call.cache = std::move(joined);
   if (!options.trans_heads_concat()) return lorentz::centroid(o, curvature);
   return lorentz::lift(final_linear(o.flatten(2)), curvature);
 }

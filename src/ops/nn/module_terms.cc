@@ -165,14 +165,20 @@ std::vector<std::string> LayerPositions(const std::string& pattern) {
   return positions;
 }
 
-void CheckModule(const char* module, double dropout, double tolerance, bool sink,
+void CheckModule(const char* module, double dropout, double tolerance, const OwnTerms& own,
                  const std::string& position) {
+  using Role = PositionEntry::Role;
   CheckDropoutRate(module, dropout);
   CheckTolerance(module, tolerance);
-  if (!sink) return;
+  if (!own.sink && !own.gate && !own.qk_norm) return;
   for (const Component& term : ParseSum(position)) {
-    TORCH_CHECK_VALUE(FindPosition(term).role() != PositionEntry::Role::kSink, module,
-                      ": sink is set, and position has one; expected one of them");
+    const Role role = FindPosition(term).role();
+    const char* twice = own.sink && role == Role::kSink      ? "sink"
+                        : own.gate && role == Role::kGate    ? "gate"
+                        : own.qk_norm && role == Role::kNorm ? "qk_norm"
+                                                             : nullptr;
+    TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set, and position has ",
+                      term.name(), "; expected one of them");
   }
 }
 

@@ -131,9 +131,16 @@ std::vector<std::string> LayerPositions(const std::string& pattern);
 // Whether a position has tensors that a module makes of its tokens in each call.
 bool HasProjections(const std::string& position);
 
+// What a module may have of its own that a position may have, too.
+struct OwnTerms {
+  bool sink = false;
+  bool gate = false;
+  bool qk_norm = false;
+};
+
 // Throws c10::ValueError, in the name of `module`, unless dropout and tolerance are in their
-// ranges, and where a module with a sink of its own has a position with one.
-void CheckModule(const char* module, double dropout, double tolerance, bool sink,
+// ranges, and where the position has what the module has of its own.
+void CheckModule(const char* module, double dropout, double tolerance, const OwnTerms& own,
                  const std::string& position);
 
 }  // namespace gnomon

@@ -1,3 +1,4 @@
+#include <gnomon/torch/nn.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -21,7 +22,7 @@ ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
 void Check(const MultiheadAttentionOptions& options) {
   SizesOf(options);  // throws unless they fit together
   CheckModule("gnomon.nn.MultiheadAttention", options.dropout(), options.tolerance(),
-              options.sink(), options.position().spec);
+              {options.sink(), options.gate(), options.qk_norm()}, options.position().spec);
 }
 
 }  // namespace
@@ -133,7 +134,7 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
   const torch::Tensor o = ModuleAttention(q, k, v, *terms_, terms.tensors, arguments);
-  if (call.cache) *call.cache = joined;
+  if (call.cache) *call.cache = std::move(joined);
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();
   return out_proj(joined_heads);

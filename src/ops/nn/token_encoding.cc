@@ -1,6 +1,7 @@
 #include "ops/nn/token_encoding.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 
 #include <memory>
 #include <tuple>
@@ -31,7 +32,9 @@ std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64
                     component.name(), " is not added to the embeddings");
   TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn: ", component.name(), ": dim is ", dim,
                     "; expected at least 1");
-  return entry.encoder(component, dim, causal);
+  std::unique_ptr<TokenEncoder> encoder = entry.encoder(component, dim, causal);
+  TORCH_CHECK_VALUE(encoder != nullptr, "gnomon.nn: ", component.name(), " makes no encoder");
+  return encoder;
 }
 
 at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
@@ -83,7 +86,13 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
       known.Get({component.Text(), dim, causal}, [&]() -> std::shared_ptr<const TokenEncoder> {
         return MakeTokenEncoder(component, dim, causal);
       });
-  return encoder->Encode(tensors, batch).to(embeddings.options());
+  const at::Tensor encoding = encoder->Encode(tensors, batch);
+  TORCH_CHECK_VALUE(
+      encoding.defined() && at::is_expandable_to(encoding.sym_sizes(), embeddings.sym_sizes()),
+      "gnomon.nn: ", name, " gives an encoding of shape ",
+      encoding.defined() ? encoding.sym_sizes() : c10::SymIntArrayRef(),
+      "; expected what broadcasts to ", embeddings.sym_sizes());
+  return encoding.to(embeddings.options());
 }
 
 }  // namespace gnomon

@@ -46,12 +46,14 @@ const RegisterPosition sandwich({
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",
          .class_name = "Sandwich"},
-    .parameters =
-        OnAxis({PerHead("factor", "fixed", {.start = FactorStart})
-                    .Means("factor of each head")
-                    .Otherwise("H / (8 h) of head h = 1 .. H, the paper's"),
-                Integer("dims", "128").AtLeast(2).Means("columns of the sinusoids, an even number"),
-                PositiveNumber("base", "10000").Means("base of their wavelengths")}),
+    .parameters = OnAxis({PerHead("factor", "fixed", {.start = FactorStart})
+                              .Means("factor of each head")
+                              .Otherwise("H / (8 h) of head h = 1 .. H, the paper's"),
+                          Integer("dims", "128")
+                              .AtLeast(2)
+                              .AtMost(8192)
+                              .Means("columns of the sinusoids, an even number"),
+                          PositiveNumber("base", "10000").Means("base of their wavelengths")}),
     .bias = Bias,
 });
 
