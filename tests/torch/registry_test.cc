@@ -28,7 +28,7 @@ const OffsetBiasFunction kBias = [](const Component& /*component*/,
 std::string Refusal(Role role, std::vector<Parameter> parameters = {},
                     OffsetBiasFunction bias = nullptr) {
   try {
-    RegisterTogether("libmine.so", [&] {
+    RegisterAllOrNone("libmine.so", [&] {
       RegisterPosition(
           {.catalogue = Mine(role), .parameters = std::move(parameters), .bias = bias});
     });
@@ -52,7 +52,7 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   }
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
-    RegisterTogether("libmine.so", [] {
+    RegisterAllOrNone("libmine.so", [] {
       RegisterSimilarity({.catalogue = Mine(Role::kSimilarity), .map = nullptr});
     });
     FAIL();
@@ -167,7 +167,7 @@ TEST(RegisterTest, RefusesAPositionWithoutARole) {
 TEST(RegisterTest, RefusesWhatNoSpecificationCouldName) {
   for (const char* const name : {"", "my term", "a+b", "a:b", "2d"}) {
     try {
-      RegisterTogether("libmine.so", [&] {
+      RegisterAllOrNone("libmine.so", [&] {
         CatalogueEntry entry = Mine(Role::kBias);
         entry.name = name;
         RegisterPosition({.catalogue = entry, .bias = kBias});
@@ -209,7 +209,7 @@ TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {
   };
   const auto refusal = [&](SimilarityEntry entry) -> std::string {
     try {
-      RegisterTogether("libmine.so", [&] { RegisterSimilarity(std::move(entry)); });
+      RegisterAllOrNone("libmine.so", [&] { RegisterSimilarity(std::move(entry)); });
     } catch (const c10::ValueError& error) {
       return error.what_without_backtrace();
     }

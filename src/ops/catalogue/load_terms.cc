@@ -57,7 +57,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
   void* handle = nullptr;
   std::vector<std::string> names;
   try {
-    names = RegisterTogether(file.string(), [&] {
+    names = RegisterAllOrNone(file.string(), [&] {
       handle = Open(file.string());
       TORCH_CHECK_VALUE(
           dlsym(handle, "gnomon_terms") != nullptr, "gnomon.load_terms: ", file.string(),

@@ -67,7 +67,7 @@ Registry<PositionEntry>& Positions() {
   return registry;
 }
 
-// What RegisterTogether has collected so far.
+// What RegisterAllOrNone has collected so far.
 struct Collection {
   std::string library;
   std::vector<const PairFunction*> functions;
@@ -75,7 +75,7 @@ struct Collection {
   std::vector<PositionEntry> positions;
 };
 
-// That of the RegisterTogether which runs in this thread, or null.
+// That of the RegisterAllOrNone which runs in this thread, or null.
 thread_local Collection* collecting = nullptr;
 
 bool HasPairFunction(const std::string& name) {
@@ -291,8 +291,8 @@ RegisterPairFunction::RegisterPairFunction(const PairFunction& function) {
   }
 }
 
-std::vector<std::string> RegisterTogether(const std::string& library,
-                                          const std::function<void()>& load) {
+std::vector<std::string> RegisterAllOrNone(const std::string& library,
+                                           const std::function<void()>& load) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   Collection collection;

@@ -33,8 +33,8 @@ struct RegisterPairFunction {
 
 // What the objects above register while `load` runs, under the name of a library: it is added when
 // `load` has returned, all of it or, if a name is taken, nothing. Returns the names of the terms.
-std::vector<std::string> RegisterTogether(const std::string& library,
-                                          const std::function<void()>& load);
+std::vector<std::string> RegisterAllOrNone(const std::string& library,
+                                           const std::function<void()>& load);
 
 const PositionEntry* FindPositionEntry(const std::string& name);
 

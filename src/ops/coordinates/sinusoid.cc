@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/coordinates/sinusoid.h"
 #include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
@@ -13,9 +14,10 @@ namespace gnomon {
 at::Tensor sinusoid(const at::Tensor& positions, int64_t dim, const std::string& layout) {
   TORCH_CHECK_VALUE(dim >= 2 && dim % 2 == 0, "gnomon.sinusoid: dim is ", dim,
                     "; expected a positive even number");
-  TORCH_CHECK_VALUE(layout == "interleaved" || layout == "split" || layout == "split_xl",
-                    "gnomon.sinusoid: layout is \"", layout,
-                    "\"; expected one of interleaved, split, split_xl");
+  const std::vector<std::string> layouts = SinusoidLayouts();
+  TORCH_CHECK_VALUE(std::find(layouts.begin(), layouts.end(), layout) != layouts.end(),
+                    "gnomon.sinusoid: layout is \"", layout, "\"; expected one of ",
+                    c10::Join(", ", layouts));
   TORCH_CHECK_TYPE(!positions.is_complex() && positions.scalar_type() != at::kBool,
                    "gnomon.sinusoid: positions have dtype ", positions.scalar_type(),
                    "; expected integers or floating-point numbers");

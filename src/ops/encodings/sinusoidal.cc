@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/catalogue/registry.h"
+#include "ops/coordinates/sinusoid.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/encodings/tokens.h"
 
@@ -74,7 +75,7 @@ const RegisterPosition sinusoidal({
          .cost = "0 + 0",
          .class_name = "Sinusoidal"},
     .parameters =
-        OnGrid({Choice("layout", {"interleaved", "split", "split_xl"})
+        OnGrid({Choice("layout", SinusoidLayouts())
                     .Means("how sines and cosines are laid out over the columns, see sinusoid")}),
     .encoder = Make,
 });

@@ -1,0 +1,15 @@
+// How sines and cosines are laid out over the columns of sinusoid() (gnomon/torch/attention.h).
+#ifndef GNOMON_OPS_COORDINATES_SINUSOID_H_
+#define GNOMON_OPS_COORDINATES_SINUSOID_H_
+
+#include <string>
+#include <vector>
+
+namespace gnomon {
+
+// The first is the default.
+inline std::vector<std::string> SinusoidLayouts() { return {"interleaved", "split", "split_xl"}; }
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_COORDINATES_SINUSOID_H_
