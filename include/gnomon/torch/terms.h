@@ -157,7 +157,8 @@ namespace position {
 // Pair i of the first dims coordinates is rotated, before the map of the similarity. With a shape,
 // tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
 // split evenly over its axes: each axis rotates its part by its own coordinate, with dims / axes in
-// place of dims.
+// place of dims. Fewer tokens than the grid has are its first ones, as those that are generated so
+// far.
 //
 // Su et al. 2021, RoFormer.
 //
