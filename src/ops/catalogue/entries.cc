@@ -62,12 +62,12 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
       tokens.x.defined() && tokens.x.dim() == 4 && tokens.y.defined() && tokens.y.dim() == 4,
       "gnomon.attention: the map of ", name,
       " gives no x or y of four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
-  const c10::SymInt columns = tokens.x.sym_size(3);
-  expect("x", tokens.x, {q.sym_size(0), q.sym_size(1), q.sym_size(2), columns});
+  const c10::SymInt width = tokens.x.sym_size(3);
+  expect("x", tokens.x, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
   // Keys that the heads of q see differently have these heads.
   const c10::SymInt key_heads =
       tokens.y.sym_size(1) == q.sym_size(1) ? q.sym_size(1) : k.sym_size(1);
-  expect("y", tokens.y, {k.sym_size(0), key_heads, k.sym_size(2), columns});
+  expect("y", tokens.y, {k.sym_size(0), key_heads, k.sym_size(2), width});
   expect("a factor", tokens.factor, {q.sym_size(1)});
   const auto expect_scalars = [&](const char* what, const at::Tensor& scalars, int64_t count,
                                   std::initializer_list<c10::SymInt> sizes) {
