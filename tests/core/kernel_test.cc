@@ -484,7 +484,9 @@ TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
             Array<float> o(p.d_o.size(), false, kNan);
             std::vector<float> lse(p.d_lse.size(), kNan);
             AttentionForward(p.function, in, {o.view(), lse.data()}, SerialExecutor());
-            if (first == 0.0f) EXPECT_TRUE(std::isfinite(lse[0]));
+            if (first == 0.0f) {
+              EXPECT_TRUE(std::isfinite(lse[0]));
+            }
           });
         }
       }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -151,6 +152,8 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
   EXPECT_THAT(FaultOf([&] {
                 rotation.Rotated(component, {},
                                  {.x = x,
+                                  .position = 0,
+                                  .firsts = std::nullopt,
                                   .length = 3,
                                   .of_keys = false,
                                   .is_product = true,
