@@ -114,6 +114,13 @@ def test_fields_of_a_specified_term(fields, error):
         gnomon.position.Specified(*fields)
 
 
+def test_numbers_of_sandwich():
+    q, k, v = tokens()
+    for dims in (3, 0, 1_000_000_000):
+        with pytest.raises(ValueError, match="sandwich"):
+            gnomon.attention(q, k, v, position=f"sandwich:dims={dims}")
+
+
 def test_a_number_that_no_float_holds():
     q, k, v = tokens()
     for number in ("1e-46", "1e-40", "1e39"):

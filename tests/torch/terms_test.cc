@@ -74,6 +74,13 @@ TEST(TermsTest, DefaultsAreThoseOfTheCatalogue) {
   EXPECT_EQ(similarity::Additive().spec, "additive:slope=0.2");
   EXPECT_EQ(position::HyPE(0.1, 2).spec, "hype:tau=0.1:mu=2:mode=abs");
   EXPECT_EQ(position::Kerple(1, 2).spec, "kerple:r1=1:r2=2:kind=log");
+  const auto scaled = [](const std::string& words) {
+    return position::RoPE(10000, "interleaved", std::nullopt, {}, 0, words).spec;
+  };
+  EXPECT_NE(scaled("linear:factor=2").find(":scaling=linear:factor=2"), std::string::npos);
+  for (const char* words : {"none+alibi", "none:dims=4", "yarn:factor=2:base=3", "=2"}) {
+    EXPECT_THROW(scaled(words), c10::ValueError) << words;
+  }
   EXPECT_EQ(position::RoPE().spec,
             "rope:base=10000:layout=interleaved:prefix=0:xpos=false:section_order=contiguous");
   EXPECT_EQ(
