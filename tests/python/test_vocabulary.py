@@ -243,6 +243,16 @@ def test_what_attention_lists_it_takes():
     names = known_names(str(error.value))
     temperatures = {"scalable_softmax", "log_temperature"}
     assert {"none", "rope", "alibi", "hype", "kerple", *temperatures} <= set(names)
+    # All of those that act in attention, unless they need a table.
+    assert set(names) == {
+        entry["name"]
+        for entry in gnomon.catalogue()["positions"]
+        if entry["role"] != "embedding"
+        and not any(
+            parameter["kind"] == "table" and parameter["argument"] == "required"
+            for parameter in entry["parameters"]
+        )
+    }
     for name in names:
         gnomon.attention(q, k, v, position=name, causal=True)
     with pytest.raises(ValueError, match="unknown similarity") as error:

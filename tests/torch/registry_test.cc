@@ -63,26 +63,6 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   }
 }
 
-TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
-  const PositionEntry entry{.catalogue = Mine(Role::kBias), .bias = kBias};
-  const Component component = Component::Parse("alibi");
-  const OffsetRange range{3, 5, 0, 2, std::nullopt};
-  const auto fault = [&](at::IntArrayRef sizes) -> std::string {
-    try {
-      entry.BiasByOffset(component, {at::zeros(sizes)}, range);
-    } catch (const c10::ValueError& error) {
-      return error.what_without_backtrace();
-    }
-    return "";
-  };
-  EXPECT_EQ(fault({2, 7}), "");
-  for (const std::vector<int64_t>& sizes :
-       std::vector<std::vector<int64_t>>{{4, 7}, {2, 8}, {7}, {1, 2, 7}}) {
-    EXPECT_THAT(fault(sizes), HasSubstr("the bias of alibi has shape"));
-    EXPECT_THAT(fault(sizes), HasSubstr("expected (H, entries) = (2, 7)"));
-  }
-}
-
 template <class Body>
 std::string FaultOf(const Body& body) {
   try {
@@ -91,6 +71,21 @@ std::string FaultOf(const Body& body) {
     return error.what_without_backtrace();
   }
   return "";
+}
+
+TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
+  const PositionEntry entry{.catalogue = Mine(Role::kBias), .bias = kBias};
+  const Component component = Component::Parse("alibi");
+  const OffsetRange range{3, 5, 0, 2, std::nullopt};
+  const auto fault = [&](at::IntArrayRef sizes) {
+    return FaultOf([&] { entry.BiasByOffset(component, {at::zeros(sizes)}, range); });
+  };
+  EXPECT_EQ(fault({2, 7}), "");
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{4, 7}, {2, 8}, {7}, {1, 2, 7}}) {
+    EXPECT_THAT(fault(sizes), HasSubstr("the bias of alibi has shape"));
+    EXPECT_THAT(fault(sizes), HasSubstr("expected (H, entries) = (2, 7)"));
+  }
 }
 
 // What a map gives for q (1, 2, 3, 4) and k (1, 1, 5, 4).

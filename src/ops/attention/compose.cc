@@ -173,12 +173,6 @@ class Composition {
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
     rotation_ = FindOne(positions_, PositionEntry::Role::kRotation, "rotations");
-    if (rotation_ != nullptr && grid_) {
-      const std::optional<TokenGrid> turned = TokenGrid::Find(*rotation_->component);
-      TORCH_CHECK_VALUE(!turned || *turned == *grid_, kOperation, ": position has ",
-                        rotation_->component->name(), " on the grid ", turned ? turned->Text() : "",
-                        " and others on ", grid_->Text(), "; expected one grid");
-    }
     const bool has_position =
         !coordinates_ && std::any_of(positions_.begin(), positions_.end(), DependsOnPlaces);
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);

@@ -67,6 +67,14 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       place(position, on), "; biases add up in the sequence or on one grid");
   }
   if (!grid) return std::nullopt;
+  // A rotation may lie in the sequence beside them, but on no other grid.
+  for (const ResolvedPosition& position : positions) {
+    if (position.entry->role() != PositionEntry::Role::kRotation) continue;
+    const std::optional<TokenGrid> on = TokenGrid::Find(*position.component);
+    TORCH_CHECK_VALUE(!on || on == grid, "gnomon.attention: position has ",
+                      position.component->name(), " on the grid ", on ? on->Text() : "",
+                      " and others on ", grid->Text(), "; expected one grid");
+  }
   // With positions of the caller's, these are the places.
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),

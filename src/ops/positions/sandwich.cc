@@ -17,11 +17,10 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   TORCH_CHECK_VALUE(dims % 2 == 0, "gnomon.attention: dims of sandwich is ", dims,
                     "; expected an even number");
   const auto distance = range.Distances(factor.options()).to(at::kDouble);
-  at::Tensor sum = at::zeros_like(distance);
+  const double log_step = -2 * std::log(component.Number("base")) / static_cast<double>(dims);
+  at::Tensor sum = at::full_like(distance, -static_cast<double>(dims / 2));
   for (int64_t i = 1; i <= dims / 2; ++i) {
-    const double rate = std::pow(component.Number("base"),
-                                 -2.0 * static_cast<double>(i) / static_cast<double>(dims));
-    sum += (distance * rate).cos() - 1;
+    sum += (distance * std::exp(static_cast<double>(i) * log_step)).cos_();
   }
   return OverEntries(factor) * sum.to(factor.scalar_type());
 }
