@@ -120,7 +120,7 @@ torch::Tensor DiffusionTransformerImpl::forward(const torch::Tensor& images,
                                                 const torch::Tensor& labels,
                                                 const std::optional<BatchRows>& rows) {
   torch::Tensor x = token_position_->forward(
-      patches_->forward(Patches(images.to(device()), options_.patch)), nn::TokenCall{.rows = rows});
+      patches_->forward(Patches(images.to(device()), options_.patch)), TokenCallOf(rows));
   const torch::Tensor time =
       time_out_->forward(torch::silu(time_in_->forward(TimeSinusoids(timesteps.to(device())))));
   const torch::Tensor condition = time + labels_->forward(labels.to(device()));

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "gnomon/torch/batch_rows.h"
 #include "gnomon/torch/nn.h"
 #include "models/transformer.h"
 #include "ops/coordinates/token_grid.h"

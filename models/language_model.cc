@@ -101,9 +101,8 @@ torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageMode
                        ", the tokens have ", tokens.size(0)));
   }
   torch::Tensor x = Rows(tokens);
-  nn::TokenCall call;
+  nn::TokenCall call = TokenCallOf(rows);
   call.cache = cache != nullptr ? &cache->tokens : memory != nullptr ? &memory->tokens : nullptr;
-  call.rows = rows;
   call.positions = positions;
   x = token_position_->forward(x, call);
   if (memory != nullptr) {

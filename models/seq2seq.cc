@@ -150,9 +150,8 @@ torch::Tensor Seq2SeqImpl::decode(const torch::Tensor& target, const torch::Tens
   const int64_t offset = cache == nullptr ? 0 : cache->tokens.length();
   // From the second call on the cache has the keys and values of the source.
   const torch::Tensor keys = offset > 0 ? encoded.narrow(1, 0, 0) : encoded;
-  nn::TokenCall call;
+  nn::TokenCall call = TokenCallOf(rows);
   call.cache = cache == nullptr ? nullptr : &cache->tokens;
-  call.rows = rows;
   torch::Tensor x = decoder_position_->forward(Embed(target, rows), call);
   const torch::Tensor here = lengths.to(x.device());
   for (int64_t layer = 0; layer < options_.depth; ++layer) {

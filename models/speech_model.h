@@ -9,7 +9,6 @@
 #include <optional>
 #include <vector>
 
-#include "gnomon/torch/batch_rows.h"
 #include "models/transformer.h"
 #include "training/options.h"
 #include "training/terms.h"

@@ -63,6 +63,15 @@ torch::Tensor DropOut(const torch::Tensor& x, double dropout,
   return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 
+nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows) {
+  nn::TokenCall call;
+  if (rows) {
+    call.first_sequence = rows->first;
+    call.batch_size = rows->total;
+  }
+  return call;
+}
+
 NormImpl::NormImpl(const std::string& kind, int64_t dim) : dim_(dim) {
   if (kind != "layer" && kind != "rms") {
     throw Error(StrCat("norm is '", kind, "', expected layer or rms"));
@@ -175,7 +184,9 @@ EncoderImpl::EncoderImpl(const TransformerOptions& options)
 
 torch::Tensor EncoderImpl::forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths,
                                    const std::optional<BatchRows>& rows) {
-  x = token_position_->forward(x, nn::TokenCall{.lengths = lengths, .rows = rows});
+  nn::TokenCall call = TokenCallOf(rows);
+  call.lengths = lengths;
+  x = token_position_->forward(x, call);
   for (const auto& block : *blocks_) {
     x = block->as<TransformerBlock>()->forward(x, nn::AttentionCall{.key_lengths = lengths}, {},
                                                rows);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gnomon/torch/nn.h"
+#include "training/batch_rows.h"
 #include "training/options.h"
 #include "training/strings.h"
 
@@ -95,6 +96,9 @@ double ResidualGain(int64_t branches);
 
 // torch::dropout while training, as it falls on the rows of a batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
+
+// What the encodings of the tokens of these rows are told.
+nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows);
 
 // Attention of the sizes and the similarity of the options, and of a position.
 nn::MultiheadAttention MakeAttention(const TransformerOptions& options,

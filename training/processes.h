@@ -3,12 +3,13 @@
 #define GNOMON_TRAINING_PROCESSES_H_
 
 #include <ATen/core/Tensor.h>
-#include <gnomon/torch/batch_rows.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+
+#include "training/batch_rows.h"
 
 namespace gnomon::models {
 

@@ -4,7 +4,6 @@
 #ifndef GNOMON_TRAINING_TASK_H_
 #define GNOMON_TRAINING_TASK_H_
 
-#include <gnomon/torch/batch_rows.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "training/batch_rows.h"
 #include "training/options.h"
 #include "training/terms.h"
 #include "training/training_options.h"

@@ -276,8 +276,13 @@ at::Tensor EncodeTokensOp(const at::Tensor& embeddings, const std::string& spec,
                           const OptionalTensor& lengths, const OptionalTensor& before,
                           std::optional<at::Generator> generator, const OptionalTensor& positions) {
   return EncodeTokens(*ModuleComponent(spec), dim, causal, tensors.vec(),
-                      {embeddings, std::move(offset), training, lengths, before,
-                       std::move(generator), std::nullopt, positions});
+                      {.embeddings = embeddings,
+                       .offset = std::move(offset),
+                       .training = training,
+                       .lengths = lengths,
+                       .before = before,
+                       .generator = std::move(generator),
+                       .positions = positions});
 }
 
 std::tuple<at::Tensor, at::Tensor> HypeAugmentOp(const at::Tensor& q, const at::Tensor& k,

@@ -369,6 +369,10 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, position="hype::mu=0.1"),
         "has an empty option",
     ),
+    "a rate below 0": (
+        lambda: attend(position="kerple:r2=-1"),
+        r"kerple:r2=-1; expected learned, fixed or a number of at least 0",
+    ),
     "a table of no length": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
         "offset_bias:length=0; expected an integer of at least 1",

@@ -474,9 +474,9 @@ def test_the_offset_bias_of_a_module_ends(offset):
     module = nn.MultiheadAttention(32, HEADS, position="offset_bias:length=4")
     x = torch.randn(2, 5, 32)
     module(x[:, :4])
-    with pytest.raises(ValueError, match=r"offset_bias:length=4 and offsets from -4 to 4; exp.*3"):
+    with pytest.raises(ValueError, match=r"has n = 4, and p_j - p_i lies from -4 to 4; expected"):
         module(x)
-    with pytest.raises(ValueError, match=r"offset_bias:length=4 and offsets from -4 to [23]"):
+    with pytest.raises(ValueError, match=r"n = 4, and p_j - p_i lies from -4 to [23]"):
         module(x[:, :4], x[:, :4], query_offset=offset)
 
 
@@ -607,7 +607,7 @@ MISTAKES = {
             torch.ones(1, 2, 8)
         ),
         ValueError,
-        r"the table of OffsetBias has shape \[2, 4\]; expected \(H, 2 length - 1\)",
+        r"the table of OffsetBias has shape \[2, 4\]; expected \(H, 2 n - 1\)",
     ),
     "rope of linear attention": (
         lambda: gnomon.linear_attention(*tokens(), rope="alibi"),

@@ -2,12 +2,19 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <gnomon/torch/token_encoding.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/compose.h"
 
 namespace gnomon {
 namespace {
@@ -81,6 +88,8 @@ TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
     return FaultOf([&] { entry.BiasByOffset(component, {at::zeros(sizes)}, range); });
   };
   EXPECT_EQ(fault({2, 7}), "");
+  EXPECT_THAT(FaultOf([&] { entry.BiasByOffset(component, {at::Tensor()}, range); }),
+              HasSubstr("the bias of alibi has shape []"));
   for (const std::vector<int64_t>& sizes :
        std::vector<std::vector<int64_t>>{{4, 7}, {2, 8}, {7}, {1, 2, 7}}) {
     EXPECT_THAT(fault(sizes), HasSubstr("the bias of alibi has shape"));
@@ -156,6 +165,71 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
                                   .heads = 2});
               }),
               HasSubstr("rope gives queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
+}
+
+// What a call says of a position that no specification names.
+std::string FaultInAttention(const PositionEntry& entry) {
+  const auto component = std::make_shared<const Component>(Component::Parse("mine"));
+  const at::Tensor x = at::zeros({1, 2, 3, 4});
+  const ResolvedSimilarity dot = ResolveSimilarity("gnomon.attention", "dot", {}, x);
+  return FaultOf(
+      [&] { Compose(x, x, x, dot, {{&entry, component, /*tensors=*/{}}}, CallArguments()); });
+}
+
+TEST(PositionEntryTest, ATemperatureIsOfRows) {
+  const auto fault = [](TemperatureFunction temperature) {
+    return FaultInAttention({.catalogue = Mine(Role::kTemperature), .temperature = temperature});
+  };
+  const auto of_rows = [](const Component&, const std::vector<at::Tensor>&,
+                          const TemperatureCall& call) { return call.seen.log(); };
+  EXPECT_EQ(fault(of_rows), "");
+  EXPECT_THAT(fault([](const Component&, const std::vector<at::Tensor>&, const TemperatureCall&) {
+                return at::ones({4});
+              }),
+              HasSubstr("the temperature of mine has shape [4]; expected (B, H, Lq) = [1, 2, 3]"));
+  EXPECT_THAT(fault([](const Component&, const std::vector<at::Tensor>&, const TemperatureCall&) {
+                return at::Tensor();
+              }),
+              HasSubstr("the temperature of mine has shape []"));
+}
+
+TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
+  const auto fault = [](ContentFunction content) {
+    return FaultInAttention({.catalogue = Mine(Role::kContent), .content = content});
+  };
+  const auto without_keys = [](const Component&, const std::vector<at::Tensor>&,
+                               const ContentCall& call) {
+    ContentTerm term = {};
+    term.query = call.q;
+    return term;
+  };
+  const auto without_key = [](const Component&, const std::vector<at::Tensor>&,
+                              const ContentCall& /*call*/) {
+    ContentTerm term = {};
+    term.queries = at::zeros({1, 3, 4});
+    return term;
+  };
+  for (const ContentFunction content :
+       {ContentFunction(without_keys), ContentFunction(without_key)}) {
+    EXPECT_THAT(fault(content), HasSubstr("mine gives tables without what they are multiplied by"));
+  }
+}
+
+TEST(PositionEntryTest, AnEncodingHasAnEncoder) {
+  // In a process of its own, whose catalogue ends with it.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        RegisterAllOrNone("libmine.so", [] {
+          const TokenEncoderFactory none = [](const Component&, int64_t, bool) {
+            return std::unique_ptr<TokenEncoder>();
+          };
+          RegisterPosition({.catalogue = Mine(Role::kEmbedding), .encoder = none});
+        });
+        std::cerr << FaultOf([] { nn::TokenEncoding("mine", 4); });
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "gnomon.nn: mine makes no encoder");
 }
 
 TEST(RegisterTest, RefusesAPositionWithoutARole) {

@@ -3,7 +3,6 @@
 #define GNOMON_TORCH_TOKEN_ENCODING_H_
 
 #include <ATen/core/Generator.h>
-#include <gnomon/torch/batch_rows.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
@@ -39,9 +38,11 @@ struct TokenCall {
   TokenCache* cache = nullptr;
   // The source of what training draws at random; Torch's own by default.
   std::optional<at::Generator> generator = std::nullopt;
-  // Which rows of a larger batch these are, the rest of which other processes have; by default the
-  // batch is whole.
-  std::optional<BatchRows> rows = std::nullopt;
+  // The sequences are those from first_sequence on of a batch of so many, the others of which are
+  // elsewhere; by default they are all of it. Training draws the same random numbers for them as it
+  // does for these sequences in a call of the whole batch, from a generator in the same state.
+  int64_t first_sequence = 0;
+  std::optional<int64_t> batch_size = std::nullopt;
   // (B, L) or (L,) integers: the tokens' positions, instead of consecutive ones from offset on.
   std::optional<torch::Tensor> positions = std::nullopt;
 };

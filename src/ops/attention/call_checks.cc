@@ -119,14 +119,14 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes) {
   const auto axes = static_cast<int64_t>(sizes.size());
-  bool fits = tensor.dim() <= axes;
+  bool fits = tensor.defined() && tensor.dim() <= axes;
   for (int64_t axis = -1; fits && axis >= -tensor.dim(); --axis) {
     const c10::SymInt& length = sizes[static_cast<size_t>(axes + axis)];
     fits = tensor.sym_size(axis) == length || tensor.sym_size(axis) == 1;
   }
   TORCH_CHECK_VALUE(fits, OperatorArguments::kOperation, ": ", name, " has shape ",
-                    tensor.sym_sizes(), "; expected ", expected, " = ", c10::SymIntArrayRef(sizes),
-                    ", or what broadcasts to it");
+                    tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
+                    expected, " = ", c10::SymIntArrayRef(sizes), ", or what broadcasts to it");
   return tensor.expand_symint(sizes);
 }
 

@@ -122,11 +122,13 @@ at::Tensor PositionEntry::BiasByOffset(const Component& component,
                                        const std::vector<at::Tensor>& tensors,
                                        const OffsetRange& range) const {
   at::Tensor by_offset = bias(component, tensors, range);
-  TORCH_CHECK_VALUE(
-      (by_offset.dim() == 2 || (range.query_offsets && by_offset.dim() == 3)) &&
-          by_offset.sym_size(-2) == range.heads && by_offset.sym_size(-1) == range.size(),
-      "gnomon.attention: the bias of ", component.name(), " has shape ", by_offset.sym_sizes(),
-      "; expected (H, entries) = (", range.heads, ", ", range.size(), ")");
+  TORCH_CHECK_VALUE(by_offset.defined() &&
+                        (by_offset.dim() == 2 || (range.query_offsets && by_offset.dim() == 3)) &&
+                        by_offset.sym_size(-2) == range.heads &&
+                        by_offset.sym_size(-1) == range.size(),
+                    "gnomon.attention: the bias of ", component.name(), " has shape ",
+                    by_offset.defined() ? by_offset.sym_sizes() : c10::SymIntArrayRef(),
+                    "; expected (H, entries) = (", range.heads, ", ", range.size(), ")");
   TORCH_CHECK_TYPE(by_offset.is_floating_point(), "gnomon.attention: the bias of ",
                    component.name(), " has dtype ", by_offset.scalar_type(),
                    "; expected a floating-point one");

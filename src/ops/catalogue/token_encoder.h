@@ -5,7 +5,6 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
-#include <gnomon/torch/batch_rows.h>
 
 #include <cstdint>
 #include <memory>
@@ -26,8 +25,10 @@ struct TokenBatch {
   OptionalTensor lengths;  // (B,) integers: the tokens from there on are padding
   // (B, N, dim): the embeddings of the N tokens before the first one, the latest last.
   OptionalTensor before;
-  std::optional<at::Generator> generator;        // of what training draws; Torch's own by default
-  std::optional<BatchRows> rows = std::nullopt;  // of a larger batch; by default these are all
+  std::optional<at::Generator> generator;  // of what training draws; Torch's own by default
+  // The sequences are those from first_sequence on of a batch of so many; by default all of it.
+  int64_t first_sequence = 0;
+  std::optional<int64_t> batch_size = std::nullopt;
   // (B, L) or (L,) integers: where the tokens stand, instead of one after the other from offset on.
   OptionalTensor positions = std::nullopt;
 };

@@ -58,14 +58,14 @@ class Encoder : public TokenEncoder {
     at::Tensor Draw(const c10::SymInt& count, double limit) const {
       const c10::SymInt sequences = batch_.embeddings.sym_size(0);
       const std::array<c10::SymInt, 2> shape = {
-          batch_.rows ? c10::SymInt(batch_.rows->total) : sequences, count};
+          batch_.batch_size ? c10::SymInt(*batch_.batch_size) : sequences, count};
       const auto options = batch_.embeddings.options().dtype(at::kDouble);
       // Without a generator of its own, by what vmap has a rule for.
       const at::Tensor unit =
           batch_.generator ? at::empty_symint(shape, options).uniform_(0, 1, batch_.generator)
                            : at::rand_symint(shape, options);
       const at::Tensor own =
-          batch_.rows ? unit.narrow_symint(0, batch_.rows->first, sequences) : unit;
+          batch_.batch_size ? unit.narrow_symint(0, batch_.first_sequence, sequences) : unit;
       return (2 * own - 1) * limit;
     }
 

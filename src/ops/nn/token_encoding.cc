@@ -53,12 +53,13 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                     "gnomon.nn: ", name, ": the embeddings before have shape ",
                     batch.before ? batch.before->sym_sizes() : embeddings.sym_sizes(),
                     "; expected (B, N, ", dim, ") with B = ", embeddings.sym_size(0));
-  TORCH_CHECK_VALUE(
-      !batch.rows || (batch.rows->first >= 0 &&
-                      embeddings.sym_size(0) <= batch.rows->total - batch.rows->first),
-      "gnomon.nn: ", name, ": the rows from ", batch.rows ? batch.rows->first : 0,
-      " on of a batch of ", batch.rows ? batch.rows->total : 0, " are ", embeddings.sym_size(0),
-      "; expected no more");
+  const c10::SymInt sequences = embeddings.sym_size(0);
+  const c10::SymInt batch_size =
+      batch.batch_size ? c10::SymInt(*batch.batch_size) : c10::SymInt(sequences);
+  TORCH_CHECK_VALUE(batch.first_sequence >= 0 && sequences <= batch_size - batch.first_sequence,
+                    "gnomon.nn: ", name, ": first_sequence is ", batch.first_sequence,
+                    " and batch_size ", batch_size, ", for embeddings of ", sequences,
+                    "; expected 0 to ", batch_size - sequences);
   if (batch.lengths) {
     TORCH_CHECK_TYPE(at::isIntegralType(batch.lengths->scalar_type(), /*includeBool=*/false),
                      "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),

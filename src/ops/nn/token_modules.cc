@@ -70,8 +70,15 @@ torch::Tensor TokenEncodingImpl::encode(const torch::Tensor& embeddings, int64_t
   for (const std::string& name : tensor_names_) tensors.push_back(parameters[name]);
   const OptionalTensor known = before.defined() ? OptionalTensor(before) : std::nullopt;
   return EncodeTokens(*ModuleComponent(options.spec()), options.dim(), options.causal(), tensors,
-                      {embeddings, call.positions ? 0 : offset, is_training(), call.lengths, known,
-                       call.generator, call.rows, call.positions});
+                      {.embeddings = embeddings,
+                       .offset = call.positions ? 0 : offset,
+                       .training = is_training(),
+                       .lengths = call.lengths,
+                       .before = known,
+                       .generator = call.generator,
+                       .first_sequence = call.first_sequence,
+                       .batch_size = call.batch_size,
+                       .positions = call.positions});
 }
 
 torch::Tensor TokenEncodingImpl::forward(const torch::Tensor& embeddings, const TokenCall& call) {

@@ -43,6 +43,7 @@ const RegisterPosition kerple({
          .class_name = "Kerple"},
     .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("factor of each head"),
                           PerHead("r2", "learned", {.start = R2Start})
+                              .AtLeast(0)
                               .Means("rate of each head, per token, or its exponent"),
                           Choice("kind", {"log", "power"})
                               .Means("\"log\": -r1_h log(1 + r2_h |p_i - p_j|); \"power\": -r1_h "

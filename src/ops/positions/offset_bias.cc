@@ -26,8 +26,8 @@ Component Complete(Component component, const ComponentUse& use) {
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
   TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,
-                    "gnomon.nn: the table of OffsetBias has shape ", table.sym_sizes(),
-                    "; expected (H, 2 length - 1) with H = ", range.heads);
+                    "gnomon: the table of OffsetBias over positions has shape ", table.sym_sizes(),
+                    "; expected (H, 2 n - 1) with H = ", range.heads);
   const c10::SymInt most = (columns - 1) / 2;
   c10::SymInt first = range.query_offset;
   c10::SymInt last = range.query_offset;
@@ -37,9 +37,10 @@ at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   }
   const c10::SymInt back = last + range.queries - 1;
   const c10::SymInt ahead = range.keys - 1 - first;
-  TORCH_CHECK_VALUE(range.size() == 0 || (back <= most && ahead <= most),
-                    "gnomon.nn: offset_bias:length=", most + 1, " and offsets from ", -back, " to ",
-                    ahead, "; expected them within +-", most);
+  TORCH_CHECK_VALUE(
+      range.size() == 0 || (back <= most && ahead <= most),
+      "gnomon: the table of OffsetBias over positions, (H, 2 n - 1), has n = ", most + 1,
+      ", and p_j - p_i lies from ", -back, " to ", ahead, "; expected it within +-(n - 1)");
   if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
   // (B, 1, entries) to (B, H, entries).
   const at::Tensor entries = -range.Distances(table.options()) + most;
