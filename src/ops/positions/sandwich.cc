@@ -16,12 +16,22 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const int64_t dims = component.Integer("dims");
   TORCH_CHECK_VALUE(dims % 2 == 0, "gnomon.attention: dims of sandwich is ", dims,
                     "; expected an even number");
-  const auto distance = range.Distances(factor.options()).to(at::kDouble);
-  const double log_step = -2 * std::log(component.Number("base")) / static_cast<double>(dims);
-  at::Tensor sum = at::full_like(distance, -static_cast<double>(dims / 2));
-  for (int64_t i = 1; i <= dims / 2; ++i) {
-    sum += (distance * std::exp(static_cast<double>(i) * log_step)).cos_();
+  at::Tensor distances = range.Distances(factor.options()).abs();
+  const c10::SymInt ahead = range.keys - 1 - range.query_offset;
+  const c10::SymInt back = range.query_offset + range.queries - 1;
+  // Offsets of both signs have the same distances, each of which is then summed once.
+  at::Tensor places;
+  if (!range.query_offsets && ahead > 0 && back > 0) {
+    places = distances;
+    distances = at::arange(ahead.max(back) + 1, distances.options());
   }
+  const double log_step = -2 * std::log(component.Number("base")) / static_cast<double>(dims);
+  const at::Tensor wide = distances.to(at::kDouble);
+  at::Tensor sum = at::full_like(wide, -static_cast<double>(dims / 2));
+  for (int64_t i = 1; i <= dims / 2; ++i) {
+    sum += (wide * std::exp(static_cast<double>(i) * log_step)).cos_();
+  }
+  if (places.defined()) sum = sum.index_select(0, places);
   return OverEntries(factor) * sum.to(factor.scalar_type());
 }
 
