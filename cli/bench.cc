@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/pair_count.h"
 #include "cli/bench_model.h"
 #include "cli/commands.h"
 #include "cli/flags.h"

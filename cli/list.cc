@@ -12,8 +12,8 @@ namespace {
 
 // What holds for every entry.
 constexpr const char* kSupport =
-    "All have a forward and a backward pass on the CPU. In attention(), float32 is fused, bfloat16 "
-    "and float16 are computed in float32, and float64 runs on the reference.";
+    "All have a forward and a backward pass on the CPU. In attention(), float32, bfloat16 and "
+    "float16 are fused, with sums in float32, and float64 runs on the reference.";
 constexpr const char* kCost =
     "Cost counts the operations for each pair of a query and a key in the forward pass, besides "
     "the inner product, the scale and the exponential: simple ones (arithmetic, comparisons, "

@@ -178,11 +178,6 @@ std::optional<int64_t> LanguageModelImpl::max_length() const {
   return token_position_->max_length();
 }
 
-LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed) {
-  torch::manual_seed(static_cast<uint64_t>(seed));
-  return LanguageModel(options);
-}
-
 void CheckPlacedAnywhere(const LanguageModelOptions& options) {
   for (const std::string& part : nn::layer_positions(options.position)) {
     for (const Component& component : TokenEncodings(part, options.max_length)) {

@@ -124,9 +124,6 @@ class LanguageModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
-// The model that a seed begins with.
-LanguageModel NewModel(const LanguageModelOptions& options, int64_t seed);
-
 // Throws Error unless tokens may stand at any positions: an encoding that reads the tokens beside
 // each other, such as a convolution, does not know where they are.
 void CheckPlacedAnywhere(const LanguageModelOptions& options);

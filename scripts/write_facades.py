@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import keyword
 import pathlib
 import subprocess
 import sys
@@ -67,6 +68,15 @@ A specification may be given wherever a position is expected, "rope+alibi", also
             "gnomon._position": ["Position", "Specified", "Sum"],
         },
     ),
+}
+
+#: Words of C++ that a parameter could be called, beside those that are words of Python, too.
+CPP_KEYWORDS = {
+    *("auto", "bool", "case", "catch", "char", "const", "default", "delete", "do", "double"),
+    *("enum", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "long"),
+    *("mutable", "namespace", "new", "operator", "private", "protected", "public", "register"),
+    *("short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw"),
+    *("typename", "union", "unsigned", "using", "virtual", "void", "volatile"),
 }
 
 
@@ -165,8 +175,20 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
         kind = {"per_head": "heads"}.get(parameter["kind"], parameter["kind"])
         default = parameter["default"]
         meaning = parameter["meaning"]
+        what = f"{entry['name']}: {parameter['name']}"
         if not meaning:
-            raise SystemExit(f"{entry['name']}: {parameter['name']} has no meaning")
+            raise SystemExit(f"{what} has no meaning")
+        name = parameter["argument_name"] or parameter["name"]
+        if keyword.iskeyword(name) or name in CPP_KEYWORDS:
+            raise SystemExit(
+                f"{what} is an argument of a class, and {name} a word of Python or C++; expected "
+                "another name"
+            )
+        if kind == "numbers" and not parameter.get("detail_of"):
+            raise SystemExit(
+                f"{what} is an argument of a class, which takes no numbers joined by x; expected "
+                ".NoArgument()"
+            )
         if parameter["takes_tensor"] and kind != "heads":
             # A word of a module is a table of a call.
             kind, default = "table", None
@@ -181,7 +203,7 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
         if not parameter["axes"]:
             arguments.append(
                 Argument(
-                    parameter["argument_name"] or parameter["name"],
+                    name,
                     kind,
                     meaning,
                     required,

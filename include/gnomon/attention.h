@@ -16,7 +16,6 @@
 #define GNOMON_ATTENTION_H_
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -362,16 +361,6 @@ struct PairFunction {
   // b[2 s + 1], in fp64. Null if the definition gives none: its tiles are never left out.
   void (*bounds)(const double* g, const double* a, const double* b, const double* t, double* f);
 };
-
-// How much of what the masks let see the fused kernels have computed, in pairs of a query and a key
-// by whole tiles: the rest was left out (AttentionInput::tolerance).
-struct PairCount {
-  std::atomic<int64_t> seen{0};
-  std::atomic<int64_t> computed{0};
-};
-
-// For measurements: all calls of all threads add to it from now on; null: to none.
-void CountPairs(PairCount* count);
 
 // The library's own pair functions, by name.
 const std::vector<const PairFunction*>& PairFunctions();

@@ -68,13 +68,18 @@ class ScoreArguments(MaskArguments, total=False):
     temperature: Tensor | float | None
 
 
-class AttentionArguments(ScoreArguments, total=False):
+class WeightArguments(ScoreArguments, total=False):
     """The same, and what happens to the weights."""
 
     dropout: float
-    seed: int | None
     aggregation: Aggregation
     tolerance: float
+
+
+class AttentionArguments(WeightArguments, total=False):
+    """The same, and a seed of dropout."""
+
+    seed: int | None
 
 
 #: Arguments of the operators by name. Each argument below says which of them it sets.

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from gnomon._checks import wrong_type
 from gnomon._library import ops
 
 
@@ -48,9 +49,12 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
         The names of its terms.
 
     Raises:
+        TypeError: path is no path.
         ValueError: there is no such file, it was built for another gnomon or another PyTorch, it
             has no terms, or one of a name that is taken. Nothing is added then.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type("load_terms", "path", path, "a path")
     names: list[str] = ops.load_terms(os.fspath(path))
     _ENTRIES.update(_entries_by_name())
     return names
@@ -61,9 +65,15 @@ def entry_of(name: str) -> dict[str, Any] | None:
     return _ENTRIES.get(name)
 
 
-def names_of(role: str) -> list[str]:
-    """Those that have a role."""
-    return [name for name, entry in _ENTRIES.items() if entry["role"] == role]
+def reads_axes(entry: dict[str, Any]) -> bool:
+    """Whether it is a bias by offset that may lie along an axis of a grid."""
+    parameters = entry.get("parameters", [])
+    return entry.get("role") == "bias" and any(p["name"] == "axis" for p in parameters)
+
+
+def biases_of_axes() -> list[str]:
+    """Their names."""
+    return [name for name, entry in _ENTRIES.items() if reads_axes(entry)]
 
 
 class Component(NamedTuple):

@@ -11,10 +11,14 @@ from torch import SymFloat, SymInt, Tensor, strided
 from torch.compiler import is_compiling
 
 
+def kind_of(value: object) -> str:
+    """Its type in a sentence, "an int"."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
-    return TypeError(
-        f"gnomon.{operator}: {argument} is a {type(value).__name__}; expected {expected}"
-    )
+    return TypeError(f"gnomon.{operator}: {argument} is {kind_of(value)}; expected {expected}")
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon._catalogue import names_of
+from gnomon._catalogue import biases_of_axes
 from gnomon._checks import check_integer, wrong_type
 from gnomon._position import Position, Specified
 from gnomon._terms import check_shape, to_spec
@@ -54,7 +54,7 @@ class Grid(Position):
                 what = bias.spec if isinstance(bias, Specified) else f"a {type(bias).__name__}"
                 raise ValueError(
                     f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
-                    f"{', '.join(names_of('bias'))}"
+                    f"{', '.join(biases_of_axes())}"
                 )
         super().__post_init__()
 

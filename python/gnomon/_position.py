@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gnomon._catalogue import components_of, entry_of
+from gnomon._catalogue import components_of, entry_of, reads_axes
 from gnomon._checks import wrong_type
 from gnomon._terms import SpecifiedTerm, Term
 
@@ -21,10 +21,10 @@ class Position(Term):
         """Whether it is one bias by offset, which may lie along an axis of a grid."""
         if hasattr(self, "_name"):
             entry = entry_of(self._name)
-            return entry is not None and entry["role"] == "bias"
+            return entry is not None and reads_axes(entry)
         components = components_of(self._lower()[0])
-        return [c.entry.get("role") for c in components] == ["bias"] and not any(
-            c.lies_on_a_grid for c in components
+        return len(components) == 1 and (
+            reads_axes(components[0].entry) and not components[0].lies_on_a_grid
         )
 
     def __add__(self, other: Position | str) -> Sum:

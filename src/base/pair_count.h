@@ -1,13 +1,21 @@
-// The count that kernels add to, if anyone counts.
+// How much of attention the fused kernels compute, for measurements.
 #ifndef GNOMON_SRC_BASE_PAIR_COUNT_H_
 #define GNOMON_SRC_BASE_PAIR_COUNT_H_
 
 #include <atomic>
 #include <cstdint>
 
-#include "gnomon/attention.h"
-
 namespace gnomon {
+
+// In pairs of a query and a key, by whole tiles, what the masks let see and what of that was
+// computed: the rest was left out (AttentionInput::tolerance).
+struct PairCount {
+  std::atomic<int64_t> seen{0};
+  std::atomic<int64_t> computed{0};
+};
+
+// All calls of all threads add to it from now on; null: to none.
+void CountPairs(PairCount* count);
 
 inline std::atomic<PairCount*> pair_count{nullptr};
 

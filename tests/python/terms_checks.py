@@ -238,7 +238,7 @@ def test_what_is_no_library_of_terms(tmp_path):
         gnomon.load_terms(text)
     with pytest.raises(ValueError, match="is no library of terms; gnomon_add_terms"):
         gnomon.load_terms(compiled(tmp_path, "int nothing = 0;"))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="load_terms: path is an int; expected a path"):
         gnomon.load_terms(3)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from test_cli import succeed
 
 import gnomon
 from gnomon import position, similarity
-from gnomon._catalogue import components_of, entry_of, names_of
+from gnomon._catalogue import biases_of_axes, components_of, entry_of
 
 pytestmark = pytest.mark.cpu("files alone")
 
@@ -105,12 +105,10 @@ def test_every_term_has_a_class():
         assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
 
 
-def test_names_of_a_role():
-    for role in {entry["role"] for entry in ENTRIES}:
-        assert names_of(role) == [entry["name"] for entry in ENTRIES if entry["role"] == role]
-    assert {"rope", "rope_mixed"} <= set(names_of("rotation"))
-    assert {"alibi", "hype", "kerple", "offset_bias", "t5"} <= set(names_of("bias"))
-    assert {"sinusoidal", "learned", "conv", "cape"} <= set(names_of("embedding"))
+def test_all_biases_by_offset_may_lie_on_an_axis():
+    biases = biases_of_axes()
+    assert biases == [entry["name"] for entry in ENTRIES if entry["role"] == "bias"]
+    assert {"alibi", "hype", "kerple", "offset_bias", "sandwich", "t5"} <= set(biases)
 
 
 def test_components():

@@ -189,7 +189,7 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
         ("x.npz", b"PK", "not a sound .npz"),
         ("x.json", b"{", "is not JSON"),
         ("x.json", b'{"a": [1]}', "is a dict, expected FILE:KEY with one of a"),
-        ("x.json", b"7", "is a int, expected a list"),
+        ("x.json", b"7", "is an int, expected a list"),
         ("x.json", b'[1, "a"]', "row 1 is not of numbers"),
         ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], the first []"),
         ("x.txt", b"1\n2 x\n", "line 2 is not of numbers"),

@@ -373,6 +373,10 @@ VALUE_ERRORS = {
         lambda: attend(position="kerple:r2=-1"),
         r"kerple:r2=-1; expected learned, fixed or a number of at least 0",
     ),
+    "a number beyond floats": (
+        lambda: attend(position="alibi:slopes=-1e60"),
+        r"alibi:slopes=-1e60; expected learned, fixed or a number that float32 holds",
+    ),
     "a table of no length": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
         "offset_bias:length=0; expected an integer of at least 1",
@@ -541,7 +545,7 @@ TYPE_ERRORS |= {
     "a worded return_lse": (lambda: attend(return_lse="no"), "return_lse is a str; expected True"),
     "a worded dropout": (lambda: attend(dropout="no"), "dropout is a str; expected a number"),
     "a worded seed": (lambda: attend(seed="no"), "seed is a str; expected an integer"),
-    "an aggregation": (lambda: attend(aggregation=1), "aggregation is a int; expected a string"),
+    "an aggregation": (lambda: attend(aggregation=1), "aggregation is an int; expected a string"),
     "nodes between nodes": (
         lambda: graph(indices=torch.ones(3)),
         "indices has dtype Float; expected integers",
@@ -555,7 +559,7 @@ TYPE_ERRORS |= {
         lambda: graph(similarity=similarity.Dot),
         "similarity is a type; expected one of gnomon.similarity",
     ),
-    "a feature that is no word": (lambda: linear(feature=3), "feature is a int; expected"),
+    "a feature that is no word": (lambda: linear(feature=3), "feature is an int; expected"),
     "a rope's class": (
         lambda: linear(rope=position.RoPE),
         "rope is a type; expected a gnomon.position.RoPE, a specification, or None",
@@ -566,7 +570,7 @@ TYPE_ERRORS |= {
     ),
     "a layout": (
         lambda: gnomon.sinusoid(torch.arange(3), 4, layout=1),
-        "layout is a int; expected",
+        "layout is an int; expected",
     ),
     "a layout of a grid": (
         lambda: gnomon.grid_sinusoid((2, 2), 4, layout=None),
@@ -606,13 +610,13 @@ TYPE_ERRORS |= {
     ),
     "a number for a flag": (
         lambda: gnomon.t5_bucket(torch.arange(3), 1),
-        "bidirectional is a int; expected True or False",
+        "bidirectional is an int; expected True or False",
     ),
     "half a head": (lambda: gnomon.alibi_slopes(2.5), "num_heads is a float; expected an integer"),
     "worded heads": (lambda: gnomon.alibi_slopes("8"), "num_heads is a str; expected an integer"),
     "a cone by number": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS, cone=1),
-        "cones.ancestor: cone is a int; expected a string",
+        "cones.ancestor: cone is an int; expected a string",
     ),
     "a worded radius": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS, r="1"),
@@ -635,7 +639,7 @@ TYPE_ERRORS |= {
     ),
     "a module's position": (
         lambda: nn.MultiheadAttention(8, 2, position=0),
-        "position is a int; expected one of gnomon.position, a specification, or a list of them",
+        "position is an int; expected one of gnomon.position, a specification, or a list of them",
     ),
     "a module's dtype": (
         lambda: module(X.double()),
@@ -652,10 +656,10 @@ TYPE_ERRORS |= {
         lambda: module(X, cache={}),
         "cache is a dict; expected a KVCache, or None",
     ),
-    "a module's flag": (lambda: module(X, causal=1), "causal is a int; expected True or False"),
+    "a module's flag": (lambda: module(X, causal=1), "causal is an int; expected True or False"),
     "a position's spec": (
         lambda: nn.TokenPosition(1, 8, 16),
-        "position is a int; expected",
+        "position is an int; expected",
     ),
     "a position's dim": (lambda: nn.TokenPosition("none", 8.0, 16), "dim is a float; expected an"),
     "a position's rows": (
@@ -664,7 +668,7 @@ TYPE_ERRORS |= {
     ),
     "an encoding's spec": (
         lambda: nn.TokenEncoding(3, 8),
-        "spec is a int; expected a specification",
+        "spec is an int; expected a specification",
     ),
     "an encoding's flag": (
         lambda: nn.TokenEncoding("conv", 8, causal="no"),
@@ -685,11 +689,11 @@ TYPE_ERRORS |= {
     ),
     "an encoding's cache": (
         lambda: positioned(X, cache=1),
-        "cache is a int; expected a TokenCache",
+        "cache is an int; expected a TokenCache",
     ),
     "an encoding's generator": (
         lambda: positioned(X, generator=1),
-        "generator is a int; expected a torch.Generator, or None",
+        "generator is an int; expected a torch.Generator, or None",
     ),
 }
 

@@ -434,7 +434,7 @@ MODULES = {
     "key_segments is a float": lambda: call_module(key_segments=0.5),
     "query_offset is a float": lambda: call_module(query_offset=1.0),
     "query_offset is a bool": lambda: call_module(query_offset=True),
-    "causal is a int": lambda: call_module(causal=1),
+    "causal is an int": lambda: call_module(causal=1),
     "cache is a dict": lambda: call_module(cache={}),
     "num_heads is a float": lambda: gnomon.alibi_slopes(2.5),
     "relative_position is a set": lambda: gnomon.t5_bucket({1}, True),

@@ -17,7 +17,7 @@ from formulas import (
 )
 
 import gnomon
-from gnomon._catalogue import names_of
+from gnomon._catalogue import biases_of_axes
 from gnomon.nn import KVCache, MultiheadAttention
 from gnomon.position import T5, ALiBi, Grid, GridBias, HyPE, Kerple, OffsetBias, RoPE
 
@@ -543,7 +543,7 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        f"axes have a GridBias; expected biases of one offset: {', '.join(names_of('bias'))}",
+        f"axes have a GridBias; expected biases of one offset: {', '.join(biases_of_axes())}",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),

@@ -437,7 +437,7 @@ ERRORS = {
     "feature": ({"feature": "softmax"}, ValueError, 'feature is "softmax"; expected elu, relu or'),
     "no word": ({"feature": None}, TypeError, "feature is a NoneType; expected"),
     "rope": ({"rope": ALiBi(1.0)}, TypeError, "rope is a ALiBi; expected a gnomon.position.RoPE"),
-    "causal": ({"causal": 1}, TypeError, "causal is a int; expected True or False"),
+    "causal": ({"causal": 1}, TypeError, "causal is an int; expected True or False"),
     "causal lengths": (
         {"q": torch.randn(2, 4, 5, 8), "causal": True},
         ValueError,

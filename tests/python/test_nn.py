@@ -490,7 +490,7 @@ def test_modules_without_them_are_as_before():
         f"{part}_proj.{kind}" for part in ("q", "k", "v", "out") for kind in ("weight", "bias")
     }
     for flag in ("qk_norm", "gate", "sink"):
-        with pytest.raises(TypeError, match=f"{flag} is a int; expected True or False"):
+        with pytest.raises(TypeError, match=f"{flag} is an int; expected True or False"):
             MultiheadAttention(16, 4, **{flag: 1})
 
 

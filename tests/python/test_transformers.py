@@ -1008,7 +1008,7 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
     integration.with_cone_attention(ours, "laplacian")
     with pytest.raises(ValueError, match="has the similarity of with_cone_attention"):
         integration.use_eager(ours)
-    with pytest.raises(TypeError, match="model is a int"):
+    with pytest.raises(TypeError, match="model is an int"):
         integration.use_eager(3)
 
 
@@ -1613,7 +1613,7 @@ def test_a_similarity_has_the_values_of_a_module(dtype):
 def test_similarities_that_are_refused():
     with pytest.raises(ValueError, match="nonsense"):
         integration.with_cone_attention(eager("llama"), "nonsense")
-    with pytest.raises(TypeError, match="similarity is a int"):
+    with pytest.raises(TypeError, match="similarity is an int"):
         integration.with_cone_attention(eager("llama"), 3)
 
 

@@ -104,7 +104,7 @@ def test_details_are_those_of_their_word(words):
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ((3,), "spec is a int"),
+        ((3,), "spec is an int"),
         (("alibi:slopes=tensor", ("x",)), "tensors is"),
         (("alibi:slopes=tensor", torch.ones(4)), "tensors is"),
     ],
@@ -293,7 +293,7 @@ def test_attention_position():
     assert nn.attention_position(spec) == "rope:layout=half+alibi:slopes=1e+2"
     with pytest.raises(ValueError, match='unknown position "rop"'):
         nn.attention_position("rop")
-    with pytest.raises(TypeError, match="position is a int"):
+    with pytest.raises(TypeError, match="position is an int"):
         nn.attention_position(3)
 
 
@@ -530,7 +530,7 @@ MISTAKES = {
     "a position that is none": (
         lambda: gnomon.attention(*tokens(), position=3),
         TypeError,
-        "position is a int; expected one of gnomon.position, a specification, or a list of them",
+        "position is an int; expected one of gnomon.position, a specification, or a list of them",
     ),
     "one in a list": (
         lambda: gnomon.attention(*tokens(), position=[RoPE(), None]),

@@ -11,6 +11,7 @@
 
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
+#include "torch/seeded_model.h"
 
 namespace gnomon::models {
 namespace {

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <gnomon/torch/attention.h>
+#include <gnomon/torch/nn.h>
+#include <gnomon/torch/term.h>
 #include <gnomon/torch/token_encoding.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +18,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
+#include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
 namespace {
@@ -54,10 +58,16 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   EXPECT_THAT(Refusal(Role::kNorm), HasSubstr("a function `norm`"));
   EXPECT_THAT(Refusal(Role::kTemperature), HasSubstr("a function `temperature`"));
   const char* const table = "without a table that is always there as its first tensor";
-  for (const Role role : {Role::kSink, Role::kGate, Role::kGridBias, Role::kKeyBias}) {
-    EXPECT_THAT(Refusal(role, {}, kBias), HasSubstr(table));
-    EXPECT_THAT(Refusal(role, {PerHead("slope", "1")}, kBias), HasSubstr(table));
+  const auto start = [](const Component&, const ModuleShape& n) { return at::ones({n.heads}); };
+  for (const Role role :
+       {Role::kSink, Role::kGate, Role::kGridBias, Role::kKeyBias, Role::kPairBias}) {
+    EXPECT_THAT(Refusal(role), HasSubstr(table));
+    EXPECT_THAT(Refusal(role, {PerHead("slope", "1", {.start = start})}), HasSubstr(table));
+    EXPECT_THAT(Refusal(role, {Table("bias", Index::kKeyEntries, {})}, kBias),
+                HasSubstr("with a function `bias`, which its role does not call"));
   }
+  EXPECT_THAT(Refusal(Role::kBias, {PerHead("slope", "1")}, kBias),
+              HasSubstr("without a start of its parameter slope"));
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
     RegisterAllOrNone("libmine.so", [] {
@@ -83,11 +93,15 @@ std::string FaultOf(const Body& body) {
 TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
   const PositionEntry entry{.catalogue = Mine(Role::kBias), .bias = kBias};
   const Component component = Component::Parse("alibi");
-  const OffsetRange range{3, 5, 0, 2, std::nullopt};
+  const OffsetRange range{
+      .queries = 3, .keys = 5, .query_offset = 0, .heads = 2, .query_offsets = std::nullopt};
   const auto fault = [&](at::IntArrayRef sizes) {
     return FaultOf([&] { entry.BiasByOffset(component, {at::zeros(sizes)}, range); });
   };
   EXPECT_EQ(fault({2, 7}), "");
+  EXPECT_THAT(
+      FaultOf([&] { entry.BiasByOffset(component, {at::zeros({2, 7}, at::kDouble)}, range); }),
+      HasSubstr("the bias of alibi has dtype Double; expected Float"));
   EXPECT_THAT(FaultOf([&] { entry.BiasByOffset(component, {at::Tensor()}, range); }),
               HasSubstr("the bias of alibi has shape []"));
   for (const std::vector<int64_t>& sizes :
@@ -121,6 +135,10 @@ TEST(SimilarityEntryTest, AMapGivesWhatThePairFunctionReads) {
               HasSubstr("gives y of shape [1, 1, 5, 7]; expected [1, 1, 5, 6]"));
   EXPECT_THAT(FaultOfMap({"dot", x.narrow(2, 0, 2), y, factor}), HasSubstr("gives x of shape"));
   EXPECT_THAT(FaultOfMap({"dot", x, y, {}}), HasSubstr("gives a factor of shape []"));
+  EXPECT_THAT(FaultOfMap({"dot", x, y, factor.to(at::kDouble)}),
+              HasSubstr("gives a factor of dtype Double; expected Float"));
+  EXPECT_THAT(FaultOfMap({"dot", x.to(at::kDouble), y, factor}),
+              HasSubstr("gives x of dtype Double; expected Float"));
   const at::Tensor rows = at::zeros({1, 1, 2, 3});
   const at::Tensor columns = at::zeros({1, 1, 1, 5});
   EXPECT_EQ(FaultOfMap({"laplacian", x, y, factor}), "");
@@ -168,12 +186,100 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
 }
 
 // What a call says of a position that no specification names.
-std::string FaultInAttention(const PositionEntry& entry) {
+std::string FaultInAttention(const PositionEntry& entry, const CallArguments& arguments = {}) {
   const auto component = std::make_shared<const Component>(Component::Parse("mine"));
   const at::Tensor x = at::zeros({1, 2, 3, 4});
   const ResolvedSimilarity dot = ResolveSimilarity("gnomon.attention", "dot", {}, x);
-  return FaultOf(
-      [&] { Compose(x, x, x, dot, {{&entry, component, /*tensors=*/{}}}, CallArguments()); });
+  return FaultOf([&] { Compose(x, x, x, dot, {{&entry, component, /*tensors=*/{}}}, arguments); });
+}
+
+TEST(PositionEntryTest, ABiasThatGoesByTheLengthTakesNoPositions) {
+  const PositionEntry entry{
+      .catalogue = Mine(Role::kBias),
+      .bias =
+          [](const Component&, const std::vector<at::Tensor>&, const OffsetRange& range) {
+            return at::zeros_symint({range.heads, range.size()}, range.options);
+          },
+      .goes_by_length = [](const Component&) { return true; }};
+  EXPECT_EQ(FaultInAttention(entry), "");
+  CallArguments placed;
+  placed.positions = at::arange(3).unsqueeze(0);
+  EXPECT_THAT(FaultInAttention(entry, placed),
+              HasSubstr("positions with mine, which goes by the length of the call"));
+}
+
+// In a process of its own, whose catalogue ends with them: what `body` says of terms that it
+// registers.
+template <class Body>
+void ExpectApart(const Body& body, const char* said) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        std::cerr << "said: " << FaultOf(body) << ".";
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), said);
+}
+
+TEST(PositionEntryTest, ABiasNeedsNoTensor) {
+  ExpectApart(
+      [] {
+        RegisterAllOrNone("libmine.so", [] {
+          RegisterPosition({.catalogue = Mine(Role::kBias),
+                            .parameters = {Number("rate", "0.5")},
+                            .bias = [](const Component& component, const std::vector<at::Tensor>&,
+                                       const OffsetRange& range) {
+                              const at::Tensor far = range.Distances(range.options).abs();
+                              return (-component.Number("rate") * far.to(range.options))
+                                  .expand_symint({range.heads, range.size()});
+                            }});
+        });
+        for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+          const at::Tensor q = at::randn({1, 2, 5, 4}, type);
+          const at::Tensor offsets = at::arange(5, type).unsqueeze(0) - at::arange(5).unsqueeze(1);
+          const at::Tensor scores = at::matmul(q, q.transpose(2, 3)) / 2 - 0.25 * offsets.abs();
+          const at::Tensor expected = at::softmax(scores, -1).matmul(q);
+          const auto check = [&](const char* what, const AttentionOptions& how) {
+            TORCH_CHECK(at::allclose(attention(q, q, q, how), expected, 1e-4, 1e-5), what, type);
+          };
+          const Position position{"mine:rate=0.25"};
+          check("of rows, ", AttentionOptions().position(position));
+          check("placed, ", AttentionOptions().position(position).positions(7 + at::arange(5)));
+        }
+      },
+      "said: \\.");
+}
+
+TEST(PositionEntryTest, AStartIsOneNumberPerHead) {
+  ExpectApart(
+      [] {
+        RegisterAllOrNone("libmine.so", [] {
+          const auto start = [](const Component&, const ModuleShape&) { return at::ones({3}); };
+          RegisterPosition({.catalogue = Mine(Role::kBias),
+                            .parameters = {PerHead("slopes", "learned", {.start = start})},
+                            .bias = kBias});
+        });
+        nn::MultiheadAttention(nn::MultiheadAttentionOptions(8, 2).position("mine"));
+      },
+      "slopes of mine starts with shape \\[3\\]; expected \\(H,\\) = \\(2,\\)");
+}
+
+TEST(PositionEntryTest, AGridIsAskedForBeforeAStart) {
+  ExpectApart(
+      [] {
+        RegisterAllOrNone("libmine.so", [] {
+          CatalogueEntry entry = Mine(Role::kGridBias);
+          entry.needs_grid = true;
+          const auto start = [](const Component& component, const ModuleShape& n) {
+            return at::zeros({n.heads, 2 * TokenGrid::Find(component)->shape()[0] - 1});
+          };
+          RegisterPosition(
+              {.catalogue = entry,
+               .parameters = OnGrid({Table("table", Index::kGrid, {.start = start})})});
+        });
+        nn::MultiheadAttention(nn::MultiheadAttentionOptions(8, 2).position("mine"));
+      },
+      "mine in a module needs a shape, as in mine:shape=14x14");
 }
 
 TEST(PositionEntryTest, ATemperatureIsOfRows) {
@@ -213,23 +319,28 @@ TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
        {ContentFunction(without_keys), ContentFunction(without_key)}) {
     EXPECT_THAT(fault(content), HasSubstr("mine gives tables without what they are multiplied by"));
   }
+  const auto even = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
+    return ContentTerm{.query = call.q, .keys = at::zeros({1, 4, 4}), .layout = "clip"};
+  };
+  EXPECT_THAT(fault(even), HasSubstr("mine gives a table of keys of 4 rows; expected an odd"));
+  const auto flat = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
+    return ContentTerm{.query = call.q, .keys = at::zeros({3, 4}), .layout = "clip"};
+  };
+  EXPECT_THAT(fault(flat), HasSubstr("mine gives a table of keys of shape [3, 4]; expected (1 or"));
 }
 
 TEST(PositionEntryTest, AnEncodingHasAnEncoder) {
-  // In a process of its own, whose catalogue ends with it.
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
+  ExpectApart(
+      [] {
         RegisterAllOrNone("libmine.so", [] {
           const TokenEncoderFactory none = [](const Component&, int64_t, bool) {
             return std::unique_ptr<TokenEncoder>();
           };
           RegisterPosition({.catalogue = Mine(Role::kEmbedding), .encoder = none});
         });
-        std::cerr << FaultOf([] { nn::TokenEncoding("mine", 4); });
-        std::exit(0);
+        nn::TokenEncoding("mine", 4);
       },
-      ::testing::ExitedWithCode(0), "gnomon.nn: mine makes no encoder");
+      "gnomon.nn: mine makes no encoder");
 }
 
 TEST(RegisterTest, RefusesAPositionWithoutARole) {

@@ -17,6 +17,7 @@
 #include "models/evaluation.h"
 #include "models/language_model.h"
 #include "tasks/text.h"
+#include "torch/seeded_model.h"
 #include "training/checkpoint.h"
 #include "training/safetensors.h"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon._checks import kind_of
 from gnomon.data._arrays import Array, Arrays, RaggedError, WrongFileError, numbered, rows_of
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -67,7 +68,7 @@ def read_json(content: bytes, key: str) -> list[Any]:
         expected = (
             f"FILE:KEY with one of {', '.join(value)}" if isinstance(value, dict) else "a list"
         )
-        raise WrongFileError(f"is a {type(value).__name__}, expected {expected}")
+        raise WrongFileError(f"is {kind_of(value)}, expected {expected}")
     return value
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon import similarity as similarity_terms
-from gnomon._attention import UNSET, Aggregation, ScoreArguments, lower_call, takes
+from gnomon._attention import UNSET, WeightArguments, lower_call, takes
 from gnomon._checks import check_flag, check_integer, check_tensors
 from gnomon._library import ops
 from gnomon._position import to_components, to_positions
@@ -43,12 +43,8 @@ from gnomon.distributed._sequence import WholeSequence, check_position
 __all__ = ["context_parallel_attention", "context_parallel_rows"]
 
 
-class ContextParallelArguments(ScoreArguments, total=False):
+class ContextParallelArguments(WeightArguments, total=False):
     """Those of gnomon.attention but for a seed: what dropout drops depends on all rows."""
-
-    dropout: float
-    aggregation: Aggregation
-    tolerance: float
 
 
 @overload

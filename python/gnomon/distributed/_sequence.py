@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound=Term)
 #: By role, what to do instead of a term that a part of the keys cannot know.
 _OF_WHOLE_ROWS = {
     "sink": "which joins the sum of all parts; expected the argument sink",
-    "temperature": "which depends on all keys of a row; expected the argument temperature",
+    "temperature": "which may depend on all keys of a row; expected the argument temperature",
     "gate": "of the output of all parts; expected its product with what comes back",
 }
 

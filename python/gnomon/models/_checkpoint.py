@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnomon import _safetensors
-from gnomon._checks import check_integer, check_string, check_tensors, wrong_type
+from gnomon._checks import check_integer, check_string, check_tensors, kind_of, wrong_type
 from gnomon._program import options as program_options
 from gnomon.models._adaptive import table_sizes
 from gnomon.models._language_model import GATES, LanguageModel, check_options
@@ -206,7 +206,7 @@ def _to_path(function: str, path: object) -> pathlib.Path:
 
 def _object(what: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is a {type(value).__name__}, expected an object")
+        raise ValueError(f"{what} is {kind_of(value)}, expected an object")
     return value
 
 

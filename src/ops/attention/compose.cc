@@ -86,7 +86,12 @@ class Composition {
         computing_(ComputingType(q)),
         q_(Normed(q, positions, /*of_keys=*/false)),
         k_(Normed(k, positions, /*of_keys=*/true)),
-        range_{q_.sym_size(2), k_.sym_size(2), 0, Concrete(q_.sym_size(1)), std::nullopt} {}
+        range_{.queries = q_.sym_size(2),
+               .keys = k_.sym_size(2),
+               .query_offset = 0,
+               .heads = Concrete(q_.sym_size(1)),
+               .query_offsets = std::nullopt,
+               .options = q_.options().dtype(computing_)} {}
 
   Outputs Run(bool returns_lse) {
     Check();
@@ -188,8 +193,7 @@ class Composition {
     if (!asks_for_order || (!places_ && !call_.key_segments)) return;
     order_.emplace(places_ ? *places_ : Places::Consecutive(q_, range_), call_.query_segments,
                    call_.key_segments, call_.key_starts, call_.key_lengths);
-    range_.key_order = order_->columns();
-    range_.segment_begin = order_->segment_begin();
+    of_keys_ = {order_->columns(), order_->segment_begin()};
   }
 
   void AddOffsetBiases() {
@@ -197,12 +201,16 @@ class Composition {
     for (const ResolvedPosition& position : positions_) {
       if (!IsBias(position)) continue;
       if (places_ && !grid_) {
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            !position.entry->GoesByLength(*position.component), kOperation, ": positions with ",
+            position.component->name(),
+            ", which goes by the length of the call; expected query_offset");
         packed_.Add(*position.entry, *position.component, position.tensors);
         continue;
       }
       const at::Tensor term =
           grid_ ? GridTable(*position.entry, *position.component, position.tensors, *grid_,
-                            range_.heads)
+                            range_.heads, range_.options)
                 : position.entry->BiasByOffset(*position.component, position.tensors, range_);
       bias = bias ? *bias + term : term;
     }
@@ -247,6 +255,20 @@ class Composition {
     return std::max<int64_t>({0, *first + *queries - 1, *keys - 1 - *first});
   }
 
+  // Throws unless a table of a content term is one that kernels could read.
+  void CheckTable(const ContentTerm& term, const char* what, const at::Tensor& table) const {
+    if (!table.defined()) return;
+    TORCH_CHECK_VALUE(
+        table.dim() == 3 && (table.sym_size(0) == 1 || table.sym_size(0) == range_.heads),
+        kOperation, ": ", content_->component->name(), " gives a table of ", what, " of shape ",
+        table.sym_sizes(), "; expected (1 or H, rows, columns) with H = ", range_.heads);
+    TORCH_CHECK_VALUE(
+        (term.layout != "clip" && term.layout != "zero") || table.sym_size(1) % 2 == 1, kOperation,
+        ": ", content_->component->name(), " gives a table of ", what, " of ", table.sym_size(1),
+        " rows; expected an odd number, of offsets to both "
+        "sides");
+  }
+
   void AddContent() {
     if (content_ == nullptr) return;
     ContentTerm term = content_->entry->content(
@@ -260,6 +282,9 @@ class Composition {
         kOperation, ": ", content_->component->name(),
         " gives tables without what they are multiplied by; expected query with keys, key with "
         "queries, or values");
+    CheckTable(term, "keys", term.keys);
+    CheckTable(term, "queries", term.queries);
+    CheckTable(term, "values", term.values);
     if (term.key_weights.defined()) {
       call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
     }
@@ -296,7 +321,9 @@ class Composition {
                         ", ", range_.heads, ", ", range_.keys, ")");
       // What lies outside may be anything, and sums go over it.
       const at::Tensor seen = Visible(tensor.unsqueeze(3)).squeeze(3);
-      const at::Tensor bias = position.entry->bias(*position.component, {seen}, range_);
+      const KeyBiasFunction function = position.entry->key_bias;
+      const at::Tensor bias =
+          function == nullptr ? seen : function(*position.component, {seen}, of_keys_);
       AddBias(bias.scalar_type() == computing_ ? given : sums, bias);
     }
     const auto whole = [&](const OptionalTensor& bias) {
@@ -319,7 +346,9 @@ class Composition {
   void AddPairBiases() {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
-      at::Tensor given = position.entry->bias(*position.component, position.tensors, range_);
+      const PairBiasFunction function = position.entry->pair_bias;
+      at::Tensor given = function == nullptr ? position.tensors[0]
+                                             : function(*position.component, position.tensors);
       const std::string name = "the tensor of " + position.component->name();
       const at::Tensor pairs = BroadcastPairs(name.c_str(), given, q_, k_);
       while (given.dim() < 4) given = given.unsqueeze(0);
@@ -448,7 +477,7 @@ class Composition {
       call_.key_positions = places_->keys();
     }
     if (!packed_.empty()) {
-      call_.bias_parameters = packed_.Parameters();
+      call_.bias_parameters = packed_.Parameters(range_.options);
       call_.bias_terms = packed_.terms();
       call_.bias_shapes = at::OptionalSymIntArrayRef(packed_.shapes());
     }
@@ -527,6 +556,7 @@ class Composition {
   std::optional<Coordinates> coordinates_;
   std::optional<TokenGrid> grid_;
   std::optional<KeyOrder> order_;
+  KeyBiasCall of_keys_;
   PackedBiases packed_;
   bool weighs_values_ = false;
   OptionalTensor shared_by_rows_;  // biases of pairs that are of keys: (1 or B, 1 or H, Lk)

@@ -10,6 +10,12 @@
 namespace gnomon {
 namespace {
 
+// As its class is called or, without one, as specifications name it.
+const std::string& NameOf(const PositionEntry& entry) {
+  const CatalogueEntry& catalogue = entry.catalogue;
+  return catalogue.class_name.empty() ? catalogue.name : catalogue.class_name;
+}
+
 // (H, 2 n_1 - 1, 2 n_2 - 1, ...).
 std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
   std::vector<int64_t> sizes = {heads};
@@ -30,8 +36,8 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
     odd = odd && SizeOf(table, axis) % 2 == 1;
     shape.push_back((SizeOf(table, axis) + 1) / 2);
   }
-  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", entry.catalogue.class_name,
-                    " has shape ", table.sym_sizes(),
+  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", NameOf(entry), " has shape ",
+                    table.sym_sizes(),
                     "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
 }
@@ -91,12 +97,13 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor GridTable(const PositionEntry& entry, const Component& component,
-                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads) {
+                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads,
+                     const at::TensorOptions& options) {
   if (entry.role() == PositionEntry::Role::kGridBias) {
     const at::Tensor& table = tensors[0];
     const std::vector<int64_t> expected = TableSizes(grid, heads);
     TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
-                      "gnomon.attention: the table of ", entry.catalogue.class_name, " has shape ",
+                      "gnomon.attention: the table of ", NameOf(entry), " has shape ",
                       table.sym_sizes(), "; expected ", at::IntArrayRef(expected),
                       " = (H, 2 height - 1, 2 width - 1)");
     return table;
@@ -110,9 +117,15 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
     std::vector<int64_t> sizes(grid.axes() + 1, 1);
     sizes[0] = heads;
     sizes[axis + 1] = 2 * length - 1;
-    const at::Tensor term =
-        entry.BiasByOffset(component, tensors, OffsetRange{length, length, 0, heads, std::nullopt})
-            .reshape(sizes);
+    const at::Tensor term = entry
+                                .BiasByOffset(component, tensors,
+                                              {.queries = length,
+                                               .keys = length,
+                                               .query_offset = 0,
+                                               .heads = heads,
+                                               .query_offsets = std::nullopt,
+                                               .options = options})
+                                .reshape(sizes);
     sum = sum.defined() ? sum + term : term;
   }
   return sum;

@@ -25,9 +25,10 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                                   const CallArguments& arguments);
 
 // The table of one bias, of size 1 along the axes that it does not read: an offset bias over the
-// axis that it names, or its sum over all of them.
+// axis that it names, or its sum over all of them. options: the dtype and the device of the bias.
 at::Tensor GridTable(const PositionEntry& entry, const Component& component,
-                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads);
+                     const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads,
+                     const at::TensorOptions& options);
 
 // A sum of such tables as (H, (2 n_1 - 1) (2 n_2 - 1) ...).
 at::Tensor FlatGridTable(const at::Tensor& table, const TokenGrid& grid);

@@ -23,12 +23,19 @@ void PackedBiases::Add(const PositionEntry& entry, const Component& component,
   }
 }
 
-at::Tensor PackedBiases::Parameters() const { return at::cat(flat_); }
+at::Tensor PackedBiases::Parameters(const at::TensorOptions& options) const {
+  return flat_.empty() ? at::empty({0}, options) : at::cat(flat_);
+}
 
 at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
                            const at::Tensor& parameters, int64_t heads, OffsetSpan span) {
   // One query at -first, and a key for each offset.
-  const OffsetRange range{1, span.last - span.first + 1, -span.first, heads, std::nullopt};
+  const OffsetRange range{.queries = 1,
+                          .keys = span.last - span.first + 1,
+                          .query_offset = -span.first,
+                          .heads = heads,
+                          .query_offsets = std::nullopt,
+                          .options = parameters.options()};
   size_t next = 0;
   int64_t at = 0;
   const auto take = [&] {

@@ -29,8 +29,8 @@ class PackedBiases {
   const std::string& terms() const { return terms_; }
   // Of each tensor, the number of its axes and their lengths.
   const std::vector<c10::SymInt>& shapes() const { return shapes_; }
-  // The numbers of all tensors, one after the other.
-  at::Tensor Parameters() const;
+  // The numbers of all tensors, one after the other, of the dtype and on the device of the bias.
+  at::Tensor Parameters(const at::TensorOptions& options) const;
 
  private:
   std::string terms_;

@@ -92,10 +92,25 @@ double HeadParameterStart(const SimilarityEntry& entry, const Component& compone
                    [&] { return 1.0 / LogitSpread(entry, component, head_dim); });
 }
 
+at::Tensor StartOf(const Parameter& parameter, const Component& component,
+                   const ModuleShape& shape) {
+  const std::string& name = component.name();
+  const CatalogueEntry* entry = FindCatalogueEntry(name);
+  TORCH_CHECK_VALUE(entry == nullptr || !entry->needs_grid || component.Find("shape"),
+                    "gnomon: ", name, " in a module needs a shape, as in ", name, ":shape=14x14");
+  const at::Tensor start = parameter.tensor.start(component, shape);
+  TORCH_CHECK_VALUE(start.defined() && (!parameter.is_per_head() ||
+                                        (start.dim() == 1 && start.size(0) == shape.heads)),
+                    "gnomon: ", parameter.name, " of ", name, " starts with shape ",
+                    start.defined() ? start.sizes() : at::IntArrayRef(), "; expected (H,) = (",
+                    shape.heads, ",)");
+  return start;
+}
+
 at::Tensor PositionStart(const Parameter& parameter, const Component& component,
                          const ModuleShape& shape, const at::Tensor& q) {
   const auto make = [&] {
-    return parameter.tensor.start(component, shape).to(q.options().dtype(ComputingType(q)));
+    return StartOf(parameter, component, shape).to(q.options().dtype(ComputingType(q)));
   };
   std::string key = component.Text() + "|" + parameter.name;
   for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length}) {

@@ -20,6 +20,11 @@ std::optional<double> HeadNumberIn(const Component& component, const Parameter& 
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim);
 
+// TensorUse::start of a parameter, float64. Throws c10::ValueError where there is none, as on a
+// grid that the component does not name, or where it is not one number per head.
+at::Tensor StartOf(const Parameter& parameter, const Component& component,
+                   const ModuleShape& shape);
+
 // The values (H,) at which a parameter of a position starts, for q, in the computing type.
 at::Tensor PositionStart(const Parameter& parameter, const Component& component,
                          const ModuleShape& shape, const at::Tensor& q);

@@ -51,27 +51,30 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
   TORCH_CHECK_VALUE(
       function != nullptr, "gnomon.attention: the map of ", name, " names the pair function \"",
       tokens.function == nullptr ? "" : tokens.function, "\"; expected one that there is");
-  const auto expect = [&](const char* what, const at::Tensor& tensor,
+  const auto expect = [&](const char* what, const at::Tensor& tensor, const at::Tensor& like,
                           std::initializer_list<c10::SymInt> sizes) {
     TORCH_CHECK_VALUE(tensor.defined() && tensor.sym_sizes() == c10::SymIntArrayRef(sizes),
                       "gnomon.attention: the map of ", name, " gives ", what, " of shape ",
                       tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
                       c10::SymIntArrayRef(sizes));
+    TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), "gnomon.attention: the map of ",
+                     name, " gives ", what, " of dtype ", tensor.scalar_type(), "; expected ",
+                     like.scalar_type());
   };
   TORCH_CHECK_VALUE(
       tokens.x.defined() && tokens.x.dim() == 4 && tokens.y.defined() && tokens.y.dim() == 4,
       "gnomon.attention: the map of ", name,
       " gives no x or y of four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
   const c10::SymInt width = tokens.x.sym_size(3);
-  expect("x", tokens.x, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
+  expect("x", tokens.x, q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
   // Keys that the heads of q see differently have these heads.
   const c10::SymInt key_heads =
       tokens.y.sym_size(1) == q.sym_size(1) ? q.sym_size(1) : k.sym_size(1);
-  expect("y", tokens.y, {k.sym_size(0), key_heads, k.sym_size(2), width});
-  expect("a factor", tokens.factor, {q.sym_size(1)});
+  expect("y", tokens.y, k, {k.sym_size(0), key_heads, k.sym_size(2), width});
+  expect("a factor", tokens.factor, heads.factor, {q.sym_size(1)});
   const auto expect_scalars = [&](const char* what, const at::Tensor& scalars, int64_t count,
                                   std::initializer_list<c10::SymInt> sizes) {
-    if (count > 0 || scalars.defined()) expect(what, scalars, sizes);
+    if (count > 0 || scalars.defined()) expect(what, scalars, heads.factor, sizes);
   };
   const int64_t rows = function->row_scalars;
   const int64_t of_keys = function->column_scalars;
@@ -129,9 +132,9 @@ at::Tensor PositionEntry::BiasByOffset(const Component& component,
                     "gnomon.attention: the bias of ", component.name(), " has shape ",
                     by_offset.defined() ? by_offset.sym_sizes() : c10::SymIntArrayRef(),
                     "; expected (H, entries) = (", range.heads, ", ", range.size(), ")");
-  TORCH_CHECK_TYPE(by_offset.is_floating_point(), "gnomon.attention: the bias of ",
-                   component.name(), " has dtype ", by_offset.scalar_type(),
-                   "; expected a floating-point one");
+  const at::ScalarType type = c10::typeMetaToScalarType(range.options.dtype());
+  TORCH_CHECK_TYPE(by_offset.scalar_type() == type, "gnomon.attention: the bias of ",
+                   component.name(), " has dtype ", by_offset.scalar_type(), "; expected ", type);
   return by_offset;
 }
 

@@ -28,6 +28,25 @@ using OffsetBiasFunction = at::Tensor (*)(const Component& component,
                                           const std::vector<at::Tensor>& tensors,
                                           const OffsetRange& range);
 
+// What a bias of keys may read beside its tensor.
+struct KeyBiasCall {
+  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where it is
+  // another one than theirs.
+  std::optional<at::Tensor> key_order = std::nullopt;
+  // With segments, of the same size: where in that order the segment of each key there begins.
+  std::optional<at::Tensor> segment_begin = std::nullopt;
+};
+// tensors: that of the entry, (1 or B, 1 or H, Lk), 0 where keys are hidden. (1 or B, H, Lk), -inf
+// masks a key, in the type of the scores or in float64, which is then kept to its digits.
+using KeyBiasFunction = at::Tensor (*)(const Component& component,
+                                       const std::vector<at::Tensor>& tensors,
+                                       const KeyBiasCall& call);
+
+// What broadcasts to (B, H, Lq, Lk), of the tensors of the entry alone: where tokens stand is
+// nothing that it is told.
+using PairBiasFunction = at::Tensor (*)(const Component& component,
+                                        const std::vector<at::Tensor>& tensors);
+
 struct SimilarityEntry {
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
@@ -102,8 +121,8 @@ using NormFunction = at::Tensor (*)(const Component& component,
 
 // The rows that a temperature is of.
 struct TemperatureCall {
-  at::Tensor positions;  // (Lq,) or (B, 1, Lq), float64
-  at::Tensor seen;       // how many keys are at hand up to there, likewise; at least 1
+  at::Tensor positions;  // (1 or B, 1, Lq), float64
+  at::Tensor seen;       // how many keys are at hand up to there; at least 1; broadcasts with it
 };
 // What multiplies the scores: it broadcasts with (B, H, Lq).
 using TemperatureFunction = at::Tensor (*)(const Component& component,
@@ -119,23 +138,22 @@ struct ComponentUse {
   bool looks_ahead = true;
 };
 
-// Of Role::kGridBias, kSink and kGate the first tensor says all, and there is no function; of
-// Role::kKeyBias the first tensor, (1 or B, 1 or H, Lk), is what `bias` is given.
+// Of Role::kGridBias, kSink and kGate the first tensor says all, and there is no function.
 struct PositionEntry {
   using Role = CatalogueEntry::Role;
 
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
-  // Of Role::kBias: (H, entries), by offset. Of Role::kKeyBias: (1 or B, H, Lk), -inf masks a
-  // key, in the type of the scores or in float64, which is then kept to its digits. Of
-  // Role::kPairBias: what broadcasts to (B, H, Lq, Lk).
-  OffsetBiasFunction bias = nullptr;
+  OffsetBiasFunction bias = nullptr;          // of Role::kBias
+  KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; null: its tensor
+  PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; null: its tensor
   RotationFunction rotate = nullptr;          // of Role::kRotation
   TokenEncoderFactory encoder = nullptr;      // of Role::kEmbedding
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
-  // Whether it goes by RotationCall::length, the length of the whole call; null: it does not.
+  // Whether it goes by the length of the whole call, a rotation by RotationCall::length and a bias
+  // by OffsetRange::keys or queries; null: it does not.
   bool (*goes_by_length)(const Component& component) = nullptr;
   // What a component says where it is used so and says nothing itself: whatever its functions then
   // read from it. Null: the same as anywhere.
@@ -153,8 +171,7 @@ struct PositionEntry {
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
   // What the functions of an entry give; throw c10::ValueError for what they must not.
-  // `bias` of Role::kBias: (H, entries), or, where batches have offsets of their own,
-  // (B, H, entries).
+  // `bias`: (H, entries), or, where batches have offsets of their own, (B, H, entries).
   at::Tensor BiasByOffset(const Component& component, const std::vector<at::Tensor>& tensors,
                           const OffsetRange& range) const;
   // `rotate`: tokens as they came; keys may have the heads of q.

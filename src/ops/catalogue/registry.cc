@@ -150,6 +150,11 @@ std::string LackOf(const SimilarityEntry& entry) {
   return "";
 }
 std::string LackOf(const PositionEntry& entry) {
+  for (const Parameter& parameter : entry.parameters) {
+    if (parameter.is_per_head() && !parameter.tensor.HasStart()) {
+      return "a start of its parameter " + parameter.name;
+    }
+  }
   const auto lacks = [](const auto function, const char* name) {
     return function == nullptr ? std::string("a function `") + name + "`" : "";
   };
@@ -163,10 +168,9 @@ std::string LackOf(const PositionEntry& entry) {
   };
   switch (entry.role()) {
     case Role::kBias:
-    case Role::kPairBias:
       return lacks(entry.bias, "bias");
-    case Role::kKeyBias:
-      return entry.bias == nullptr ? lacks(entry.bias, "bias") : lacks_table();
+    case Role::kPairBias:
+      return entry.pair_bias == nullptr ? lacks_table() : "";
     case Role::kRotation:
       return lacks(entry.rotate, "rotate");
     case Role::kEmbedding:
@@ -177,6 +181,7 @@ std::string LackOf(const PositionEntry& entry) {
       return lacks(entry.norm, "norm");
     case Role::kTemperature:
       return lacks(entry.temperature, "temperature");
+    case Role::kKeyBias:
     case Role::kGridBias:
     case Role::kSink:
     case Role::kGate:
@@ -189,13 +194,32 @@ std::string LackOf(const PositionEntry& entry) {
   return "";
 }
 
+// The function that an entry has and its role does not call, "a function `bias`"; empty: none.
+std::string ExcessOf(const SimilarityEntry& /*entry*/) { return ""; }
+std::string ExcessOf(const PositionEntry& entry) {
+  const auto is_unused = [&](const auto function, Role role) {
+    return function != nullptr && entry.role() != role;
+  };
+  if (is_unused(entry.bias, Role::kBias)) return "a function `bias`";
+  if (is_unused(entry.key_bias, Role::kKeyBias)) return "a function `key_bias`";
+  if (is_unused(entry.pair_bias, Role::kPairBias)) return "a function `pair_bias`";
+  if (is_unused(entry.rotate, Role::kRotation)) return "a function `rotate`";
+  if (is_unused(entry.encoder, Role::kEmbedding)) return "a function `encoder`";
+  if (is_unused(entry.content, Role::kContent)) return "a function `content`";
+  if (is_unused(entry.norm, Role::kNorm)) return "a function `norm`";
+  if (is_unused(entry.temperature, Role::kTemperature)) return "a function `temperature`";
+  return "";
+}
+
 // What is wrong with an entry, "without a function `rotate`"; empty: nothing.
 template <class Entry>
 std::string FaultOf(const Entry& entry) {
   if (!IsName(entry.catalogue.name)) return "whose name is not of letters, digits and _";
   const std::string fault = FaultOfParameters(entry.catalogue, entry.parameters);
-  const std::string lack = LackOf(entry);
-  return fault.empty() && !lack.empty() ? "without " + lack : fault;
+  if (!fault.empty()) return fault;
+  if (const std::string lack = LackOf(entry); !lack.empty()) return "without " + lack;
+  const std::string excess = ExcessOf(entry);
+  return excess.empty() ? "" : "with " + excess + ", which its role does not call";
 }
 
 template <class Entry>
@@ -258,7 +282,8 @@ const Entry& FindIn(
   for (const Entry* entry : registry.All()) {
     if (is_known(*entry)) known.push_back(entry->catalogue.name);
   }
-  TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known));
+  TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known),
+                    "; a library of terms that is loaded first may have others");
 }
 
 }  // namespace

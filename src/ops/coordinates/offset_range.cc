@@ -6,15 +6,15 @@ namespace gnomon {
 
 c10::SymInt OffsetRange::size() const { return (queries + keys - 1).max(0); }
 
-at::Tensor OffsetRange::QueryPositions(const at::TensorOptions& options) const {
+at::Tensor OffsetRange::QueryPositions(const at::TensorOptions& like) const {
   const at::Tensor positions =
-      at::arange(queries, options.dtype(at::kLong)).unsqueeze(0) + query_offset;
+      at::arange(queries, like.dtype(at::kLong)).unsqueeze(0) + query_offset;
   return query_offsets ? positions + query_offsets->unsqueeze(1) : positions;
 }
 
-at::Tensor OffsetRange::Distances(const at::TensorOptions& options) const {
+at::Tensor OffsetRange::Distances(const at::TensorOptions& like) const {
   const c10::SymInt first = query_offset + queries - 1;
-  const at::Tensor distances = at::arange(first, first - size(), -1, options.dtype(at::kLong));
+  const at::Tensor distances = at::arange(first, first - size(), -1, like.dtype(at::kLong));
   if (!query_offsets) return distances;
   return distances + query_offsets->reshape({-1, 1, 1});
 }

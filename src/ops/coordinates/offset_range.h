@@ -18,17 +18,14 @@ struct OffsetRange {
   c10::SymInt query_offset;
   int64_t heads;
   std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
-  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, where it is
-  // another one.
-  std::optional<at::Tensor> key_order = std::nullopt;
-  // With segments, of the same size: where in that order the segment of each key there begins.
-  std::optional<at::Tensor> segment_begin = std::nullopt;
+  // The dtype and the device of the bias, for what has no tensors to tell them.
+  at::TensorOptions options = {};
 
   c10::SymInt size() const;
   // (1 or B, Lq), int64: where the queries stand.
-  at::Tensor QueryPositions(const at::TensorOptions& options) const;
+  at::Tensor QueryPositions(const at::TensorOptions& like) const;
   // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).
-  at::Tensor Distances(const at::TensorOptions& options) const;
+  at::Tensor Distances(const at::TensorOptions& like) const;
   // The same in the type of a tensor.
   at::Tensor DistancesAs(const at::Tensor& like) const;
 };

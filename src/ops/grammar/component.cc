@@ -49,6 +49,14 @@ std::optional<std::vector<int64_t>> ParseShape(std::string_view text) {
   return sizes;
 }
 
+// The number that all of the text spells.
+std::optional<double> ParseDouble(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
 constexpr const char* kNumbersExpected = "positive numbers joined by x, as in 1x1.5x2";
 
 std::optional<std::vector<double>> ParseNumbers(std::string_view text) {
@@ -322,7 +330,10 @@ void Component::Check() const {
     TORCH_CHECK_VALUE(
         parameter != nullptr && (parameter->kind != Kind::kTable || value == "tensor"),
         "gnomon: ", name_, " has no option \"", key, "\"; it has ", OptionNames(*entry_));
-    if (!Takes(*parameter, value)) Fail(key, value, Expected(*parameter));
+    if (!Takes(*parameter, value)) {
+      const bool is_number = ParseDouble(value) && !ParseNumber(value);
+      Fail(key, value, Expected(*parameter) + (is_number ? " that float32 holds" : ""));
+    }
     const std::vector<std::string>& readers = parameter->read_by;
     if (readers.empty()) continue;
     const std::string choice = Choice(parameter->detail_of);
@@ -334,14 +345,12 @@ void Component::Check() const {
 }
 
 std::optional<double> ParseNumber(std::string_view text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::optional<double> number = ParseDouble(text);
   // What no float holds, no tensor of them does.
   using Limits = std::numeric_limits<float>;
-  const double size = std::fabs(number);
+  const double size = std::fabs(number.value_or(0));
   const bool fits = size == 0 || (size >= Limits::min() && size <= Limits::max());
-  if (error != std::errc() || end != text.data() + text.size() || !fits) return std::nullopt;
-  return number;
+  return fits ? number : std::nullopt;
 }
 
 std::string NumberText(double number) {

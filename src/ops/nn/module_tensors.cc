@@ -139,7 +139,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
     const Parameter& parameter = *use.parameter;
     if (parameter.is_per_head() && !use.is_given && !use.keeps_start &&
         use.setting != Setting::kNumber) {
-      parameter.tensor.start(term, shape);  // throws where it cannot be learned
+      StartOf(parameter, term, shape);  // throws where it cannot be learned
     }
     for (const TensorPart part : use.parts) {
       ModuleTensor tensor{TensorName(use.name, part), {}, /*learned=*/true};
@@ -155,7 +155,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
       } else if (part == TensorPart::kTheta) {
         tensor.start = at::zeros({shape.heads}, options);
       } else {
-        tensor.start = parameter.tensor.start(term, shape);
+        tensor.start = StartOf(parameter, term, shape);
       }
       tensors.push_back(std::move(tensor));
     }
@@ -209,7 +209,7 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
       const at::Tensor theta = last.detach();
       const at::Tensor start = use.keeps_start
                                    ? tensors[use.first].detach().expand({shape.heads})
-                                   : use.parameter->tensor.start(term, shape).to(theta.options());
+                                   : StartOf(*use.parameter, term, shape).to(theta.options());
       learned.push_back({use.name, LearnedNumber(start, theta), start});
     }
   });

@@ -16,20 +16,20 @@ constexpr double kClosed = -1e6;
 // The product of all gates up to a key in place of those between it and a query: they differ by
 // what all keys of a row have in common. In float64, or the differences of long sums would be lost.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
-                const OffsetRange& range) {
+                const KeyBiasCall& call) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
-  if (!range.key_order) return -at::cumsum(gates, 2, at::kDouble);
+  if (!call.key_order) return -at::cumsum(gates, 2, at::kDouble);
   // Of keys of several segments or that stand anywhere, each segment by itself, in the order of
   // positions.
-  const at::Tensor& order = *range.key_order;
+  const at::Tensor& order = *call.key_order;
   const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
     return columns.unsqueeze(1).expand_symint(sizes);
   };
   const at::Tensor in_order = gates.expand_symint(sizes).gather(2, over_heads(order));
   at::Tensor sums = at::cumsum(in_order, 2, at::kDouble);
-  if (range.segment_begin) {
-    const at::Tensor begin = over_heads(*range.segment_begin);
+  if (call.segment_begin) {
+    const at::Tensor begin = over_heads(*call.segment_begin);
     sums = sums - (sums.gather(2, begin) - in_order.gather(2, begin));
   }
   return -sums.gather(2, over_heads(order.argsort(int64_t{1})));
@@ -76,7 +76,7 @@ const RegisterPosition forget({
                            "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: "
                            "logsigmoid of a projection of its token; less than -1e6, such as -inf, "
                            "counts as that: keys before it weigh nothing beside one after it")},
-    .bias = Bias,
+    .key_bias = Bias,
 });
 
 }  // namespace

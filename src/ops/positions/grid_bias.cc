@@ -12,8 +12,6 @@ namespace {
 
 at::Tensor Start(const Component& component, const ModuleShape& n) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
-  TORCH_CHECK_VALUE(grid, "gnomon: ", component.name(), " in a module needs a shape, as in ",
-                    component.name(), ":shape=14x14");
   std::vector<int64_t> sizes = {n.heads};
   for (const int64_t length : grid->shape()) sizes.push_back(2 * length - 1);
   return at::zeros(sizes, at::TensorOptions().dtype(at::kDouble));

@@ -1,5 +1,4 @@
 #include "ops/catalogue/registry.h"
-#include "ops/positions/given_bias.h"
 
 namespace gnomon {
 namespace key_bias {
@@ -20,7 +19,6 @@ const RegisterPosition key_bias({
          .cost = "1 + 0",
          .class_name = "KeyBias"},
     .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, 1 or H, Lk)")},
-    .bias = GivenBias,
 });
 
 }  // namespace

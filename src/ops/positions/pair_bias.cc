@@ -1,5 +1,4 @@
 #include "ops/catalogue/registry.h"
-#include "ops/positions/given_bias.h"
 
 namespace gnomon {
 namespace pair_bias {
@@ -25,7 +24,6 @@ const RegisterPosition pair_bias({
          .class_name = "PairBias"},
     .parameters = {Table("bias", Index::kPairs, {})
                        .Means("(1 or B, 1 or H, Lq, Lk), or what broadcasts to it")},
-    .bias = GivenBias,
 });
 
 }  // namespace

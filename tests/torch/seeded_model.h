@@ -1,0 +1,21 @@
+// Language models of the tests.
+#ifndef GNOMON_TESTS_TORCH_SEEDED_MODEL_H_
+#define GNOMON_TESTS_TORCH_SEEDED_MODEL_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+
+#include "models/language_model.h"
+
+namespace gnomon::models {
+
+// The one that a seed begins with.
+inline LanguageModel NewModel(const LanguageModelOptions& options, uint64_t seed) {
+  torch::manual_seed(seed);
+  return LanguageModel(options);
+}
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_TESTS_TORCH_SEEDED_MODEL_H_
