@@ -229,7 +229,7 @@ def test_the_start_of_gamma_is_found_within_transforms_and_graphs(similarity):
 
 
 def known_names(message):
-    return message.split("known: ")[1].split("\n")[0].split(", ")
+    return message.split("known: ")[1].split(";")[0].split(", ")
 
 
 # A name of which something must be said beside it, to be used in a call.

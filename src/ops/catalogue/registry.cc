@@ -283,7 +283,7 @@ const Entry& FindIn(
     if (is_known(*entry)) known.push_back(entry->catalogue.name);
   }
   TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known),
-                    "; a library of terms that is loaded first may have others");
+                    "; terms of a library are known once it is loaded");
 }
 
 }  // namespace
