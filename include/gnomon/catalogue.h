@@ -149,8 +149,8 @@ std::vector<CatalogueEntry> PositionCatalogue();
 std::string CatalogueJson();
 
 // Loads a shared library of terms, made by gnomon_add_terms() of gnomon's CMake package, and
-// returns their names, in the order of the catalogue. From then on they can be used like the
-// library's own. Loading a library again adds nothing and returns the same names. Throws
+// returns their names. From then on they can be used like the library's own. Loading a library
+// again adds nothing and returns the same names, even if the file is another one by now. Throws
 // c10::ValueError if there is no such file, if it was built for another gnomon or another PyTorch,
 // if it has no terms, or if a name is taken; then it adds nothing.
 std::vector<std::string> LoadTerms(const std::string& path);

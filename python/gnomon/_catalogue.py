@@ -43,7 +43,8 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Args:
         path: of the shared library, which gnomon_add_terms() of gnomon's CMake package makes
-            (examples/terms). To load it again changes nothing.
+            (examples/terms). To load it again changes nothing, even if the file is another one by
+            now: that takes a new process.
 
     Returns:
         The names of its terms.

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_weights.h"
 #include "ops/attention/compose.h"
+#include "ops/attention/starts.h"
 #include "ops/coordinates/token_grid.h"
 
 namespace gnomon {
@@ -59,15 +61,25 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   EXPECT_THAT(Refusal(Role::kTemperature), HasSubstr("a function `temperature`"));
   const char* const table = "without a table that is always there as its first tensor";
   const auto start = [](const Component&, const ModuleShape& n) { return at::ones({n.heads}); };
-  for (const Role role :
-       {Role::kSink, Role::kGate, Role::kGridBias, Role::kKeyBias, Role::kPairBias}) {
+  EXPECT_THAT(Refusal(Role::kGridBias, OnGrid({})), HasSubstr(table));
+  for (const Role role : {Role::kSink, Role::kGate, Role::kKeyBias, Role::kPairBias}) {
     EXPECT_THAT(Refusal(role), HasSubstr(table));
     EXPECT_THAT(Refusal(role, {PerHead("slope", "1", {.start = start})}), HasSubstr(table));
     EXPECT_THAT(Refusal(role, {Table("bias", Index::kKeyEntries, {})}, kBias),
-                HasSubstr("with a function `bias`, which its role does not call"));
+                HasSubstr("with a function `bias`, which its role does not read"));
   }
   EXPECT_THAT(Refusal(Role::kBias, {PerHead("slope", "1")}, kBias),
               HasSubstr("without a start of its parameter slope"));
+  const TokenProjection nothing;
+  EXPECT_THAT(Refusal(Role::kGate, {Table("gates", Index::kQueries, {.projection = nothing})}),
+              HasSubstr("without a function `columns` of the projection of its parameter gates"));
+  const Parameter first = Table("table", Index::kGrid, {});
+  EXPECT_THAT(Refusal(Role::kGridBias, {first, Shape()}),
+              HasSubstr("without the parameters shape and prefix"));
+  for (const Role role : {Role::kSink, Role::kGate, Role::kKeyBias, Role::kPairBias}) {
+    EXPECT_THAT(Refusal(role, {first, Table("other", Index::kNone, {})}),
+                HasSubstr("with a second tensor, other, which its role does not read"));
+  }
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
     RegisterAllOrNone("libmine.so", [] {
@@ -206,6 +218,119 @@ TEST(PositionEntryTest, ABiasThatGoesByTheLengthTakesNoPositions) {
   placed.positions = at::arange(3).unsqueeze(0);
   EXPECT_THAT(FaultInAttention(entry, placed),
               HasSubstr("positions with mine, which goes by the length of the call"));
+}
+
+// A content term whose function reads all tensors of its entry.
+ContentTerm KeysAndValues(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
+                          const ContentCall& call) {
+  TORCH_CHECK(tensors.size() == 2 && call.value_dim == tensors[0].size(2));
+  return {.query = call.q, .keys = tensors[1], .values = tensors[0], .layout = "clip"};
+}
+
+// q (1, 2, 3, 4), values of 5 columns, and tables of the offsets -2 to 2.
+struct TablesTest : ::testing::Test {
+  at::Tensor q = at::randn({1, 2, 3, 4}, at::kDouble);
+  at::Tensor v = at::randn({1, 2, 3, 5}, at::kDouble);
+  at::Tensor values = at::randn({1, 5, 5}, at::kDouble);
+  at::Tensor keys = at::randn({1, 5, 4}, at::kDouble);
+  at::Tensor offsets = at::arange(3).unsqueeze(0) - at::arange(3).unsqueeze(1) + 2;
+  ResolvedSimilarity dot = ResolveSimilarity("gnomon.attention", "dot", {}, q);
+  std::shared_ptr<const Component> component =
+      std::make_shared<const Component>(Component::Parse("mine"));
+
+  // (3, 3, columns): the rows of a table for all pairs.
+  at::Tensor Rows(const at::Tensor& table) const { return table[0].index({offsets}); }
+  at::Tensor Scores() const { return at::matmul(q, q.transpose(2, 3)) / 2; }
+};
+
+TEST_F(TablesTest, WeightsAreThoseOfATermWithValues) {
+  const PositionEntry entry{
+      .catalogue = Mine(Role::kContent),
+      .parameters = {Table("values", Index::kNearOffsets, {.of_values = true}),
+                     Table("keys", Index::kNearOffsets, {})},
+      .content = KeysAndValues};
+  const at::Tensor scores = Scores() + at::einsum("bhid,ijd->bhij", {q, Rows(keys)}) / 2;
+  const at::Tensor expected = scores.softmax(-1);
+  const std::vector<ResolvedPosition> positions = {{&entry, component, {values, keys}}};
+  const at::Tensor weights = AttentionWeights(q, q, {0, 2}, dot, positions, CallArguments());
+  EXPECT_TRUE(at::allclose(weights, expected.index_select(2, at::tensor({0, 2}))));
+  const at::Tensor o = std::get<0>(Compose(q, q, v, dot, positions, CallArguments()));
+  const at::Tensor added = at::einsum("bhij,ijd->bhid", {expected, Rows(values)});
+  EXPECT_TRUE(at::allclose(o, expected.matmul(v) + added));
+}
+
+TEST_F(TablesTest, ATermMayHaveValuesAlone) {
+  const PositionEntry entry{
+      .catalogue = Mine(Role::kContent),
+      .parameters = {Table("values", Index::kNearOffsets, {.of_values = true})},
+      .content = [](const Component&, const std::vector<at::Tensor>& tensors, const ContentCall&) {
+        ContentTerm term = {};
+        term.values = tensors[0];
+        term.layout = "clip";
+        return term;
+      }};
+  const std::vector<ResolvedPosition> positions = {{&entry, component, {values}}};
+  const at::Tensor expected = Scores().softmax(-1);
+  const at::Tensor o = std::get<0>(Compose(q, q, v, dot, positions, CallArguments()));
+  const at::Tensor added = at::einsum("bhij,ijd->bhid", {expected, Rows(values)});
+  EXPECT_TRUE(at::allclose(o, expected.matmul(v) + added));
+  EXPECT_TRUE(at::allclose(AttentionWeights(q, q, {0, 1, 2}, dot, positions, {}), expected));
+}
+
+TEST_F(TablesTest, ATermMayMultiplyKeysAlone) {
+  const PositionEntry entry{.catalogue = Mine(Role::kContent),
+                            .parameters = {Table("queries", Index::kNearOffsets, {})},
+                            .content = [](const Component&, const std::vector<at::Tensor>& tensors,
+                                          const ContentCall& call) {
+                              ContentTerm term = {};
+                              term.key = call.k;
+                              term.queries = tensors[0];
+                              term.layout = "clip";
+                              return term;
+                            }};
+  // Their rows run by p_i - p_j.
+  const at::Tensor rows = Rows(keys.flip(1));
+  const at::Tensor scores = Scores() + at::einsum("bhjd,ijd->bhij", {q, rows}) / 2;
+  const at::Tensor o =
+      std::get<0>(Compose(q, q, v, dot, {{&entry, component, {keys}}}, CallArguments()));
+  EXPECT_TRUE(at::allclose(o, scores.softmax(-1).matmul(v)));
+}
+
+TEST_F(TablesTest, ABiasOfKeysIsMadeOfAllItsTensors) {
+  const KeyBiasFunction scaled = [](const Component&, const std::vector<at::Tensor>& tensors,
+                                    const KeyBiasCall&) {
+    return tensors[0] * tensors[1].reshape({1, -1, 1});
+  };
+  const at::Tensor bias = at::randn({1, 1, 3}, at::kDouble);
+  const at::Tensor slopes = at::randn({2}, at::kDouble);
+  const auto run = [&](KeyBiasFunction function) {
+    const PositionEntry entry{.catalogue = Mine(Role::kKeyBias), .key_bias = function};
+    return std::get<0>(
+        Compose(q, q, v, dot, {{&entry, component, {bias, slopes}}}, CallArguments()));
+  };
+  const at::Tensor scores = Scores() + (bias * slopes.reshape({1, -1, 1})).unsqueeze(2);
+  EXPECT_TRUE(at::allclose(run(scaled), scores.softmax(-1).matmul(v)));
+  const auto fault = [&](KeyBiasFunction function) { return FaultOf([&] { run(function); }); };
+  EXPECT_THAT(
+      fault([](const Component&, const std::vector<at::Tensor>&, const KeyBiasCall&) {
+        return at::Tensor();
+      }),
+      HasSubstr("the bias of mine has shape []; expected (1 or B, 1 or H, Lk) = (1, 2, 3)"));
+  EXPECT_THAT(fault([](const Component&, const std::vector<at::Tensor>& tensors,
+                       const KeyBiasCall&) { return tensors[0].to(at::kFloat); }),
+              HasSubstr("the bias of mine has dtype Float; expected Double"));
+}
+
+TEST(SimilarityEntryTest, ScoresWithoutASpreadHaveNoStart) {
+  const SimilarityEntry entry{.catalogue = Mine(Role::kSimilarity),
+                              .parameters = {PerHead("gamma", "learned")},
+                              .map = [](const Component&, const at::Tensor& q, const at::Tensor& k,
+                                        const HeadParameters& heads) {
+                                return MappedTokens{
+                                    .function = "dot", .x = q * 0, .y = k, .factor = heads.factor};
+                              }};
+  EXPECT_THAT(FaultOf([&] { HeadParameterStart(entry, Component::Parse("mine"), 4); }),
+              HasSubstr("the scores of mine of tokens from N(0, 1) have a spread of 0"));
 }
 
 // In a process of its own, whose catalogue ends with them: what `body` says of terms that it

@@ -76,15 +76,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
   arguments.aggregation = "mean";
   // All weights are asked for.
   arguments.tolerance = 0;
-  for (ResolvedPosition& position : positions) {
-    // What it adds to values is none of their weights.
-    const std::vector<const Parameter*> parameters = position.entry->Tensors(*position.component);
-    for (size_t n = parameters.size(); n-- > 0;) {
-      if (parameters[n]->tensor.of_values) {
-        position.tensors.erase(position.tensors.begin() + static_cast<int64_t>(n));
-      }
-    }
-  }
+  for (ResolvedPosition& position : positions) position.of_weights_alone = true;
   const bool knows_offset =
       call.query_offset || call.query_offsets || call.positions || queries == SizeOf(k, 2);
   const bool alone = knows_offset && std::all_of(positions.begin(), positions.end(), StandsAlone);
@@ -136,9 +128,10 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
     for (ResolvedPosition& position : placed) {
       auto tensor = position.tensors.begin();
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
-        if (parameter->tensor.of_values) continue;
         const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
-        if (HasRows(*parameter) && tensor->dim() >= 2) {
+        if (parameter->tensor.of_values) {
+          // Nothing reads its rows.
+        } else if (HasRows(*parameter) && tensor->dim() >= 2) {
           *tensor = rows_of(parameter->name, *tensor, -2, /*may_be_shared=*/true);
         } else if (is_sink && tensor->dim() == 3) {
           *tensor = rows_of(parameter->name, *tensor, -1, /*may_be_shared=*/true);

@@ -28,6 +28,7 @@ struct ResolvedPosition {
   std::shared_ptr<const Component> component;
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
   bool of_module = false;
+  bool of_weights_alone = false;  // what it adds to values or makes of the output is not asked for
 };
 
 // What calls of attention say besides tokens and terms, in the order of the operators' schemas:

@@ -255,6 +255,19 @@ class Composition {
     return std::max<int64_t>({0, *first + *queries - 1, *keys - 1 - *first});
   }
 
+  // Of the values that a content term's own are added to: where weights alone are asked for, there
+  // are none but its own.
+  int64_t ValueColumns() const {
+    if (content_->of_weights_alone) {
+      const std::vector<const Parameter*> parameters =
+          content_->entry->Tensors(*content_->component);
+      for (size_t n = 0; n < parameters.size(); ++n) {
+        if (parameters[n]->tensor.of_values) return SizeOf(content_->tensors[n], -1);
+      }
+    }
+    return Concrete(v_.sym_size(3));
+  }
+
   // Throws unless a table of a content term is one that kernels could read.
   void CheckTable(const ContentTerm& term, const char* what, const at::Tensor& table) const {
     if (!table.defined()) return;
@@ -274,7 +287,12 @@ class Composition {
     ContentTerm term = content_->entry->content(
         *content_->component, content_->tensors,
         {q_.to(computing_), k_.to(computing_), range_.heads, Concrete(q_.sym_size(3)),
-         Concrete(v_.sym_size(3)), IsCausal(), FarthestOffset()});
+         ValueColumns(), IsCausal(), FarthestOffset()});
+    if (content_->of_weights_alone) {
+      term.values = at::Tensor();
+      // Of values alone no weight depends.
+      if (!term.keys.defined() && !term.queries.defined() && !term.key_weights.defined()) return;
+    }
     TORCH_CHECK_VALUE(
         term.query.defined() == term.keys.defined() &&
             term.key.defined() == term.queries.defined() &&
@@ -293,8 +311,10 @@ class Composition {
                         ": scale goes with similarities that take it, as dot, and with products of "
                         "q, of which there are none");
     }
-    call_.relative_query = std::move(term.query);
-    call_.relative_keys = std::move(term.keys);
+    if (term.keys.defined()) {
+      call_.relative_query = std::move(term.query);
+      call_.relative_keys = std::move(term.keys);
+    }
     if (term.values.defined()) call_.relative_values = std::move(term.values);
     if (term.queries.defined()) {
       call_.relative_key = std::move(term.key);
@@ -303,6 +323,21 @@ class Composition {
     relative_layout_ = std::move(term.layout);
     call_.relative_layout = relative_layout_;
     call_.relative_factor = term.takes_scale ? scale_ : 1;
+  }
+
+  // Throws unless it is what a function of biases by key may give.
+  void CheckKeyBias(const Component& component, const at::Tensor& bias) const {
+    const bool fits = bias.defined() && bias.dim() == 3 &&
+                      (bias.sym_size(0) == 1 || bias.sym_size(0) == q_.sym_size(0)) &&
+                      (bias.sym_size(1) == 1 || bias.sym_size(1) == range_.heads) &&
+                      bias.sym_size(2) == range_.keys;
+    TORCH_CHECK_VALUE(fits, kOperation, ": the bias of ", component.name(), " has shape ",
+                      bias.defined() ? bias.sym_sizes() : c10::SymIntArrayRef(),
+                      "; expected (1 or B, 1 or H, Lk) = (", q_.sym_size(0), ", ", range_.heads,
+                      ", ", range_.keys, ")");
+    TORCH_CHECK_TYPE(bias.scalar_type() == computing_ || bias.scalar_type() == at::kDouble,
+                     kOperation, ": the bias of ", component.name(), " has dtype ",
+                     bias.scalar_type(), "; expected ", computing_, " or Double");
   }
 
   void AddKeyBiases() {
@@ -320,10 +355,12 @@ class Composition {
                         tensor.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (", q_.sym_size(0),
                         ", ", range_.heads, ", ", range_.keys, ")");
       // What lies outside may be anything, and sums go over it.
-      const at::Tensor seen = Visible(tensor.unsqueeze(3)).squeeze(3);
+      std::vector<at::Tensor> tensors = position.tensors;
+      tensors[0] = Visible(tensor.unsqueeze(3)).squeeze(3);
       const KeyBiasFunction function = position.entry->key_bias;
       const at::Tensor bias =
-          function == nullptr ? seen : function(*position.component, {seen}, of_keys_);
+          function == nullptr ? tensors[0] : function(*position.component, tensors, of_keys_);
+      CheckKeyBias(*position.component, bias);
       AddBias(bias.scalar_type() == computing_ ? given : sums, bias);
     }
     const auto whole = [&](const OptionalTensor& bias) {
@@ -516,7 +553,7 @@ class Composition {
   at::Tensor Gated(at::Tensor o) const {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kGate) continue;
-      if (position.tensors.empty()) continue;  // weights are asked for without it
+      if (position.of_weights_alone) continue;
       const at::Tensor& gate = position.tensors[0];
       TORCH_CHECK_VALUE(gate.sym_sizes() == o.sym_sizes(), kOperation, ": the tensor of ",
                         position.component->name(), " has shape ", gate.sym_sizes(),

@@ -10,12 +10,6 @@
 namespace gnomon {
 namespace {
 
-// As its class is called or, without one, as specifications name it.
-const std::string& NameOf(const PositionEntry& entry) {
-  const CatalogueEntry& catalogue = entry.catalogue;
-  return catalogue.class_name.empty() ? catalogue.name : catalogue.class_name;
-}
-
 // (H, 2 n_1 - 1, 2 n_2 - 1, ...).
 std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
   std::vector<int64_t> sizes = {heads};
@@ -36,7 +30,7 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
     odd = odd && SizeOf(table, axis) % 2 == 1;
     shape.push_back((SizeOf(table, axis) + 1) / 2);
   }
-  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", NameOf(entry), " has shape ",
+  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", entry.shown_name(), " has shape ",
                     table.sym_sizes(),
                     "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
@@ -103,7 +97,7 @@ at::Tensor GridTable(const PositionEntry& entry, const Component& component,
     const at::Tensor& table = tensors[0];
     const std::vector<int64_t> expected = TableSizes(grid, heads);
     TORCH_CHECK_VALUE(table.sym_sizes() == c10::fromIntArrayRefSlow(expected),
-                      "gnomon.attention: the table of ", NameOf(entry), " has shape ",
+                      "gnomon.attention: the table of ", entry.shown_name(), " has shape ",
                       table.sym_sizes(), "; expected ", at::IntArrayRef(expected),
                       " = (H, 2 height - 1, 2 width - 1)");
     return table;

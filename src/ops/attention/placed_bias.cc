@@ -76,6 +76,7 @@ at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
   const at::AutoGradMode enabled(true);
   const at::Tensor leaf = parameters.detach().requires_grad_();
   const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, d_table.size(1), span);
+  if (!table.requires_grad()) return at::zeros_like(parameters);
   const auto gradients =
       torch::autograd::grad({table}, {leaf}, {d_table}, /*retain_graph=*/std::nullopt,
                             /*create_graph=*/false, /*allow_unused=*/true);

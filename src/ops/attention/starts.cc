@@ -88,8 +88,15 @@ double HeadParameterStart(const SimilarityEntry& entry, const Component& compone
                           int64_t head_dim) {
   // Calls of attention() ask for it, too.
   static Kept<std::pair<std::string, int64_t>, double> known;
-  return known.Get({component.Text(), head_dim},
-                   [&] { return 1.0 / LogitSpread(entry, component, head_dim); });
+  return known.Get({component.Text(), head_dim}, [&] {
+    const double spread = LogitSpread(entry, component, head_dim);
+    const Parameter* parameter = entry.head_parameter();
+    TORCH_CHECK_VALUE(std::isfinite(spread) && spread > 0, "gnomon: the scores of ",
+                      entry.catalogue.name, " of tokens from N(0, 1) have a spread of ", spread,
+                      ", so that ", parameter == nullptr ? "it" : parameter->name,
+                      " has no start; expected a number or a tensor");
+    return 1.0 / spread;
+  });
 }
 
 at::Tensor StartOf(const Parameter& parameter, const Component& component,

@@ -36,14 +36,16 @@ struct KeyBiasCall {
   // With segments, of the same size: where in that order the segment of each key there begins.
   std::optional<at::Tensor> segment_begin = std::nullopt;
 };
-// tensors: that of the entry, (1 or B, 1 or H, Lk), 0 where keys are hidden. (1 or B, H, Lk), -inf
-// masks a key, in the type of the scores or in float64, which is then kept to its digits.
+// tensors: those of the entry, the first (1 or B, 1 or H, Lk), 0 where keys are hidden. Gives
+// (1 or B, 1 or H, Lk), -inf masks a key, in the type of the scores or in float64, which is then
+// kept to its digits.
 using KeyBiasFunction = at::Tensor (*)(const Component& component,
                                        const std::vector<at::Tensor>& tensors,
                                        const KeyBiasCall& call);
 
-// What broadcasts to (B, H, Lq, Lk), of the tensors of the entry alone: where tokens stand is
-// nothing that it is told.
+// What broadcasts to (B, H, Lq, Lk), of the tensors of the entry alone, each pair by itself: where
+// tokens stand is nothing that it is told, and where a call is computed in parts, the tensors are
+// those of some rows and keys. One that reads others sets sums_over_keys.
 using PairBiasFunction = at::Tensor (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors);
 
@@ -152,8 +154,8 @@ struct PositionEntry {
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
-  // Whether it goes by the length of the whole call, a rotation by RotationCall::length and a bias
-  // by OffsetRange::keys or queries; null: it does not.
+  // Whether it goes by the whole call, a rotation by RotationCall::length and a bias by offset by
+  // anything of OffsetRange but the offsets, as keys, queries or query_offset; null: it does not.
   bool (*goes_by_length)(const Component& component) = nullptr;
   // What a component says where it is used so and says nothing itself: whatever its functions then
   // read from it. Null: the same as anywhere.
@@ -167,6 +169,10 @@ struct PositionEntry {
   }
   Component Complete(Component component, const ComponentUse& use) const {
     return complete == nullptr ? std::move(component) : complete(std::move(component), use);
+  }
+  // As its class is called or, without one, as specifications name it.
+  const std::string& shown_name() const {
+    return catalogue.class_name.empty() ? catalogue.name : catalogue.class_name;
   }
   // Those of the parameters that may be tensors and that a component has, in their order.
   std::vector<const Parameter*> Tensors(const Component& component) const;

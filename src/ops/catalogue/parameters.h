@@ -39,7 +39,7 @@ struct CallLengths {
 struct TokenProjection {
   // Of the tokens that keys come from, and so one of those that a cache keeps.
   bool of_keys = false;
-  int64_t (*columns)(const Component& component, const ModuleShape& shape);
+  int64_t (*columns)(const Component& component, const ModuleShape& shape) = nullptr;
   // Where b (H,) starts, W then at 0; null: there is no b, and W starts as N(0, 1 / dim).
   at::Tensor (*bias_start)(int64_t heads) = nullptr;
   // The tensor, of the product (B, H, L, columns) in the computing type; null: that itself.

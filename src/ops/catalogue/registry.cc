@@ -154,6 +154,10 @@ std::string LackOf(const PositionEntry& entry) {
     if (parameter.is_per_head() && !parameter.tensor.HasStart()) {
       return "a start of its parameter " + parameter.name;
     }
+    const std::optional<TokenProjection>& projection = parameter.tensor.projection;
+    if (projection && projection->columns == nullptr) {
+      return "a function `columns` of the projection of its parameter " + parameter.name;
+    }
   }
   const auto lacks = [](const auto function, const char* name) {
     return function == nullptr ? std::string("a function `") + name + "`" : "";
@@ -181,8 +185,12 @@ std::string LackOf(const PositionEntry& entry) {
       return lacks(entry.norm, "norm");
     case Role::kTemperature:
       return lacks(entry.temperature, "temperature");
+    case Role::kGridBias: {
+      const auto has = [&](const char* name) { return entry.catalogue.Find(name) != nullptr; };
+      if (!has("shape") || !has("prefix")) return "the parameters shape and prefix, as of OnGrid()";
+      return lacks_table();
+    }
     case Role::kKeyBias:
-    case Role::kGridBias:
     case Role::kSink:
     case Role::kGate:
       return lacks_table();
@@ -194,7 +202,7 @@ std::string LackOf(const PositionEntry& entry) {
   return "";
 }
 
-// The function that an entry has and its role does not call, "a function `bias`"; empty: none.
+// What an entry has and its role does not read, "a function `bias`"; empty: nothing.
 std::string ExcessOf(const SimilarityEntry& /*entry*/) { return ""; }
 std::string ExcessOf(const PositionEntry& entry) {
   const auto is_unused = [&](const auto function, Role role) {
@@ -208,6 +216,16 @@ std::string ExcessOf(const PositionEntry& entry) {
   if (is_unused(entry.content, Role::kContent)) return "a function `content`";
   if (is_unused(entry.norm, Role::kNorm)) return "a function `norm`";
   if (is_unused(entry.temperature, Role::kTemperature)) return "a function `temperature`";
+  const bool reads_one = entry.role() == Role::kGridBias || entry.role() == Role::kSink ||
+                         entry.role() == Role::kGate ||
+                         (entry.role() == Role::kKeyBias && entry.key_bias == nullptr) ||
+                         (entry.role() == Role::kPairBias && entry.pair_bias == nullptr);
+  int64_t tensors = 0;
+  for (const Parameter& parameter : entry.parameters) {
+    if (parameter.takes_tensor && ++tensors > 1 && reads_one) {
+      return "a second tensor, " + parameter.name;
+    }
+  }
   return "";
 }
 
@@ -219,7 +237,7 @@ std::string FaultOf(const Entry& entry) {
   if (!fault.empty()) return fault;
   if (const std::string lack = LackOf(entry); !lack.empty()) return "without " + lack;
   const std::string excess = ExcessOf(entry);
-  return excess.empty() ? "" : "with " + excess + ", which its role does not call";
+  return excess.empty() ? "" : "with " + excess + ", which its role does not read";
 }
 
 template <class Entry>
@@ -391,11 +409,13 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
     const TensorUse& use = parameter->tensor;
     const bool has_start = holds_tables ? use.HasStart() : use.start != nullptr;
     const bool is_given = component.IsTensor(parameter->name) || has_start;
-    const std::string& term = entry.catalogue.class_name;
-    TORCH_CHECK_VALUE(is_given, operation, ": position ", component.name(), " without its ",
-                      parameter->name, ", a tensor ", parameter->meaning, "; expected ",
-                      term.empty() ? "it in gnomon.nn.MultiheadAttention"
-                                   : "gnomon.position." + term + "(" + parameter->name + ")");
+    const std::string& name = parameter->name;
+    const bool has_class = !entry.catalogue.class_name.empty() && entry.catalogue.library.empty();
+    TORCH_CHECK_VALUE(
+        is_given, operation, ": position ", component.name(), " without its ", name, ", a tensor",
+        parameter->meaning.empty() ? "" : " ", parameter->meaning, "; expected gnomon.position.",
+        has_class ? entry.catalogue.class_name + "(" + name + ")"
+                  : "Specified(\"" + component.name() + ":" + name + "=tensor\", (" + name + ",))");
   }
   return entry;
 }

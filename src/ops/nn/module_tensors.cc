@@ -22,7 +22,10 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
                            TensorPart part, const ModuleShape& shape) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   if (part == TensorPart::kBias) return projection.bias_start(shape.heads).to(options);
-  const int64_t rows = shape.heads * projection.columns(component, shape);
+  const int64_t columns = projection.columns(component, shape);
+  TORCH_CHECK_VALUE(columns >= 1, "gnomon.nn: a projection of ", component.name(), " has ", columns,
+                    " columns; expected at least 1");
+  const int64_t rows = shape.heads * columns;
   const int64_t dim = projection.of_keys ? shape.key_tokens : shape.query_tokens;
   return projection.bias_start == nullptr ? RandomRows(/*stream=*/6, {rows}, dim)
                                           : at::zeros({rows, dim}, options);

@@ -13,7 +13,7 @@ namespace {
 // As callers know it, "RoPE".
 const std::string& NameOf(const Component& component) {
   // Not FindPosition(): a module may have set what all of its positions are told.
-  return FindPositionEntry(component.name())->catalogue.class_name;
+  return FindPositionEntry(component.name())->shown_name();
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,11 +21,6 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
   std::string_view factor = text.factor;
   const bool is_negative = !factor.empty() && factor.front() == '-';
   if (is_negative) factor.remove_prefix(1);
-  if (factor.empty()) {
-    throw std::runtime_error(std::string("gnomon: the definition ") + text.name +
-                             " has kFactor = \"" + text.factor +
-                             "\"; expected \"scale\", or a name, \"gamma\" or \"-gamma\"");
-  }
   SimilarityEntry entry;
   entry.catalogue.name = text.name;
   entry.catalogue.title = text.title;

@@ -5,6 +5,7 @@
 
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/catalogue/registry.h"
@@ -24,7 +25,9 @@ struct DefinitionText {
   std::vector<const char*> heads = {};  // the names of its scalars of heads
 };
 
-// Throws std::runtime_error where the factor is none of those that there are.
+// Whether it is "scale", or a name, as "gamma" or "-gamma".
+constexpr bool IsFactor(std::string_view text) { return !text.empty() && text != "-"; }
+
 SimilarityEntry SimilarityOf(const DefinitionText& text);
 
 // Registers the similarity that a definition is by itself, if it says so.
@@ -33,6 +36,8 @@ void RegisterDefinition(const char* name, const char* class_name) {
   if constexpr (requires { Definition::kFormula; }) {
     static_assert(Definition::kRowScalars == 0 && Definition::kColumnScalars == 0,
                   "tokens as they are have no scalars: this similarity needs a token map");
+    static_assert(IsFactor(Definition::kFactor),
+                  "kFactor is \"scale\", or a name, as \"gamma\" or \"-gamma\"");
     DefinitionText text{name,
                         class_name,
                         Definition::kTitle,
@@ -42,11 +47,12 @@ void RegisterDefinition(const char* name, const char* class_name) {
     if constexpr (requires { Definition::kLatex; }) text.latex = Definition::kLatex;
     if constexpr (requires { Definition::kDetails; }) text.details = Definition::kDetails;
     if constexpr (requires { Definition::kHeads; }) {
+      static_assert(std::size(Definition::kHeads) == Definition::kHeadScalars,
+                    "kHeads are the names of the scalars of heads");
       text.heads.assign(std::begin(Definition::kHeads), std::end(Definition::kHeads));
+    } else {
+      static_assert(Definition::kHeadScalars == 0, "scalars of heads need names, kHeads");
     }
-    TORCH_CHECK(text.heads.size() == Definition::kHeadScalars, "gnomon: the definition ", name,
-                " has ", Definition::kHeadScalars, " scalars of heads and ", text.heads.size(),
-                " names of them, kHeads");
     const RegisterSimilarity registered(SimilarityOf(text));
   }
 }
