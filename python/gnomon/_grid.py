@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gnomon._catalogue import biases_of_axes
-from gnomon._checks import check_integer, wrong_type
+from gnomon._checks import check_integer, kind_of, wrong_type
 from gnomon._position import Position, Specified
 from gnomon._terms import check_shape, to_spec
 
@@ -47,11 +47,11 @@ class Grid(Position):
         for bias in self.axes:
             if not isinstance(bias, Position):
                 raise TypeError(
-                    f"gnomon.position.Grid: axes have a {type(bias).__name__}; expected biases of "
+                    f"gnomon.position.Grid: axes have {kind_of(bias)}; expected biases of "
                     "one offset"
                 )
             if not bias._is_bias():
-                what = bias.spec if isinstance(bias, Specified) else f"a {type(bias).__name__}"
+                what = bias.spec if isinstance(bias, Specified) else kind_of(bias)
                 raise ValueError(
                     f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
                     f"{', '.join(biases_of_axes())}"

@@ -325,19 +325,32 @@ class Composition {
     call_.relative_factor = term.takes_scale ? scale_ : 1;
   }
 
-  // Throws unless it is what a function of biases by key may give.
-  void CheckKeyBias(const Component& component, const at::Tensor& bias) const {
+  // Throws unless it has the form of a bias by key.
+  void CheckKeyBias(const char* what, const Component& component, const at::Tensor& bias) const {
     const bool fits = bias.defined() && bias.dim() == 3 &&
                       (bias.sym_size(0) == 1 || bias.sym_size(0) == q_.sym_size(0)) &&
                       (bias.sym_size(1) == 1 || bias.sym_size(1) == range_.heads) &&
                       bias.sym_size(2) == range_.keys;
-    TORCH_CHECK_VALUE(fits, kOperation, ": the bias of ", component.name(), " has shape ",
+    TORCH_CHECK_VALUE(fits, kOperation, ": the ", what, " of ", component.name(), " has shape ",
                       bias.defined() ? bias.sym_sizes() : c10::SymIntArrayRef(),
                       "; expected (1 or B, 1 or H, Lk) = (", q_.sym_size(0), ", ", range_.heads,
                       ", ", range_.keys, ")");
+  }
+
+  // What a position adds to all scores of a key.
+  at::Tensor KeyBiasOf(const ResolvedPosition& position) const {
+    const Component& component = *position.component;
+    std::vector<at::Tensor> tensors = position.tensors;
+    CheckKeyBias("tensor", component, tensors[0]);
+    // What lies outside may be anything, and sums go over it.
+    tensors[0] = Visible(tensors[0].unsqueeze(3)).squeeze(3);
+    if (position.entry->key_bias == nullptr) return tensors[0];
+    at::Tensor bias = position.entry->key_bias(component, tensors, of_keys_);
+    CheckKeyBias("bias", component, bias);
     TORCH_CHECK_TYPE(bias.scalar_type() == computing_ || bias.scalar_type() == at::kDouble,
                      kOperation, ": the bias of ", component.name(), " has dtype ",
                      bias.scalar_type(), "; expected ", computing_, " or Double");
+    return bias;
   }
 
   void AddKeyBiases() {
@@ -346,21 +359,7 @@ class Composition {
     OptionalTensor sums;
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kKeyBias) continue;
-      const at::Tensor& tensor = position.tensors[0];
-      TORCH_CHECK_VALUE(tensor.dim() == 3 &&
-                            (tensor.sym_size(0) == 1 || tensor.sym_size(0) == q_.sym_size(0)) &&
-                            (tensor.sym_size(1) == 1 || tensor.sym_size(1) == range_.heads) &&
-                            tensor.sym_size(2) == range_.keys,
-                        kOperation, ": the tensor of ", position.component->name(), " has shape ",
-                        tensor.sym_sizes(), "; expected (1 or B, 1 or H, Lk) = (", q_.sym_size(0),
-                        ", ", range_.heads, ", ", range_.keys, ")");
-      // What lies outside may be anything, and sums go over it.
-      std::vector<at::Tensor> tensors = position.tensors;
-      tensors[0] = Visible(tensor.unsqueeze(3)).squeeze(3);
-      const KeyBiasFunction function = position.entry->key_bias;
-      const at::Tensor bias =
-          function == nullptr ? tensors[0] : function(*position.component, tensors, of_keys_);
-      CheckKeyBias(*position.component, bias);
+      const at::Tensor bias = KeyBiasOf(position);
       AddBias(bias.scalar_type() == computing_ ? given : sums, bias);
     }
     const auto whole = [&](const OptionalTensor& bias) {

@@ -40,10 +40,11 @@ Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& ax
   Position sum;
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     const Component bias = Component::Parse(axes[axis].spec);
-    TORCH_CHECK_VALUE(
-        FindPosition(bias).role() == PositionEntry::Role::kBias &&
-            FindPosition(bias).catalogue.Find("axis") != nullptr && !bias.Find("shape"),
-        "gnomon.position.Grid: axes have ", axes[axis].spec, "; expected biases of one offset");
+    const PositionEntry& entry = FindPosition(bias);
+    TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kBias &&
+                          entry.catalogue.Find("axis") != nullptr && !bias.Find("shape"),
+                      "gnomon.position.Grid: axes have ", axes[axis].spec,
+                      "; expected biases of one offset");
     if (axis > 0) sum.spec += "+";
     sum.spec += axes[axis].spec + ":shape=" + SizesText(shape) + ":axis=" + std::to_string(axis) +
                 ":prefix=" + std::to_string(prefix);
