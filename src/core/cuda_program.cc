@@ -10,7 +10,7 @@ namespace gnomon {
 cuda::Program CudaProgram(const cuda::KernelName& kernel) {
   cuda::Program program;
   program.title = "the CUDA kernel " + kernel.kind;
-  program.entry = cuda::kKernelEntry;
+  program.entry = cuda::KernelEntry(kernel);
   program.options = cuda::KernelCompilerOptions();
   for (const DeviceFile& file : DeviceFiles()) program.files.emplace_back(file.name, file.text);
   std::string structure;

@@ -92,8 +92,8 @@ class Plan {
     SetFeatures();
   }
 
-  // Norms, intervals of keys, hashes, values that are not finite.
-  void PrepareRows() {
+  // Norms, intervals of keys, hashes, and, for the forward pass, values that are not finite.
+  void PrepareRows(bool is_forward) {
     const size_t of_batch = Size(n_.batch * n_.queries);
     p_.low = New<int>(of_batch);
     p_.high = New<int>(of_batch);
@@ -103,13 +103,16 @@ class Plan {
       p_.norm_y = New<float>(Size(n_.batch * n_.key_heads * n_.keys));
     }
     if (features_.kDropout != 0) p_.drop = New<unsigned>(2 * Size(rows_));
-    if (features_.kHides != 0) p_.spoiled = New<int>(Size(n_.batch * n_.key_heads * groups));
+    const bool hides = is_forward && features_.kHides != 0;
+    if (hides) p_.spoiled = New<int>(Size(n_.batch * n_.key_heads * groups));
     Constants c = OfRows();
-    Launch("prepare_queries", c, Up(rows_, c.kWarps), 1, 0);
-    const int64_t of_keys = n_.batch * n_.key_heads * groups;
-    if ((distance_ || features_.kHides != 0)) {
-      Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
+    Launch("prepare_intervals", c, Up(n_.batch * n_.queries, 32 * c.kWarps), 1, 0);
+    if (distance_ || features_.kDropout != 0) {
+      Launch("prepare_queries", c, Up(rows_, c.kWarps), 1, 0);
     }
+    c.kAligned = Aligned({&p_.v}) ? 1 : 0;
+    const int64_t of_keys = n_.batch * n_.key_heads * groups;
+    if (distance_ || hides) Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
   }
 
   void Forward(const Output& out) {
@@ -153,7 +156,7 @@ class Plan {
     const int words =
         KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
     const SharedLayout layout =
-        ForwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(c.kWarps), Int(c.kStep),
+        ForwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(16 * c.kWarps), Int(c.kStep),
                       Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(c.kRelativeValues));
     const int64_t of_head = Up(n_.queries, 16 * c.kWarps) * p_.parts;
     ForEachSlice([&](int64_t first, int64_t count) {
@@ -195,14 +198,18 @@ class Plan {
     Constants c = features_;
     c.kParts = 0;
     c.kHides = 0;
+    c.kHeadSums = sums_heads || gradient.temperature != nullptr ? 1 : 0;
     const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(Type());
     c.kWarps = bytes > 512 ? 1 : 4;
     c.kStep = bytes > 256 ? 16 : bytes > 64 ? 32 : 64;
     c.kStages = bytes > 256 ? 1 : 2;
     // Scalars, terms and their gradients need the registers, too.
     const bool plain = Terms() == 0 && Scalars() == 0 && !distance_;
+    const bool plain_halves = plain && Type() != 0;
+    if (plain_halves && bytes <= 128 && c.kBias == 0) c.kStep = 64;
     if ((bytes > 64 && Terms() > 1) || (bytes > 128 && !plain)) c.kStep = 16;
-    c.kOwn = Type() != 0 && bytes <= 128 && Scalars() <= 2 && Terms() <= 1 ? 1 : 0;
+    const bool few = Type() != 0 && bytes <= 128 && Scalars() <= 2 && Terms() <= 1;
+    c.kOwn = few || (plain_halves && bytes <= 256) ? 1 : 0;
     c.kColumns = std::min<int64_t>(128, std::max(c.kDim, c.kValueDim));
     if (Type() == 0 && Terms() > 3) c.kColumns = Padded(c.kColumns / 2);
     p_.chunks = Int(Up(std::max(c.kDim, c.kValueDim), c.kColumns));
@@ -364,10 +371,9 @@ class Plan {
     c.kRelativeValues = relative && in_.relative.values != nullptr ? 1 : 0;
     const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar ||
                          in_.mask.chunks.size > 0 || in_.key_rows != nullptr;
-    c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
-                       c.kSegments != 0
-                   ? 1
-                   : 0;
+    const bool hides_any =
+        c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 || c.kSegments != 0;
+    c.kHides = hides_any ? 2 : bounded ? 1 : 0;
   }
 
   void PrepareDelta(int64_t count) {
@@ -383,7 +389,7 @@ class Plan {
 
   // `scores`: how many numbers of a tile's pairs are kept.
   int SharedOfBackward(const Constants& c, int words, int64_t scores) const {
-    return BackwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(c.kWarps), Int(c.kStep),
+    return BackwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(16 * c.kWarps), Int(c.kStep),
                           Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(scores))
         .size;
   }
@@ -689,18 +695,19 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
 void Forward(const PairFunction& function, const Input& input, const Output& output,
              Backend& backend) {
   Plan plan(function, input, backend);
-  plan.PrepareRows();
+  plan.PrepareRows(/*is_forward=*/true);
   plan.Forward(output);
 }
 
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
               const Gradient& gradient, Backend& backend) {
   Plan plan(function, input, backend);
-  plan.PrepareRows();
   Saved complete = saved;
   const AttentionShape& n = input.shape;
   const int64_t rows = n.batch * n.heads * n.queries;
-  if (saved.statistics == nullptr && rows > 0) {
+  const bool is_forward = saved.statistics == nullptr && rows > 0;
+  plan.PrepareRows(is_forward);
+  if (is_forward) {
     const auto bytes = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
     const int64_t of_head = n.queries * n.value_dim;
     Output out;

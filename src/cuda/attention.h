@@ -41,7 +41,7 @@ struct Input : AttentionInput<float> {
 };
 
 struct Output {
-  Tensor o;
+  Tensor o;  // null: exact_o alone
   // (B, H, Lq, Dv), contiguous: o before it is rounded to the element type; null: not kept.
   float* exact_o = nullptr;
   float* lse = nullptr;         // (B, H, Lq)
@@ -50,7 +50,7 @@ struct Output {
 
 // What the forward pass gave, and the gradients to its outputs.
 struct Saved {
-  Tokens o;
+  Tokens o;                        // not read where there is exact_o
   const float* exact_o = nullptr;  // null: o is taken
   Tokens d_o;
   const float* d_lse = nullptr;       // null: zero

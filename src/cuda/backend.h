@@ -41,8 +41,8 @@ class Backend {
   virtual void* Scratch(size_t bytes) = 0;
 };
 
-// The kernel's name in the text of its translation unit.
-inline constexpr const char* kKernelEntry = "gnomon_kernel";
+// The kernel's name in the text of its translation unit, which profilers show.
+std::string KernelEntry(const KernelName& kernel);
 
 // The text of a kernel's translation unit for NVRTC. It includes files by their path under src
 // ("cuda/forward.cuh", "definitions/dot-inl.h"), those includes others in the same way, and there

@@ -67,10 +67,10 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                           : C::kRelativeSums != 0 ? C::kRelativeKeys + C::kRelativeValues
                                                   : 0;
   const SharedLayout at =
-      cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages,
+      cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
                            C::kOwn, word_count, C::kBias, score_count);
   // Of the gradients of scores, and of weights.
-  const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(C::kWarps, C::kStep);
+  const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(rows_in_block, C::kStep);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -150,6 +150,16 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       high = highs[end - 1];
     }
     const int first = low / C::kStep * C::kStep;
+    // Whether all pairs of a tile are in the intervals of keys that their queries see.
+    const int low_of_all = kKeys ? 0 : lows[end - 1];
+    const int high_of_all = kKeys ? 0 : highs[begin];
+    const auto sees_all = [&](const unsigned char* words, int start) {
+      if (end - begin < rows_in_block) return false;
+      if (!kKeys) return start >= low_of_all && start + C::kStep <= high_of_all;
+      // Of the tile's last query and its first; those that are not there see nothing.
+      return start + C::kStep <= high && LoadShared<int>(words + 4 * (C::kStep - 1)) <= begin &&
+             LoadShared<int>(words + 4 * C::kStep) >= end;
+    };
 
     const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
@@ -257,100 +267,130 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         float dp[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
         if (kReads) MultiplyRows<C, kKeys>(s, x, memory + at.own_x, x_tile, C::kDim);
         MultiplyRows<C, kKeys>(dp, y, memory + at.own_y, y_tile, C::kValueDim);
-#pragma unroll
-        for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int column = 8 * n + pair + c;
-            Query their_query{};
-            Key their_key{};
-            RowSoftmax their_softmax{};
-            float their_temperature = 1;
-            if (kKeys) {
-              their_query = QueryOf<F, C>(words, column, head, their_softmax, their_temperature);
-            } else {
-              their_key = KeyOf<F, C>(words, column);
-            }
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              const int e = 2 * r + c;
-              const Query& query = kKeys ? their_query : own_query[r];
-              const Key& key = kKeys ? own_key[r] : their_key;
-              const RowSoftmax& softmax = kKeys ? their_softmax : own_softmax[r];
-              const float temperature = kKeys ? their_temperature : own_temperature[r];
-              const int i = kKeys ? start + column : rows[r];
-              const int j = kKeys ? rows[r] : start + column;
-              const int diagonal = kKeys ? rows[r] - begin - column + C::kStep - 1
-                                         : column - (rows[r] - begin) + rows_in_block - 1;
-              const Score score =
-                  ScoreOf<F, C>(p, head, query, key, i, j, s[n][e], window, diagonal);
-              float ds = 0;
-              float weight = 0;
-              float w = 0;
-              if (score.seen) {
-                // Scores are those of the forward pass, to the last bit: none is above the largest.
-                const float excess = score.value - softmax.largest;
-                const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
-                const float kept = Kept<C>(p, query, j);
-                if (C::kRelativeValues != 0) {
-                  dp[n][e] +=
-                      SumOfEntries(p.relative_layout,
-                                   head.relative_products + static_cast<Int64>(i) * p.relative_size,
-                                   head.position + i, j);
-                }
-                weight = p_ij * kept;
-                const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
-                ds = C::kTemperature != 0 ? temperature * tempered : tempered;
-                const float df = head.factor * ds;
-                Derivative d{};
-                F::Gradient(score.g, query.a, key.b, head.t, d);
-                if (kReads) {
-                  w = Round<C>(df * d.g);
-                  if (IsDistance<F>()) sum_w[r] += w;
-                }
-#pragma unroll
-                for (int m = 0; m < kOwnScalars; ++m) {
-                  d_own[r][m] = Fma(df, kKeys ? d.b[m] : d.a[m], d_own[r][m]);
-                }
-                if (kKeys) {
-                  d_key_bias[r] += ds;
-                  if (C::kPairBias != 0 && chunk == 0 && p.d_pair_bias.data != nullptr) {
-                    const Array& to = p.d_pair_bias;
-                    static_cast<float*>(
-                        to.data)[b * to.stride[0] + h * to.stride[1] + i * to.stride[2] + j] += ds;
-                  }
+        if constexpr (IsDistance<F>()) {
+          ToDistances<C, kKeys>(
+              s, p, head, rows[0], start + pair, [&](int n, int e, float product, bool& is_near) {
+                const int column = 8 * n + pair + e % 2;
+                if constexpr (kKeys) {
+                  RowSoftmax softmax{};
+                  float temperature = 1;
+                  const Query query = QueryOf<F, C>(words, column, head, softmax, temperature);
+                  return SquaredDistance(query, own_key[e / 2], product, is_near);
                 } else {
-                  sum_ds[r] += tempered;
-                  by_f[r] = Fma(tempered, score.f, by_f[r]);
-                  mean_f[r] = Fma(p_ij, score.f, mean_f[r]);
+                  return SquaredDistance(own_query[e / 2], KeyOf<F, C>(words, column), product,
+                                         is_near);
+                }
+              });
+        }
+        const auto differentiate_pairs = [&](auto inside) {
 #pragma unroll
-                  for (int m = 0; m < F::kRowScalars; ++m) {
-                    mean_own[r][m] = Fma(p_ij, d.a[m], mean_own[r][m]);
+          for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              const int column = 8 * n + pair + c;
+              Query their_query{};
+              Key their_key{};
+              RowSoftmax their_softmax{};
+              float their_temperature = 1;
+              if (kKeys) {
+                their_query = QueryOf<F, C>(words, column, head, their_softmax, their_temperature);
+              } else {
+                their_key = KeyOf<F, C>(words, column);
+              }
+#pragma unroll
+              for (int r = 0; r < 2; ++r) {
+                const int e = 2 * r + c;
+                const Query& query = kKeys ? their_query : own_query[r];
+                const Key& key = kKeys ? own_key[r] : their_key;
+                const RowSoftmax& softmax = kKeys ? their_softmax : own_softmax[r];
+                const float temperature = kKeys ? their_temperature : own_temperature[r];
+                const int i = kKeys ? start + column : rows[r];
+                const int j = kKeys ? rows[r] : start + column;
+                const int diagonal = kKeys ? rows[r] - begin - column + C::kStep - 1
+                                           : column - (rows[r] - begin) + rows_in_block - 1;
+                const Score score = ScoreOf<F, C, inside.value>(p, head, query, key, i, j, s[n][e],
+                                                                window, diagonal);
+                float ds = 0;
+                float weight = 0;
+                float w = 0;
+                if (score.seen) {
+                  // Scores are those of the forward pass, to the last bit: none is above the
+                  // largest.
+                  const float excess = score.value - softmax.largest;
+                  const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
+                  const float kept = Kept<C>(p, query, j);
+                  if (C::kRelativeValues != 0) {
+                    dp[n][e] += SumOfEntries(
+                        p.relative_layout,
+                        head.relative_products + static_cast<Int64>(i) * p.relative_size,
+                        head.position + i, j);
+                  }
+                  weight = p_ij * kept;
+                  const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
+                  ds = C::kTemperature != 0 ? temperature * tempered : tempered;
+                  const float df = head.factor * ds;
+                  Derivative d{};
+                  F::Gradient(score.g, query.a, key.b, head.t, d);
+                  if (kReads) {
+                    w = df * d.g;
+                    if (IsDistance<F>()) {
+                      // As the products take it.
+                      w = Round<C>(w);
+                      sum_w[r] += w;
+                    }
                   }
 #pragma unroll
-                  for (int m = 0; m < F::kHeadScalars; ++m) {
-                    by_t[r][m] = Fma(tempered, d.t[m], by_t[r][m]);
-                    mean_t[r][m] = Fma(p_ij, d.t[m], mean_t[r][m]);
+                  for (int m = 0; m < kOwnScalars; ++m) {
+                    d_own[r][m] = Fma(df, kKeys ? d.b[m] : d.a[m], d_own[r][m]);
                   }
-                  if (C::kTemperature != 0) {
-                    by_added[r] = Fma(tempered, score.added, by_added[r]);
-                    mean_added[r] = Fma(p_ij, score.added, mean_added[r]);
+                  if (kKeys) {
+                    if (C::kKeyBias != 0) d_key_bias[r] += ds;
+                    if (C::kPairBias != 0 && chunk == 0 && p.d_pair_bias.data != nullptr) {
+                      const Array& to = p.d_pair_bias;
+                      static_cast<float*>(
+                          to.data)[b * to.stride[0] + h * to.stride[1] + i * to.stride[2] + j] +=
+                          ds;
+                    }
+                  } else {
+                    sum_ds[r] += tempered;
+                    if (C::kHeadSums != 0) {
+                      by_f[r] = Fma(tempered, score.f, by_f[r]);
+                      mean_f[r] = Fma(p_ij, score.f, mean_f[r]);
+                    }
+#pragma unroll
+                    for (int m = 0; m < F::kRowScalars; ++m) {
+                      mean_own[r][m] = Fma(p_ij, d.a[m], mean_own[r][m]);
+                    }
+#pragma unroll
+                    for (int m = 0; m < F::kHeadScalars; ++m) {
+                      by_t[r][m] = Fma(tempered, d.t[m], by_t[r][m]);
+                      mean_t[r][m] = Fma(p_ij, d.t[m], mean_t[r][m]);
+                    }
+                    if (C::kTemperature != 0) {
+                      by_added[r] = Fma(tempered, score.added, by_added[r]);
+                      mean_added[r] = Fma(p_ij, score.added, mean_added[r]);
+                    }
                   }
                 }
-              }
-              s[n][e] = weight;
-              dp[n][e] = w;
-              if (sums_tables) {
-                const int place = 4 * ((rows[r] - begin) * (C::kStep + 1) + column);
-                if (C::kRelativeKeys != 0) StoreShared<float>(memory + at.scores + place, ds);
-                if (C::kRelativeValues != 0) StoreShared<float>(memory + weights + place, weight);
-              }
-              if (sums_bias) {
-                StoreShared<float>(
-                    memory + at.scores + 4 * ((rows[r] - begin) * (C::kStep + 1) + column), ds);
+                s[n][e] = weight;
+                dp[n][e] = w;
+                if (sums_tables) {
+                  const int place = 4 * ((rows[r] - begin) * (C::kStep + 1) + column);
+                  if (C::kRelativeKeys != 0) StoreShared<float>(memory + at.scores + place, ds);
+                  if (C::kRelativeValues != 0) StoreShared<float>(memory + weights + place, weight);
+                }
+                if (sums_bias) {
+                  StoreShared<float>(
+                      memory + at.scores + 4 * ((rows[r] - begin) * (C::kStep + 1) + column), ds);
+                }
               }
             }
           }
+        };
+        if (sees_all(words, start)) {
+          differentiate_pairs(Whether<true>{});
+        } else {
+          differentiate_pairs(Whether<false>{});
         }
         if (kReads) AddRows<C>(dx, dp, x_tile, C::kDim, first_column, C::kColumns);
         if constexpr (kKeys) AddRows<C>(dy, s, y_tile, C::kValueDim, first_column, C::kColumns);

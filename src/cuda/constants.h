@@ -19,8 +19,11 @@
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys adds up what their gradients are made of
 //   kParts        whether results are of a part of the keys, to be merged
-//   kHides        whether a row may not see a key of its tile's that holds no finite value
+//   kHides        whether a row may not see a key of its tile's that holds no finite value: 1 by
+//   its
+//                 interval of keys alone, 2 otherwise
 //   kBiasGradient whether it is added up
+//   kHeadSums     whether gradients of the heads' numbers or of temperatures are added up
 #define GNOMON_CUDA_CONSTANTS(X) \
   X(kType)                       \
   X(kDim)                        \
@@ -43,7 +46,8 @@
   X(kRelativeSums)               \
   X(kParts)                      \
   X(kHides)                      \
-  X(kBiasGradient)
+  X(kBiasGradient)               \
+  X(kHeadSums)
 
 namespace gnomon::cuda {
 
@@ -74,25 +78,25 @@ struct SharedLayout {
 };
 
 // A multiple of 16, as all that a tile is made of is.
-constexpr int ScoreBytes(int warps, int step) { return 16 * warps * (step + 1) * 4; }
+constexpr int ScoreBytes(int rows, int step) { return rows * (step + 1) * 4; }
 
-// What a block walks over, up to where its own rows begin.
-constexpr SharedLayout LayoutOfOthers(int type, int dim, int value_dim, int warps, int step,
+// What a block walks over, up to where its own rows begin. `rows`: how many it owns.
+constexpr SharedLayout LayoutOfOthers(int type, int dim, int value_dim, int rows, int step,
                                       int stages, int words, int bias, int scores) {
   SharedLayout at{};
   at.other_x = 0;
   at.other_y = at.other_x + stages * step * RowBytes(type, dim);
   at.words = at.other_y + stages * step * RowBytes(type, value_dim);
   at.bias = at.words + stages * words * step * 4;
-  at.scores = at.bias + (bias == 1 ? stages * (16 * warps + step) * 4 : 0);
-  at.own_x = at.scores + scores * ScoreBytes(warps, step);
+  at.scores = at.bias + (bias == 1 ? stages * (rows + step) * 4 : 0);
+  at.own_x = at.scores + scores * ScoreBytes(rows, step);
   return at;
 }
 
-constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps, int step,
+constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int rows, int step,
                                      int stages, int own, int words, int bias, int scores) {
-  SharedLayout at = LayoutOfOthers(type, dim, value_dim, warps, step, stages, words, bias, scores);
-  const int query = 16 * warps * RowBytes(type, dim);
+  SharedLayout at = LayoutOfOthers(type, dim, value_dim, rows, step, stages, words, bias, scores);
+  const int query = rows * RowBytes(type, dim);
   at.size = at.own_x + query;
   if (own != 0) {
     // Through the tiles' memory into registers.
@@ -102,11 +106,11 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int warps
   return at;
 }
 
-constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int warps, int step,
+constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int rows, int step,
                                       int stages, int own, int words, int bias, int scores) {
-  SharedLayout at = LayoutOfOthers(type, dim, value_dim, warps, step, stages, words, bias, scores);
-  at.own_y = at.own_x + 16 * warps * RowBytes(type, dim);
-  at.size = at.own_y + 16 * warps * RowBytes(type, value_dim);
+  SharedLayout at = LayoutOfOthers(type, dim, value_dim, rows, step, stages, words, bias, scores);
+  at.own_y = at.own_x + rows * RowBytes(type, dim);
+  at.size = at.own_y + rows * RowBytes(type, value_dim);
   if (own != 0) {
     const int owned = at.size - at.own_x;
     at.size = at.own_x > owned ? at.own_x : owned;

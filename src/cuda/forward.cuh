@@ -72,6 +72,18 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   Barrier();
 }
 
+// Whether one of those keys has a value that is not finite: the same on all threads.
+template <class C>
+GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int first, int last) {
+  const int groups = DivideUp(p.keys, 16);
+  const int* const spoiled = p.spoiled + (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
+  float found = 0;
+  for (int n = first / 16 + Thread() % 32; n < DivideUp(last, 16); n += 32) {
+    if (spoiled[n] != 0) found = 1;
+  }
+  return SumOfWarp(found) != 0;
+}
+
 template <class F, class C>
 GNOMON_DEVICE void Forward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
@@ -81,8 +93,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int word_count =
       cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
   const SharedLayout at =
-      cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, C::kWarps, C::kStep, C::kStages, C::kOwn,
-                          word_count, C::kBias, C::kRelativeValues);
+      cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
+                          C::kOwn, word_count, C::kBias, C::kRelativeValues);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -104,9 +116,14 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const HeadTerms head = LoadHead<F, C>(p, b, h);
 
   // Both ends of what a query sees grow with its position.
-  const int low = p.low[static_cast<Int64>(b) * p.queries + begin];
-  const int high =
-      p.high[static_cast<Int64>(b) * p.queries + Least(begin + rows_in_block, p.queries) - 1];
+  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
+  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  const int end = Least(begin + rows_in_block, p.queries);
+  const int low = lows[begin];
+  const int high = highs[end - 1];
+  // Between these, all rows see all keys.
+  const int low_of_all = lows[end - 1];
+  const int high_of_all = end - begin == rows_in_block ? highs[begin] : 0;
   int first = low / C::kStep * C::kStep;
   int last = high;
   if (C::kParts != 0) {
@@ -159,6 +176,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   float sum[2] = {};
   int top_key[2] = {-1, -1};
   if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
+  const bool any_spoiled =
+      C::kHides != 0 && first < last && AnySpoiled<C>(p, b, key_head, first, last);
   if (C::kStages == 2 && first < last) copy(first, 0);
   int stage = 0;
   for (int start = first; start < last; start += C::kStep) {
@@ -170,27 +189,43 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 
     float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
     if (kReads) MultiplyRows<C, false>(s, q, memory + at.own_x, key_tile, C::kDim);
+    if constexpr (IsDistance<F>()) {
+      ToDistances<C, false>(s, p, head, rows[0], start + pair,
+                            [&](int n, int e, float product, bool& is_near) {
+                              const Key key = KeyOf<F, C>(words, 8 * n + pair + e % 2);
+                              return SquaredDistance(query[e / 2], key, product, is_near);
+                            });
+    }
     float most[2] = {-Infinity(), -Infinity()};
     float shrunk[2] = {1.0f, 1.0f};
+    const auto score_pairs = [&](auto inside) {
 #pragma unroll
-    for (int n = 0; n < C::kStep / 8; ++n) {
+      for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = 8 * n + pair + c;
-        const Key key = KeyOf<F, C>(words, column);
+        for (int c = 0; c < 2; ++c) {
+          const int column = 8 * n + pair + c;
+          const Key key = KeyOf<F, C>(words, column);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
-          const Score score = ScoreOf<F, C>(p, head, query[r], key, rows[r], start + column,
-                                            s[n][2 * r + c], window, diagonal);
-          s[n][2 * r + c] = score.value;
-          if (score.value > most[r]) most[r] = score.value;
+          for (int r = 0; r < 2; ++r) {
+            const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
+            float& place = s[n][2 * r + c];
+            const Score score = ScoreOf<F, C, inside.value>(
+                p, head, query[r], key, rows[r], start + column, place, window, diagonal);
+            place = score.value;
+            most[r] = Larger(most[r], score.value);
+          }
         }
       }
+    };
+    const bool sees_all = start >= low_of_all && start + C::kStep <= high_of_all;
+    if (sees_all) {
+      score_pairs(Whether<true>{});
+    } else {
+      score_pairs(Whether<false>{});
     }
     bool spoiled = false;
     uint32 hidden = 0;
-    if (C::kHides != 0) {
+    if (any_spoiled && (C::kHides == 2 || !sees_all)) {
       const int groups = DivideUp(p.keys, 16);
       const Int64 of_head = (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
 #pragma unroll
@@ -210,40 +245,42 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) {
-        const float other = ShuffleXor(most[r], mask);
-        if (other > most[r]) most[r] = other;
-      }
+      for (int mask = 1; mask < 4; mask *= 2) most[r] = Larger(most[r], ShuffleXor(most[r], mask));
       const bool rises = most[r] > top[r];
-      const float next = rises ? most[r] : top[r];
+      const float before = top[r];
+      if (rises) top[r] = most[r];
       // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
-      const float shift = next == -Infinity() ? 0.0f : next;
-      const float shrink = Exp2(top[r] - shift);
-      top[r] = next;
-      sum[r] *= shrink;
-      if (C::kRelativeValues != 0) shrunk[r] = shrink;
-#pragma unroll
-      for (int d = 0; d < C::kValueDim / 8; ++d) {
-        o[d][2 * r] *= shrink;
-        o[d][2 * r + 1] *= shrink;
-      }
+      const float shift = top[r] == -Infinity() ? 0.0f : top[r];
 #pragma unroll
       for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          s[n][e] = Exp2(s[n][e] - shift);
-          sum[r] += s[n][e];
-        }
+        for (int c = 0; c < 2; ++c) s[n][2 * r + c] = Exp2(s[n][2 * r + c] - shift);
       }
+      // In most tiles of a long row it does not.
       if (rises) {
+        const float shrink = Exp2(before - shift);
+        sum[r] *= shrink;
+        if (C::kRelativeValues != 0) shrunk[r] = shrink;
+#pragma unroll
+        for (int d = 0; d < C::kValueDim / 8; ++d) {
+          o[d][2 * r] *= shrink;
+          o[d][2 * r + 1] *= shrink;
+        }
         top_key[r] = -1;
+        // The compiler would compare in all tiles, and choose here.
+        const float one = FromBits(static_cast<uint32>(Fresh(0x3f800000)));
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            if (s[n][2 * r + c] == 1.0f) top_key[r] = start + 8 * n + pair + c;
+            if (s[n][2 * r + c] == one) top_key[r] = start + 8 * n + pair + c;
           }
         }
+      }
+#pragma unroll
+      for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) sum[r] += s[n][2 * r + c];
       }
       if (C::kDropout != 0) {
 #pragma unroll
@@ -256,7 +293,9 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       }
     }
     if (C::kHides != 0) {
-      if (spoiled) AddSpoiled<C>(value_tile, s, hidden, o);
+      if (spoiled) {
+        AddSpoiled<C>(value_tile, s, hidden, o);
+      }
     }
     AddRows<C>(o, s, value_tile, C::kValueDim, 0, C::kValueDim);
     if (C::kRelativeValues != 0) {
@@ -286,7 +325,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] = SumOfRow(sum[r]);
-    scales[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    if (C::kRelativeValues != 0) scales[r] = scale;
     float best = static_cast<float>(top_key[r]);
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) best = Most(best, ShuffleXor(best, mask));
@@ -311,14 +351,15 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       }
       continue;
     }
-    const float scale = scales[r];
     const Head out = HeadOf<C>(p.o, b, h);
 #pragma unroll
     for (int d = 0; d < C::kValueDim / 8; ++d) {
       const int column = 8 * d + pair;
       const float even = o[d][2 * r] * scale;
       const float odd = o[d][2 * r + 1] * scale;
-      StorePair<C>(out.data, rows[r] * out.stride + column, even, odd, p.value_dim - column);
+      if (p.o.data != nullptr) {
+        StorePair<C>(out.data, rows[r] * out.stride + column, even, odd, p.value_dim - column);
+      }
       if (p.exact_o != nullptr) {
         if (column < p.value_dim) p.exact_o[row * p.value_dim + column] = even;
         if (column + 1 < p.value_dim) p.exact_o[row * p.value_dim + column + 1] = odd;
@@ -370,7 +411,7 @@ GNOMON_DEVICE void Merge(const Parameters& p) {
       o += Exp2(p.partial_terms[from] - shift) * p.partial[from * p.value_dim + d];
     }
     o *= scale;
-    StorePair<C>(out.data, i * out.stride + d, o, 0.0f, 1);
+    if (p.o.data != nullptr) StorePair<C>(out.data, i * out.stride + d, o, 0.0f, 1);
     if (p.exact_o != nullptr) p.exact_o[row * p.value_dim + d] = o;
   }
   if (lane != 0) return;

@@ -12,6 +12,7 @@ namespace gnomon::device {
 struct Query {
   float a[3];
   float norm;
+  float near;         // the share of norms below which a squared distance counts as near
   float factor;       // of f, temperature included, in units of log2
   float temperature;  // of what is added, likewise
   float base;
@@ -71,9 +72,11 @@ template <class F, class C>
 GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature) {
   q.factor = head.factor * kLog2E;
   q.temperature = kLog2E;
-  if (C::kTemperature == 0) return;
-  q.factor *= temperature;
-  q.temperature *= temperature;
+  if (C::kTemperature != 0) {
+    q.factor *= temperature;
+    q.temperature *= temperature;
+  }
+  if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
 // Of query i < Lq.
@@ -124,9 +127,11 @@ GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h
   const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
   const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
   const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys;
+  int warp = 0;
   const auto copy = [&](const void* from, Int64 at) {
-    CopyWords<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high);
+    CopyWordsByWarp<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high, warp);
     to += 4 * C::kStep;
+    ++warp;
   };
 #pragma unroll
   for (int s = 0; s < F::kColumnScalars; ++s) {
@@ -166,9 +171,11 @@ GNOMON_DEVICE void CopyQueries(unsigned char* to, const Parameters& p, int b, in
   const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 in_batch = static_cast<Int64>(b) * p.queries;
+  int warp = 0;
   const auto copy = [&](const void* from, Int64 at) {
-    CopyWords<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high);
+    CopyWordsByWarp<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high, warp);
     to += 4 * C::kStep;
+    ++warp;
   };
   copy(p.low, in_batch);
   copy(p.high, in_batch);
@@ -228,13 +235,21 @@ GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
 }
 
-// `window`: the biases of the tile's diagonals, and `diagonal` the pair's place there.
-template <class F, class C>
+// What a loop over pairs is compiled for.
+template <bool kIs>
+struct Whether {
+  static constexpr bool value = kIs;
+};
+
+// `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals, and
+// `diagonal` the pair's place there. `kInside`: the pair is known to be in the interval of keys
+// that the query sees.
+template <class F, class C, bool kInside>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
-                            const Key& k, int i, int j, float product, const unsigned char* window,
+                            const Key& k, int i, int j, float g, const unsigned char* window,
                             int diagonal) {
   Score s{};
-  s.seen = j >= q.low && j < q.high;
+  s.seen = kInside || (j >= q.low && j < q.high);
   if (C::kSegments != 0) s.seen = s.seen && q.segment == k.segment;
   if (C::kPairMask != 0) {
     if (s.seen) {
@@ -273,25 +288,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
                               head.position + i, j);
     }
   }
-  s.g = product;
-  if (IsDistance<F>()) {
-    const float sum = q.norm + k.norm;
-    const float rest = sum - 2.0f * product;
-    s.g = Max(0.0f, rest);
-    // Near tokens: the difference has lost its digits. So have norms that overflow.
-    if (s.seen && !(rest > sum * NearShare(q.factor * kLn2, q.norm))) {
-      const Head x = HeadOf<C>(p.x, head.b, head.h);
-      const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-      float g = 0;
-#pragma unroll 1
-      for (int d = 0; d < p.dim; ++d) {
-        const float difference =
-            LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
-        g = Fma(difference, difference, g);
-      }
-      s.g = g;
-    }
-  }
+  s.g = g;
   s.f = F::Value(s.g, q.a, k.b, head.t);
   s.value = q.factor * s.f;
   if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0 || C::kRelativeKeys != 0) {
@@ -299,6 +296,58 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   }
   if (!s.seen) s.value = -Infinity();
   return s;
+}
+
+// Makes squared distances of a thread's products in a tile. distance(n, e, product, is_near) makes
+// one by norms, and says whether too few digits are left of it; norms that overflow leave none.
+// Those that queries see are computed anew by differences: few, so that it is done in a loop that
+// costs the others nothing. The thread's pairs are those of rows `own` and own + 8 with rows
+// other + 8 n and other + 8 n + 1; `kKeys`: its own are the keys.
+template <class C, bool kKeys, int kTiles, class Distance>
+GNOMON_DEVICE void ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
+                               int own, int other, const Distance& distance) {
+  uint32 near = 0;
+#pragma unroll
+  for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      bool is_near = false;
+      s[n][e] = distance(n, e, s[n][e], is_near);
+      if (is_near) near |= 1u << (4 * n + e);
+    }
+  }
+  for (int place = 0; near != 0; ++place, near >>= 1) {
+    if ((near & 1) == 0) continue;
+    const int mine = own + place % 4 / 2 * 8;
+    const int theirs = other + place / 4 * 8 + place % 2;
+    const int i = kKeys ? theirs : mine;
+    const int j = kKeys ? mine : theirs;
+    if (i >= p.queries) continue;
+    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
+    if (j < p.low[row] || j >= p.high[row]) continue;
+    const Head x = HeadOf<C>(p.x, head.b, head.h);
+    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    float g = 0;
+#pragma unroll 1
+    for (int d = 0; d < p.dim; ++d) {
+      const float difference =
+          LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
+      g = Fma(difference, difference, g);
+    }
+#pragma unroll
+    for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (place == 4 * n + e) s[n][e] = g;
+      }
+    }
+  }
+}
+GNOMON_DEVICE float SquaredDistance(const Query& q, const Key& k, float product, bool& is_near) {
+  const float sum = q.norm + k.norm;
+  const float rest = sum - 2.0f * product;
+  is_near = !(rest > sum * q.near);
+  return rest;
 }
 
 // What dropout multiplies a weight by (base/dropout.h).

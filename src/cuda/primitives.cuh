@@ -77,18 +77,19 @@ GNOMON_DEVICE int Fresh(int a) {
   return a;
 }
 
-// Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n.
+// Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n, `offset`
+// bytes behind `row`. What is the same in an offset of all tiles is in the instruction itself.
 template <bool kTranspose>
-GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row) {
+GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row, int offset) {
   if constexpr (kTranspose) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(Address(row))
+                 : "r"(Address(row) + static_cast<uint32>(offset))
                  : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(Address(row))
+                 : "r"(Address(row) + static_cast<uint32>(offset))
                  : "memory");
   }
 }
@@ -150,15 +151,34 @@ GNOMON_DEVICE float Exp2(float a) {
   return r;
 }
 GNOMON_DEVICE float Log2(float a) { return log2f(a); }
+// The number, where one of both is none.
+GNOMON_DEVICE float Larger(float a, float b) { return fmaxf(a, b); }
 GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 // The definitions' vocabulary.
 GNOMON_DEVICE float Splat(float, float value) { return value; }
-GNOMON_DEVICE float Max(float a, float b) { return a > b || a != a ? a : b; }
-GNOMON_DEVICE float Min(float a, float b) { return a < b || a != a ? a : b; }
+GNOMON_DEVICE float Max(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+GNOMON_DEVICE float Min(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
-GNOMON_DEVICE float Sqrt(float a) { return sqrtf(a); }
-GNOMON_DEVICE float Rsqrt(float a) { return rsqrtf(a); }
+// Of a number below 2^-126 it is that of 0.
+GNOMON_DEVICE float Sqrt(float a) {
+  float r;
+  asm("sqrt.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
+  return r;
+}
+GNOMON_DEVICE float Rsqrt(float a) {
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
+  return r;
+}
 GNOMON_DEVICE float Exp(float a) { return expf(a); }
 GNOMON_DEVICE float Log(float a) { return logf(a); }
 GNOMON_DEVICE float Log1p(float a) { return log1pf(a); }
@@ -240,15 +260,16 @@ GNOMON_DEVICE constexpr int Depth() {
 template <class C>
 GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
-  LoadMatrices<false>(a.high, tile + (row + lane % 16) * row_bytes + 32 * k + lane / 16 * 16);
+  LoadMatrices<false>(a.high, tile + lane % 16 * row_bytes + lane / 16 * 16,
+                      row * row_bytes + 32 * k);
   Split<C>(a);
 }
 // The same rows as the columns of the right operand.
 template <class C>
 GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
-  LoadMatrices<false>(
-      b.high, tile + (row + lane % 8 + lane / 16 * 8) * row_bytes + 32 * k + lane / 8 % 2 * 16);
+  LoadMatrices<false>(b.high, tile + (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * 16,
+                      row * row_bytes + 32 * k);
   Split<C>(b);
 }
 // Rows k Depth() and on of a tile as those of the right operand, 16 columns from `column` on. Of
@@ -258,8 +279,8 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
                                  int column) {
   const int lane = Thread() % 32;
   if (C::kType != 0) {
-    LoadMatrices<true>(b.high,
-                       tile + (16 * k + lane % 16) * row_bytes + 2 * (column + lane / 16 * 8));
+    LoadMatrices<true>(b.high, tile + lane % 16 * row_bytes + 16 * (lane / 16),
+                       16 * k * row_bytes + 2 * column);
     return;
   }
 #pragma unroll
@@ -343,6 +364,24 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   const int row_bytes = cuda::RowBytes(C::kType, padded);
   if (C::kAligned != 0) {
     const int pieces = padded * Bytes<C>() / 16;
+    const int at_once = threads / pieces;
+    // Most tiles: each thread has the same piece of every row that it copies, and all of them are
+    // there.
+    if (threads % pieces == 0 && rows % at_once == 0 && columns == padded && first >= low &&
+        first + rows <= high) {
+      const int r = Fresh(Thread()) / pieces;
+      const int byte = Fresh(Thread()) % pieces * 16;
+      const unsigned char* row = from.data + (first + r) * from.stride * Bytes<C>() + byte;
+      const Int64 step = at_once * from.stride * Bytes<C>();
+      unsigned char* const place = to + r * row_bytes + byte;
+#pragma unroll
+      for (int n = 0; n < rows / at_once; ++n) {
+        CopyAsync16(place + n * at_once * row_bytes, row, 16);
+        row += step;
+      }
+      return;
+    }
+#pragma unroll 1
     for (int n = Fresh(Thread()); n < rows * pieces; n += threads) {
       const int r = n / pieces;
       const int byte = n % pieces * 16;
@@ -370,15 +409,28 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   }
 }
 
-// Copies `count` words, 0 for those outside [low, high) of first ... first + count - 1. Nothing
-// outside is read.
-template <class C>
+// Copies `count` words, 0 for those outside [low, high) of first ... first + count - 1, by threads
+// of which this one is number `thread`. Nothing outside is read.
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
-                             int high) {
-  for (int n = Fresh(Thread()); n < count; n += 32 * C::kWarps) {
+                             int high, int thread, int threads) {
+#pragma unroll 1
+  for (int n = thread; n < count; n += threads) {
     const bool inside = first + n >= low && first + n < high;
     CopyAsync4(to + 4 * n, static_cast<const uint32*>(from) + (inside ? first + n : low), inside);
   }
+}
+template <class C>
+GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
+                             int high) {
+  CopyWords(to, from, first, count, low, high, Fresh(Thread()), 32 * C::kWarps);
+}
+// By the n-th warp alone, in turns where there are fewer.
+template <class C>
+GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const void* from, int first, int count,
+                                   int low, int high, int n) {
+  const int thread = Fresh(Thread());
+  if (thread / 32 != n % C::kWarps) return;
+  CopyWords(to, from, first, count, low, high, thread % 32, 32);
 }
 
 // Sums over the four lanes that share a row of a tile.

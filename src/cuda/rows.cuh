@@ -46,6 +46,14 @@ GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   p.high[at] = static_cast<int>(Most(low, high));
 }
 
+// A thread for each query of each batch.
+template <class C>
+GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
+  const Int64 row = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
+  if (row >= static_cast<Int64>(p.batch) * p.queries) return;
+  SetInterval(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
+}
+
 // A warp for each query of each head.
 template <class C>
 GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
@@ -56,7 +64,6 @@ GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   const int h = static_cast<int>(row / p.queries % p.heads);
   const int b = static_cast<int>(row / p.queries / p.heads);
   const bool first = Thread() % 32 == 0;
-  if (first && h == 0) SetInterval(p, b, i);
   if (p.norm_x != nullptr) {
     const float norm = SquaredNorm<C>(HeadOf<C>(p.x, b, h), i, p.dim);
     if (first) p.norm_x[row] = norm;
@@ -69,6 +76,35 @@ GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   hash = Mix(hash + kStep * (static_cast<uint64>(i) + 1));
   p.drop[row] = static_cast<uint32>(hash);
   p.drop[rows + row] = static_cast<uint32>(hash >> 32);
+}
+
+// Whether one of `count` rows holds a number that is not finite: the same on all lanes of a warp.
+template <class C>
+GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int columns) {
+  float found = 0;
+  if (C::kAligned != 0 && columns * Bytes<C>() % 4 == 0) {
+    const int words = columns * Bytes<C>() / 4;
+    // All bits of an exponent are set.
+    const uint32 exponent = C::kType == 2 ? 0x7c00u : 0x7f80u;
+#pragma unroll 4
+    for (int r = 0; r < count; ++r) {
+      const auto* const row =
+          reinterpret_cast<const uint32*>(head.data + (first + r) * head.stride * Bytes<C>());
+      for (int n = Thread() % 32; n < words; n += 32) {
+        const uint32 high = row[n] >> 16;
+        const uint32 low = row[n] & 0xffffu;
+        if ((high & exponent) == exponent) found = 1;
+        if (C::kType != 0 && (low & exponent) == exponent) found = 1;
+      }
+    }
+    return SumOfWarp(found) != 0;
+  }
+  for (int r = 0; r < count; ++r) {
+    for (int d = Thread() % 32; d < columns; d += 32) {
+      if (!(Abs(LoadElement<C>(head.data, (first + r) * head.stride + d)) < Infinity())) found = 1;
+    }
+  }
+  return SumOfWarp(found) != 0;
 }
 
 // A warp for each 16 keys of each key head.
@@ -91,15 +127,9 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
     }
   }
   if (p.spoiled == nullptr) return;
-  const Head v = HeadOf<C>(p.v, b, h);
-  float spoiled = 0;
-  for (int j = 16 * group; j < last; ++j) {
-    for (int d = lane; d < p.value_dim; d += 32) {
-      if (!(Abs(LoadElement<C>(v.data, j * v.stride + d)) < Infinity())) spoiled = 1;
-    }
-  }
-  spoiled = SumOfWarp(spoiled);
-  if (lane == 0) p.spoiled[index] = spoiled != 0 ? 1 : 0;
+  const bool spoiled =
+      HoldsNoNumber<C>(HeadOf<C>(p.v, b, h), 16 * group, last - 16 * group, p.value_dim);
+  if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 
 // Each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which is

@@ -21,6 +21,7 @@ constexpr Kind kKinds[] = {
     {"merge", "cuda/forward.cuh", "Merge<Constants>", false},
     {"backward_queries", "cuda/backward.cuh", "Backward<Definition, Constants, false>", true},
     {"backward_keys", "cuda/backward.cuh", "Backward<Definition, Constants, true>", true},
+    {"prepare_intervals", "cuda/rows.cuh", "PrepareIntervals<Constants>", false},
     {"prepare_queries", "cuda/rows.cuh", "PrepareQueries<Constants>", false},
     {"prepare_keys", "cuda/rows.cuh", "PrepareKeys<Constants>", false},
     {"prepare_delta", "cuda/rows.cuh", "PrepareDelta<Constants>", false},
@@ -38,6 +39,8 @@ const Kind& Find(const std::string& name) {
 }
 
 }  // namespace
+
+std::string KernelEntry(const KernelName& kernel) { return "gnomon_" + kernel.kind; }
 
 std::string KernelSource(const KernelName& kernel, std::string_view structure,
                          std::string_view file) {
@@ -57,7 +60,7 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
   add(
       {"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
        "__launch_bounds__(",
-       std::to_string(32 * warps), ", 1) ", kKernelEntry,
+       std::to_string(32 * warps), ", 1) ", KernelEntry(kernel),
        "(const __grid_constant__ gnomon::cuda::Parameters p) {\n  using namespace "
        "gnomon::device;\n  ",
        kind.call, "(p);\n}\n"});

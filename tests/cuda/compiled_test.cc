@@ -125,7 +125,9 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
   return backend.names();
 }
 
-// `most_stack` is also how much may be spilled, in bytes.
+// Bytes that may be on the stack, and that may be spilled to it.
+constexpr int kMostStack = 64;
+
 void ExpectFits(const KernelName& name, int architecture, int most_stack) {
   SCOPED_TRACE(name.kind + " " + name.definition);
   const Footprint footprint = FootprintOf(CudaProgram(name), architecture);
@@ -142,7 +144,7 @@ TEST_P(CompiledTest, FitsIntoRegisters) {
   const auto& [function, form, architecture] = GetParam();
   for (const KernelName& name : KernelsOf(*function, kForms[form])) {
     if (name.definition.empty()) continue;
-    ExpectFits(name, architecture, kForms[form].dim > 64 ? 64 : 0);
+    ExpectFits(name, architecture, kMostStack);
   }
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 const bool kAdded = [] {
   testing::AddEmulatedKernel("merge", "", Merge<Constants>);
+  testing::AddEmulatedKernel("prepare_intervals", "", PrepareIntervals<Constants>);
   testing::AddEmulatedKernel("prepare_queries", "", PrepareQueries<Constants>);
   testing::AddEmulatedKernel("prepare_keys", "", PrepareKeys<Constants>);
   testing::AddEmulatedKernel("prepare_delta", "", PrepareDelta<Constants>);

@@ -105,7 +105,8 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type);
 void ShuffleOfWarp(const Slot* in, Slot* out, int);
 
 template <bool kTranspose>
-void LoadMatrices(uint32 (&r)[4], const void* row, Place place = Place::current()) {
+void LoadMatrices(uint32 (&r)[4], const void* first, int offset, Place place = Place::current()) {
+  const void* const row = static_cast<const unsigned char*>(first) + offset;
   CheckRead(row, 16, place);
   Slot slot{};
   slot.row = row;
@@ -136,6 +137,7 @@ inline float ShuffleXor(float a, int mask, Place place = Place::current()) {
 inline void WarpBarrier(Place place = Place::current()) { Meet({}, ShuffleOfWarp, 0, place); }
 
 inline int Fresh(int a) { return a; }
+inline float Larger(float a, float b) { return std::fmax(a, b); }
 
 inline uint32 BitsOf(float a) {
   uint32 bits;

@@ -182,11 +182,11 @@ GNOMON_DEVICE void CallMatrices(const Parameters& p) {
     StoreShared<uint32>(SharedMemory() + 4 * n, static_cast<const uint32*>(p.x.data)[n]);
   }
   Barrier();
-  const unsigned char* const row = SharedMemory() + 16 * (second ? 31 - lane : lane);
+  const int row = 16 * (second ? 31 - lane : lane);
   uint32 as_they_are[4];
   uint32 transposed[4];
-  LoadMatrices<false>(as_they_are, row);
-  LoadMatrices<true>(transposed, row);
+  LoadMatrices<false>(as_they_are, SharedMemory() + row, 0);
+  LoadMatrices<true>(transposed, SharedMemory(), row);
   auto* const to = static_cast<uint32*>(p.o.data) + 8 * Thread();
   for (int n = 0; n < 4; ++n) {
     to[n] = as_they_are[n];

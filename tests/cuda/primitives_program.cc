@@ -27,7 +27,7 @@ std::string PrimitivesSource(const cuda::KernelName& name) {
     text += "  static constexpr int " + constant + " = " + std::to_string(value) + ";\n";
   }
   return text + "};\n\n}  // namespace\n\nextern \"C\" __global__ void __launch_bounds__(64, 1) " +
-         cuda::kKernelEntry +
+         cuda::KernelEntry(name) +
          "(const __grid_constant__ gnomon::cuda::Parameters p) {\n"
          "  gnomon::device::calls::CallPrimitives<Constants>(p);\n}\n";
 }
@@ -35,7 +35,7 @@ std::string PrimitivesSource(const cuda::KernelName& name) {
 cuda::Program PrimitivesProgram(const cuda::KernelName& name) {
   cuda::Program program;
   program.title = "the CUDA kernel of the primitives";
-  program.entry = cuda::kKernelEntry;
+  program.entry = cuda::KernelEntry(name);
   program.options = cuda::KernelCompilerOptions();
   for (const DeviceFile& file : DeviceFiles()) program.files.emplace_back(file.name, file.text);
   program.files.emplace_back("primitive_calls.cuh", kPrimitiveCalls);

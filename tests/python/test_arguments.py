@@ -593,7 +593,7 @@ def test_all_of_it_compiled():
             window=3,
             key_lengths=length,
             key_starts=[0, 1],
-            query_offset=torch.tensor(0),
+            query_offset=torch.tensor(0, device=q.device),
         )
 
     gamma, slopes = (Parameter(torch.tensor(x)) for x in (0.5, 0.1))

@@ -344,4 +344,4 @@ def test_what_the_emulation_sees_is_an_error():
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    assert "gnomon.attention: CUDA: launching prepare_queries" in result.stdout
+    assert "gnomon.attention: CUDA: launching prepare_intervals" in result.stdout

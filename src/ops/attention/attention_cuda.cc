@@ -53,13 +53,13 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
     return outputs;
   }
   auto& [o, lse, statistics] = outputs;
-  // Rounded to the tokens' type it is the caller's affair.
-  at::Tensor rounded = a.x.scalar_type() == at::kFloat
-                           ? o
-                           : at::empty(o.sizes(), o.options().dtype(a.x.scalar_type()));
   cuda::Output output;
-  output.o = MutableDeviceRows(rounded);
-  if (!rounded.is_same(o)) output.exact_o = o.mutable_data_ptr<float>();
+  // To round it to the tokens' type is the caller's affair.
+  if (a.x.scalar_type() == at::kFloat) {
+    output.o = MutableDeviceRows(o);
+  } else {
+    output.exact_o = o.mutable_data_ptr<float>();
+  }
   output.lse = lse.mutable_data_ptr<float>();
   output.statistics = statistics.mutable_data_ptr<float>();
   cuda::Forward(call.function(), input, output, backend);
@@ -79,14 +79,16 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
     return gradients;
   }
   const at::ScalarType type = a.x.scalar_type();
-  const at::Tensor exact_o = outputs.o.contiguous();
-  const at::Tensor o = exact_o.to(type);
+  const at::Tensor o = outputs.o.contiguous();
   const at::Tensor d_o = WithRows(outputs.d_o.to(type));
   const at::Tensor d_lse = Contiguous(outputs.d_lse);
   const at::Tensor statistics = outputs.statistics.contiguous();
   cuda::Saved saved;
-  saved.o = TokenRows<float>(o);
-  if (!o.is_same(exact_o)) saved.exact_o = exact_o.const_data_ptr<float>();
+  if (type == at::kFloat) {
+    saved.o = TokenRows<float>(o);
+  } else {
+    saved.exact_o = o.const_data_ptr<float>();
+  }
   saved.d_o = TokenRows<float>(d_o);
   saved.d_lse = Data<float>(d_lse);
   saved.statistics = statistics.const_data_ptr<float>();
