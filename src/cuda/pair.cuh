@@ -269,8 +269,10 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   }
   if (C::kKeyBias != 0) {
     s.seen = s.seen && k.bias != -Infinity();
-    s.added += FiniteBias(k.bias);
-    if (C::kKeyBias == 2) s.added = s.added + k.bias_low - q.base;
+    float bias = FiniteBias(k.bias);
+    // First what may cancel: both are sums over a long past.
+    if (C::kKeyBias == 2) bias = bias - q.base + k.bias_low;
+    s.added += bias;
   }
   if (C::kPairBias != 0) {
     if (s.seen) {

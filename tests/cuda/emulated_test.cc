@@ -41,6 +41,8 @@ std::vector<Case> Cases() {
         .key_starts = {0, 70, 30},
         .key_lengths = {100, 65, 90},
         .bias = kEach}},
+      // Some tiles are seen by all rows of a block, some by its first or its last alone.
+      {"WindowOfWholeBlocks", {.shape = {1, 2, 1, 140, 150, 16, 16}, .left = 50, .right = 20}},
       {"NegativeOffset",
        {.shape = {1, 2, 1, 90, 30, 8, 8}, .right = 0, .query_offset = -50, .bias = kShared}},
       {"NoKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .bias = kShared}},

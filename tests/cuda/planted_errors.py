@@ -98,7 +98,7 @@ def structs_of(error: Planted) -> list[str]:
 
 def filter_of(tests: str) -> str:
     """Without the names behind tests that are not parametrised by a pair function."""
-    return re.sub(r"(WideHeadsTest\.\*|Near\*)[a-z]+", r"\1", tests)
+    return re.sub(r"((?:WideHeads|KeyBias)Test\.\*|Near\*)[a-z]+", r"\1", tests)
 
 
 def main() -> int:

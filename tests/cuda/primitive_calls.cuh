@@ -35,7 +35,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
 }
 
 // Functions of numbers a and b, p.queries of each.
-constexpr int kFunctionCount = 20;
+constexpr int kFunctionCount = 21;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
   auto* const to = static_cast<float*>(p.o.data);
@@ -54,6 +54,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
         Abs(a),
         Max(a, b),
         Min(a, b),
+        Larger(a, b),
         Angle(a, b),
         Fma(a, b, a),
         a * b + a,

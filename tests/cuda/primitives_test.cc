@@ -346,6 +346,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
       {"Abs", 0, [](double x, double, size_t) { return std::abs(x); }},
       {"Max", 0, [&](double x, double y, size_t) { return larger(x, y); }},
       {"Min", 0, [&](double x, double y, size_t) { return -larger(-x, -y); }},
+      {"Larger", 0, [](double x, double y, size_t) { return std::fmax(x, y); }},
       {"Angle", kFew, [](double x, double y, size_t) { return std::atan2(y, x + 0.0); }},
       {"Fma", 0,
        [](double x, double y, size_t) {

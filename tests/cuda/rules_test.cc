@@ -280,6 +280,17 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
+// The keys' biases and the rows' bases are sums over a long past.
+TEST(KeyBiasTest, BasesAreTakenOffFirst) {
+  Problem<float> p =
+      ProblemOf(EmulatedPairFunction("dot"),
+                {.shape = {1, 2, 1, 30, 70, 16, 16}, .key_bias = true, .key_bias_base = true},
+                Element::kFloat32);
+  for (float& bias : p.key_bias) bias += 65536;
+  for (float& base : p.key_bias_base) base += 65536;
+  ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32);
+}
+
 // From bf16 the gradients of what is summed over a row are as good as from fp32, although its
 // weights are rounded: here f is large beside its differences.
 TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {

@@ -5,7 +5,9 @@ graphs are not kept between runs: those of another build call its operators by i
 """
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,8 +24,8 @@ torch.set_num_threads(1)
 def pytest_addoption(parser):
     parser.addoption(
         "--device",
-        help="run tests there alone: cpu, cuda, or other, which stands in for a GPU; by default on "
-        "the CPU and on a GPU",
+        help="run tests there alone: cpu, cuda, other, which stands in for a GPU, or emulated, the "
+        "CPU with the operators of a GPU in their emulation; by default on the CPU and on a GPU",
     )
 
 
@@ -33,12 +35,19 @@ def pytest_configure(config):
     )
     config.addinivalue_line(
         "markers",
-        "real_device: what PyTorch does on its own devices alone; skipped on `other`",
+        "real_device: what PyTorch does on its own devices alone; skipped on `other` and "
+        "`emulated`",
     )
     if config.getoption("--device") == "other":
         import other_device
 
         other_device.install()
+    elif config.getoption("--device") == "emulated":
+        import emulated_gpu
+
+        cache = tempfile.mkdtemp()
+        config.add_cleanup(lambda: shutil.rmtree(cache))
+        os.environ.update(emulated_gpu.environment(cache))
 
 
 def pytest_generate_tests(metafunc):
@@ -51,7 +60,7 @@ def pytest_generate_tests(metafunc):
         marks = []
         if name != "cpu" and marker is not None:
             marks.append(pytest.mark.skip(reason=f"on the CPU alone: {marker.args[0]}"))
-        elif name == "other" and is_real:
+        elif name in ("other", "emulated") and is_real:
             marks.append(pytest.mark.skip(reason="PyTorch does not do it on a device from outside"))
         elif name == "cuda" and not torch.cuda.is_available():
             marks.append(pytest.mark.skip(reason="no GPU: torch.cuda.is_available() is False"))
@@ -62,6 +71,13 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(autouse=True)
 def device(request, monkeypatch) -> Iterator[torch.device]:
     """Tensors are made there."""
+    if request.param == "emulated":
+        import emulated_gpu
+
+        monkeypatch.setenv("GNOMON_CUDA", "1")
+        with emulated_gpu.OnCuda(None):
+            yield torch.device("cpu")
+        return
     chosen = torch.device(request.param)
     if chosen.type == "cpu":
         yield chosen
@@ -77,7 +93,7 @@ def pytest_runtest_call(item):
     try:
         return (yield)
     except NotImplementedError as error:
-        if item.callspec.params["device"] != "cuda":
+        if item.callspec.params["device"] not in ("cuda", "emulated"):
             raise
         pytest.skip(str(error))
 

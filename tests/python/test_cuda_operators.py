@@ -1,25 +1,19 @@
-"""The operators of a GPU on tensors of the CPU, in the emulation of tests/cuda.
-
-All that a call goes through on a GPU is there: the checks, the plan, the text of the kernels, the
-cache, the driver's interface. Only what a launch does is computed by the emulation, and no tensor
-says that it is on a GPU. The operators of the CPU are what the results are compared with.
-"""
+"""The operators of a GPU in its emulation, against those of the CPU."""
 
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from emulated_gpu import LIBRARY, OnCuda, environment
 from formulas import SIMILARITIES, assert_near, values_and_gradients
 from test_cli import ROOT
 from test_graph_attention import GRAPHS, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnomon
 from gnomon.position import (
@@ -43,54 +37,16 @@ from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
 pytestmark = pytest.mark.cpu("what is seen of a GPU without one")
 
 ops = torch.ops.gnomon
-GPU = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
-ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-TOKENS = {"x", "y", "v", "relative_query"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def emulated(tmp_path_factory):
-    if not GPU.exists():
-        pytest.skip(f"{GPU.name} is not built")
-    # The driver is looked for once, when the first kernel is called.
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY.name} is not built")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GNOMON_CUDA_DRIVER", str(GPU))
-        patch.setenv("GNOMON_NVRTC", str(GPU))
-        patch.setenv("GNOMON_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name, value in environment(tmp_path_factory.mktemp("cache")).items():
+            patch.setenv(name, value)
         yield
-
-
-class OnCuda(TorchDispatchMode):
-    """gnomon's operators by their kernels for GPUs, with tokens of the given type."""
-
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.dtype = dtype
-        self.calls = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = function._schema.name
-        if not name.startswith("gnomon::"):
-            return function(*args, **kwargs)
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            return function(*args, **kwargs)
-        self.calls[name.partition("::")[2]] += 1
-        if "attention" not in name:
-            return function.redispatch(ON_CUDA, *args, **kwargs)
-        names = [argument.name for argument in function._schema.arguments]
-        args = [
-            value.to(self.dtype) if of in TOKENS and value is not None else value
-            for of, value in zip(names, args, strict=False)
-        ]
-        results = function.redispatch(ON_CUDA, *args, **kwargs)
-        if not name.endswith("backward"):
-            return results
-        # Gradients come in the order of the arguments, of which x is the first.
-        own = names[names.index("x") :]
-        for of, gradient in zip(own, results, strict=False):
-            assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == self.dtype, of
-        return [gradient.float() for gradient in results]
 
 
 @dataclass

@@ -389,6 +389,7 @@ def test_offsets_of_batches_have_the_range_of_one(offset):
         gnomon.attention(q, k, v, causal=True, query_offset=torch.tensor([0, offset]))
 
 
+@pytest.mark.cpu("what a GPU's tensor holds is not looked at")
 def test_linear_attention_checks_its_lengths():
     q, k, v = tokens(2, 1, 6, 4)
     with pytest.raises(ValueError, match="expected 0 to Lk = 6"):

@@ -1,0 +1,71 @@
+"""The operators of a GPU on tensors of the CPU, in the emulation of tests/cuda.
+
+All that a call goes through on a GPU is there: the checks, the plan, the text of the kernels, the
+cache, the driver's interface. Only what a launch does is computed by the emulation, and no tensor
+says that it is on a GPU.
+"""
+
+from collections import Counter
+
+import torch
+from test_cli import ROOT
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LIBRARY = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
+ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+TOKENS = {"x", "y", "v", "relative_query"}
+# The emulation computes some millions of pairs' numbers in a minute.
+MOST_NUMBERS = 3e6
+
+
+def environment(cache: object) -> dict[str, str]:
+    """What must be set before the first kernel is called: the driver is looked for once."""
+    return {
+        "GNOMON_CUDA_DRIVER": str(LIBRARY),
+        "GNOMON_NVRTC": str(LIBRARY),
+        "GNOMON_CACHE": str(cache),
+    }
+
+
+class OnCuda(TorchDispatchMode):
+    """gnomon's operators by their kernels for GPUs, with tokens of the given type; None: of that of
+    the values, and those of float64 by the CPU's."""
+
+    def __init__(self, dtype: torch.dtype | None = torch.float32):
+        super().__init__()
+        self.dtype = dtype
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function._schema.name
+        if not name.startswith("gnomon::"):
+            return function(*args, **kwargs)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            return function(*args, **kwargs)
+        names = [argument.name for argument in function._schema.arguments]
+        dtype = self.dtype
+        if dtype is None:
+            tensors = [value for value in args if isinstance(value, torch.Tensor)]
+            if any(type(t) is not torch.Tensor or t.dtype == torch.float64 for t in tensors):
+                return function(*args, **kwargs)
+            dtype = args[names.index("v")].dtype if "v" in names else torch.float32
+            if "attention" in name:
+                x, v = args[names.index("x")], args[names.index("v")]
+                if v.numel() * x.size(2) > MOST_NUMBERS:
+                    raise NotImplementedError("more pairs than the emulation has time for")
+        self.calls[name.partition("::")[2]] += 1
+        if "attention" not in name:
+            return function.redispatch(ON_CUDA, *args, **kwargs)
+        args = [
+            value.to(dtype) if of in TOKENS and value is not None else value
+            for of, value in zip(names, args, strict=False)
+        ]
+        results = function.redispatch(ON_CUDA, *args, **kwargs)
+        if not name.endswith("backward"):
+            return results
+        # Gradients come in the order of the arguments, of which x is the first.
+        own = names[names.index("x") :]
+        for of, gradient in zip(own, results, strict=False):
+            assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == dtype, of
+        return results if self.dtype is None else [gradient.float() for gradient in results]
