@@ -75,6 +75,7 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
         import emulated_gpu
 
         monkeypatch.setenv("GNOMON_CUDA", "1")
+        monkeypatch.setattr(torch, "compile", emulated_gpu.compile_nothing)
         with emulated_gpu.OnCuda(None):
             yield torch.device("cpu")
         return

@@ -27,6 +27,11 @@ def environment(cache: object) -> dict[str, str]:
     }
 
 
+def compile_nothing(*_args: object, **_options: object) -> None:
+    """For torch.compile, which takes no such mode."""
+    raise NotImplementedError("PyTorch compiles nothing in the emulation")
+
+
 class OnCuda(TorchDispatchMode):
     """gnomon's operators by their kernels for GPUs, with tokens of the given type; None: of that of
     the values, and those of float64 by the CPU's."""
