@@ -371,9 +371,10 @@ class Plan {
     c.kRelativeValues = relative && in_.relative.values != nullptr ? 1 : 0;
     const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar ||
                          in_.mask.chunks.size > 0 || in_.key_rows != nullptr;
-    const bool hides_any =
-        c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 || c.kSegments != 0;
-    c.kHides = hides_any ? 2 : bounded ? 1 : 0;
+    c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
+                       c.kSegments != 0
+                   ? 1
+                   : 0;
   }
 
   void PrepareDelta(int64_t count) {
@@ -670,12 +671,17 @@ class Plan {
 
 std::string Unsupported(const PairFunction& function, const Input& in) {
   constexpr int64_t kMostColumns = 256;
+  constexpr int64_t kMostKeys = int64_t{1} << 24;
   const auto wide = [](const char* name, int64_t columns) {
     return std::string(name) + ": is " + std::to_string(columns) + ", at most 256";
   };
   const AttentionShape& n = in.shape;
   if (function.input != PairInput::kNone && n.dim > kMostColumns) return wide("head_dim", n.dim);
   if (n.value_dim > kMostColumns) return wide("head_dim of v", n.value_dim);
+  // Statistics name them by floats.
+  if (n.keys > kMostKeys) {
+    return "keys: are " + std::to_string(n.keys) + ", at most " + std::to_string(kMostKeys);
+  }
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&
       !Describe(*in.bias.layout, &layout)) {

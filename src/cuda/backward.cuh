@@ -476,8 +476,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           if (C::kTemperature != 0 && p.d_temperature != nullptr) {
             p.d_temperature[row] = head.factor * d_factor + by_added[r] - beyond * mean_added[r];
           }
-          // For the pass over keys.
-          p.balanced_delta[row] = own_softmax[r].delta + beyond;
+          // For the pass over queries. The pass that sums what relative keys need reads it already,
+          // blocks of other columns do, too.
+          if (C::kRelativeSums == 0) p.balanced_delta[row] = own_softmax[r].delta + beyond;
         }
       }
     }

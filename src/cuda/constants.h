@@ -19,9 +19,7 @@
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys adds up what their gradients are made of
 //   kParts        whether results are of a part of the keys, to be merged
-//   kHides        whether a row may not see a key of its tile's that holds no finite value: 1 by
-//   its
-//                 interval of keys alone, 2 otherwise
+//   kHides        whether a row may not see a key of its tile's that holds no finite value
 //   kBiasGradient whether it is added up
 //   kHeadSums     whether gradients of the heads' numbers or of temperatures are added up
 #define GNOMON_CUDA_CONSTANTS(X) \

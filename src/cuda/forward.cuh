@@ -225,7 +225,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
     bool spoiled = false;
     uint32 hidden = 0;
-    if (any_spoiled && (C::kHides == 2 || !sees_all)) {
+    if (any_spoiled) {
       const int groups = DivideUp(p.keys, 16);
       const Int64 of_head = (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
 #pragma unroll

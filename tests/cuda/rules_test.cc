@@ -352,6 +352,9 @@ TEST(RefusalTest, NamesTheArgument) {
             "attention on CUDA: head_dim: is 257, at most 256");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 300}})),
             "attention on CUDA: head_dim of v: is 300, at most 256");
+  cuda::Input long_one;
+  long_one.shape = {1, 1, 1, 1, (int64_t{1} << 24) + 1, 8, 8};
+  EXPECT_EQ(cuda::Unsupported(dot, long_one), "keys: are 16777217, at most 16777216");
   const UnknownLayout layout;
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8},
                                         .bias = ProblemOptions::kSharedBias,
