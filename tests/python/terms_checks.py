@@ -7,10 +7,10 @@ import pathlib
 import shutil
 import subprocess
 
+import emulated_gpu
 import pytest
 import torch
 import torch.distributed as dist
-from test_cuda_operators import GPU, OnCuda
 
 import gnomon
 from gnomon import position, similarity
@@ -79,11 +79,10 @@ def test_attention_is_the_formula(scores, queries, keys, dim, dtype):
 @pytest.mark.parametrize("name", ["student_t", "adaptive"])
 def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monkeypatch):
     """On the GPU that tests/cuda emulates, as PyTorch's operators would call it."""
-    if not GPU.exists():
-        pytest.skip(f"{GPU.name} is not built")
-    monkeypatch.setenv("GNOMON_CUDA_DRIVER", str(GPU))
-    monkeypatch.setenv("GNOMON_NVRTC", str(GPU))
-    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    if not emulated_gpu.LIBRARY.exists():
+        pytest.skip(f"{emulated_gpu.LIBRARY.name} is not built")
+    for variable, value in emulated_gpu.environment(tmp_path).items():
+        monkeypatch.setenv(variable, value)
     torch.manual_seed(0)
     tokens = [torch.randn(2, 3, 19, 8).to(dtype).float() for _ in range(3)]
     gamma = torch.rand(3) + 0.1
@@ -97,7 +96,7 @@ def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monk
         return [o, *gradients_of(o, *leaves)]
 
     expected = run()
-    with OnCuda(dtype) as mode:
+    with emulated_gpu.OnCuda(dtype) as mode:
         ours = run()
     assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
     tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2}[dtype]

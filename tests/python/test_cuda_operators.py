@@ -281,7 +281,7 @@ def test_what_the_emulation_sees_is_an_error():
     """A launch that fails is not taken for a result."""
     code = """
     import torch, gnomon
-    from test_cuda_operators import OnCuda
+    from emulated_gpu import OnCuda
     q = torch.randn(1, 2, 9, 8)
     with OnCuda():
         try:
