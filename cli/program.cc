@@ -5,7 +5,6 @@
 #include <c10/util/Logging.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -167,9 +166,6 @@ void RefuseOptionsWithoutValue(int argc, char** argv) {
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   // Memory that there is not is an error like others, no reason to abort.
   FLAGS_caffe2_use_fatal_for_enforce = false;
-  // With as many threads in every product as PyTorch has: by default MKL takes fewer now and then,
-  // whose sums end in other bits, and a resumed run would not be the one that was stopped.
-  setenv("MKL_DYNAMIC", "FALSE", /*overwrite=*/0);
   CLI::App app("gnomon: exact attention with a free choice of similarity and position.");
   app.name("gnomon");
   app.require_subcommand(0, 1);
