@@ -15,6 +15,8 @@ import pytest
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 # Programs that tests start have more threads than one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# MKL's products by several threads are otherwise not the same bits in one run of thirty.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch
 
