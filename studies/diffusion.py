@@ -50,27 +50,51 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The losses are equal to three digits. What the source measured, the Frechet "
-                "distance of pictures after a long training, was not tried."
+                "The means are 0.0565 with the dot product, 0.0566 with penumbral and 0.0565 with "
+                "umbral cones, which the table rounds to 0.056, 0.057 and 0.057; with each kind "
+                "of cone one of three seeds is lower than with the dot product, and two are "
+                "higher. What the source measured, the Frechet distance of pictures after a long "
+                "training, was not measured here."
             ),
         ),
         Claim(
-            "Positions in attention have a lower loss than sinusoids on the patches.",
+            "Positions in attention have a lower loss than sinusoids and than a learned table, "
+            "which are added to the patches.",
             tuple(
-                Contrast(f"dot/{position}", "0-999", f"dot/{SINUSOIDS}", "0-999")
+                Contrast(f"dot/{position}", "0-999", f"dot/{added}", "0-999")
+                for added in (SINUSOIDS, "learned")
                 for position in ("relative2d:shape=grid", ROPE, HYPE, f"{ROPE}+{HYPE}")
             ),
             why=(
-                "The patches are 7 x 7. RoPE and relative keys tell them apart by where they are "
-                "to each other; a bias that only falls with the distance does not, and alone it is "
-                "hardly better than no position."
+                "RoPE has the lowest mean, 0.0534 (sinusoids 0.0565, the learned table 0.0549), "
+                "and is lower than sinusoids with each of the three seeds, by 0.0012 to 0.0048, "
+                "which lie too far apart for a difference to be seen. With a learned HyPE bias "
+                "beside it the mean is as low, 0.0536, and the seeds are closer. The bias alone "
+                "has 0.0582; it is the same to the left and to the right, and whether that is the "
+                "reason was not measured."
+            ),
+        ),
+        Claim(
+            "Any position has a lower loss than none.",
+            tuple(
+                Contrast(f"dot/{position}", "0-999", "dot/none", "0-999")
+                for position in (
+                    *(SINUSOIDS, "learned", "relative2d:shape=grid"),
+                    *(ROPE, HYPE, f"{ROPE}+{HYPE}"),
+                )
+            ),
+            why=(
+                "Sinusoids are lower with each of the three seeds, by 0.0013 to 0.0037, and a "
+                "learned HyPE bias alone by 0.0002 to 0.0016, which lie too far apart for a "
+                "difference to be seen."
             ),
         ),
     ),
     limits=(
-        "The loss of the noise is not the quality of the pictures, on which the source judges; "
-        "digits of 28 x 28 pixels, a small model, and 600 steps, after which its pictures are not "
-        "yet digits."
+        "The source judges by the Frechet distance of the pictures, which was not measured here: "
+        "whether cones lower it, this study does not answer. The loss of the noise is not the "
+        "quality of the pictures. Digits of 28 x 28 pixels in 7 x 7 patches, a small model, and "
+        "600 steps, after which its pictures are not yet digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",
 )

@@ -4,6 +4,13 @@ from study import Claim, Comparison, Contrast, Study
 
 RELATIVE = "relative:far=zero"
 HYPE = "hype:tau=learned"
+BOTH = f"rope+{HYPE}"
+TRAINED, LONG = 256, 1024
+
+
+def against(right: str, *lefts: str) -> tuple[Contrast, ...]:
+    return tuple(Contrast(f"dot/{left}", TRAINED, f"dot/{right}", TRAINED) for left in lefts)
+
 
 STUDY = Study(
     title="Chorales",
@@ -43,24 +50,53 @@ STUDY = Study(
     claims=(
         Claim(
             "Relative keys are better than sinusoids.",
-            tuple(
-                Contrast(f"dot/{position}", 256, "dot/sinusoidal", 256)
-                for position in ("relative", RELATIVE, "transformer_xl")
-            ),
+            against("sinusoidal", "relative", RELATIVE, "transformer_xl"),
         ),
         Claim(
-            "RoPE is as good as relative keys.",
-            (Contrast("dot/rope", 256, "dot/relative", 256),),
-            left_is="not worse",
+            "RoPE and biases by distance are better than sinusoids.",
+            against("sinusoidal", "rope", "alibi", HYPE),
+        ),
+        Claim(
+            "RoPE, alone or with a learned HyPE bias, and Transformer-XL are better than "
+            "relative keys.",
+            against("relative", "rope", BOTH, "transformer_xl"),
         ),
         Claim(
             "RoPE with a learned HyPE bias is at least as good as RoPE.",
-            tuple(Contrast(f"dot/rope+{HYPE}", n, "dot/rope", n) for n in (256, 1024)),
+            tuple(Contrast(f"dot/{BOTH}", n, "dot/rope", n) for n in (TRAINED, LONG)),
+            left_is="not worse",
+            why=(
+                "At 1024 it is ahead with each of the three seeds, by 0.26 to 0.76 nats; RoPE's "
+                "seeds lie far apart there (0.88 to 1.37)."
+            ),
+        ),
+        Claim(
+            "RoPE with a learned HyPE bias is as good as Transformer-XL.",
+            tuple(Contrast(f"dot/{BOTH}", n, "dot/transformer_xl", n) for n in (TRAINED, LONG)),
             left_is="not worse",
         ),
         Claim(
-            "RoPE with a learned HyPE bias gains from windows longer than those of the training.",
-            (Contrast(f"dot/rope+{HYPE}", 1024, f"dot/rope+{HYPE}", 256),),
+            "Relative keys, Transformer-XL and biases by distance, alone or beside RoPE, gain "
+            "from windows four times as long as those of the training.",
+            tuple(
+                Contrast(f"dot/{position}", LONG, f"dot/{position}", TRAINED)
+                for position in ("relative", RELATIVE, "transformer_xl", "alibi", HYPE, BOTH)
+            ),
+            why=(
+                "With relative keys that have no row beyond an offset of 128 (`far=zero`) the "
+                "loss is lower with each of the three seeds, by 0.011 to 0.022 nats, which lie "
+                "too far apart for a difference to be seen."
+            ),
+        ),
+        Claim(
+            "RoPE loses on windows four times as long as those of the training.",
+            (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
+            left_is="worse",
+            why=(
+                "Its loss rises with each of the three seeds, by 0.70, 0.21 and 0.55 nats, which "
+                "lie too far apart for a difference to be seen. On windows of 512 it rises by "
+                "0.13, 0.02 and 0.03."
+            ),
         ),
     ),
     limits=(

@@ -45,6 +45,8 @@ class Comparison:
     # What makes the data where they are not in that folder, as a command there that writes OUT: of
     # gnomon, or a script of this repository.
     made_by: tuple[str, ...] = ()
+    # Where the data come from, unless `gnomon data get` has them.
+    data_from: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +106,7 @@ def verdict(outcomes: list[str], left_is: str) -> str:
         return FEW_SEEDS if FEW_SEEDS in outcomes else NOT_RUN
     agreeing = sum(outcome in AGREEING[left_is] for outcome in tested)
     if agreeing:
-        return "holds" if agreeing == len(tested) else "partly"
+        return "holds" if agreeing == len(tested) else f"holds in {agreeing} of {len(tested)} rows"
     return NO_DIFFERENCE if set(tested) == {NO_DIFFERENCE} else "does not hold"
 
 
@@ -374,7 +376,7 @@ def describe_claim(claim: Claim, found: Found) -> list[str]:
     outcomes = [row[-1] for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
-    of = f" (of {len(rows)} rows: {counts})" if len(set(outcomes)) > 1 else ""
+    of = f" ({counts})" if len(set(outcomes)) > 1 else ""
     parts = [f"Claim: {claim.text}", f"Verdict: **{said}**{of}."]
     if rows:
         parts.append(markdown_table(["", "difference", "95%", "p", "seeds", "the left is"], rows))
@@ -455,8 +457,10 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
     counts = " or ".join(map(str, threads))
     state = "All" if done == total else f"{done} of"
     shown = shlex.join(command(comparison))
-    if comparison.made_by and comparison.made_by[0] == "gnomon":
+    if comparison.made_by:
         made = [comparison.data if word == "OUT" else word for word in comparison.made_by]
+        if made[0] != "gnomon":
+            made.insert(0, "python")
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
@@ -465,7 +469,8 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         f"\n```console\n$ {shown}\n```",
     ]
     if digest:
-        lines.append(f"\nSHA-256 of the data: `{digest}`.")
+        source = f", {comparison.data_from}" if comparison.data_from else ""
+        lines.append(f"\nSHA-256 of the data{source}: `{digest}`.")
     return "\n".join(lines)
 
 
@@ -535,8 +540,10 @@ def write_page(name: str, study: Study) -> None:
             "over the seeds."
         )
     parts.append(
-        f"{legend} Every figure is of the records in `studies/{name}`; "
-        f"`make study NAME={name} DATA=FOLDER` makes them again."
+        f"{legend} Tables and plots are of the records in `studies/{name}`; "
+        f"`make study NAME={name} DATA=FOLDER` makes them again, where FOLDER has the data by the "
+        "names in the commands above (`gnomon data get`). What the text says of other trials names "
+        "its command."
     )
     if study.sources:
         parts.append("## Sources\n\n" + study.sources)

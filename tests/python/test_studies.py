@@ -205,14 +205,14 @@ def test_verdicts_of_several_rows():
         ([], "better", "not run yet"),
         ([missing, missing], "not worse", "not run yet"),
         ([missing, few], "better", "too few seeds"),
-        ([better, worse], "better", "partly"),
-        ([better, same], "better", "partly"),
+        ([better, worse], "better", "holds in 1 of 2 rows"),
+        ([better, same], "better", "holds in 1 of 2 rows"),
         ([worse, same], "better", "does not hold"),
         ([same, same], "better", "no difference seen"),
         ([better, same], "not worse", "holds"),
-        ([worse, same], "not worse", "partly"),
+        ([worse, same], "not worse", "holds in 1 of 2 rows"),
         ([worse, worse], "not worse", "does not hold"),
-        ([worse, same], "worse", "partly"),
+        ([worse, same], "worse", "holds in 1 of 2 rows"),
         ([better, same], "worse", "does not hold"),
         # What is not done yet says nothing.
         ([better, few, missing], "better", "holds"),
@@ -231,7 +231,7 @@ def test_rows_name_a_measure_that_is_not_the_first_and_claims_without_rows_are_t
     found = [(Comparison("one", "One text", "text.txt", ()), results)]
     contrasts = [Contrast("a", "test", "b", "test", metric) for metric in (None, "m", "n")]
     _, said, table = studies.describe_claim(Claim("A is better.", tuple(contrasts)), found)
-    assert said == "Verdict: **partly** (of 3 rows: 2 better, 1 worse)."
+    assert said == "Verdict: **holds in 2 of 3 rows** (2 better, 1 worse)."
     assert table.count("| One text: `a` at test against `b` at test |") == 2
     assert table.count("| One text, the n: `a` at test against `b` at test |") == 1
     other = Claim("C is better.", (Contrast("c", "test", "b", "test"),), why="Who knows.")
