@@ -1,6 +1,10 @@
 #include "models/grid_position.h"
 
+#include <c10/util/Exception.h>
+
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,7 +53,11 @@ std::string OnGrid(const std::string& position, const TokenGrid& grid) {
     const CatalogueEntry* entry = FindCatalogueEntry(component.name());
     const std::optional<std::string> shape = component.Find(kShape);
     const bool is_open = shape ? *shape == "grid" : entry != nullptr && entry->needs_grid;
-    return is_open ? WithGrid(component, grid, /*keeps_prefix=*/true) : component.Text();
+    if (is_open) return WithGrid(component, grid, /*keeps_prefix=*/true);
+    const std::optional<TokenGrid> own = TokenGrid::Find(component);
+    TORCH_CHECK_VALUE(!own || *own == grid, "position '", component.Text(), "' is of a grid of ",
+                      own->Text(), ", and the tokens' is ", grid.Text(), "; expected shape=grid");
+    return component.Text();
   });
 }
 

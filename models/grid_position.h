@@ -10,8 +10,8 @@ namespace gnomon::models {
 
 // The position with what a specification leaves to the grid filled in: "shape=grid" becomes its
 // shape, as do shapes that a component lacks and cannot do without, with its prefix where none is
-// given. "rope:shape=grid+alibi" is "rope:shape=7x7:prefix=1+alibi". Mistakes throw c10::ValueError
-// as far as they are of the grammar; others are left.
+// given. "rope:shape=grid+alibi" is "rope:shape=7x7:prefix=1+alibi". Mistakes of the grammar and
+// other grids throw c10::ValueError; other mistakes are left.
 std::string OnGrid(const std::string& position, const TokenGrid& grid);
 
 // With each component that is on `grid` on `other`.

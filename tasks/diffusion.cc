@@ -209,8 +209,8 @@ class DiffusionTask final : public Task {
     }
     if (data_.valid.size() != model_.size || data_.valid.channels() != model_.channels) {
       throw Error(StrCat(path, ": the array 'valid.images' is of ", SizesText(data_.valid.size()),
-                         " with ", data_.valid.channels(), " channels, and the model of ",
-                         SizesText(model_.size), " with ", model_.channels));
+                         " with ", Counted(data_.valid.channels(), "channel"),
+                         ", and the model of ", SizesText(model_.size), " with ", model_.channels));
     }
     if (!run_.classifier.empty()) ReadClassifier();
   }
@@ -297,9 +297,8 @@ class DiffusionTask final : public Task {
     const VisionTransformerOptions& options = classifier_.model->options();
     if (options.size != model_.size || options.channels != model_.channels) {
       throw Error(StrCat("--classifier: ", run_.classifier, " is of images of ",
-                         SizesText(options.size), " with ", options.channels,
-                         " channels, expected ", SizesText(model_.size), " with ",
-                         model_.channels));
+                         SizesText(options.size), " with ", Counted(options.channels, "channel"),
+                         ", expected ", SizesText(model_.size), " with ", model_.channels));
     }
     classifier_.model->eval();
   }
@@ -462,8 +461,9 @@ void DiffusionLearner::Generate(const Output& output) {
   const DiffusionGenerationOptions& how = task_.generation();
   const int64_t classes = model_->options().classes;
   if (!IsPng()) {
-    throw Error(StrCat("generate: the model's images have ", model_->options().channels,
-                       " channels, expected 1 or 3 of a PNG"));
+    throw Error(StrCat("generate: the model's images have ",
+                       Counted(model_->options().channels, "channel"),
+                       ", expected 1 or 3 of a PNG"));
   }
   const torch::Tensor images = Images(classes, how, output.proceed);
   if (!images.defined()) return;

@@ -109,7 +109,7 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
   if (has_training &&
       (data.valid.size() != data.train.size() || data.valid.channels() != data.train.channels())) {
     const auto describe = [](const LabelledImages& part) {
-      return StrCat(SizesText(part.size()), " with ", part.channels(), " channels");
+      return StrCat(SizesText(part.size()), " with ", Counted(part.channels(), "channel"));
     };
     Fail(path, StrCat("valid.", kind.array),
          StrCat("is of ", describe(data.valid), ", and 'train.", kind.array, "' of ",

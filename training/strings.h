@@ -2,6 +2,7 @@
 #ifndef GNOMON_TRAINING_STRINGS_H_
 #define GNOMON_TRAINING_STRINGS_H_
 
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -13,6 +14,11 @@ std::string StrCat(const T&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
+}
+
+// "1 channel", "3 channels".
+inline std::string Counted(int64_t count, const char* what) {
+  return StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
 inline std::string Join(const std::vector<std::string>& parts, const std::string& separator) {

@@ -306,6 +306,22 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
     assert "| loss, nats per word | last 32 words | bits per byte |" in table
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "most"),
+    [("tinyshakespeare", [], 256), ("wikitext-2", ["--tokens", "words"], 33278)],
+)
+def test_real_texts(tmp_path, name, words, most):
+    data = ROOT.parent / "shared/data" / name
+    if not data.is_dir():
+        pytest.skip(f"there is no ../shared/data/{name}")
+    steps = ["--steps", 2, "--length", 32, "--position", "rope", *TINY, *words]
+    succeed("train", "--data", data, "--out", "run", *steps, cwd=tmp_path)
+    evaluation = ["eval", "--model", "run", "--lengths", "16,64", "--bytes", 4096, "--json"]
+    for at in json.loads(succeed(*evaluation, cwd=tmp_path))["losses"]:
+        # Hardly trained: about that of equal odds.
+        assert 0.7 * np.log(most) < at["loss"] < 1.2 * np.log(most)
+
+
 def test_interrupted_training_with_memory_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, "--steps", 300, "--position", "alibi", *WORDS]
     with Interrupted(arguments, folder, tmp_path, every=20):

@@ -413,8 +413,8 @@ def test_wrong_data_is_one_line(folder):
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 12), np.uint8)})
     assert line.endswith(
-        "the array 'valid.images' is of 8x12 with 1 channels, and 'train.images' of 8x8 with 1 "
-        "channels, expected one size"
+        "the array 'valid.images' is of 8x12 with 1 channel, and 'train.images' of 8x8 with 1 "
+        "channel, expected one size"
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 8, 3), np.uint8)})
     assert "expected one size" in line
@@ -442,6 +442,9 @@ def test_wrong_data_is_one_line(folder):
     assert "--sizes: 8x8 is trained at" in message(sound, "--sizes", "8")
     assert "--sizes: 16x16 is given twice" in message(sound, "--sizes", "16,16x16")
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
+    # More places than tokens would be no error of the operator's.
+    for grid in ("rope:shape=9x9", "rope:shape=2x2", "sinusoidal:shape=2x2:prefix=2"):
+        assert "the tokens' is 2x2 after 1; expected" in message(sound, "--position", grid)
     assert "learned" in message(sound, "--position", "learned:shape=grid")
     assert "'rope+relativ'" in message(sound, "--position", "rope+relativ")
     assert "twice" in message(sound, "--position", "rope:base=1:base=2")
