@@ -50,6 +50,57 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
   }
 }
 
+// Takes the pairs `near` (ToDistances) out of a tile's weights, and adds them to `out` as weights
+// times differences of tokens: in sums of weighted tokens, what these share would cancel. The
+// thread's pairs are those of rows `own` and own + 8; `out` has its columns of these, from `first`
+// on, as far as there are `columns`.
+template <class C, int kOutputs, int kTiles>
+GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
+                                  uint32 near, const Head& from, int own, const Head& others,
+                                  int other, int first, int columns) {
+  // The four lanes of a row have its columns, so that all of a warp go over what any has.
+  uint32 any = near;
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
+  const int lane = Thread() % 32;
+  for (int place = 0; any != 0; ++place, any >>= 1) {
+    if ((any & 1) == 0) continue;
+    float weight = 0;
+#pragma unroll
+    for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (place != 4 * n + e || (near >> place & 1) == 0) continue;
+        weight = weights[n][e];
+        weights[n][e] = 0;
+      }
+    }
+#pragma unroll 1
+    for (int n = 0; n < 4; ++n) {
+      const float w = Shuffle(weight, lane / 4 * 4 + n);
+      // What is not seen may hold anything.
+      if (w == 0) continue;
+      const Int64 theirs = (other + place / 4 * 8 + 2 * n + place % 2) * others.stride;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (place % 4 / 2 != r) continue;
+        const Int64 mine = (own + 8 * r) * from.stride;
+#pragma unroll
+        for (int d = 0; d < C::kColumns / 8; ++d) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int column = first + 8 * d + 2 * (lane % 4) + c;
+            if (column >= columns) continue;
+            const float difference = LoadElement<C>(others.data, theirs + column) -
+                                     LoadElement<C>(from.data, mine + column);
+            out[d][2 * r + c] = Fma(w, difference, out[d][2 * r + c]);
+          }
+        }
+      }
+    }
+  }
+}
+
 template <class F, class C, bool kKeys>
 GNOMON_DEVICE void Backward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
@@ -267,8 +318,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         float dp[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
         if (kReads) MultiplyRows<C, kKeys>(s, x, memory + at.own_x, x_tile, C::kDim);
         MultiplyRows<C, kKeys>(dp, y, memory + at.own_y, y_tile, C::kValueDim);
+        uint32 near = 0;
         if constexpr (IsDistance<F>()) {
-          ToDistances<C, kKeys>(
+          near = ToDistances<C, kKeys>(
               s, p, head, rows[0], start + pair, [&](int n, int e, float product, bool& is_near) {
                 const int column = 8 * n + pair + e % 2;
                 if constexpr (kKeys) {
@@ -331,14 +383,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                   const float df = head.factor * ds;
                   Derivative d{};
                   F::Gradient(score.g, query.a, key.b, head.t, d);
-                  if (kReads) {
-                    w = df * d.g;
-                    if (IsDistance<F>()) {
-                      // As the products take it.
-                      w = Round<C>(w);
-                      sum_w[r] += w;
-                    }
-                  }
+                  if (kReads) w = df * d.g;
 #pragma unroll
                   for (int m = 0; m < kOwnScalars; ++m) {
                     d_own[r][m] = Fma(df, kKeys ? d.b[m] : d.a[m], d_own[r][m]);
@@ -391,6 +436,17 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           differentiate_pairs(Whether<true>{});
         } else {
           differentiate_pairs(Whether<false>{});
+        }
+        if constexpr (IsDistance<F>()) {
+          AddDifferences<C>(dx, dp, near, from_x, rows[0],
+                            HeadOf<C>(kKeys ? p.x : p.y, b, kKeys ? h : key_head), start,
+                            first_column, p.dim);
+          // As the products take them.
+#pragma unroll
+          for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum_w[e / 2] += Round<C>(dp[n][e]);
+          }
         }
         if (kReads) AddRows<C>(dx, dp, x_tile, C::kDim, first_column, C::kColumns);
         if constexpr (kKeys) AddRows<C>(dy, s, y_tile, C::kValueDim, first_column, C::kColumns);

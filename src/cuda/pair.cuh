@@ -304,10 +304,11 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
 // one by norms, and says whether too few digits are left of it; norms that overflow leave none.
 // Those that queries see are computed anew by differences: few, so that it is done in a loop that
 // costs the others nothing. The thread's pairs are those of rows `own` and own + 8 with rows
-// other + 8 n and other + 8 n + 1; `kKeys`: its own are the keys.
+// other + 8 n and other + 8 n + 1; `kKeys`: its own are the keys. Returns which were computed anew:
+// bit 4 n + e.
 template <class C, bool kKeys, int kTiles, class Distance>
-GNOMON_DEVICE void ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
-                               int own, int other, const Distance& distance) {
+GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
+                                 int own, int other, const Distance& distance) {
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -318,6 +319,7 @@ GNOMON_DEVICE void ToDistances(float (&s)[kTiles][4], const Parameters& p, const
       if (is_near) near |= 1u << (4 * n + e);
     }
   }
+  uint32 anew = 0;
   for (int place = 0; near != 0; ++place, near >>= 1) {
     if ((near & 1) == 0) continue;
     const int mine = own + place % 4 / 2 * 8;
@@ -327,6 +329,7 @@ GNOMON_DEVICE void ToDistances(float (&s)[kTiles][4], const Parameters& p, const
     if (i >= p.queries) continue;
     const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
     if (j < p.low[row] || j >= p.high[row]) continue;
+    anew |= 1u << place;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
     float g = 0;
@@ -344,6 +347,7 @@ GNOMON_DEVICE void ToDistances(float (&s)[kTiles][4], const Parameters& p, const
       }
     }
   }
+  return anew;
 }
 GNOMON_DEVICE float SquaredDistance(const Query& q, const Key& k, float product, bool& is_near) {
   const float sum = q.norm + k.norm;
