@@ -70,9 +70,10 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (place != 4 * n + e || (near >> place & 1) == 0) continue;
-        weight = weights[n][e];
-        weights[n][e] = 0;
+        // By selecting: with branches the compiler may put what they change into memory.
+        const bool is_it = place == 4 * n + e && (near & 1u << (4 * n + e)) != 0;
+        weight = is_it ? weights[n][e] : weight;
+        weights[n][e] = is_it ? 0.0f : weights[n][e];
       }
     }
 #pragma unroll 1
@@ -81,20 +82,20 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
       // What is not seen may hold anything.
       if (w == 0) continue;
       const Int64 theirs = (other + place / 4 * 8 + 2 * n + place % 2) * others.stride;
+      const Int64 mine = (own + place % 4 / 2 * 8) * from.stride;
+      const bool is_first = place % 4 < 2;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (place % 4 / 2 != r) continue;
-        const Int64 mine = (own + 8 * r) * from.stride;
+      for (int d = 0; d < C::kColumns / 8; ++d) {
 #pragma unroll
-        for (int d = 0; d < C::kColumns / 8; ++d) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int column = first + 8 * d + 2 * (lane % 4) + c;
-            if (column >= columns) continue;
-            const float difference = LoadElement<C>(others.data, theirs + column) -
-                                     LoadElement<C>(from.data, mine + column);
-            out[d][2 * r + c] = Fma(w, difference, out[d][2 * r + c]);
-          }
+        for (int c = 0; c < 2; ++c) {
+          const int column = first + 8 * d + 2 * (lane % 4) + c;
+          if (column >= columns) continue;
+          const float difference = LoadElement<C>(others.data, theirs + column) -
+                                   LoadElement<C>(from.data, mine + column);
+          // As above.
+          const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
+          out[d][c] = is_first ? sum : out[d][c];
+          out[d][2 + c] = is_first ? out[d][2 + c] : sum;
         }
       }
     }
