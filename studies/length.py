@@ -159,9 +159,9 @@ STUDY = Study(
                 for n in (128, LONGEST, FURTHER)
             ),
             why=(
-                "ALiBi's slopes are fixed here. Alone, a learned HyPE bias does as ALiBi with "
-                "learned slopes does; RoPE with learned slopes was not run, so that what HyPE has "
-                "ahead may be the learning."
+                "ALiBi's slopes are fixed in `rope+alibi`. With learned ones it does as a learned "
+                "HyPE bias of the default `mu` does, alone and beside RoPE (the tables), so that it "
+                "is the learning that helps."
             ),
         ),
     ),
