@@ -160,8 +160,8 @@ STUDY = Study(
             ),
             why=(
                 "ALiBi's slopes are fixed in `rope+alibi`. With learned ones it does as a learned "
-                "HyPE bias of the default `mu` does, alone and beside RoPE (the tables), so that it "
-                "is the learning that helps."
+                "HyPE bias of the default `mu` does, alone and beside RoPE (the tables), so that "
+                "it is the learning that helps."
             ),
         ),
     ),
