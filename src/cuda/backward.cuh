@@ -56,13 +56,18 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
 // on, as far as there are `columns`.
 template <class C, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
-                                  uint32 near, const Head& from, int own, const Head& others,
-                                  int other, int first, int columns) {
+                                  uint32 near, const Array& own_tokens, const Array& tokens, int b,
+                                  int own_head, int head, int own, int other, int first,
+                                  int columns) {
   // The four lanes of a row have its columns, so that all of a warp go over what any has.
   uint32 any = near;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
-  const int lane = Thread() % 32;
+  if (any == 0) return;
+  // What is the same for all tiles is computed here: kept, it would take up registers.
+  const Head from = HeadOf<C>(own_tokens, b, Fresh(own_head));
+  const Head others = HeadOf<C>(tokens, b, Fresh(head));
+  const int lane = Fresh(Thread()) % 32;
   for (int place = 0; any != 0; ++place, any >>= 1) {
     if ((any & 1) == 0) continue;
     float weight = 0;
@@ -76,7 +81,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
         weights[n][e] = is_it ? 0.0f : weights[n][e];
       }
     }
-#pragma unroll 1
+#pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float w = Shuffle(weight, lane / 4 * 4 + n);
       // What is not seen may hold anything.
@@ -439,9 +444,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           differentiate_pairs(Whether<false>{});
         }
         if constexpr (IsDistance<F>()) {
-          AddDifferences<C>(dx, dp, near, from_x, rows[0],
-                            HeadOf<C>(kKeys ? p.x : p.y, b, kKeys ? h : key_head), start,
-                            first_column, p.dim);
+          AddDifferences<C>(dx, dp, near, kKeys ? p.y : p.x, kKeys ? p.x : p.y, b, own_head,
+                            kKeys ? h : key_head, rows[0], start, first_column, p.dim);
           // As the products take them.
 #pragma unroll
           for (int n = 0; n < C::kStep / 8; ++n) {
