@@ -33,6 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using models::Command;
+using models::Counted;
 using models::StrCat;
 using nlohmann::json;
 
@@ -372,7 +373,7 @@ int RunAll(Comparison* work) {
   Save(work, "running");
   CatchInterrupts();
   Progress progress;
-  progress.Note(StrCat(todo.size(), todo.size() == 1 ? " run of " : " runs of ",
+  progress.Note(StrCat(Counted(static_cast<int64_t>(todo.size()), "run"), " of ",
                        settings.training.steps, " steps on ", work->task->DescribeSize(),
                        work->data.empty() ? "" : " of ", work->data, ", into ",
                        work->folder.string()));

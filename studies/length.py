@@ -1,5 +1,7 @@
 """Which position is best at the training length, and which holds beyond it."""
 
+import dataclasses
+
 from study import Claim, Comparison, Contrast, Study
 
 POSITIONS = (
@@ -34,73 +36,76 @@ HYPE = "dot/rope+hype:tau=learned"
 ROPE = "dot/rope"
 
 
-PYTHON = ("scripts/python_text.py", "OUT")
-BOOKS_FROM = (
-    "files of github.com/mlschmitt/classic-books-markdown at 9448827: in `train` The Wealth of "
-    "Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, The "
-    "Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair, in `valid` "
-    "The Octopus, Ben-Hur and The Headless Horseman, in `test`, which is not read, three others"
+@dataclasses.dataclass(frozen=True)
+class Text:
+    name: str
+    title: str
+    data: str
+    made_by: tuple[str, ...] = ()
+    data_from: str = ""
+
+
+SHAKESPEARE = Text("shakespeare", "Shakespeare's plays", "tinyshakespeare")
+BOOKS = Text(
+    "books",
+    "Novels",
+    "classic-books",
+    data_from=(
+        "files of github.com/mlschmitt/classic-books-markdown at 9448827: in `train` The Wealth "
+        "of Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, "
+        "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair, in "
+        "`valid` The Octopus, Ben-Hur and The Headless Horseman, in `test`, which is not read, "
+        "three others"
+    ),
 )
+PYTHON = Text("python", "Python's sources", "python.txt", ("scripts/python_text.py", "OUT"))
 
 
 def comparison(
-    name: str,
-    title: str,
-    data: str,
+    text: Text,
+    positions: tuple[str, ...],
+    lengths: tuple[int, ...],
     seeds: int,
-    made_by: tuple[str, ...] = (),
-    data_from: str = "",
+    more: tuple[str, ...] = (),
 ) -> Comparison:
-    return Comparison(
-        name,
-        title,
-        data,
-        (
-            *("--position", ",".join(POSITIONS)),
-            *("--lengths", f"128,256,512,1024,{LONGEST}"),
-            *("--steps", "600"),
-            *("--seeds", str(seeds)),
-        ),
-        made_by,
-        data_from,
+    arguments = (
+        *("--position", ",".join(positions)),
+        *("--lengths", ",".join(map(str, lengths))),
+        *more,
+        *("--steps", "600"),
+        *("--seeds", str(seeds)),
     )
+    return Comparison(text.name, text.title, text.data, arguments, text.made_by, text.data_from)
 
 
-def further(
-    name: str, title: str, data: str, made_by: tuple[str, ...] = (), data_from: str = ""
-) -> Comparison:
-    return Comparison(
-        f"{name}-{FURTHER}",
-        f"{title}, up to {FURTHER}",
-        data,
-        (
-            *("--position", ",".join(BEST)),
-            *("--lengths", f"128,{LONGEST},{FURTHER}"),
-            # The last bytes of long windows are few.
-            *("--evaluation-bytes", "131072"),
-            *("--steps", "600"),
-            *("--seeds", "3"),
-        ),
-        made_by,
-        data_from,
+def beyond(text: Text, seeds: int) -> Comparison:
+    return comparison(text, POSITIONS, (128, 256, 512, 1024, LONGEST), seeds)
+
+
+def further(text: Text) -> Comparison:
+    named = dataclasses.replace(
+        text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, up to {FURTHER}"
     )
+    # The last bytes of long windows are few.
+    more = ("--evaluation-bytes", "131072")
+    return comparison(named, BEST, (128, LONGEST, FURTHER), 3, more)
 
 
 STUDY = Study(
     title="Beyond the training length",
     question=(
         "Small language models are trained on 128 bytes at a time and evaluated on up to "
-        f"{LONGEST}. Which position gives the lowest loss at the training length, and which "
-        "keeps it, or gains from the longer context, beyond? Nobody has evaluated HyPE; a first "
-        "look said that RoPE with a learned HyPE bias is at least as good as RoPE at the "
-        "training length and does not get worse beyond."
+        f"{LONGEST}, a few of them on up to {FURTHER}. Which position gives the lowest loss at "
+        "the training length, and which keeps it, or gains from the longer context, beyond? "
+        "Nobody has evaluated HyPE; a first look said that RoPE with a learned HyPE bias is at "
+        "least as good as RoPE at the training length and does not get worse beyond."
     ),
     comparisons=(
-        comparison("shakespeare", "Shakespeare's plays", "tinyshakespeare", 5),
-        comparison("books", "Novels", "classic-books", 3, data_from=BOOKS_FROM),
-        comparison("python", "Python's sources", "python.txt", 3, PYTHON),
-        further("books", "Novels", "classic-books", data_from=BOOKS_FROM),
-        further("python", "Python's sources", "python.txt", PYTHON),
+        beyond(SHAKESPEARE, 5),
+        beyond(BOOKS, 3),
+        beyond(PYTHON, 3),
+        further(BOOKS),
+        further(PYTHON),
     ),
     claims=(
         Claim(

@@ -60,8 +60,9 @@ class Reader {
   explicit Reader(const std::filesystem::path& path, bool has_tensors = true)
       : path_(path.string()) {
     std::error_code error;
-    if (std::filesystem::is_directory(path, error))
+    if (std::filesystem::is_directory(path, error)) {
       Fail("it is a folder (`gnomon data` makes one of other files)");
+    }
     if (IsDevice(path)) Fail("it is a device, not a file");
     std::ifstream in(path, std::ios::binary);
     if (!in) throw Error(StrCat("cannot read ", path_));

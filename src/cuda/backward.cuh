@@ -53,20 +53,19 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
 // Takes the pairs `near` (ToDistances) out of a tile's weights, and adds them to `out` as weights
 // times differences of tokens: in sums of weighted tokens, what these share would cancel. The
 // thread's pairs are those of rows `own` and own + 8; `out` has its columns of these, from `first`
-// on, as far as there are `columns`.
-template <class C, int kOutputs, int kTiles>
+// on. `kKeys`: its own are the keys.
+template <class C, bool kKeys, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
-                                  uint32 near, const Array& own_tokens, const Array& tokens, int b,
-                                  int own_head, int head, int own, int other, int first,
-                                  int columns) {
+                                  uint32 near, const Parameters& p, int b, int own_head, int head,
+                                  int own, int other, int first) {
   // The four lanes of a row have its columns, so that all of a warp go over what any has.
   uint32 any = near;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
   if (any == 0) return;
   // What is the same for all tiles is computed here: kept, it would take up registers.
-  const Head from = HeadOf<C>(own_tokens, b, Fresh(own_head));
-  const Head others = HeadOf<C>(tokens, b, Fresh(head));
+  const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
+  const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
   const int lane = Fresh(Thread()) % 32;
   for (int place = 0; any != 0; ++place, any >>= 1) {
     if ((any & 1) == 0) continue;
@@ -86,15 +85,15 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
       const float w = Shuffle(weight, lane / 4 * 4 + n);
       // What is not seen may hold anything.
       if (w == 0) continue;
-      const Int64 theirs = (other + place / 4 * 8 + 2 * n + place % 2) * others.stride;
-      const Int64 mine = (own + place % 4 / 2 * 8) * from.stride;
-      const bool is_first = place % 4 < 2;
+      const Int64 theirs = (other + 2 * n + ColumnOf(place)) * others.stride;
+      const Int64 mine = (own + RowOf(place)) * from.stride;
+      const bool is_first = RowOf(place) == 0;
 #pragma unroll
       for (int d = 0; d < C::kColumns / 8; ++d) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = first + 8 * d + 2 * (lane % 4) + c;
-          if (column >= columns) continue;
+          if (column >= p.dim) continue;
           const float difference = LoadElement<C>(others.data, theirs + column) -
                                    LoadElement<C>(from.data, mine + column);
           // As above.
@@ -444,8 +443,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           differentiate_pairs(Whether<false>{});
         }
         if constexpr (IsDistance<F>()) {
-          AddDifferences<C>(dx, dp, near, kKeys ? p.y : p.x, kKeys ? p.x : p.y, b, own_head,
-                            kKeys ? h : key_head, rows[0], start, first_column, p.dim);
+          AddDifferences<C, kKeys>(dx, dp, near, p, b, own_head, kKeys ? h : key_head, rows[0],
+                                   start, first_column);
           // As the products take them.
 #pragma unroll
           for (int n = 0; n < C::kStep / 8; ++n) {

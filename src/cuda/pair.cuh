@@ -300,6 +300,11 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   return s;
 }
 
+// Of the pairs of a thread in a tile that a word has bits for, 4 n + e for number e of tile n: how
+// far its row, and how far its column, is from that of the first.
+GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
+GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
+
 // Makes squared distances of a thread's products in a tile. distance(n, e, product, is_near) makes
 // one by norms, and says whether too few digits are left of it; norms that overflow leave none.
 // Those that queries see are computed anew by differences: few, so that it is done in a loop that
@@ -322,8 +327,8 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
   uint32 anew = 0;
   for (int place = 0; near != 0; ++place, near >>= 1) {
     if ((near & 1) == 0) continue;
-    const int mine = own + place % 4 / 2 * 8;
-    const int theirs = other + place / 4 * 8 + place % 2;
+    const int mine = own + RowOf(place);
+    const int theirs = other + ColumnOf(place);
     const int i = kKeys ? theirs : mine;
     const int j = kKeys ? mine : theirs;
     if (i >= p.queries) continue;
