@@ -7,11 +7,11 @@
 namespace gnomon::models {
 namespace {
 
-// At the least: a similarity may have one column of queries and keys, which are left out.
 double WeightBytes(const LanguageModelOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
-  const double layer = dim * (2 * dim + static_cast<double>(HiddenUnits(model) + model.mlp));
+  const double layer =
+      AttentionWeights(model) + dim * static_cast<double>(HiddenUnits(model) + model.mlp);
   const double embeddings =
       model.adaptive.empty()
           ? static_cast<double>(model.vocabulary) * dim
@@ -39,7 +39,7 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   // Of each layer the stream before its two branches, their normed inputs, the values and the
   // output of attention, and the MLP's units before and after their activation; at the end the
   // logits, their logarithms and the gradient.
-  const double numbers = depth * (6 * dim + units) + 3 * vocabulary;
+  const double numbers = depth * (5 * dim + ValueColumns(model) + units) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
   CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);
 }

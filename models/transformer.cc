@@ -114,6 +114,8 @@ nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
                                      const std::string& position) {
   return nn::MultiheadAttention(nn::MultiheadAttentionOptions(options.dim, options.heads)
                                     .similarity(options.similarity)
+                                    .kv_heads(options.kv_heads)
+                                    .qk_dim(options.qk_dim)
                                     .position(position)
                                     .bias(!options.no_bias)
                                     .max_length(options.max_length));

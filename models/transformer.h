@@ -35,7 +35,17 @@ namespace gnomon::models {
              "units by as many others",                                                          \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
   OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
-         .may_lack = true)
+         .may_lack = true)                                                                       \
+  OPTION(std::optional<int64_t>, kv_heads, std::nullopt,                                         \
+         .help =                                                                                 \
+             "Heads of keys and values, each of which --heads / --kv-heads heads of queries "    \
+             "share; default --heads",                                                           \
+         .lowest = 1, .shows_default = false, .may_lack = true)                                  \
+  OPTION(std::optional<int64_t>, qk_dim, std::nullopt,                                           \
+         .help =                                                                                 \
+             "Columns of one head's queries and keys; default --dim / --heads, as values have, " \
+             "or what the similarity takes",                                                     \
+         .lowest = 1, .shows_default = false, .may_lack = true)
 
 struct TransformerOptions {
   GNOMON_TRANSFORMER_SIZES(GNOMON_OPTION_MEMBER, 128, 4, 4, 512)
@@ -67,7 +77,26 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
 // The flags that the size of its weights is told by, and their values.
 template <class Model>
 std::string ModelFlags(const Model& model) {
-  return StrCat("--dim ", model.dim, ", --depth ", model.depth, " and --mlp ", model.mlp);
+  const std::string sizes = StrCat("--dim ", model.dim, ", --depth ", model.depth);
+  if (!model.qk_dim) return StrCat(sizes, " and --mlp ", model.mlp);
+  return StrCat(sizes, ", --mlp ", model.mlp, " and --qk-dim ", *model.qk_dim);
+}
+
+// How many columns the values have.
+template <class Model>
+double ValueColumns(const Model& model) {
+  const auto dim = static_cast<double>(model.dim);
+  return dim * static_cast<double>(model.kv_heads.value_or(model.heads)) /
+         static_cast<double>(model.heads);
+}
+
+// At the least: a similarity may have one column of queries and keys, which are left out unless
+// their columns are given.
+template <class Model>
+double AttentionWeights(const Model& model) {
+  const auto heads = static_cast<double>(model.heads + model.kv_heads.value_or(model.heads));
+  return static_cast<double>(model.dim) * (static_cast<double>(model.dim) + ValueColumns(model) +
+                                           heads * static_cast<double>(model.qk_dim.value_or(0)));
 }
 
 // Whether the MLP's hidden units are gated by as many others.

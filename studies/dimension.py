@@ -3,7 +3,9 @@
 from study import MNIST, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = ("dot", "penumbral", "umbral", "hyperbolic:model=ball", "entailment")
-DIMENSIONS = (2, 4, 8, 16)
+DIMENSIONS = (2, 4, 8, 16, 64)
+# Of one head's queries and keys, where the values keep theirs.
+COLUMNS = (4, 16, 64)
 
 
 def hierarchy(dim: int) -> Comparison:
@@ -23,17 +25,18 @@ def hierarchy(dim: int) -> Comparison:
     )
 
 
-def images(heads: int) -> Comparison:
+def images(columns: int) -> Comparison:
     return Comparison(
-        f"images-{64 // heads}",
-        f"MNIST with head_dim {64 // heads}",
+        f"images-{columns}",
+        f"MNIST with qk_dim {columns}",
         "mnist.safetensors",
         (
             *("--task", "images"),
             *("--similarity", "dot,penumbral,umbral"),
             *("--position", "learned"),
             *("--dim", "64"),
-            *("--heads", str(heads)),
+            *("--heads", "4"),
+            *("--qk-dim", str(columns)),
             *("--steps", "600"),
             *("--seeds", "5"),
         ),
@@ -41,10 +44,10 @@ def images(heads: int) -> Comparison:
     )
 
 
-def translation(heads: int) -> Comparison:
+def translation(columns: int) -> Comparison:
     return Comparison(
-        f"translation-{128 // heads}",
-        f"Multi30k with head_dim {128 // heads}",
+        f"translation-{columns}",
+        f"Multi30k with qk_dim {columns}",
         "multi30k",
         (
             *("--task", "translation"),
@@ -55,7 +58,8 @@ def translation(heads: int) -> Comparison:
             *("--vocabulary", "4000"),
             *("--dim", "128"),
             *("--depth", "2"),
-            *("--heads", str(heads)),
+            *("--heads", "4"),
+            *("--qk-dim", str(columns)),
             *("--learning-rate", "0.002"),
             *("--steps", "600"),
             *("--seeds", "3"),
@@ -72,8 +76,8 @@ STUDY = Study(
     ),
     comparisons=(
         *map(hierarchy, DIMENSIONS),
-        *map(images, (16, 4, 1)),
-        *map(translation, (32, 8, 2)),
+        *map(images, COLUMNS),
+        *map(translation, COLUMNS),
     ),
     claims=(
         Claim(

@@ -33,6 +33,7 @@ BEST = (
 )
 FURTHER = 8192
 HYPE = "dot/rope+hype:tau=learned"
+HYPE_WITH_MU = "dot/rope+hype:tau=learned:mu=learned"
 ROPE = "dot/rope"
 
 
@@ -132,7 +133,11 @@ STUDY = Study(
         ),
         Claim(
             "A forget gate beside RoPE is better than a learned HyPE bias beside it.",
-            tuple(Contrast("dot/rope+forget", n, HYPE, n) for n in (128, LONGEST, FURTHER)),
+            tuple(
+                Contrast("dot/rope+forget", n, other, n)
+                for other in (HYPE, HYPE_WITH_MU)
+                for n in (128, LONGEST, FURTHER)
+            ),
         ),
         Claim(
             "A learned HyPE bias alone is as good as ALiBi and KERPLE.",
@@ -147,6 +152,10 @@ STUDY = Study(
                 "the learning that helps against ALiBi's fixed slopes. Against KERPLE the loss is "
                 "higher by 0.004 to 0.017 on each text, which these seeds cannot tell from chance."
             ),
+        ),
+        Claim(
+            "Beside RoPE, learning HyPE's mu, too, is better than learning tau alone.",
+            tuple(Contrast(HYPE_WITH_MU, n, HYPE, n) for n in (128, LONGEST, FURTHER)),
         ),
         Claim(
             "Learning tau and mu is better than the fixed bias.",

@@ -177,9 +177,9 @@ class DiffusionTask final : public Task {
     CheckMemoryHolds(ModelFlags(model_), fixed);
     // Of each layer the stream before its two branches, their modulated inputs, the values and the
     // output of attention, and the MLP's units before and after their activation.
-    const double numbers =
-        static_cast<double>(model_.depth) * (6 * static_cast<double>(model_.dim) +
-                                             static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    const double numbers = static_cast<double>(model_.depth) *
+                           (5 * static_cast<double>(model_.dim) + ValueColumns(model_) +
+                            static_cast<double>(HiddenUnits(model_) + model_.mlp));
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
@@ -309,11 +309,11 @@ class DiffusionTask final : public Task {
     VisionTransformerImpl* model = nullptr;
   };
 
-  // At the least: queries and keys are left out, which a similarity may have one column of.
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
-    // Values, outputs, six parts of the modulation, and the MLP.
-    const double layer = dim * (8 * dim + static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    // Beside attention six parts of the modulation, and the MLP.
+    const double layer = AttentionWeights(model_) +
+                         dim * (6 * dim + static_cast<double>(HiddenUnits(model_) + model_.mlp));
     return sizeof(float) *
            (static_cast<double>(model_.classes) * dim + static_cast<double>(model_.depth) * layer);
   }

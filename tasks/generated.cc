@@ -229,8 +229,8 @@ void GeneratedTask::CheckLongest() const {
     throw Error(StrCat("--lengths: ", length, " is beyond ", problem().name, " of ", symbols(),
                        " symbols, which ends at ", most));
   }
-  // The stream, queries, keys, values and hidden units of one layer.
-  const auto numbers = static_cast<double>(5 * model_.dim + model_.mlp);
+  // The stream, the values, the output of attention and the hidden units of one layer.
+  const double numbers = static_cast<double>(2 * model_.dim + model_.mlp) + ValueColumns(model_);
   CheckMemoryHolds(StrCat("--lengths ", length),
                    sizeof(float) * numbers * static_cast<double>(Read(length)));
 }

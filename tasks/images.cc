@@ -84,14 +84,13 @@ json SizeName(const std::vector<int64_t>& size) {
   return is_even ? json(size[0]) : json(SizesText(size));
 }
 
-// At the least: a similarity may have one column of queries and keys, which are left out.
 double WeightBytes(const VisionTransformerOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   double pixels = static_cast<double>(model.channels);
   if (model.stem == "patches") {
     pixels *= std::pow(static_cast<double>(model.patch), static_cast<double>(model.size.size()));
   }
-  const double layer = 2 * dim * (dim + static_cast<double>(model.mlp));
+  const double layer = AttentionWeights(model) + 2 * dim * static_cast<double>(model.mlp);
   return sizeof(float) * (dim * (pixels + static_cast<double>(model.classes)) +
                           static_cast<double>(model.depth) * layer);
 }
@@ -167,9 +166,9 @@ class ImageTask : public Task {
     CheckMemoryHolds(ModelFlags(model_), fixed);
     // Of each layer the stream before its two branches, their normed inputs, the values and the
     // output of attention, and the MLP's units before and after gelu.
-    const double numbers =
-        static_cast<double>(model_.depth) *
-        (6 * static_cast<double>(model_.dim) + 2 * static_cast<double>(model_.mlp));
+    const double numbers = static_cast<double>(model_.depth) *
+                           (5 * static_cast<double>(model_.dim) + ValueColumns(model_) +
+                            2 * static_cast<double>(model_.mlp));
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
     CheckMemoryHolds(StepFlags(Command::kTrain, training),

@@ -175,12 +175,12 @@ torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels
                                                   .label_smoothing(label_smoothing));
 }
 
-// At the least: a similarity may have one column of queries and keys, which are left out.
 double WeightBytes(const Seq2SeqOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
   const auto mlp = static_cast<double>(model.mlp);
-  const double layer = 2 * dim * (dim + mlp) + 2 * dim * (2 * dim + mlp);
+  // Of a layer of the encoder and one of the decoder, which has attention twice.
+  const double layer = 3 * AttentionWeights(model) + 4 * dim * mlp;
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
 
@@ -348,8 +348,9 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
   // Of each layer the stream before its branches, their normed inputs, the values and the output of
   // attention, and the MLP's units before and after gelu; at the end the logits, their logarithms
   // and the gradient.
-  const double source = depth * (6 * dim + 2 * mlp);
-  const double target = depth * (10 * dim + 2 * mlp) + 3 * vocabulary;
+  const double values = ValueColumns(model_);
+  const double source = depth * (5 * dim + values + 2 * mlp);
+  const double target = depth * (8 * dim + 2 * values + 2 * mlp) + 3 * vocabulary;
   // A sentence has a token and its end at the least.
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
   CheckMemoryHolds(StepFlags(Command::kTrain, training),

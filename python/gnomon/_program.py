@@ -22,7 +22,7 @@ def library() -> ctypes.CDLL:
 class Option:
     """An option of the program: its name in files, what it takes, its default and its range.
 
-    choices is empty where any text will do.
+    choices is empty where any text will do. A default of None may be given, too.
     """
 
     key: str
@@ -38,6 +38,8 @@ class Option:
 
         ``of`` says what holds the option: "run" of an option is "steps of run".
         """
+        if value is None and self.default is None:
+            return None
         name = f"{self.key} of {of}" if of else self.key
         if self.kind == "text":
             check_string(operator, name, value)

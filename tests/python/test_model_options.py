@@ -5,7 +5,9 @@ import json
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from test_cli import refused, succeed
+from test_devices import FILE, TASKS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gnomon.models import LanguageModel, LanguageModelCache, load_checkpoint, save_checkpoint
@@ -35,6 +37,9 @@ MODELS = [
     ["--activation", "swiglu"],
     ["--activation", "geglu", "--no-bias"],
     ["--activation", "relu", "--norm", "rms", "--no-bias"],
+    ["--kv-heads", 1, "--position", "rope+alibi:slopes=learned"],
+    ["--qk-dim", 2, "--similarity", "penumbral", "--position", "relative"],
+    ["--qk-dim", 14, "--kv-heads", 1, "--position", "transformer_xl"],
 ]
 
 
@@ -55,7 +60,9 @@ def loss_of(model):
 
 
 @pytest.mark.parametrize(
-    "options", [*(["--position", position] for position in POSITIONS), *MODELS], ids=" ".join
+    "options",
+    [*(["--position", position] for position in POSITIONS), *MODELS],
+    ids=lambda options: " ".join(map(str, options)),
 )
 def test_the_program_and_python_have_the_same_model(folder, tmp_path, options):
     run = tmp_path / "run"
@@ -94,16 +101,17 @@ def test_the_program_and_python_have_the_same_model(folder, tmp_path, options):
             )
             for no in ([], ["--no-cache"])
         )
-        if "learned" not in " ".join(options)
+        if "learned+" not in " ".join(map(str, options))
         else ("", "")
     )
     assert with_cache == without
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kv_heads": 1, "qk_dim": 10}], ids=["even", "grouped"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_no_token_sees_a_later_one(position):
+def test_no_token_sees_a_later_one(position, sizes):
     torch.manual_seed(0)
-    model = LanguageModel(40, 16, 3, 2, 24, position=position, max_length=LENGTH).eval()
+    model = LanguageModel(40, 16, 3, 2, 24, position=position, max_length=LENGTH, **sizes).eval()
     tokens = torch.randint(40, (2, LENGTH))
     with torch.no_grad():
         expected = model(tokens)
@@ -130,14 +138,16 @@ def test_a_pattern_repeats_over_the_layers():
     assert model.options["position"] == "learned+rope;alibi;none"
 
 
+@pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("bias", ["", "+sink"])
-def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias):
+def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
     """transformers' Llama, whose embeddings are not scaled and have no tied output."""
     torch.manual_seed(1)
     dim, depth, heads, mlp = 32, 3, 4, 40
     ours = LanguageModel(
         50, dim, depth, heads, mlp,
         position="rope:layout=half", norm="rms", activation="swiglu", no_bias=True,
+        kv_heads=kv_heads,
     ).eval()  # fmt: skip
     theirs = LlamaForCausalLM(
         LlamaConfig(
@@ -146,7 +156,7 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias):
             intermediate_size=mlp,
             num_hidden_layers=depth,
             num_attention_heads=heads,
-            num_key_value_heads=heads,
+            num_key_value_heads=kv_heads or heads,
             tie_word_embeddings=False,
             rms_norm_eps=1e-6,
             attn_implementation="eager",
@@ -191,6 +201,11 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias):
         (["--activation", "tanh"], "'tanh', expected gelu, relu, swiglu, geglu"),
         (["--position", "rope;sinusoidal"], "'sinusoidal' is added to embeddings"),
         (["--position", "rope;;none"], "position"),
+        (["--kv-heads", "3"], "kv_heads is 3; expected a divisor of num_heads = 4"),
+        (["--kv-heads", "0"], "--kv-heads is 0, expected an integer from 1"),
+        (["--qk-dim", "3", "--position", "rope"], "3"),
+        (["--qk-dim", "2", "--similarity", "additive"], "qk_dim is 2; additive has 1"),
+        (["--qk-dim", "100000000000"], "--qk-dim 100000000000"),
         (["--position", "rope;nope"], "nope"),
     ],
 )
@@ -201,11 +216,45 @@ def test_wrong_options_are_one_line(folder, options, message):
     assert not (folder / "bad").exists()
 
 
+TRANSFORMERS = [task for task in TASKS if task not in ("graphs", "hierarchy")]
+
+
+@pytest.mark.parametrize("task", TRANSFORMERS)
+def test_every_transformer_groups_heads_and_sizes_them(task, tmp_path):
+    sample = TASKS[task]
+    sample.make(tmp_path)
+    words = ["--task", task, *sample.words, *sample.training]
+    sizes = ["--kv-heads", 1, "--qk-dim", 6]
+    succeed("train", *words, *sizes, "--steps", 2, "--out", "run", cwd=tmp_path)
+    weights = load_file(tmp_path / "run" / FILE)
+    shapes = {
+        (name.split(".")[-2], array.shape)
+        for name, array in weights.items()
+        if name.endswith("proj.weight")
+    }
+    assert shapes == {
+        ("q_proj", (12, 16)),
+        ("k_proj", (6, 16)),
+        ("v_proj", (8, 16)),
+        ("out_proj", (16, 16)),
+    }
+    succeed("eval", "--model", "run", cwd=tmp_path)
+    # By default all heads have keys and values of dim / heads columns.
+    for given, out in (([], "even"), (["--kv-heads", 2, "--qk-dim", 8], "said")):
+        succeed("train", *words, *given, "--steps", 2, "--out", out, cwd=tmp_path)
+    even, said = (load_file(tmp_path / out / FILE) for out in ("even", "said"))
+    assert even.keys() == said.keys()
+    assert all((even[name] == said[name]).all() for name in even)
+
+
 def test_wrong_options_in_python():
     for options, message in (
         ({"norm": "batch"}, "norm is 'batch'; expected one of layer, rms"),
         ({"activation": 3}, "activation"),
         ({"no_bias": "yes"}, "no_bias"),
+        ({"kv_heads": 0}, "kv_heads is 0; expected at least 1"),
+        ({"kv_heads": 3}, "kv_heads is 3; expected a divisor"),
+        ({"qk_dim": "4"}, "qk_dim"),
         ({"position": "rope;learned"}, "'learned' is added to embeddings"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):

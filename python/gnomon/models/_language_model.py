@@ -37,6 +37,8 @@ class _TransformerBlock(torch.nn.Module):
         self.attention = MultiheadAttention(
             dim,
             options["heads"],
+            options["kv_heads"],
+            options["qk_dim"],
             similarity=options["similarity"],
             position=attention_position(position),
             bias=bias,
@@ -130,6 +132,9 @@ class LanguageModel(torch.nn.Module):
             a quarter of the columns of the one before, in embeddings and softmax (Baevski and Auli
             2019; Grave et al. 2017). Tokens must then be sorted by falling frequency. By default
             all tokens have dim columns.
+        kv_heads: heads of keys and values, a divisor of heads; as many by default.
+        qk_dim: columns of one head's queries and keys; by default dim / heads, as values have, or
+            the only number that the similarity takes.
     """
 
     def __init__(
@@ -147,6 +152,8 @@ class LanguageModel(torch.nn.Module):
         activation: str = "gelu",
         no_bias: bool = False,
         adaptive: Sequence[int] = (),
+        kv_heads: int | None = None,
+        qk_dim: int | None = None,
     ) -> None:
         super().__init__()
         similarity, position = _to_specs(similarity, position)
@@ -166,6 +173,8 @@ class LanguageModel(torch.nn.Module):
                 "activation": activation,
                 "no_bias": no_bias,
                 "adaptive": adaptive,
+                "kv_heads": kv_heads,
+                "qk_dim": qk_dim,
             }
         )
         self.embedding: torch.nn.Embedding | AdaptiveEmbedding
@@ -205,8 +214,7 @@ class LanguageModel(torch.nn.Module):
         }
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
-        return f"LanguageModel({given})"
+        return f"LanguageModel({self.extra_repr()})"
 
     def layer_inputs(
         self,
@@ -425,7 +433,9 @@ class LanguageModel(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for print()."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return ", ".join(
+            f"{name}={value!r}" for name, value in self._options.items() if value is not None
+        )
 
 
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
