@@ -77,6 +77,20 @@ void RefuseEmptyWords(const CLI::App& app) {
   }
 }
 
+// CLI11's own message has the words in reverse, and does not say that options are a task's.
+[[noreturn]] void RefuseExtras(const CLI::App& app, const models::Task& task) {
+  const std::vector<std::string> words = app.remaining(/*recurse=*/true);
+  std::string help = "--help";
+  for (const CLI::App* command : app.get_subcommands()) {
+    if (command->get_option_no_throw("--task") != nullptr) {
+      help = StrCat("--task ", task.name(), " ", help);
+    }
+    help = StrCat(command->get_name(), " ", help);
+  }
+  throw Error(StrCat("The following ", words.size() == 1 ? "argument was" : "arguments were",
+                     " not expected: ", models::Join(words, " "), " (see ", help, ")"));
+}
+
 // Of a command that may do without, there is only what says something about it.
 void CheckWorkingFolder(const CLI::App& command) {
   if (!working_folder_is_deleted || command.get_name() == "list") return;
@@ -197,6 +211,8 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       } catch (const CLI::Success& asked) {
         action = [&app, &processes, asked] { return processes->rank() == 0 ? app.exit(asked) : 0; };
         return;
+      } catch (const CLI::ExtrasError&) {
+        RefuseExtras(app, *task);
       }
       RefuseEmptyWords(app);
       if (action == nullptr) throw Error("no command given (--help lists them)");

@@ -29,9 +29,11 @@ constexpr uint64_t kLongestHeader = 100'000'000;
 struct NamedType {
   const char* name;
   torch::ScalarType type;
+  // What it becomes: Torch has hardly an operator for wide unsigned numbers.
+  torch::ScalarType read_as = type;
 };
 
-constexpr std::array<NamedType, 10> kTypes = {{{"F64", torch::kDouble},
+constexpr std::array<NamedType, 13> kTypes = {{{"F64", torch::kDouble},
                                                {"F32", torch::kFloat},
                                                {"F16", torch::kHalf},
                                                {"BF16", torch::kBFloat16},
@@ -39,6 +41,9 @@ constexpr std::array<NamedType, 10> kTypes = {{{"F64", torch::kDouble},
                                                {"I32", torch::kInt},
                                                {"I16", torch::kShort},
                                                {"I8", torch::kChar},
+                                               {"U64", torch::kUInt64, torch::kLong},
+                                               {"U32", torch::kUInt32, torch::kLong},
+                                               {"U16", torch::kUInt16, torch::kInt},
                                                {"U8", torch::kByte},
                                                {"BOOL", torch::kBool}}};
 
@@ -165,7 +170,11 @@ class Reader {
     const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const NamedType& known) {
       return dtype.is_string() && dtype.get_ref<const std::string&>() == known.name;
     });
-    if (type == kTypes.end()) fail(StrCat("has the unknown dtype ", Quote(dtype)));
+    if (type == kTypes.end()) {
+      std::vector<std::string> names;
+      for (const NamedType& known : kTypes) names.emplace_back(known.name);
+      fail(StrCat("has the unknown dtype ", Quote(dtype), ", expected one of ", Join(names, ", ")));
+    }
     const json& shape = entry["shape"];
     const json& offsets = entry["data_offsets"];
     if (!IsNaturals(shape)) fail("has a shape that is not a list of natural numbers");
@@ -195,6 +204,9 @@ class Reader {
     torch::Tensor tensor = torch::empty(sizes, type->type);
     if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), bytes_.data() + data_ + begin, bytes);
     spans->emplace_back(begin, end);
+    if (type->read_as == type->type) return tensor;
+    tensor = tensor.to(type->read_as);
+    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0) fail("has numbers beyond 2^63 - 1");
     return tensor;
   }
 

@@ -194,6 +194,8 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
         ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], the first []"),
         ("x.txt", b"1\n2 x\n", "line 2 is not of numbers"),
         ("x.txt", b"1\n\n2\n", "line 2 is not of numbers"),
+        ("x.txt", b"1\n2\n99999999999999999999\n", "line 3 has a number beyond 64 bits"),
+        ("x.csv", b"1,2\n3,-99999999999999999999\n", "line 2 has a number beyond 64 bits"),
         ("x.txt", b"\xff", "byte 0 is not UTF-8"),
         ("x.wav", wav(np.arange(9), 2)[:-3], "is not whole"),
         ("x.wav", b"RIFF", "is no whole .wav"),
@@ -213,6 +215,49 @@ def test_wrong_files_are_one_line_with_the_file_and_the_place(
     assert line.startswith(f"gnomon: data: {path}")
     assert part in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "written"),
+    [
+        ("uint8", "uint8"), ("uint16", "int32"), ("uint32", "int64"), ("uint64", "int64"),
+        (">u2", "int32"), (">u8", "int64"), ("int8", "int8"), ("int16", "int16"),
+        ("int32", "int32"), ("bool", "bool"), ("float16", "float16"), (">f8", "float64"),
+    ],
+)  # fmt: skip
+def test_numbers_of_any_kind(tmp_path, capsys, dtype, written):
+    kind = np.dtype(dtype)
+    top = 2 if kind.kind in "bf" else min(int(np.iinfo(kind).max), 2**63 - 1)
+    array = np.array([[0, 1, top]], object).astype(kind)
+    np.save(tmp_path / "x.npy", array)
+    assert main([str(tmp_path / "out"), f"train.x={tmp_path / 'x.npy'}"]) == 0
+    assert capsys.readouterr().out == f"train.x: {written}, 1 x 3\n"
+    stored = load_file(tmp_path / "out")["train.x"]
+    assert stored.dtype == written
+    np.testing.assert_array_equal(stored, array)
+
+
+@pytest.mark.parametrize(
+    ("array", "part"),
+    [
+        (np.array([1j]), "train.x is of complex128; expected real numbers of 64 bits or less"),
+        (np.array([1], np.longdouble), "train.x is of float128; expected real numbers"),
+        (np.array(["a"]), "train.x is of <U1; expected real numbers"),
+        (np.array(["2026-01-01"], "M8[D]"), "train.x is of datetime64[D]; expected real numbers"),
+        (np.array([2**63], np.uint64), "train.x has 9223372036854775808; expected at most 2^63"),
+    ],
+)
+def test_numbers_that_no_file_holds(tmp_path, capsys, array, part):
+    for name in ("x.npy", "x.npz:k"):
+        (np.save if name == "x.npy" else lambda path, x: np.savez(path, k=x))(
+            tmp_path / name.partition(":")[0], array
+        )
+        with pytest.raises(SystemExit) as stopped:
+            main([str(tmp_path / "out"), f"train.x={tmp_path / name}"])
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert part in line
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,11 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         (["--qk-dim", "2", "--similarity", "additive"], "qk_dim is 2; additive has 1"),
         (["--qk-dim", "100000000000"], "--qk-dim 100000000000"),
         (["--position", "rope;nope"], "nope"),
+        (
+            ["--task", "graphs", "--kv-heads", "1"],
+            "arguments were not expected: --kv-heads 1 (see train --task graphs --help)",
+        ),
+        (["stray"], "argument was not expected: stray (see train --task text --help)"),
     ],
 )
 def test_wrong_options_are_one_line(folder, options, message):

@@ -109,9 +109,11 @@ def record(task, **fields):
                 combination("dot", "none", "dot product", "no position"),
             ],
             "seeds": [0, 1, 2],
-            "model": {"dim": 8, "patch": 4},
+            "model": {"dim": 8, "kv_heads": None, "adaptive": [], "patch": 4},
             "training": {"steps": 3, "learning_rate": 0.002, "novel_option": 7},
             "sizes": [28, 36],
+            "evaluation_examples": None,
+            "problem": {"problem": "copy", "symbols": 2},
         },
     } | fields
 
@@ -141,7 +143,8 @@ def test_any_task_is_reported(values):
         f"trained at size {values[0]} on the same data",
         "patch 4",
         "images 60,000",
-        "sizes 28 36",
+        "dim 8, patch 4",
+        "sizes 28 36, problem copy, symbols 2<",
         # What the report was never told of.
         "learning rate 0.002, novel option 7",
     ):

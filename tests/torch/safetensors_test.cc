@@ -93,6 +93,31 @@ TEST_F(SafeTensorsTest, ReadsAFileWrittenByHand) {
   EXPECT_TRUE(torch::equal(read.tensors.at("x"), torch::ones({2, 2}, torch::kByte)));
 }
 
+TEST_F(SafeTensorsTest, UnsignedNumbersGetASign) {
+  Write(R"({"x":{"dtype":"U64","shape":[1],"data_offsets":[0,8]},)"
+        R"("y":{"dtype":"U32","shape":[1],"data_offsets":[8,12]},)"
+        R"("z":{"dtype":"U16","shape":[2],"data_offsets":[12,16]}})",
+        16);
+  const SafeTensors read = ReadSafeTensors(path_);
+  EXPECT_TRUE(torch::equal(read.tensors.at("x"), torch::tensor({0x0101010101010101})));
+  EXPECT_TRUE(torch::equal(read.tensors.at("y"), torch::tensor({0x01010101}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(read.tensors.at("z"), torch::tensor({257, 257}, torch::kInt)));
+  // The largest of each, which are negative where the sign's bit is taken for one.
+  const std::string header = R"({"y":{"dtype":"U32","shape":[1],"data_offsets":[0,4]},)"
+                             R"("z":{"dtype":"U16","shape":[2],"data_offsets":[4,8]}})";
+  const uint64_t length = header.size();
+  WriteBytes(std::string(reinterpret_cast<const char*>(&length), 8) + header +
+             std::string(8, '\xff'));
+  const SafeTensors largest = ReadSafeTensors(path_);
+  EXPECT_TRUE(torch::equal(largest.tensors.at("y"), torch::tensor({0xffffffffL})));
+  EXPECT_TRUE(torch::equal(largest.tensors.at("z"), torch::tensor({65535, 65535}, torch::kInt)));
+  const std::string beyond = R"({"x":{"dtype":"U64","shape":[1],"data_offsets":[0,8]}} )";
+  const uint64_t size = beyond.size();
+  WriteBytes(std::string(reinterpret_cast<const char*>(&size), 8) + beyond +
+             std::string(8, '\xff'));
+  EXPECT_NE(ErrorOfReading().find("'x' has numbers beyond 2^63 - 1"), std::string::npos);
+}
+
 TEST_F(SafeTensorsTest, HostileHeaders) {
   const auto tensor = [](const std::string& dtype, const std::string& shape,
                          const std::string& offsets) {

@@ -117,23 +117,37 @@ def shared_labels(
 _MARK = {"made_by": "gnomon data"}
 
 
-def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> None:
-    """Writes arrays called PART.NAME as one file of safetensors.
+#: What is stored of a kind of wide numbers that Torch hardly has an operator for.
+_SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+
+
+def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> Arrays:
+    """Writes arrays called PART.NAME as one file of safetensors, and returns what it holds.
+
+    Unsigned integers of 16 bits become signed ones of 32, wider ones of 64.
 
     Raises:
-        ValueError: a dtype that the format does not have.
+        ValueError: numbers of a dtype that the file cannot hold, or beyond 64 bits with a sign.
         OSError: the file cannot be written.
     """
+    written: Arrays = {}
     tensors = {}
     for name, array in arrays.items():
-        native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        try:
-            # Torch warns of arrays that are views of a file's bytes.
-            own = np.require(native, requirements=["C", "W"])
-            tensors[name] = torch.from_numpy(own).reshape(array.shape)
-        except TypeError as error:
-            raise ValueError(f"{name} is of {array.dtype}; expected numbers") from error
+        dtype = array.dtype.newbyteorder("=")
+        if (signed := _SIGNED.get(dtype.name)) is not None:
+            if array.size > 0 and array.max() > np.iinfo(signed).max:
+                raise ValueError(f"{name} has {array.max()}; expected at most 2^63 - 1")
+            dtype = np.dtype(signed)
+        if dtype.kind not in "iufb" or dtype.itemsize > 8:
+            raise ValueError(
+                f"{name} is of {array.dtype}; expected real numbers of 64 bits or less"
+            )
+        written[name] = array.astype(dtype, copy=False)
+        # Torch warns of arrays that are views of a file's bytes.
+        own = np.require(written[name], requirements=["C", "W"])
+        tensors[name] = torch.from_numpy(own).reshape(array.shape)
     _safetensors.write(path, tensors, _MARK)
+    return written
 
 
 def is_data(path: pathlib.Path) -> bool:

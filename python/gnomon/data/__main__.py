@@ -85,12 +85,12 @@ def _main(arguments: list[str]) -> int:
         reads.append(read)
     arrays |= shared_labels(reads)
     try:
-        write(options.out, arrays)
+        written = write(options.out, arrays)
     except ValueError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"cannot write {options.out}: {error.strerror}")
-    _print_arrays(arrays)
+    _print_arrays(written)
     return 0
 
 

@@ -116,9 +116,12 @@ def read_table(content: bytes) -> list[Array]:
         words = re.split(r"[,;\s]+", line.strip())
         try:
             is_whole = all(re.fullmatch(r"[+-]?\d+", word) for word in words)
-            rows.append(np.array([int(w) if is_whole else float(w) for w in words]))
-        except (ValueError, OverflowError) as error:
+            row = np.array(words, np.int64) if is_whole else np.array([float(w) for w in words])
+        except OverflowError as error:
+            raise WrongFileError(f"line {number} has a number beyond 64 bits") from error
+        except ValueError as error:
             raise WrongFileError(f"line {number} is not of numbers") from error
+        rows.append(row)
     # A column is an array of one axis.
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
 

@@ -7,6 +7,7 @@ import html
 import io
 import pathlib
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
@@ -159,15 +160,22 @@ REPLACED = ("similarity", "position", "seed", "max_length")
 
 def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Options by their names: "batch 16, learning rate 0.002"."""
-    parts = []
+    return html.escape(", ".join(_parts(options, without)))
+
+
+def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
+    """Each of them; what is not given is left out, and objects are their fields."""
     for name, value in options.items():
-        if name not in without:
-            if isinstance(value, list):
-                shown = " ".join(map(str, value))
-            else:
-                shown = f"{value:g}" if isinstance(value, float) else str(value)
-            parts.append(f"{name.replace('_', ' ')} {shown}")
-    return html.escape(", ".join(parts))
+        if name in without or value is None or value in ("", []):
+            continue
+        if isinstance(value, dict):
+            yield from _parts(value, without)
+            continue
+        if isinstance(value, list):
+            shown = " ".join(map(str, value))
+        else:
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+        yield f"{name.replace('_', ' ')} {shown}"
 
 
 def _describe_data(record: dict[str, Any]) -> str:
@@ -175,7 +183,7 @@ def _describe_data(record: dict[str, Any]) -> str:
     shown = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in record.items()
-        if value is not None and name not in {"sha256", "path"}
+        if name not in {"sha256", "path"}
     }
     return _describe(shown)
 
