@@ -226,7 +226,7 @@ class DiffusionTask final : public Task {
     return {{"data", data}};
   }
   std::string DescribeSize() const override {
-    return StrCat(data_.train.count(), " images of ", SizesText(model_.size), " and ",
+    return StrCat(Counted(data_.train.count(), "image"), " of ", SizesText(model_.size), " and ",
                   model_.classes, " classes");
   }
 

@@ -500,7 +500,7 @@ void MusicLearner::Generate(const Output& output) {
   const PianoRoll roll =
       Continue(ParseSteps(options.prompt), options.sampling, options.tokens, output.proceed);
   WriteFileAtomically(output.path, {MidiFile(roll, options.steps_per_quarter, options.tempo)});
-  output.print(StrCat(roll.size(), " steps, ", output.path, "\n"));
+  output.print(StrCat(Counted(std::ssize(roll), "step"), ", ", output.path, "\n"));
 }
 
 // (height, width, 3) bytes: a row for each pitch from the lowest to the highest, the highest on
