@@ -10,13 +10,11 @@ namespace {
 double WeightBytes(const LanguageModelOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
-  const double layer =
-      AttentionWeights(model) + dim * static_cast<double>(HiddenUnits(model) + model.mlp);
   const double embeddings =
       model.adaptive.empty()
           ? static_cast<double>(model.vocabulary) * dim
           : AdaptiveEmbeddingImpl::CountWeights(model.vocabulary, model.dim, model.adaptive);
-  return sizeof(float) * (embeddings + layers * layer);
+  return sizeof(float) * (embeddings + layers * LayerWeights(model));
 }
 
 }  // namespace
@@ -30,16 +28,12 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   // Weights, gradients and two moments.
   const double fixed = 4 * WeightBytes(model);
   CheckMemoryHolds(ModelFlags(model), fixed);
-  const auto dim = static_cast<double>(model.dim);
   const auto depth = static_cast<double>(model.depth);
-  const auto units = static_cast<double>(HiddenUnits(model) + model.mlp);
   // Logits of all tokens, or of those of the head, which all rows have.
   const auto vocabulary =
       static_cast<double>(model.adaptive.empty() ? model.vocabulary : model.adaptive[0]);
-  // Of each layer the stream before its two branches, their normed inputs, the values and the
-  // output of attention, and the MLP's units before and after their activation; at the end the
-  // logits, their logarithms and the gradient.
-  const double numbers = depth * (5 * dim + ValueColumns(model) + units) + 3 * vocabulary;
+  // At the end the logits, their logarithms and the gradient.
+  const double numbers = depth * LayerNumbers(model) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
   CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);
 }

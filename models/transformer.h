@@ -82,6 +82,15 @@ std::string ModelFlags(const Model& model) {
   return StrCat(sizes, ", --mlp ", model.mlp, " and --qk-dim ", *model.qk_dim);
 }
 
+// Whether the MLP's hidden units are gated by as many others.
+bool IsGated(const std::string& activation);
+
+// What the MLP's first map makes.
+template <class Model>
+int64_t HiddenUnits(const Model& model) {
+  return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
+}
+
 // How many columns the values have.
 template <class Model>
 double ValueColumns(const Model& model) {
@@ -99,13 +108,20 @@ double AttentionWeights(const Model& model) {
                                            heads * static_cast<double>(model.qk_dim.value_or(0)));
 }
 
-// Whether the MLP's hidden units are gated by as many others.
-bool IsGated(const std::string& activation);
-
-// What the MLP's first map makes.
+// Those of attention and of the MLP.
 template <class Model>
-int64_t HiddenUnits(const Model& model) {
-  return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
+double LayerWeights(const Model& model) {
+  return AttentionWeights(model) +
+         static_cast<double>(model.dim) * static_cast<double>(HiddenUnits(model) + model.mlp);
+}
+
+// What a layer keeps of a token for its gradients: the stream before its two branches, their normed
+// inputs, the values and the output of attention, and the MLP's units before and after their
+// activation.
+template <class Model>
+double LayerNumbers(const Model& model) {
+  return 5 * static_cast<double>(model.dim) + ValueColumns(model) +
+         static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
 // The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part the

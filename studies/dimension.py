@@ -136,7 +136,7 @@ STUDY = Study(
             ),
             why=(
                 "The source has DeiT-Ti on ImageNet gain 0.6 to 1.1 points by cones, after 300 "
-                "epochs with heads of 64 columns, and 0.4 to 1.0 where queries and keys have 16. "
+                "epochs with heads of 64 columns, and 0.4 to 1.0 with 16. "
                 "Here the dot product loses nothing by 4 columns, which are not few for a digit, "
                 "and cones do. Other learning rates and longer runs were not tried."
             ),

@@ -152,7 +152,7 @@ STUDY = Study(
                 for other in (HYPE, HYPE_WITH_MU)
                 for n in (128, LONGEST, FURTHER)
             ),
-            why=("It has the lowest loss of the six positions in all six runs, at each length."),
+            why="It has the lowest loss of the six positions in all six runs, at each length.",
         ),
         Claim(
             "A learned HyPE bias alone is as good as ALiBi and KERPLE.",

@@ -175,11 +175,7 @@ class DiffusionTask final : public Task {
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
     const double fixed = 4 * WeightBytes();
     CheckMemoryHolds(ModelFlags(model_), fixed);
-    // Of each layer the stream before its two branches, their modulated inputs, the values and the
-    // output of attention, and the MLP's units before and after their activation.
-    const double numbers = static_cast<double>(model_.depth) *
-                           (5 * static_cast<double>(model_.dim) + ValueColumns(model_) +
-                            static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
@@ -311,9 +307,8 @@ class DiffusionTask final : public Task {
 
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
-    // Beside attention six parts of the modulation, and the MLP.
-    const double layer = AttentionWeights(model_) +
-                         dim * (6 * dim + static_cast<double>(HiddenUnits(model_) + model_.mlp));
+    // With six parts of the modulation.
+    const double layer = LayerWeights(model_) + 6 * dim * dim;
     return sizeof(float) *
            (static_cast<double>(model_.classes) * dim + static_cast<double>(model_.depth) * layer);
   }

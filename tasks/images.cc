@@ -90,9 +90,8 @@ double WeightBytes(const VisionTransformerOptions& model) {
   if (model.stem == "patches") {
     pixels *= std::pow(static_cast<double>(model.patch), static_cast<double>(model.size.size()));
   }
-  const double layer = AttentionWeights(model) + 2 * dim * static_cast<double>(model.mlp);
   return sizeof(float) * (dim * (pixels + static_cast<double>(model.classes)) +
-                          static_cast<double>(model.depth) * layer);
+                          static_cast<double>(model.depth) * LayerWeights(model));
 }
 
 class ImageTask : public Task {
@@ -164,11 +163,7 @@ class ImageTask : public Task {
     // Weights, gradients and two moments.
     const double fixed = 4 * WeightBytes(model_);
     CheckMemoryHolds(ModelFlags(model_), fixed);
-    // Of each layer the stream before its two branches, their normed inputs, the values and the
-    // output of attention, and the MLP's units before and after gelu.
-    const double numbers = static_cast<double>(model_.depth) *
-                           (5 * static_cast<double>(model_.dim) + ValueColumns(model_) +
-                            2 * static_cast<double>(model_.mlp));
+    const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
     CheckMemoryHolds(StepFlags(Command::kTrain, training),

@@ -272,11 +272,7 @@ class SpeechTask final : public Task {
     // Weights, gradients and two moments.
     const double fixed = 4 * WeightBytes();
     CheckMemoryHolds(ModelFlags(model_), fixed);
-    // Of each layer the stream before its two branches, their normed inputs, the values and the
-    // output of attention, and the MLP's units before and after gelu.
-    const auto numbers = static_cast<double>(model_.depth) *
-                         (5 * static_cast<double>(model_.dim) + ValueColumns(model_) +
-                          2 * static_cast<double>(model_.mlp));
+    const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     // A step of sequences of half the utterances is not a rare one.
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
@@ -379,9 +375,8 @@ class SpeechTask final : public Task {
  private:
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
-    const double layer = AttentionWeights(model_) + 2 * dim * static_cast<double>(model_.mlp);
     const double ends = dim * static_cast<double>(model_.symbols + 3 * (model_.mels + model_.dim));
-    return sizeof(float) * (ends + static_cast<double>(model_.depth) * layer);
+    return sizeof(float) * (ends + static_cast<double>(model_.depth) * LayerWeights(model_));
   }
 
   // Of an utterance.

@@ -178,9 +178,8 @@ torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels
 double WeightBytes(const Seq2SeqOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
-  const auto mlp = static_cast<double>(model.mlp);
   // Of a layer of the encoder and one of the decoder, which has attention twice.
-  const double layer = 3 * AttentionWeights(model) + 4 * dim * mlp;
+  const double layer = 2 * LayerWeights(model) + AttentionWeights(model);
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
 
@@ -343,14 +342,11 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
   CheckMemoryHolds(ModelFlags(model_), fixed);
   const auto dim = static_cast<double>(model_.dim);
   const auto depth = static_cast<double>(model_.depth);
-  const auto mlp = static_cast<double>(model_.mlp);
   const auto vocabulary = static_cast<double>(model_.vocabulary);
-  // Of each layer the stream before its branches, their normed inputs, the values and the output of
-  // attention, and the MLP's units before and after gelu; at the end the logits, their logarithms
-  // and the gradient.
-  const double values = ValueColumns(model_);
-  const double source = depth * (5 * dim + values + 2 * mlp);
-  const double target = depth * (8 * dim + 2 * values + 2 * mlp) + 3 * vocabulary;
+  // The decoder has a third branch, of attention; at the end are the logits, their logarithms and
+  // the gradient.
+  const double source = depth * LayerNumbers(model_);
+  const double target = source + depth * (3 * dim + ValueColumns(model_)) + 3 * vocabulary;
   // A sentence has a token and its end at the least.
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
