@@ -2,9 +2,16 @@
 //   h = (u + v + M) / 2,  M = max(|u - v|, D),  D = |X_i - X_j| / sinh r
 // with heights u of the query and v of the key; the token map divides X by sinh r.
 
-// M, and its derivatives by g = D^2 and by u - v. A tie is split evenly.
+// M. A descendant's is |u - v| exactly, of which nothing is left in u - v - M, even where roots of
+// squares are off in their last bit, as on GPUs.
 template <class V>
-V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
+V UmbralMaximum(V g, V difference) {
+  return Max(Abs(difference), Sqrt(g));
+}
+
+// Its derivatives by g = D^2 and by u - v. A tie is split evenly.
+template <class V>
+void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V zero = Splat(g, 0.0f);
   const V half = Splat(g, 0.5f);
   const V one = Splat(g, 1.0f);
@@ -18,7 +25,6 @@ V UmbralMaximum(V g, V difference, V& by_g, V& by_difference) {
   const V rest = one - share;
   by_difference =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
-  return Sqrt(larger);
 }
 
 // Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, row constant -2u dropped.
@@ -32,7 +38,7 @@ struct Umbral {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    return difference - Sqrt(Max(difference * difference, g));
+    return difference - UmbralMaximum(g, difference);
   }
 
   template <class V, class D>
@@ -41,7 +47,7 @@ struct Umbral {
     const V difference = a[0] - b[0];
     V by_g = zero;
     V by_difference = zero;
-    UmbralMaximum(g, difference, by_g, by_difference);
+    UmbralSlopes(g, difference, by_g, by_difference);
     const V dd = Splat(g, 1.0f) - by_difference;
     d.g = zero - by_g;
     d.a[0] = dd;
@@ -67,9 +73,7 @@ struct UmbralLog {
 
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
-    const V difference = a[0] - b[0];
-    const V maximum = Sqrt(Max(difference * difference, g));
-    return Log(Max(Splat(g, 1e-15f), a[0] + b[0] + maximum));
+    return Log(Max(Splat(g, 1e-15f), a[0] + b[0] + UmbralMaximum(g, a[0] - b[0])));
   }
 
   template <class V, class D>
@@ -79,8 +83,9 @@ struct UmbralLog {
     const V least = Splat(g, 1e-15f);
     V by_g = zero;
     V by_difference = zero;
-    const V maximum = UmbralMaximum(g, a[0] - b[0], by_g, by_difference);
-    const V sum = a[0] + b[0] + maximum;
+    const V difference = a[0] - b[0];
+    UmbralSlopes(g, difference, by_g, by_difference);
+    const V sum = a[0] + b[0] + UmbralMaximum(g, difference);
     const V inverse = Select(sum > least, one / Max(least, sum), zero);
     d.g = by_g * inverse;
     d.a[0] = (one + by_difference) * inverse;

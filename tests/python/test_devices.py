@@ -1,7 +1,8 @@
-"""Terms, modules and the program on a device beside the CPU, without a GPU (other_device.py).
+"""Terms, modules and the program on a device beside the CPU: a GPU, or without one what stands in
+for it (other_device.py).
 
-The numbers are those of the CPU, and what has been left there is an error. The device would be
-there for all other tests too: these run in processes of their own.
+The numbers are those of the CPU, and what has been left there is an error. The device that stands
+in would be there for all other tests too: these run in processes of their own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import other_device
 import PIL.Image
 import pytest
 import test_task_diffusion
@@ -26,11 +28,11 @@ import test_task_music
 import test_task_speech
 import test_task_translation
 import torch
-from other_device import LIBRARY, NAME
+from other_device import LIBRARY
 from safetensors.numpy import load_file, save_file
 from test_cli import ROOT
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.real_device
 
 FILE = "checkpoint.safetensors"
 
@@ -40,34 +42,48 @@ sys.path.insert(0, {str(ROOT / "tests" / "python")!r})
 import torch
 import gnomon
 import other_device
-there = other_device.install()
+name, bound = sys.argv[1], float(sys.argv[2])
+there = torch.device(name, 0) if name == "cuda" else other_device.install()
 torch.set_num_threads(1)
 
 def same(here, beyond, message=None):
     assert beyond.device == there, message
     # Sums may be taken in another order.
     largest = max(1.0, here.detach().abs().max().item())
-    torch.testing.assert_close(beyond.detach().cpu(), here.detach(), rtol=0, atol=1e-5 * largest,
+    torch.testing.assert_close(beyond.detach().cpu(), here.detach(), rtol=0, atol=bound * largest,
                                msg=lambda text: f"{{message}}: {{text}}")
 """
 
 
-def run(code: str, cwd: pathlib.Path, before: str = "") -> str:
-    """What a process with the device prints."""
-    if not LIBRARY.exists():
+@pytest.fixture
+def there(device) -> Iterator[str]:
+    """The device's name; what is made in this process is on the CPU."""
+    if device.type == "cpu" and not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.name} is not built")
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"],
-        cwd=cwd,
-        env=os.environ | {"GNOMON_PYTHON": "/no/such/python"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with torch.device("cpu"):
+        yield device.type if device.type == "cuda" else other_device.NAME
 
 
-def test_the_device_refuses_what_a_gpu_refuses(tmp_path):
+@pytest.fixture
+def run(there, tmp_path) -> Callable[..., str]:
+    """What a process with the device prints, in the folder of the test."""
+
+    def process(code: str, before: str = "") -> str:
+        code = PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, there, "3e-3" if there == "cuda" else "1e-5"],
+            cwd=tmp_path,
+            env=os.environ | {"GNOMON_PYTHON": "/no/such/python"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return process
+
+
+def test_the_device_refuses_what_a_gpu_refuses(run, there):
     output = run(
         """
         x = torch.randn(3, 4)
@@ -91,9 +107,8 @@ def test_the_device_refuses_what_a_gpu_refuses(tmp_path):
         )])
         print(y[torch.tensor([1])].device, torch.equal((2 * y).cpu(), 2 * x))
         """,
-        tmp_path,
     )
-    assert output.splitlines() == [str([True] * 7), f"{NAME}:0 True"]
+    assert output.splitlines() == [str([True] * 7), f"{there}:0 True"]
 
 
 #: What the processes of the tests below share: a module or a call here and there.
@@ -104,7 +119,12 @@ def check(name, module, inputs, *calls):
         torch.manual_seed(1)
         here = module(*inputs, **call)
         torch.manual_seed(1)
-        beyond = twin(*(x.to(there) for x in inputs), **moved(call))
+        try:
+            beyond = twin(*(x.to(there) for x in inputs), **moved(call))
+        except NotImplementedError as error:
+            # What GPUs have no kernels for says so.
+            assert there.type == "cuda" and "on a GPU; expected" in str(error), (name, error)
+            continue
         same(here, beyond, name)
         if not here.requires_grad:
             continue
@@ -124,7 +144,7 @@ def moved(call):
 """
 
 
-def test_every_module_of_attention(tmp_path):
+def test_every_module_of_attention(run):
     output = run(
         """
         torch.manual_seed(0)
@@ -197,7 +217,6 @@ def test_every_module_of_attention(tmp_path):
                      twin(part.to(there), causal=True, cache=other), f"{spec} with a cache")
         print(json.dumps([count, unmade]))
         """,
-        tmp_path,
         SAME,
     )
     count, unmade = json.loads(output)
@@ -206,7 +225,26 @@ def test_every_module_of_attention(tmp_path):
     assert unmade == ["lorentz:bias=learned"]
 
 
-def test_every_token_encoding(tmp_path):
+def test_modules_made_there_start_apart(run):
+    output = run(
+        """
+        with there:
+            for position in ("relative:max_offset=3", "rope_mixed:shape=4x4"):
+                torch.manual_seed(0)
+                one, other = (gnomon.nn.MultiheadAttention(16, 2, position=position)
+                              for _ in range(2))
+                torch.manual_seed(0)
+                again = gnomon.nn.MultiheadAttention(16, 2, position=position)
+                for (key, x), y, z in zip(one.named_parameters(), other.parameters(),
+                                          again.parameters(), strict=True):
+                    assert x.device == there and torch.equal(x, z), key
+                    print(bool((x == 0).all()) or not torch.equal(x, y))
+        """
+    )
+    assert set(output.split()) == {"True"}
+
+
+def test_every_token_encoding(run):
     run(
         """
         torch.manual_seed(0)
@@ -215,19 +253,19 @@ def test_every_token_encoding(tmp_path):
             if entry["role"] != "embedding":
                 continue
             for more in ("", ":shape=3x4") if entry["name"] in ("sinusoidal", "cape") else ("",):
-                for training in (False, True):
+                # A GPU's generator gives positions of its own.
+                for training in (False, True) if name != "cuda" else (False,):
                     module = gnomon.nn.TokenPosition(entry["name"] + more, 32, max_length=16)
                     module.train(training)
                     check(entry["name"] + more, module, (x,), {},
                           {"positions": torch.arange(12).flip(0)} if more
                           else {"lengths": torch.tensor([12, 7])})
         """,
-        tmp_path,
         SAME,
     )
 
 
-def test_calls_with_everything_that_they_take(tmp_path):
+def test_calls_with_everything_that_they_take(run):
     run(
         """
         from gnomon import position as P, similarity as S
@@ -259,12 +297,13 @@ def test_calls_with_everything_that_they_take(tmp_path):
             "mask": {"mask": torch.rand(2, 1, 12, 12) < 0.8},
             "dropout": {"dropout": 0.3},
             "dropout by a seed": {"dropout": 0.3, "seed": 5},
-            "midpoint": {"aggregation": "einstein_midpoint"},
+            "midpoint": {"aggregation": "einstein_midpoint"},  # of values within the ball
             "centroid": {"aggregation": "lorentz_centroid"},
         }
         for name, options in calls.items():
+            values = v / 10 if name == "midpoint" else v
             both(name, lambda q, k, v, **o: gnomon.attention(q, k, v, return_lse=True, **o),
-                 (q, k, v), **options)
+                 (q, k, values), **options)
         both("sink", lambda q, k, v, s: gnomon.attention(q, k, v, sink=s), (q, k, v, heads))
         both("temperature", lambda q, k, v, t: gnomon.attention(q, k, v, temperature=t),
              (q, k, v, torch.rand(4, 1) + 0.5))
@@ -302,12 +341,11 @@ def test_calls_with_everything_that_they_take(tmp_path):
         both("vmap", torch.vmap(lambda q, k, v: gnomon.attention(q, k, v, position="alibi")),
              tuple(torch.randn(3, 3, 2, 4, 12, 8).unbind()))
         """,
-        tmp_path,
         SAME,
     )
 
 
-def test_a_language_model(tmp_path):
+def test_a_language_model(run):
     run(
         """
         torch.manual_seed(0)
@@ -322,12 +360,11 @@ def test_a_language_model(tmp_path):
             )
             check(f"{similarity}/{position}", model, (tokens,), {})
         """,
-        tmp_path,
         SAME,
     )
 
 
-def test_models_of_transformers(tmp_path):
+def test_models_of_transformers(run):
     run(
         """
         import transformers
@@ -364,22 +401,21 @@ def test_models_of_transformers(tmp_path):
             ]
             assert torch.equal(*written), name
         """,
-        tmp_path,
         SAME,
     )
 
 
-def test_autocast_of_the_device(tmp_path):
+def test_autocast_of_the_device(run):
     output = run(
         """
         q = torch.randn(1, 2, 5, 8, device=there)
         with torch.autocast(there.type, torch.bfloat16):
-            wide = q.double()
-            print(gnomon.attention(q, q, q).dtype, gnomon.attention(wide, wide, wide).dtype)
+            print(gnomon.attention(q, q, q).dtype)
+            wide = q.double() if name != "cuda" else q.double().cpu()
+            print(gnomon.attention(wide, wide, wide).dtype)
         with torch.autocast("cpu", torch.bfloat16):
             print(gnomon.attention(q, q, q).dtype)
         """,
-        tmp_path,
     )
     assert output.split() == ["torch.bfloat16", "torch.float64", "torch.float32"]
 
@@ -491,20 +527,17 @@ def tensors_of(file: pathlib.Path) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in load_file(file).items()}
 
 
-def assert_close_files(one: pathlib.Path, other: pathlib.Path) -> None:
+def assert_close_files(one: pathlib.Path, other: pathlib.Path, share: float = 1.0) -> None:
+    """Weights after a few steps, at least a share of them. AdamW makes of gradients that are
+    rounding steps of the size of all others."""
     ours, theirs = tensors_of(one), tensors_of(other)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         # These only shift all scores of a row: their gradients are rounding, which AdamW enlarges.
         if name.endswith("k_proj.bias"):
             continue
-        torch.testing.assert_close(
-            theirs[name],
-            tensor,
-            rtol=1e-4,
-            atol=1e-5,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        close = torch.isclose(theirs[name], tensor, rtol=1e-4, atol=1e-5).float().mean()
+        assert close >= share, name
 
 
 def assert_close_numbers(one: object, other: object, place: str = "") -> None:
@@ -526,6 +559,7 @@ def assert_close_numbers(one: object, other: object, place: str = "") -> None:
         assert one == other, place
 
 
+@pytest.mark.cpu("names alone")
 def test_every_task_has_a_sample():
     known = subprocess.run(
         [ROOT / "build" / "bin" / "gnomon", "train", "--task", "none-of-them"],
@@ -539,8 +573,10 @@ def test_every_task_has_a_sample():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, tmp_path):
+def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, run, there, tmp_path):
     sample = TASKS[task]
+    if there == "cuda" and "--random-positions" in sample.words:
+        pytest.skip("positions of the caller's are not there on a GPU")
     sample.make(tmp_path)
     output = run(
         f"""
@@ -549,7 +585,7 @@ def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, tmp_path):
         training, comparison = {[*map(str, sample.training)]!r}, {[*map(str, sample.comparison)]!r}
         words = ["--task", task, *words]
         told = {{}}
-        for folder, device in (("here", "cpu"), ("there", "{NAME}")):
+        for folder, device in (("here", "cpu"), ("there", "{there}")):
             on = ["--device", device]
             program("train", *words, *training, "--steps", 4, "--out", folder, *on)
             # The model of the CPU, on both.
@@ -562,19 +598,22 @@ def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, tmp_path):
                     f"compared-{{folder}}", *on)
         print(json.dumps(told))
         """,
-        tmp_path,
         PROGRAM,
     )
     told = json.loads(output.splitlines()[-1])
     assert_close_numbers(told["here"], told["there"])
-    assert_close_files(tmp_path / "here" / FILE, tmp_path / "there" / FILE)
+    # Generators of a GPU give dropout, shifts and noise of its own.
+    if there != "cuda":
+        assert_close_files(tmp_path / "here" / FILE, tmp_path / "there" / FILE)
     records = [
         json.loads((tmp_path / f"compared-{folder}" / "results.json").read_text())
         for folder in ("here", "there")
     ]
     devices = [record["sessions"][0]["machine"]["device"] for record in records]
-    assert devices == ["cpu", f"{NAME}:0"] or devices == ["cpu", NAME]
-    assert_close_numbers(records[0]["runs"], records[1]["runs"])
+    name = torch.cuda.get_device_name() if there == "cuda" else there
+    assert devices == ["cpu", name] or devices == ["cpu", f"{name}:0"]
+    if there != "cuda":
+        assert_close_numbers(records[0]["runs"], records[1]["runs"])
     if (picture := tmp_path / "here.png").exists():
         one, other = (
             np.asarray(PIL.Image.open(tmp_path / f"{folder}.png"), np.int64)
@@ -585,7 +624,7 @@ def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, tmp_path):
         assert (tmp_path / "here.mid").read_bytes() == (tmp_path / "there.mid").read_bytes()
 
 
-def test_a_run_goes_on_elsewhere(tmp_path):
+def test_a_run_goes_on_elsewhere(run, there, tmp_path):
     write_text(tmp_path)
     words = [str(word) for word in (*TASKS["text"].words, *TASKS["text"].training)]
     output = run(
@@ -594,22 +633,23 @@ def test_a_run_goes_on_elsewhere(tmp_path):
         import pathlib
         words = ["train", *{words!r}, "--warmup", 2]
         program(*words, "--steps", 4, "--out", "whole")
-        for first, then in (("cpu", "{NAME}"), ("{NAME}", "cpu")):
+        for first, then in (("cpu", "{there}"), ("{there}", "cpu")):
             program(*words, "--steps", 2, "--out", first, "--device", first)
             file = pathlib.Path(first) / "{FILE}"
             copy_with_steps(file, file, steps=4)
             program("train", "--resume", first, "--device", then)
         program("bench", "--length", 32, "--dim", 8, "--heads", 2, "--repeats", 1, "--cases",
-                "alibi,penumbral,relative,t5-learned", "--device", "{NAME}")
+                "alibi,penumbral,relative,t5-learned", "--device", "{there}")
         program("bench", "--model", "dot/rope,umbral/rope", "--batch", 2, "--length", 16, "--depth",
-                1, "--repeats", 1, "--device", "{NAME}")
+                1, "--repeats", 1, "--device", "{there}")
         """,
-        tmp_path,
         PROGRAM,
     )
     assert output == ""
-    for first in ("cpu", NAME):
-        assert_close_files(tmp_path / "whole" / FILE, tmp_path / first / FILE)
+    for first in ("cpu", there):
+        assert_close_files(
+            tmp_path / "whole" / FILE, tmp_path / first / FILE, 0.95 if there == "cuda" else 1.0
+        )
 
 
 def test_wrong_devices_are_one_line(refused, tmp_path):

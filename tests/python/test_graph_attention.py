@@ -284,7 +284,7 @@ def low_level_arguments(dtype):
     return tensors, (*csr(rows), "umbral")
 
 
-@pytest.mark.real_device
+@pytest.mark.cpu("float64")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype):
     tensors, rest = low_level_arguments(dtype)

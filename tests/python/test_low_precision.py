@@ -161,7 +161,7 @@ def test_autocast_compiles():
 
 
 @pytest.mark.parametrize("length", [257, 1025])
-def test_forget_gates(length):
+def test_forget_gates(length, device):
     """Each gate's gradient is a sum over all keys from its own on, and so over their errors."""
 
     def gradient(attend, q, k, v, gates, d_o):
@@ -182,8 +182,10 @@ def test_forget_gates(length):
     found = []
     for seed in range(7):
         generator = torch.Generator().manual_seed(seed)
-        x = [torch.randn(1, 2, length, 32, generator=generator).bfloat16() for _ in range(4)]
-        gates = torch.randn(1, 2, length, generator=generator).add(2).sigmoid().log()
+        drawn = [torch.randn(1, 2, length, 32, generator=generator, device="cpu") for _ in range(4)]
+        gates = torch.randn(1, 2, length, generator=generator, device="cpu").to(device)
+        gates = gates.add(2).sigmoid().log()
+        x = [each.to(device).bfloat16() for each in drawn]
         wide = [each.double() for each in x]
         truth = gradient(plain, *wide[:3], gates.double(), wide[3])
         found.append(

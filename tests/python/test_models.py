@@ -239,7 +239,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("kind", ["cache", "memory"])
 @torch.no_grad()
-def test_a_refused_call_changes_nothing(kind, name):
+def test_a_refused_call_changes_nothing(kind, name, device):
+    if device.type == "cuda" and name == "beyond the vocabulary":
+        pytest.skip("what a GPU's tensors hold is not looked at")
     error, message, other = REFUSED[name]
     torch.manual_seed(0)
     position = "conv:kernel=3:groups=2+rope"
@@ -352,7 +354,9 @@ def test_beyond_the_longest_text_or_another_dtype():
         ),
     ],
 )
-def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch):
+def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch, device):
+    if device.type == "cuda" and message.startswith("tokens reach"):
+        pytest.skip("what a GPU's tensors hold is not looked at")
     monkeypatch.chdir(tmp_path)
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     with pytest.raises(kind, match=f"gnomon.*{message}"):

@@ -559,12 +559,13 @@ def test_what_a_module_and_its_position_both_have(own, given):
         "transformer_xl",
         "forget",
         "grid_bias:shape=40x50:prefix=1+rope:shape=40x50:prefix=1",
-        gnomon.position.PairBias(torch.zeros(1, 4, 9, 9)),
-        gnomon.position.KeyBias(torch.zeros(1, 4, 9)),
-        [gnomon.position.GridBias(torch.zeros(4, 5, 5)), "rope:shape=3x3"],
+        lambda: gnomon.position.PairBias(torch.zeros(1, 4, 9, 9)),
+        lambda: gnomon.position.KeyBias(torch.zeros(1, 4, 9)),
+        lambda: [gnomon.position.GridBias(torch.zeros(4, 5, 5)), "rope:shape=3x3"],
     ],
 )
 def test_what_some_call_takes_is_built(position):
+    position = position() if callable(position) else position
     module = MultiheadAttention(32, 4, position=position)
     x = torch.randn(2, 2001 if "40x50" in str(position) else 9, 32)
     causal = position in ("forget", "transformer_xl")

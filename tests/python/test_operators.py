@@ -53,7 +53,7 @@ def low_level_arguments(dtype, places=False):
     return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
 
 
-@pytest.mark.real_device
+@pytest.mark.cpu("float64, positions and tokens of two dtypes")
 @pytest.mark.parametrize("places", [False, True], ids=["offsets", "positions"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype, places):
@@ -500,7 +500,7 @@ def test_a_call_that_records_nothing_is_few_operators(name):
     [
         lambda gamma: torch.complex(gamma, -gamma).conj().imag,
         lambda gamma: torch._neg_view(-gamma),
-        lambda gamma: torch._efficientzerotensor(gamma.shape),
+        lambda gamma: torch._efficientzerotensor(gamma.shape, device=gamma.device),
     ],
     ids=["imaginary", "negative", "zero"],
 )

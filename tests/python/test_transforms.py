@@ -369,6 +369,7 @@ def test_forward_mode_is_refused(name):
         torch.func.jacfwd(lambda q: function(q, *first[1:]))(first[0])
 
 
+@pytest.mark.cpu("float64")
 @pytest.mark.parametrize("name", ["dot, causal", "penumbral, rope, hype", "graph"])
 def test_second_derivatives_are_refused(name):
     function, inputs = arguments(name)

@@ -179,6 +179,10 @@ class MultiheadAttention(torch.nn.Module):
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
+        if self.q_proj.weight.device.type not in ("cpu", "meta"):
+            # Tables start by the state of the CPU's generator, and weights elsewhere leave it as it
+            # is: the next module's tables would be these.
+            torch.empty((), dtype=torch.long, device="cpu").random_()
         self.reset_parameters()
         self.register_load_state_dict_pre_hook(_split_in_proj)
 

@@ -45,9 +45,10 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const at::Tensor buckets = t5_bucket(-range.Distances(table.options()),
                                        component.FindFlag("bidirectional").value_or(true),
                                        table.size(0), component.Integer("max_distance"));
-  if (!range.query_offsets) return table.index_select(0, buckets).t();
+  // Not index_select: on GPUs its gradient's last bits differ from run to run.
+  if (!range.query_offsets) return at::embedding(table, buckets).t();
   // (B, 1, entries) to (B, H, entries).
-  return table.index({buckets.squeeze(1)}).transpose(1, 2);
+  return at::embedding(table, buckets.squeeze(1)).transpose(1, 2);
 }
 
 Component Complete(Component component, const ComponentUse& use) {
