@@ -275,6 +275,27 @@ def test_far_tokens_have_finite_gradients(map_and_similarity):
     assert x.grad.isfinite().all()
 
 
+def test_gradients_of_a_table_by_offsets_of_batches_are_bitwise_the_same():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 8, 1100, 4).unbind()
+    start = torch.randn(32, 8)
+
+    def gradient():
+        table = start.clone().requires_grad_()
+        t5 = gnomon.position.T5(table, bidirectional=True)
+        o = gnomon.attention(q, k, v, position=t5, query_offset=torch.tensor([0, 3]))
+        return torch.autograd.grad(o.square().sum(), table)[0]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first = gradient()
+        for _ in range(5):
+            assert torch.equal(gradient(), first)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("position", ["rope + hype + t5", "kerple power", "alibi"])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_bitwise_the_same_for_any_number_of_threads(similarity, position):

@@ -33,6 +33,10 @@ struct OffsetRange {
 // (H) to (H, 1), to go with (entries).
 at::Tensor OverEntries(const at::Tensor& heads);
 
+// The rows of a table (n, H) that entries name, (entries,) or (B, 1, entries): (H, entries), or
+// (B, H, entries). Its gradient is summed in one order, the same on every run.
+at::Tensor RowsOver(const at::Tensor& table, const at::Tensor& entries);
+
 }  // namespace gnomon
 
 #endif  // GNOMON_OPS_COORDINATES_OFFSET_RANGE_H_

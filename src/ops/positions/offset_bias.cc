@@ -42,9 +42,7 @@ at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
       "gnomon: the table of OffsetBias over positions, (H, 2 n - 1), has n = ", most + 1,
       ", and p_j - p_i lies from ", -back, " to ", ahead, "; expected it within +-", most);
   if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
-  // (B, 1, entries) to (B, H, entries).
-  const at::Tensor entries = -range.Distances(table.options()) + most;
-  return table.t().index({entries.squeeze(1)}).transpose(1, 2);
+  return RowsOver(table.t(), -range.Distances(table.options()) + most);
 }
 
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,

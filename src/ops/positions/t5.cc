@@ -45,13 +45,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const at::Tensor buckets = t5_bucket(-range.Distances(table.options()),
                                        component.FindFlag("bidirectional").value_or(true),
                                        table.size(0), component.Integer("max_distance"));
-  if (!range.query_offsets) {
-    // On GPUs the last bits of index_select's gradient differ from run to run; of embedding there
-    // is no vmap over no samples.
-    return (table.is_cuda() ? at::embedding(table, buckets) : table.index_select(0, buckets)).t();
-  }
-  // (B, 1, entries) to (B, H, entries).
-  return table.index({buckets.squeeze(1)}).transpose(1, 2);
+  return RowsOver(table, buckets);
 }
 
 Component Complete(Component component, const ComponentUse& use) {
