@@ -251,6 +251,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
       throw Error(
           StrCat("the ", task.data_noun(), " at ", work.data, " is not what the run began with"));
     }
+    task.CheckResumes(data);
     ResumeAssets(work);
   } catch (const json::exception& error) {
     throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
@@ -359,7 +360,7 @@ bool IsDone(const std::vector<RunResult>& runs, int64_t combination, int64_t see
   });
 }
 
-int RunAll(Comparison* work) {
+int RunAll(const CLI::App& command, Comparison* work) {
   const CompareSettings& settings = work->settings;
   std::vector<RunResult>& runs = work->runs;
   std::vector<std::pair<int64_t, int64_t>> todo;
@@ -385,9 +386,9 @@ int RunAll(Comparison* work) {
         RunOne(*work, combination, seed, title, &schedule, &progress);
     if (!result) {
       Save(work, "interrupted");
-      progress.Note(StrCat("stopped: ", runs.size(), " of ", total,
-                           " runs are finished; resume with: gnomon compare --resume ",
-                           work->folder.string()));
+      progress.Note(
+          StrCat("stopped: ", runs.size(), " of ", total,
+                 " runs are finished; resume with: ", ResumeLine(command, work->folder.string())));
       return kInterrupted;
     }
     runs.push_back(*result);
@@ -409,12 +410,10 @@ int RunAll(Comparison* work) {
 
 int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  if (!flags.resume.empty()) {
-    CheckStandsAlone(command, "--resume", {"--device", "--threads", "--task", "--terms"});
-  }
+  if (!flags.resume.empty()) CheckResumes(command);
   Comparison work =
       flags.resume.empty() ? NewComparison(command, flags, task) : ResumedComparison(flags, task);
-  return RunAll(&work);
+  return RunAll(command, &work);
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <variant>
 
@@ -60,6 +62,9 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
   }
   return items;
 }
+
+// What a run that is resumed does not keep.
+constexpr std::string_view kOfMachine[] = {"--device", "--threads", "--terms"};
 
 }  // namespace
 
@@ -198,19 +203,28 @@ void SetThreads(int64_t threads) {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
 }
 
-void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
-                      const std::vector<std::string>& allowed, const models::OptionList& list) {
-  std::vector<std::string> others = allowed;
+void CheckResumes(const CLI::App& command, const models::OptionList& list) {
+  std::vector<std::string> allowed = {"--resume", "--task"};
+  allowed.insert(allowed.end(), std::begin(kOfMachine), std::end(kOfMachine));
   for (const models::Option& option : list) {
-    if (option.info.may_change) others.push_back(option.flag());
+    if (option.info.may_change) allowed.push_back(option.flag());
   }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
-    if (option->count() > 0 && name != chosen &&
-        std::find(others.begin(), others.end(), name) == others.end()) {
-      throw Error(StrCat(chosen, " takes its settings from the run and excludes ", name));
+    if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
+      throw Error(StrCat("--resume takes its settings from the run and excludes ", name));
     }
   }
+}
+
+std::string ResumeLine(const CLI::App& command, const std::string& folder) {
+  std::string line = StrCat("gnomon ", command.get_name(), " --resume ", folder);
+  for (const std::string_view name : kOfMachine) {
+    const CLI::Option* const option = command.get_option_no_throw(std::string(name));
+    if (option == nullptr) continue;
+    for (const std::string& value : option->results()) line += StrCat(" ", name, " ", value);
+  }
+  return line;
 }
 
 }  // namespace gnomon::cli

@@ -62,10 +62,11 @@ void AddThreadsFlag(CLI::App* command, int64_t* threads);
 // 0 leaves Torch's own choice, the number of cores.
 void SetThreads(int64_t threads);
 
-// Throws Error if any option but `allowed`, and those of `list` that may change, was given beside
-// `chosen`.
-void CheckStandsAlone(const CLI::App& command, const std::string& chosen,
-                      const std::vector<std::string>& allowed, const models::OptionList& list = {});
+// Throws Error if any option that is not of the machine, nor one of `list` that may change, was
+// given beside --resume.
+void CheckResumes(const CLI::App& command, const models::OptionList& list = {});
+// The command line that goes on with the run in a folder, with the options of the machine as given.
+std::string ResumeLine(const CLI::App& command, const std::string& folder);
 
 }  // namespace gnomon::cli
 

@@ -185,8 +185,7 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
         const models::ProcessesPtr& processes) {
   RunInEveryProcess(*processes, [&] {
     if (flags->resume.empty()) return;
-    CheckStandsAlone(command, "--resume", {"--device", "--threads", "--task", "--terms"},
-                     RunFlags(flags, task));
+    CheckResumes(command, RunFlags(flags, task));
   });
   SetThreads(flags->threads);
   Work work = flags->resume.empty() ? NewWork(command, *flags, task, processes)
@@ -227,10 +226,8 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
   }
   save();
   if (trainer.step() < steps) {
-    progress.Note(StrCat("stopped after step ", trainer.step(), " of ", steps,
-                         "; resume with: gnomon train --resume ",
-                         work.checkpoint.parent_path().string(),
-                         flags->threads > 0 ? StrCat(" --threads ", flags->threads) : ""));
+    progress.Note(StrCat("stopped after step ", trainer.step(), " of ", steps, "; resume with: ",
+                         ResumeLine(command, work.checkpoint.parent_path().string())));
     return kInterrupted;
   }
   if (processes->rank() != 0) return 0;

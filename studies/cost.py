@@ -1,6 +1,6 @@
 """What a similarity costs in the training of a whole model."""
 
-from study import CORA, FSDD, MNIST, Comparison, Study
+from study import ADRENAL, CHORALES, CORA, FSDD, MAMMALS, MNIST, Comparison, Study
 
 SIMILARITIES = "dot,laplacian,gaussian,umbral,penumbral,hyperbolic,hyperbolic:model=ball,entailment"
 
@@ -91,6 +91,40 @@ STUDY = Study(
             ("--task", "graphs"),
             CORA,
             "none",
+        ),
+        comparison(
+            "volumes",
+            "Volumes of 65 tokens",
+            "adrenal.safetensors",
+            ("--task", "volumes", "--evaluation-examples", "50"),
+            ADRENAL,
+            "rope:shape=grid",
+        ),
+        comparison(
+            "music",
+            "Music, windows of 256 events",
+            "jsb.safetensors",
+            (
+                "--task",
+                "music",
+                "--lengths",
+                "256",
+            ),
+            CHORALES,
+        ),
+        comparison(
+            "hierarchy",
+            "Hierarchies in 16 dimensions",
+            "mammals.safetensors",
+            ("--task", "hierarchy", "--dim", "16"),
+            MAMMALS,
+            "none",
+        ),
+        comparison(
+            "generated",
+            "Generated, up to 40 symbols",
+            "",
+            ("--task", "generated", "--problem", "copy", "--lengths", "40"),
         ),
     ),
     claims=(),

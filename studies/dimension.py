@@ -1,6 +1,6 @@
 """Whether few dimensions suffice to cones."""
 
-from study import MNIST, Claim, Comparison, Contrast, Study
+from study import MAMMALS, MNIST, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = ("dot", "penumbral", "umbral", "hyperbolic:model=ball", "entailment")
 DIMENSIONS = (2, 4, 8, 16, 64)
@@ -21,7 +21,7 @@ def hierarchy(dim: int) -> Comparison:
             *("--steps", "600"),
             *("--seeds", "5"),
         ),
-        ("gnomon", "data", "OUT", "train.pairs=wordnet/mammal_closure.csv:id1,id2"),
+        MAMMALS,
     )
 
 

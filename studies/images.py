@@ -1,6 +1,6 @@
 """Which positions of a grid serve vision transformers, on images and on volumes."""
 
-from study import MNIST, Claim, Comparison, Contrast, Study
+from study import ADRENAL, MNIST, Claim, Comparison, Contrast, Study
 
 SINUSOIDS = "sinusoidal:shape=grid"
 CAPE = "cape:shape=grid"
@@ -8,13 +8,6 @@ ALIBI = "alibi:shape=grid"
 HYPE = "hype:shape=grid:tau=learned:mode=abs"
 ROPE = "rope:shape=grid"
 BOTH = f"{ROPE}+{HYPE}"
-ADRENAL = (
-    *("gnomon", "data", "OUT"),
-    "train.volumes=adrenalmnist3d/adrenalmnist3d.npz:train_images",
-    "train.labels=adrenalmnist3d/adrenalmnist3d.npz:train_labels",
-    "valid.volumes=adrenalmnist3d/adrenalmnist3d.npz:test_images",
-    "valid.labels=adrenalmnist3d/adrenalmnist3d.npz:test_labels",
-)
 
 STUDY = Study(
     title="Positions on grids",

@@ -1,6 +1,6 @@
 """Which positions serve music, which repeats itself at many distances."""
 
-from study import Claim, Comparison, Contrast, Study
+from study import CHORALES, Claim, Comparison, Contrast, Study
 
 RELATIVE = "relative:far=zero"
 HYPE = "hype:tau=learned"
@@ -39,12 +39,7 @@ STUDY = Study(
                 *("--steps", "300"),
                 *("--seeds", "3"),
             ),
-            (
-                *("gnomon", "data", "OUT"),
-                "train.pieces=jsb-chorales/jsb-chorales-16th.json:train",
-                "valid.pieces=jsb-chorales/jsb-chorales-16th.json:valid",
-                "test.pieces=jsb-chorales/jsb-chorales-16th.json:test",
-            ),
+            CHORALES,
         ),
     ),
     claims=(

@@ -21,6 +21,7 @@ import pathlib
 import re
 import runpy
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,6 +33,8 @@ RUNS = ROOT / "runs/studies"
 RECORDS = ROOT / "studies"
 PAGES = ROOT / "docs/studies"
 PROGRAM = ROOT / ".venv/bin/gnomon"
+#: What a comparison's arguments call the run of its classifier.
+CLASSIFIER = "classifier"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Comparison:
     made_by: tuple[str, ...] = ()
     # Where the data come from, unless `gnomon data get` has them.
     data_from: str = ""
+    # What else `gnomon train` is told to make the run "classifier" that its arguments name.
+    classifier: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,20 @@ CORA = (
     *("graph.labels=cora/labels.txt", "train.nodes=cora/train.index"),
     *("valid.nodes=cora/val.index", "test.nodes=cora/test.index"),
 )
+ADRENAL = (
+    *("gnomon", "data", "OUT"),
+    "train.volumes=adrenalmnist3d/adrenalmnist3d.npz:train_images",
+    "train.labels=adrenalmnist3d/adrenalmnist3d.npz:train_labels",
+    "valid.volumes=adrenalmnist3d/adrenalmnist3d.npz:test_images",
+    "valid.labels=adrenalmnist3d/adrenalmnist3d.npz:test_labels",
+)
+CHORALES = (
+    *("gnomon", "data", "OUT"),
+    "train.pieces=jsb-chorales/jsb-chorales-16th.json:train",
+    "valid.pieces=jsb-chorales/jsb-chorales-16th.json:valid",
+    "test.pieces=jsb-chorales/jsb-chorales-16th.json:test",
+)
+MAMMALS = ("gnomon", "data", "OUT", "train.pairs=wordnet/mammal_closure.csv:id1,id2")
 
 
 # ---- Records
@@ -156,12 +175,20 @@ def command(comparison: Comparison) -> list[str]:
     return ["gnomon", "compare", *data, *comparison.arguments]
 
 
+def classifier_command(comparison: Comparison) -> list[str]:
+    """What makes its classifier, as a reader would type it."""
+    task = ("--task", "images", "--data", comparison.data)
+    return ["gnomon", "train", *task, *comparison.classifier, "--out", CLASSIFIER]
+
+
 def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
     """A record that says nothing of where it was made but the machine, in few bytes."""
     record = json.loads(json.dumps(results))
     record["name"] = comparison.name
     if record["data"].get("path"):
         record["data"]["path"] = comparison.data
+    if comparison.classifier:
+        record["settings"]["classifier"] = CLASSIFIER
     for session in record["sessions"]:
         session["command"] = command(comparison)
     for run in record["runs"]:
@@ -216,6 +243,27 @@ def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def classifier_path(name: str, comparison: Comparison) -> pathlib.Path:
+    return RUNS / name / f"{comparison.name}-{CLASSIFIER}"
+
+
+def train_classifier(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> None:
+    path = classifier_path(name, comparison)
+    if path.exists():
+        return
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    places = {
+        "gnomon": str(PROGRAM),
+        comparison.data: str(data_path(comparison, data)),
+        CLASSIFIER: str(unfinished),
+    }
+    words = [places.get(word, word) for word in classifier_command(comparison)]
+    if subprocess.run([*words, "--threads", str(threads)], check=False).returncode != 0:
+        raise ValueError(f"cannot train the classifier of {comparison.name}")
+    unfinished.rename(path)
+
+
 def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
     """Lays out a folder that ``gnomon compare --resume`` goes on with."""
     folder = RUNS / name / comparison.name
@@ -230,6 +278,8 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
         )
     if comparison.data:
         record["data"]["path"] = str(data_path(comparison, data))
+    if comparison.classifier:
+        record["settings"]["classifier"] = str(classifier_path(name, comparison))
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(record), encoding="utf-8")
 
@@ -245,9 +295,12 @@ def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> 
             return 0
         words += ["--resume", str(folder)]
     else:
-        words += ["--out", str(folder), *comparison.arguments]
+        judge = {CLASSIFIER: str(classifier_path(name, comparison))}
+        words += ["--out", str(folder), *(judge.get(w, w) for w in comparison.arguments)]
         if comparison.data:
             words += ["--data", str(data_path(comparison, data))]
+    if comparison.classifier:
+        train_classifier(name, comparison, data, threads)
     try:
         return subprocess.run(words, check=False).returncode
     finally:
@@ -457,6 +510,8 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
     counts = " or ".join(map(str, threads))
     state = "All" if done == total else f"{done} of"
     shown = shlex.join(command(comparison))
+    if comparison.classifier:
+        shown = f"{shlex.join(classifier_command(comparison))}\n$ {shown}"
     if comparison.made_by:
         made = [comparison.data if word == "OUT" else word for word in comparison.made_by]
         if made[0] != "gnomon":

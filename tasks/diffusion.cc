@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "gnomon/attention.h"
 #include "models/diffusion_transformer.h"
 #include "models/frechet.h"
@@ -219,7 +220,14 @@ class DiffusionTask final : public Task {
                  {"valid", data_.valid.count()}, {"size", model_.size},
                  {"channels", model_.channels},  {"classes", model_.classes}};
     if (reads_training_) data["train"] = data_.train.count();
+    if (classifier_.model != nullptr) data["classifier_sha256"] = classifier_.sha256;
     return {{"data", data}};
+  }
+  void CheckResumes(const json& data) const override {
+    if (classifier_.model == nullptr) return;
+    if (data.value("classifier_sha256", "") == classifier_.sha256) return;
+    throw Error(StrCat("--classifier: ", run_.classifier,
+                       " is not what the first distances were measured with"));
   }
   std::string DescribeSize() const override {
     return StrCat(Counted(data_.train.count(), "image"), " of ", SizesText(model_.size), " and ",
@@ -297,12 +305,23 @@ class DiffusionTask final : public Task {
                          ", expected ", SizesText(model_.size), " with ", model_.channels));
     }
     classifier_.model->eval();
+    Sha256 hash;
+    for (const auto& tensors :
+         {classifier_.model->named_parameters(), classifier_.model->named_buffers()}) {
+      for (const auto& named : tensors) {
+        const torch::Tensor values = named.value().detach().cpu().contiguous();
+        hash.Update(named.key());
+        hash.Update({static_cast<const char*>(values.const_data_ptr()), values.nbytes()});
+      }
+    }
+    classifier_.sha256 = hash.Hex();
   }
 
   struct Classifier {
     std::unique_ptr<Task> task;  // which the learner refers to
     std::unique_ptr<Learner> learner;
     VisionTransformerImpl* model = nullptr;
+    std::string sha256;  // of its parameters and buffers
   };
 
   double WeightBytes() const {

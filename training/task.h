@@ -202,6 +202,9 @@ class Task {
   virtual std::string data_sha256() const { return ""; }
   // For records: the object `data`, with `path` and `sha256` where there are files, and more.
   virtual nlohmann::json DescribeData() const = 0;
+  // Throws Error where a comparison that recorded this `data`, whose sha256 is the same, must not
+  // go on with what was read.
+  virtual void CheckResumes(const nlohmann::json& /*data*/) const {}
   // How much there is to train on: "60000 images".
   virtual std::string DescribeSize() const = 0;
   // Learns the assets. Of several processes one does.

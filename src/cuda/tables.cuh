@@ -34,6 +34,7 @@ GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 posit
   int query = static_cast<int>(position) - layout.prefix;
   int key = j - layout.prefix;
   int entry = 0;
+#pragma unroll 1
   for (int axis = layout.axes - 1; axis >= 0; --axis) {
     const int length = layout.shape[axis];
     const int at =
@@ -50,6 +51,7 @@ GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 posit
 GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* table, Int64 position,
                                  int j) {
   float sum = 0;
+#pragma unroll 1
   for (int n = 0; n < EntriesOf(layout); ++n) {
     const int entry = LayoutEntry(layout, n, position, j);
     if (entry >= 0) sum += table[entry];
@@ -68,6 +70,7 @@ GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned c
       layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
   for (int r = lane; r < count + lane; r += 32) {
     const float mine = r < count ? LoadShared<float>(numbers + r * step) : 0.0f;
+#pragma unroll 1
     for (int n = 0; n < EntriesOf(layout); ++n) {
       const int entry = r < count ? LayoutEntry(layout, n, position, first_key + r) : -1;
       float sum = mine;

@@ -27,7 +27,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--device",
         help="run tests there alone: cpu, cuda, other, which stands in for a GPU, or emulated, the "
-        "CPU with the operators of a GPU in their emulation; by default on the CPU and on a GPU",
+        "CPU with the operators of a GPU in their emulation; by default on the CPU, and on a GPU "
+        "where there is one",
     )
 
 
@@ -52,13 +53,33 @@ def pytest_configure(config):
         os.environ.update(emulated_gpu.environment(cache))
 
 
+def devices_of(config) -> list[str]:
+    chosen = config.getoption("--device")
+    if chosen:
+        return [chosen]
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def pytest_report_header(config) -> str:
+    return f"devices: {', '.join(devices_of(config))}" + (
+        "" if torch.cuda.is_available() else " (torch.cuda.is_available() is False)"
+    )
+
+
+#: Files whose few tests take minutes. A worker that came to one last would work alone.
+LONG = ("test_terms", "test_define", "test_pages", "test_sweep")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 def pytest_generate_tests(metafunc):
     """Every test is there once for each device, and says why where it does not run on one."""
-    chosen = metafunc.config.getoption("--device")
     marker = metafunc.definition.get_closest_marker("cpu")
     is_real = metafunc.definition.get_closest_marker("real_device") is not None
     devices = []
-    for name in [chosen] if chosen else ["cpu", "cuda"]:
+    for name in devices_of(metafunc.config):
         marks = []
         if name != "cpu" and marker is not None:
             marks.append(pytest.mark.skip(reason=f"on the CPU alone: {marker.args[0]}"))

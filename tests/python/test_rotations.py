@@ -366,6 +366,25 @@ def test_a_module_learns_mixed_frequencies(similarity):
     )
 
 
+def test_a_module_turns_by_the_coordinates_of_its_calls():
+    torch.manual_seed(0)
+    module = gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:axes=2")
+    assert module.rope_mixed_frequencies.shape == (4, 2, 4)
+    on_grid = gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x3")
+    on_grid.load_state_dict(module.state_dict())
+    x = torch.randn(B, 6, 32)
+    places = torch.cartesian_prod(torch.arange(2), torch.arange(3))[None]
+    torch.testing.assert_close(module(x, positions=places), on_grid(x))
+    (ours,) = torch.autograd.grad(module(x, positions=places).square().sum(),
+                                  [module.rope_mixed_frequencies])  # fmt: skip
+    (theirs,) = torch.autograd.grad(on_grid(x).square().sum(), [on_grid.rope_mixed_frequencies])
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="axes = 2, and positions have 1; expected as many"):
+        module(x)
+    with pytest.raises(ValueError, match="axes = 2, and positions have 3; expected as many"):
+        module(x, positions=torch.zeros(1, 6, 3, dtype=torch.long))
+
+
 def test_bounds_of_mixed_frequencies():
     with pytest.raises(ValueError, match="axes=3 and its shape has 2"):
         gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x2:axes=3")

@@ -1,12 +1,16 @@
 """Studies: their files, their runs, and the pages that are made of what was recorded."""
 
+import dataclasses
 import json
 import pathlib
 import random
+import shutil
 
+import numpy as np
 import pytest
 import scipy.stats
 import study as studies
+from safetensors.numpy import save_file
 from study import Claim, Comparison, Contrast, Study
 from test_cli import refused
 
@@ -150,6 +154,48 @@ def test_records_of_another_command_and_missing_data_are_errors(folders):
         studies.run("tiny", tiny(seeds=1).comparisons[1], folders / "data", threads=1)
     with pytest.raises(ValueError, match="there is no study 'nothing'"):
         studies.load_study("nothing")
+
+
+def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
+    numbers = np.random.default_rng(0)
+    parts = {"train": 24, "valid": 12}
+    arrays = {
+        f"{part}.{name}": values
+        for part, count in parts.items()
+        for name, values in (
+            ("images", numbers.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)),
+            ("labels", np.arange(count) % 3),
+        )
+    }
+    save_file(arrays, folders / "data/dots.safetensors")
+    sizes = ("--dim", "16", "--depth", "1", "--heads", "2", "--mlp", "16", "--patch", "4",
+             "--batch", "2", "--steps", "2")  # fmt: skip
+    words = ("--task", "diffusion", "--position", "none,learned", "--evaluation-images", "4",
+             "--classifier", studies.CLASSIFIER, "--frechet-images", "6", *sizes)  # fmt: skip
+    comparison = Comparison(
+        "one", "Dots", "dots.safetensors", words, classifier=("--position", "none", *sizes)
+    )
+    study = dataclasses.replace(tiny(seeds=1), comparisons=(comparison,), claims=())
+    for _ in range(2):
+        assert studies.run("tiny", comparison, folders / "data", threads=1) == 0
+    path = studies.record_path("tiny", comparison)
+    assert str(folders) not in path.read_text()
+    record = json.loads(path.read_text())
+    assert record["settings"]["classifier"] == studies.CLASSIFIER
+    assert all(run["losses"][0]["frechet"] > 0 for run in record["runs"])
+    studies.write_page("tiny", study)
+    assert (
+        "$ gnomon train --task images --data dots.safetensors --position none "
+        in (folders / "pages/tiny.md").read_text()
+    )
+
+    # Elsewhere, where there is the record alone.
+    shutil.rmtree(folders / "runs")
+    stopped = {**record, "runs": record["runs"][:1], "status": "interrupted"}
+    path.write_text(studies.dump(stopped))
+    assert studies.run("tiny", comparison, folders / "data", threads=1) == 0
+    resumed = json.loads(path.read_text())
+    assert [run["losses"] for run in resumed["runs"]] == [run["losses"] for run in record["runs"]]
 
 
 def results_of(pairs, *, higher_is_better=False):

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -246,12 +247,16 @@ def ddim(reference: Reference, labels: torch.Tensor, steps: int, seed: int) -> t
     return x
 
 
-def test_the_frechet_distance_is_that_of_the_features(folder, model):
+def train_classifier(folder: pathlib.Path, out: str, *words: object) -> None:
     succeed(
-        "train", "--task", "images", "--data", "bars.safetensors", "--out", "classifier", "--dim",
-        16, "--depth", 2, "--heads", 2, "--mlp", 32, "--patch", 4, "--batch", 6, "--steps", 20,
-        "--position", "none", "--pool", "mean", cwd=folder,
+        "train", "--task", "images", "--data", "bars.safetensors", "--out", out, "--dim", 16,
+        "--depth", 2, "--heads", 2, "--mlp", 32, "--patch", 4, "--batch", 6, "--steps", 20,
+        "--position", "none", "--pool", "mean", *words, cwd=folder,
     )  # fmt: skip
+
+
+def test_the_frechet_distance_is_that_of_the_features(folder, model):
+    train_classifier(folder, "classifier")
     text = succeed("eval", "--model", model, "--json", "--classifier", "classifier",
                    "--frechet-images", 20, cwd=folder)  # fmt: skip
     first, *others = json.loads(text)["losses"]
@@ -285,6 +290,21 @@ def test_a_wrong_classifier_is_named(folder, model):
     line = refused(*arguments, model, cwd=folder)
     assert "--classifier: " in line
     assert "task" in line
+
+
+def test_distances_of_a_comparison_are_by_one_classifier(folder):
+    train_classifier(folder, "judge")
+    words = ["--position", "none,learned", "--steps", 2, "--seeds", 1, "--classifier", "judge"]
+    compare(folder, "judged", *words, "--frechet-images", 20)
+    record = json.loads((folder / "judged/results.json").read_text())
+    assert len(record["data"]["classifier_sha256"]) == 64
+    shutil.rmtree(folder / "judge")
+    train_classifier(folder, "judge")
+    succeed("compare", "--resume", "judged", cwd=folder)
+    shutil.rmtree(folder / "judge")
+    train_classifier(folder, "judge", "--seed", 1)
+    line = refused("compare", "--resume", "judged", cwd=folder)
+    assert "--classifier: judge is not what the first distances were measured with" in line
 
 
 def test_loss_of_a_training_step(folder):

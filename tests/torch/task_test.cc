@@ -17,6 +17,7 @@
 
 #include "cli/program.h"
 #include "gnomon/attention.h"
+#include "torch/values.h"
 #include "training/arrays.h"
 #include "training/checkpoint.h"
 #include "training/safetensors.h"
@@ -29,19 +30,6 @@ using nlohmann::json;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
-
-std::vector<torch::Tensor> Values(torch::nn::Module& module) {
-  std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : module.parameters()) {
-    values.push_back(parameter.detach().clone());
-  }
-  return values;
-}
-
-bool Equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) { return torch::equal(x, y); });
-}
 
 class TaskTest : public testing::Test {
  protected:

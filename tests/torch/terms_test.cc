@@ -11,8 +11,8 @@
 namespace gnomon {
 namespace {
 
-using Text = const std::string&;
-using Shape = const std::vector<int64_t>&;
+using TextArgument = const std::string&;
+using ShapeArgument = const std::vector<int64_t>&;
 
 template <class Expected, class Actual>
 constexpr bool kIs = std::is_same_v<Expected, Actual>;
@@ -20,31 +20,34 @@ constexpr bool kIs = std::is_same_v<Expected, Actual>;
 static_assert(kIs<decltype(similarity::Dot), Similarity(std::optional<double>)>);
 static_assert(kIs<decltype(similarity::Laplacian), Similarity(HeadValue)>);
 static_assert(kIs<decltype(similarity::Gaussian), Similarity(HeadValue)>);
-static_assert(kIs<decltype(similarity::Umbral), Similarity(HeadValue, double, Text, Text)>);
-static_assert(kIs<decltype(similarity::Penumbral), Similarity(HeadValue, double, Text, Text)>);
-static_assert(kIs<decltype(similarity::Hyperbolic),
-                  Similarity(HeadValue, Text, const std::optional<std::string>&)>);
 static_assert(
-    kIs<decltype(similarity::Lorentz), Similarity(HeadValue, HeadValue, HeadValue, Text)>);
-static_assert(kIs<decltype(similarity::Entailment), Similarity(HeadValue, double, Text)>);
+    kIs<decltype(similarity::Umbral), Similarity(HeadValue, double, TextArgument, TextArgument)>);
+static_assert(kIs<decltype(similarity::Penumbral),
+                  Similarity(HeadValue, double, TextArgument, TextArgument)>);
+static_assert(kIs<decltype(similarity::Hyperbolic),
+                  Similarity(HeadValue, TextArgument, const std::optional<std::string>&)>);
+static_assert(
+    kIs<decltype(similarity::Lorentz), Similarity(HeadValue, HeadValue, HeadValue, TextArgument)>);
+static_assert(kIs<decltype(similarity::Entailment), Similarity(HeadValue, double, TextArgument)>);
 static_assert(kIs<decltype(similarity::Additive), Similarity(double)>);
 
 static_assert(kIs<decltype(position::ALiBi), Position(HeadValue)>);
-static_assert(kIs<decltype(position::HyPE), Position(HeadValue, HeadValue, Text)>);
+static_assert(kIs<decltype(position::HyPE), Position(HeadValue, HeadValue, TextArgument)>);
 static_assert(kIs<decltype(position::T5), Position(torch::Tensor, bool, int64_t)>);
-static_assert(kIs<decltype(position::Kerple), Position(HeadValue, HeadValue, Text)>);
+static_assert(kIs<decltype(position::Kerple), Position(HeadValue, HeadValue, TextArgument)>);
 static_assert(kIs<decltype(position::Sandwich), Position(HeadValue, int64_t, double)>);
 static_assert(kIs<decltype(position::OffsetBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::RoPE),
-                  Position(double, Text, std::optional<int64_t>, Shape, int64_t,
-                           const std::optional<std::string>&, bool, Shape, Text,
+                  Position(double, TextArgument, std::optional<int64_t>, ShapeArgument, int64_t,
+                           const std::optional<std::string>&, bool, ShapeArgument, TextArgument,
                            std::optional<torch::Tensor>, std::optional<torch::Tensor>)>);
-static_assert(kIs<decltype(position::RoPEMixed), Position(torch::Tensor, Text, Shape, int64_t)>);
+static_assert(kIs<decltype(position::RoPEMixed),
+                  Position(torch::Tensor, TextArgument, ShapeArgument, int64_t)>);
 static_assert(
-    kIs<decltype(position::Grid), Position(Shape, const std::vector<Position>&, int64_t)>);
+    kIs<decltype(position::Grid), Position(ShapeArgument, const std::vector<Position>&, int64_t)>);
 static_assert(kIs<decltype(position::GridBias), Position(torch::Tensor, int64_t)>);
 static_assert(kIs<decltype(position::Relative),
-                  Position(torch::Tensor, int64_t, Text, std::optional<torch::Tensor>,
+                  Position(torch::Tensor, int64_t, TextArgument, std::optional<torch::Tensor>,
                            std::optional<torch::Tensor>)>);
 static_assert(
     kIs<decltype(position::TransformerXL), Position(torch::Tensor, torch::Tensor, torch::Tensor)>);
@@ -60,7 +63,7 @@ static_assert(kIs<decltype(position::Gate), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::QKNorm), Position(torch::Tensor, torch::Tensor, double)>);
 static_assert(kIs<decltype(position::Sink), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::ScalableSoftmax), Position(HeadValue)>);
-static_assert(kIs<decltype(position::LogTemperature), Position(double, double, Text)>);
+static_assert(kIs<decltype(position::LogTemperature), Position(double, double, TextArgument)>);
 
 TEST(TermsTest, DefaultsAreThoseOfTheCatalogue) {
   EXPECT_EQ(similarity::Dot().spec, "dot");

@@ -18,6 +18,7 @@
 #include "models/language_model.h"
 #include "tasks/text.h"
 #include "torch/seeded_model.h"
+#include "torch/values.h"
 #include "training/checkpoint.h"
 #include "training/safetensors.h"
 
@@ -130,18 +131,7 @@ class TextTrainer {
   std::unique_ptr<Trainer> trainer_;
 };
 
-std::vector<torch::Tensor> Values(TextTrainer& trainer) {
-  std::vector<torch::Tensor> values;
-  for (const torch::Tensor& parameter : trainer.model()->parameters()) {
-    values.push_back(parameter.detach().clone());
-  }
-  return values;
-}
-
-bool Equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) { return torch::equal(x, y); });
-}
+std::vector<torch::Tensor> Values(TextTrainer& trainer) { return Values(*trainer.model()); }
 
 TEST(LearningRateTest, WarmsUpAndDecays) {
   TrainingOptions options;

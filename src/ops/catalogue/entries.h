@@ -162,6 +162,8 @@ struct PositionEntry {
   Component (*complete)(Component component, const ComponentUse& use) = nullptr;
   // Of a module: the positions at which it is defined; null: all, or those of its grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
+  // Of a module: how many coordinates the positions of its calls have; null: one, or any number.
+  int64_t (*axes)(const Component& component) = nullptr;
 
   Role role() const { return catalogue.role; }
   bool GoesByLength(const Component& component) const {

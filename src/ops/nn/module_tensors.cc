@@ -46,8 +46,11 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
     return at::ones(sizes, at::TensorOptions().dtype(at::kFloat).device(at::kCPU));
   };
   std::vector<Component> components;
+  int64_t axes = 1;
   for (const ModuleTerms::Position& position : terms.positions()) {
     components.push_back(position.component);
+    const auto axes_of = FindPosition(position.component).axes;
+    if (axes_of != nullptr) axes = std::max(axes, axes_of(position.component));
   }
   const int64_t tokens = SmallestGrid(components).value_or(1);
   const auto heads_of = [&](int64_t columns) { return ones({0, shape.heads, tokens, columns}); };
@@ -59,6 +62,7 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
   const auto attend = [&](bool causal) {
     CallArguments arguments;
     arguments.causal = causal;
+    if (axes > 1) arguments.positions = ones({1, tokens, axes}).to(at::kLong);
     ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
                     terms, call.tensors, arguments);
   };

@@ -29,8 +29,9 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
                       " columns; expected an even number, or a smaller even dims");
     TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
-                      " rotates a pair for each axis and has ", free,
-                      " columns to do so; expected at least ", step);
+                      " rotates a pair for each axis and has ", free, " columns",
+                      call.last_is_height ? " beside a height" : "",
+                      " to do so; expected at least ", step);
     return free - free % step;
   }
   const int64_t dims = component.Integer("dims");

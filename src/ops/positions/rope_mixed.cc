@@ -21,6 +21,9 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const std::vector<at::Tensor> coordinates =
       CoordinatesOf(component, call, TokenGrid::Find(component));
   const auto axes = static_cast<int64_t>(coordinates.size());
+  const int64_t expected = component.FindInteger("axes").value_or(axes);
+  TORCH_CHECK_VALUE(axes == expected, "gnomon.attention: ", component.name(),
+                    " has axes = ", expected, ", and positions have ", axes, "; expected as many");
   const int64_t heads = frequencies.dim() == 3 ? SizeOf(frequencies, 0) : 0;
   TORCH_CHECK_VALUE((heads == 1 || heads == call.heads || heads == call.key_heads) &&
                         SizeOf(frequencies, 1) == axes,
@@ -49,6 +52,11 @@ int64_t AxesOf(const Component& component) {
                     ":axes=", axes.value_or(0), " and its shape has ", grid ? grid->axes() : 0,
                     "; expected the same");
   return grid ? grid->axes() : axes.value_or(1);
+}
+
+// On a grid a position is one number.
+int64_t AxesOfPositions(const Component& component) {
+  return TokenGrid::Find(component) ? 1 : AxesOf(component);
 }
 
 // As many groups of pairs as there are axes. Within a group frequencies fall from 1 to almost
@@ -120,6 +128,7 @@ const RegisterPosition rope_mixed({
          .class_name = "RoPEMixed"},
     .parameters = Parameters(),
     .rotate = Rotate,
+    .axes = AxesOfPositions,
 });
 
 }  // namespace

@@ -1,0 +1,28 @@
+// What the modules of the tests have learned.
+#ifndef GNOMON_TESTS_TORCH_VALUES_H_
+#define GNOMON_TESTS_TORCH_VALUES_H_
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace gnomon::models {
+
+// Copies of the parameters.
+inline std::vector<torch::Tensor> Values(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> values;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    values.push_back(parameter.detach().clone());
+  }
+  return values;
+}
+
+inline bool Equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return torch::equal(x, y); });
+}
+
+}  // namespace gnomon::models
+
+#endif  // GNOMON_TESTS_TORCH_VALUES_H_
