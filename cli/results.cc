@@ -1,8 +1,12 @@
 #include "cli/results.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/progress.h"
 #include "gnomon/attention.h"
@@ -271,18 +275,38 @@ json Summarize(const models::Task& task, const CompareSettings& settings,
   return summary;
 }
 
+namespace {
+
+// The conditions that a metric is of: not those where the first metric is known and this one never.
+std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std::string& first,
+                               const std::string& key) {
+  std::vector<size_t> places;
+  for (size_t n = 0; n < conditions; ++n) {
+    const auto is_known = [&](const std::string& name) {
+      return std::any_of(summary.begin(), summary.end(), [&](const json& row) {
+        return !row["losses"][n][name]["mean"].is_null();
+      });
+    };
+    if (is_known(key) || !is_known(first)) places.push_back(n);
+  }
+  return places;
+}
+
+}  // namespace
+
 std::string FormatTable(const models::Task& task, const CompareSettings& settings,
                         const json& summary) {
   const models::Conditions conditions = task.conditions();
   std::string table = "| similarity/position | parameters | ms per step |";
   std::string rule = "|:--|--:|--:|";
-  std::vector<models::Metric> columns;
-  for (const models::Metric& metric : task.metrics()) {
-    if (metric.is_compared) columns.push_back(metric);
-  }
-  for (const models::Metric& metric : columns) {
-    for (const json& condition : conditions.values) {
-      table += StrCat(" ", metric.column, " at ", FormatCondition(condition), " |");
+  std::vector<std::pair<std::string, size_t>> columns;  // a metric's key, a condition
+  const std::vector<models::Metric> metrics = task.metrics();
+  for (const models::Metric& metric : metrics) {
+    if (!metric.is_compared) continue;
+    for (const size_t n :
+         MeasuredAt(summary, conditions.values.size(), metrics[0].key, metric.key)) {
+      columns.emplace_back(metric.key, n);
+      table += StrCat(" ", metric.column, " at ", FormatCondition(conditions.values[n]), " |");
       rule += "--:|";
     }
   }
@@ -294,16 +318,16 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
     table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "", " | ",
                     FormatNumber(row["parameters"], "%.0f"), " | ",
                     FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
-    for (const models::Metric& metric : columns) {
-      for (const json& at : row["losses"]) table += StrCat(" ", FormatCell(at[metric.key]), " |");
+    for (const auto& [key, n] : columns) {
+      table += StrCat(" ", FormatCell(row["losses"][n][key]), " |");
     }
     table += "\n";
   }
-  table += StrCat("\n", Capitalized(task.loss_unit()), ", mean",
-                  settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
-                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
-                  task.TrainedAs(settings.training), ". A dash: not defined at that ",
-                  conditions.key, ", or not finished.\n");
+  table +=
+      StrCat("\n", Capitalized(task.loss_unit()), ", mean",
+             settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
+             settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
+             task.TrainedAs(settings.training), ". A dash: not defined there, or not finished.\n");
   if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
   return table;
 }

@@ -131,8 +131,9 @@ STUDY = Study(
     limits=(
         "Small models, in which what is not attention takes its share of each step: a longer "
         "sequence or a narrower MLP has more of what differs. After 30 steps measures of quality "
-        "tell nothing, and none are shown. Not timed: music, which is text to an operator; "
-        "volumes, which are images; hierarchies, which have no attention; the generated problems."
+        "tell nothing, and none are shown. Hierarchies have no attention: what is timed there is a "
+        "score of pairs of points. Where the range over the seeds is wide, as with music and "
+        "volumes, the machine was busy with the work of others, and the ratio is a guess."
     ),
     sources="Tseng et al. 2023, Coneheads, the table of throughput.",
     of_time=True,

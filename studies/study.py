@@ -447,17 +447,18 @@ def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost
     from gnomon import report
 
     conditions = results["task"]["conditions"]
+    places = report.measured_at(results, metric["key"])
     winners = [
         report.best(results, metric["key"], n, higher_is_better=metric["higher_is_better"])
-        for n in range(len(conditions["values"]))
+        for n in places
     ]
     rows = []
     for row in results["summary"]:
         name = report.labels(results)[row["combination"]]
         # Where titles do not tell them apart, names are parts of labels.
         cells = [f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"]
-        for at, winner in zip(row["losses"], winners, strict=True):
-            value = at[metric["key"]]
+        for n, winner in zip(places, winners, strict=True):
+            value = row["losses"][n][metric["key"]]
             if value["mean"] is None:
                 cells.append("–")
                 continue
@@ -473,7 +474,7 @@ def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost
         if shows_cost:
             cells.append("–" if row["parameters"] is None else f"{row['parameters']:,}")
         rows.append(cells)
-    head = ["", *map(str, conditions["values"]), "seeds"]
+    head = ["", *(str(conditions["values"][n]) for n in places), "seeds"]
     if shows_cost:
         head.append("parameters")
     return markdown_table(head, rows)

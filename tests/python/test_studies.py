@@ -184,10 +184,16 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     assert record["settings"]["classifier"] == studies.CLASSIFIER
     assert all(run["losses"][0]["frechet"] > 0 for run in record["runs"])
     studies.write_page("tiny", study)
-    assert (
-        "$ gnomon train --task images --data dots.safetensors --position none "
-        in (folders / "pages/tiny.md").read_text()
-    )
+    page = (folders / "pages/tiny.md").read_text()
+    assert "$ gnomon train --task images --data dots.safetensors --position none " in page
+    # It is measured over all timesteps alone, and has no other column anywhere.
+    assert "Frechet distance, by timesteps:\n\n|  | 0-999 | seeds |\n" in page
+    made = folders / "runs/tiny/one"
+    head = (made / "table.md").read_text().splitlines()[0]
+    assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
+    report = (made / "report.html").read_text()
+    of_distance = report[report.index("<h3>Frechet distance, by timesteps</h3>") :]
+    assert of_distance.split("</thead>")[0].count("<th>") == 2
 
     # Elsewhere, where there is the record alone.
     shutil.rmtree(folders / "runs")

@@ -2,7 +2,7 @@
 
 from gnomon.report._page import busy, render
 from gnomon.report._plots import PLOTS, draw_conditions, draw_cost, draw_training, smooth
-from gnomon.report._record import in_common, labels, load, metrics, text_task
+from gnomon.report._record import in_common, labels, load, measured_at, metrics, text_task
 from gnomon.report._statistics import best, p_value
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "in_common",
     "labels",
     "load",
+    "measured_at",
     "metrics",
     "p_value",
     "render",

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from gnomon._plots import STYLE, colour
 from gnomon.report._plots import PLOTS
-from gnomon.report._record import in_common, labels, metrics
+from gnomon.report._record import in_common, labels, measured_at, metrics
 from gnomon.report._statistics import FEWEST_SEEDS, SIGNIFICANT, best
 
 PAGE = """<!DOCTYPE html>
@@ -104,16 +104,14 @@ def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool)
     names = labels(results)
     conditions = results["task"]["conditions"]
     key = metric["key"]
-    winners = [
-        best(results, key, n, higher_is_better=metric["higher_is_better"])
-        for n in range(len(conditions["values"]))
-    ]
+    places = measured_at(results, key)
+    winners = [best(results, key, n, higher_is_better=metric["higher_is_better"]) for n in places]
     body = []
     for row in results["summary"]:
         index = row["combination"]
         cells = "".join(
-            _cell(at[key], index == winner)
-            for at, winner in zip(row["losses"], winners, strict=True)
+            _cell(row["losses"][n][key], index == winner)
+            for n, winner in zip(places, winners, strict=True)
         )
         if shows_cost:
             parameters = "–" if row["parameters"] is None else f"{row['parameters']:,}"
@@ -126,7 +124,7 @@ def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool)
             f'<span title="{html.escape(row["label"])}">{html.escape(names[index])}</span>{note}'
             f"</td>{cells}</tr>"
         )
-    head = "".join(f"<th>{html.escape(str(value))}</th>" for value in conditions["values"])
+    head = "".join(f"<th>{html.escape(str(conditions['values'][n]))}</th>" for n in places)
     title = html.escape(f"{_capitalized(metric['title'])}, by {conditions['key']}")
     costs = "<th>parameters</th><th>ms per step</th>" if shows_cost else ""
     return (

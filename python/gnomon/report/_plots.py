@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gnomon._plots import colour, line_style, marker
-from gnomon.report._record import labels, metrics
+from gnomon.report._record import labels, measured_at, metrics
 
 #: Characters of a name, from which on legends stand below the plots.
 LONG_NAME = 40
@@ -75,12 +75,12 @@ def _are_points(values: list[Any]) -> bool:
 
 
 def _measured(
-    row: dict[str, Any], key: str, places: list[Any]
+    losses: list[dict[str, Any]], key: str, places: list[Any]
 ) -> tuple[list[Any], list[float], list[float]]:
-    """Places, means and spreads of an entry of the summary where there is a mean."""
+    """Places, means and spreads of what was measured, where there is a mean."""
     points = sorted(
         (place, at[key]["mean"], at[key]["spread"] or 0.0)
-        for place, at in zip(places, row["losses"], strict=True)
+        for place, at in zip(places, losses, strict=True)
         if at[key]["mean"] is not None
     )
     return [x for x, _, _ in points], [y for _, y, _ in points], [s for _, _, s in points]
@@ -92,7 +92,7 @@ def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
     values = conditions["values"]
     for row in results["summary"]:
         index = row["combination"]
-        x, y, spread = _measured(row, key, values)
+        x, y, spread = _measured(row["losses"], key, values)
         if not x:
             continue
         style = {"marker": marker(index), "markersize": 6, "linewidth": 1.8, **line_style(index)}
@@ -122,12 +122,14 @@ def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
     """Each condition by itself, and the combinations side by side, so that none hides another."""
     names = labels(results)
     conditions = results["task"]["conditions"]
-    values = list(map(str, conditions["values"]))
+    shown = measured_at(results, key)
+    values = [str(conditions["values"][n]) for n in shown]
     count = len(results["summary"])
     for n, row in enumerate(results["summary"]):
         index = row["combination"]
         offset = SPAN * ((n + 0.5) / count - 0.5)
-        x, y, spread = _measured(row, key, [place + offset for place in range(len(values))])
+        losses = [row["losses"][n] for n in shown]
+        x, y, spread = _measured(losses, key, [place + offset for place in range(len(values))])
         if not x:
             continue
         style = {"marker": marker(index), "markersize": 6, "color": colour(index), "capsize": 3}
@@ -140,8 +142,8 @@ def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
     axes.grid(axis="x", visible=False)
     for place in range(1, len(values)):
         axes.axvline(place - 0.5, color="#e4e4e4", linewidth=0.8, zorder=0)
-    if conditions["trained"] is not None and len(values) > 1:
-        trained = conditions["trained"]
+    if conditions["trained"] in shown and len(values) > 1:
+        trained = shown.index(conditions["trained"])
         axes.axvspan(trained - 0.5, trained + 0.5, color="#f3f3f3", linewidth=0, zorder=-1)
 
 

@@ -59,6 +59,20 @@ def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
     return [metric for metric in results["task"]["metrics"] if metric["is_compared"]]
 
 
+def measured_at(results: dict[str, Any], key: str) -> list[int]:
+    """Places of the conditions that a metric is of.
+
+    Not those where the first metric is known and this one never: some are of one condition alone.
+    """
+    first = metrics(results)[0]["key"]
+
+    def is_known(key: str, place: int) -> bool:
+        return any(row["losses"][place][key]["mean"] is not None for row in results["summary"])
+
+    places = range(len(results["task"]["conditions"]["values"]))
+    return [n for n in places if is_known(key, n) or not is_known(first, n)]
+
+
 def labels(results: dict[str, Any]) -> list[str]:
     """One name for each combination; what all have in common is left out.
 
