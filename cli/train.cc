@@ -171,9 +171,15 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
 void PrintMeasurements(const models::Task& task,
                        const std::vector<models::Measurement>& measurements) {
   const std::vector<models::Metric> metrics = task.metrics();
+  const auto is_known = [&](size_t n) {
+    return std::any_of(measurements.begin(), measurements.end(),
+                       [&](const models::Measurement& at) { return at.values[n].has_value(); });
+  };
   for (const models::Measurement& at : measurements) {
     std::vector<std::string> parts;
     for (size_t n = 0; n < metrics.size(); ++n) {
+      // Some are of one condition alone.
+      if (!at.values[n] && is_known(n)) continue;
       parts.push_back(StrCat(FormatLoss(at.values[n]), " (", metrics[n].title, ")"));
     }
     std::cout << "validation at " << task.conditions().key << " " << FormatCondition(at.condition)

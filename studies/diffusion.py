@@ -136,7 +136,7 @@ STUDY = Study(
     limits=(
         "The loss of the noise is not the quality of the pictures. The Frechet distance is that of "
         "500 pictures in the features of a classifier of digits, and cannot be compared with the "
-        "source's, which is of Inception's features. Digits of 28 x 28 pixels in 7 x 7 patches, a "
+        "source's, which is of Inception's features. Digits of 28 x 28 pixels in 49 patches, a "
         "small model, and 600 or 1200 steps, after which its pictures are not yet digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",

@@ -7,6 +7,7 @@ CAPE = "cape:shape=grid"
 ALIBI = "alibi:shape=grid"
 HYPE = "hype:shape=grid:tau=learned:mode=abs"
 ROPE = "rope:shape=grid"
+MIXED = "rope_mixed:shape=grid"
 BOTH = f"{ROPE}+{HYPE}"
 
 STUDY = Study(
@@ -31,6 +32,19 @@ STUDY = Study(
                     "none,learned,sinusoidal:shape=grid,cape:shape=grid,relative2d:shape=grid,grid_bias:shape=grid,"
                     f"{ROPE},alibi:shape=grid,{HYPE},{BOTH}",
                 ),
+                *("--sizes", "36,44"),
+                *("--steps", "400"),
+                *("--seeds", "3"),
+            ),
+            MNIST,
+        ),
+        Comparison(
+            "mixed",
+            "MNIST, RoPE by axes and mixed",
+            "mnist.safetensors",
+            (
+                *("--task", "images"),
+                *("--position", f"{ROPE},{MIXED}"),
                 *("--sizes", "36,44"),
                 *("--steps", "400"),
                 *("--seeds", "3"),
@@ -94,6 +108,11 @@ STUDY = Study(
                 "overfit; RoPE has 0.768 and no position 0.763, and the seeds of the latter range "
                 "from 0.732 to 0.782."
             ),
+        ),
+        Claim(
+            "Mixed rotations, whose frequencies are learned for each head, are better than RoPE by "
+            "axes, at the trained size and on digits of 44 pixels.",
+            tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
         ),
         Claim(
             "A bias alone, of a table or by distance, is better than no position, at the trained "

@@ -204,7 +204,8 @@ STUDY = Study(
         "texts are read as bytes, and 600 steps of 16 windows are far from all that could be "
         "learned. What orders positions at this size may order them otherwise at another; that "
         "a position breaks down beyond the training length is the kind of finding that has "
-        "carried over in the literature. One learning rate was used for all."
+        "carried over in the literature. One learning rate was used for all. Shakespeare's plays "
+        "were not read up to 8192: of such windows their validation part has thirteen."
     ),
     sources=(
         "RoPE: Su et al. 2021. ALiBi: Press et al. 2022. T5: Raffel et al. 2020. KERPLE: Chi et "

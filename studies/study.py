@@ -88,8 +88,9 @@ class Study:
     claims: tuple[Claim, ...]
     limits: str  # what it does not show
     sources: str = ""
-    # Shown is the time of a step rather than what was learned.
+    # Shown is the time of a step rather than what was learned, and these are its claims.
     of_time: bool = False
+    came_out: str = ""
 
 
 # ---- What the test of a contrast may say
@@ -137,8 +138,8 @@ MNIST = (
 )
 FSDD = (
     *("gnomon", "data", "OUT"),
-    r"train.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_(\d\d|[5-9])\.wav",
-    r"valid.audio=fsdd/fsdd-recordings.tar:(?P<labels>\d)_(?P<speakers>[a-z]+)_[0-4]\.wav",
+    r"train.audio=fsdd/fsdd.tar.gz:(?:.*/)?(?P<labels>\d)_(?P<speakers>[a-z]+)_(\d\d|[5-9])\.wav",
+    r"valid.audio=fsdd/fsdd.tar.gz:(?:.*/)?(?P<labels>\d)_(?P<speakers>[a-z]+)_[0-4]\.wav",
 )
 CORA = (
     *("gnomon", "data", "OUT"),
@@ -159,7 +160,7 @@ CHORALES = (
     "valid.pieces=jsb-chorales/jsb-chorales-16th.json:valid",
     "test.pieces=jsb-chorales/jsb-chorales-16th.json:test",
 )
-MAMMALS = ("gnomon", "data", "OUT", "train.pairs=wordnet/mammal_closure.csv:id1,id2")
+MAMMALS = ("gnomon", "data", "OUT", "train.pairs=wordnet-mammals/mammal_closure.csv:id1,id2")
 
 
 # ---- Records
@@ -378,6 +379,8 @@ def contrast_row(
     if p < 0.05:
         outcome = BETTER if (mean > 0) == metric["higher_is_better"] else WORSE
     shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if shown == "0.050":
+        shown = "< 0.05" if p < 0.05 else "> 0.05"
     return [
         f"{mean:+.3f}",
         f"± {interval(differences):.3f}",
@@ -566,6 +569,8 @@ def write_page(name: str, study: Study) -> None:
             parts.append(f"These verdicts are of what has begun: {begun}.")
     for claim in study.claims:
         parts += describe_claim(claim, found)
+    if study.came_out:
+        parts.append("## What came out\n\n" + study.came_out)
     parts.append("## What it does not show\n\n" + study.limits)
     parts.append("## Results")
     if missing:
@@ -591,15 +596,16 @@ def write_page(name: str, study: Study) -> None:
     )
     if study.of_time:
         legend = (
-            "Processor time, which other programs on the machine change little, the median of the "
-            "steps; the ratio is to the first row's with the same seed, its median, and its range "
-            "over the seeds."
+            "Processor time, the median of the steps, and of it the mean over the seeds; the ratio "
+            "is to the first row's with the same seed, its median, and its range over the seeds. "
+            "Other programs on the machine change processor time less than time, but they do."
         )
     parts.append(
         f"{legend} Tables and plots are of the records in `studies/{name}`; "
-        f"`make study NAME={name} DATA=FOLDER` makes them again, where FOLDER has the data by the "
-        "names in the commands above (`gnomon data get`). What the text says of other trials names "
-        "its command."
+        f"`make study NAME={name} DATA=FOLDER` makes what is missing of them, where FOLDER has the "
+        "data by the names in the commands above, each set of `gnomon data get` in a folder of its "
+        "name. To begin anew, remove a record. What the text says of other trials names its "
+        "command."
     )
     if study.sources:
         parts.append("## Sources\n\n" + study.sources)

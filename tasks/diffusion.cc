@@ -162,6 +162,12 @@ class DiffusionTask final : public Task {
 
   void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
     reads_training_ = command != Command::kEval;
+    if (run_.classifier.empty()) {
+      if (run_.frechet_images == DiffusionRunOptions().frechet_images) return;
+      throw Error("--frechet-images needs --classifier");
+    }
+    // Whoever resumes the run may be in another folder.
+    run_.classifier = std::filesystem::absolute(run_.classifier).lexically_normal().string();
   }
 
   std::string StepFlags(Command /*command*/, const TrainingOptions& training) const override {
@@ -209,7 +215,10 @@ class DiffusionTask final : public Task {
                          " with ", Counted(data_.valid.channels(), "channel"),
                          ", and the model of ", SizesText(model_.size), " with ", model_.channels));
     }
-    if (!run_.classifier.empty()) ReadClassifier();
+    if (run_.classifier.empty()) return;
+    ReadClassifier();
+    // Records tell how many there were.
+    run_.frechet_images = std::min(run_.frechet_images, data_.valid.count());
   }
 
   std::string data_sha256() const override { return data_.sha256; }
@@ -435,7 +444,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
 std::optional<double> DiffusionLearner::Frechet(const std::function<bool()>& proceed) {
   VisionTransformerImpl& classifier = *task_.classifier();
   const LabelledImages& part = task_.data().valid;
-  const int64_t total = std::min(task_.run().frechet_images, part.count());
+  const int64_t total = task_.run().frechet_images;
   const at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
   std::vector<torch::Tensor> of_data;
   std::vector<torch::Tensor> of_model;

@@ -311,15 +311,22 @@ int64_t GraphsTask::CountNodes(const std::string& part) const {
 }
 
 void GraphsTask::CheckData(const TrainingOptions* training) const {
-  const auto expect = [&](const std::string& part, const std::string& flag) {
+  const auto expect = [&](const std::string& part, const std::string& flag,
+                          const std::string& instead = "") {
     if (NodesOf(part).defined()) return;
-    throw Error(StrCat(path_, ": the array '", part, ".nodes' is missing, which ", flag, " needs"));
+    throw Error(StrCat(path_, ": the array '", part, ".nodes' is missing, which ", flag, " needs",
+                       instead));
   };
   if (training != nullptr) {
     expect("train", "training");
     if (learning_.selection != "last") expect("valid", "--selection " + learning_.selection);
   }
-  for (const std::string& split : splits()) expect(split, "--splits " + Join(splits(), ","));
+  for (const std::string& split : splits()) {
+    const std::string other = split == "test" ? "valid" : "test";
+    const std::string instead =
+        NodesOf(other).defined() ? "; --splits " + other + " does without" : "";
+    expect(split, "--splits " + Join(splits(), ","), instead);
+  }
 }
 
 json GraphsTask::DescribeData() const {

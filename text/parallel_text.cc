@@ -118,6 +118,9 @@ std::string ReadFile(const fs::path& path) {
       throw Error(StrCat(path.string(), " holds more than 4 GiB of text"));
     }
   }
+  if (path.extension() == ".gz" && !bytes.empty() && gzdirect(file.get()) == 1) {
+    throw Error(StrCat(path.string(), " is not in gzip, as its name says"));
+  }
   int fault = Z_OK;
   gzerror(file.get(), &fault);
   if (fault == Z_BUF_ERROR)

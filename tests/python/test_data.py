@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gnomon.data import read_arrays
+from gnomon.data import read_arrays, write
 from gnomon.data.__main__ import main
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
@@ -318,3 +318,12 @@ def test_nothing_but_data_is_replaced(tmp_path, capsys):
     for name in ("empty", "new", "new"):
         assert main([str(tmp_path / name), *words]) == 0
         assert load_file(tmp_path / name)["train.x"].tolist() == [1, 2]
+
+
+def test_paths_to_write_to_may_be_texts(tmp_path):
+    arrays = {"train.labels": np.arange(3)}
+    write(str(tmp_path / "one.safetensors"), arrays)
+    write(tmp_path / "two.safetensors", arrays)
+    assert (tmp_path / "one.safetensors").read_bytes() == (
+        tmp_path / "two.safetensors"
+    ).read_bytes()

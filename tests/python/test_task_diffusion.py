@@ -290,21 +290,28 @@ def test_a_wrong_classifier_is_named(folder, model):
     line = refused(*arguments, model, cwd=folder)
     assert "--classifier: " in line
     assert "task" in line
+    line = refused("eval", "--model", model, "--frechet-images", 20, cwd=folder)
+    assert "--frechet-images needs --classifier" in line
 
 
 def test_distances_of_a_comparison_are_by_one_classifier(folder):
     train_classifier(folder, "judge")
     words = ["--position", "none,learned", "--steps", 2, "--seeds", 1, "--classifier", "judge"]
-    compare(folder, "judged", *words, "--frechet-images", 20)
+    compare(folder, "judged", *words)
     record = json.loads((folder / "judged/results.json").read_text())
     assert len(record["data"]["classifier_sha256"]) == 64
+    # What was asked for by default is more than there are.
+    assert record["settings"]["frechet_images"] == 24
+    head = (folder / "judged/table.md").read_text().splitlines()[0]
+    assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge")
-    succeed("compare", "--resume", "judged", cwd=folder)
+    # From another folder, too.
+    succeed("compare", "--resume", folder / "judged", cwd=folder.parent)
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge", "--seed", 1)
     line = refused("compare", "--resume", "judged", cwd=folder)
-    assert "--classifier: judge is not what the first distances were measured with" in line
+    assert f"--classifier: {folder / 'judge'} is not what the first distances were" in line
 
 
 def test_loss_of_a_training_step(folder):

@@ -252,7 +252,10 @@ def test_compare_of_every_similarity(folder, tmp_path):
         ({"valid.nodes": [10, 8]}, "has node 8 at [1], which 'train.nodes' has already"),
         ({"train.nodes": None}, "'train.nodes' is missing, which training needs"),
         ({"valid.nodes": None}, "'valid.nodes' is missing, which --selection accuracy needs"),
-        ({"test.nodes": None}, "'test.nodes' is missing, which --splits test,valid needs"),
+        (
+            {"test.nodes": None},
+            "'test.nodes' is missing, which --splits test,valid needs; --splits valid does",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

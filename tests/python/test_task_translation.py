@@ -598,6 +598,10 @@ def cut_gzip(path: pathlib.Path) -> None:
     (path / "train.src.gz").write_bytes(content[:-12])
 
 
+def name_gzip(path: pathlib.Path) -> None:
+    (path / "train.src").rename(path / "train.src.gz")
+
+
 def damage_gzip(path: pathlib.Path) -> None:
     (path / "train.src").unlink()
     content = bytearray(gzip.compress(random.Random(0).randbytes(500)))
@@ -621,6 +625,7 @@ def damage_gzip(path: pathlib.Path) -> None:
         (lambda p: [f.rename(f.with_suffix(".de")) for f in p.glob("*.src")], "--source-language"),
         (cut_gzip, "train.src.gz is not whole"),
         (damage_gzip, "train.src.gz is damaged"),
+        (name_gzip, "train.src.gz is not in gzip, as its name says"),
     ],
 )
 def test_wrong_data_are_one_line(tmp_path, spoil, part):

@@ -121,7 +121,7 @@ _MARK = {"made_by": "gnomon data"}
 _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
-def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> Arrays:
+def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
     """Writes arrays called PART.NAME as one file of safetensors, and returns what it holds.
 
     Unsigned integers of 16 bits become signed ones of 32, wider ones of 64.
@@ -130,6 +130,7 @@ def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> Arrays:
         ValueError: numbers of a dtype that the file cannot hold, or beyond 64 bits with a sign.
         OSError: the file cannot be written.
     """
+    path = pathlib.Path(path)
     written: Arrays = {}
     tensors = {}
     for name, array in arrays.items():
