@@ -144,7 +144,7 @@ TEST_F(TaskTest, IsComparedByTheProgram) {
   EXPECT_TRUE(record["summary"][0]["losses"][0]["accuracy"]["spread"].is_number());
   EXPECT_THAT(output_, HasSubstr("| accuracy at 4 | accuracy at 9 |"));
   EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash: not "
-                                 "defined at that length"));
+                                 "defined there"));
 
   // It goes on where it was left, with the same numbers.
   json cut = record;
