@@ -82,7 +82,7 @@ demo: build ## compare positions and similarities on text (DATA=file or folder);
 test: .venv/.setup-test build ## build and run all tests
 	$(CMAKE) --build build
 	$(ctest) --test-dir build
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder tests/python
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile tests/python
 
 .PHONY: test-core
 test-core: .venv/.setup ## only the core, which needs no Torch: quick to build

@@ -66,14 +66,6 @@ def pytest_report_header(config) -> str:
     )
 
 
-#: Files whose few tests take minutes. A worker that came to one last would work alone.
-LONG = ("test_terms", "test_define", "test_pages", "test_sweep")
-
-
-def pytest_collection_modifyitems(items) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
-
-
 def pytest_generate_tests(metafunc):
     """Every test is there once for each device, and says why where it does not run on one."""
     marker = metafunc.definition.get_closest_marker("cpu")
