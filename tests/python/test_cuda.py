@@ -279,19 +279,6 @@ def test_the_random_matrix_is_the_same_everywhere():
     assert torch.equal(ours, theirs)
 
 
-def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
-    factor = torch.ones(2)
-    indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
-    for x, message in (
-        (torch.randn(3, 2, 4).double(), "graph_attention: .*Double on a GPU; expected"),
-        (torch.randn(3, 2, 264), "graph_attention: head_dim: is 264, at most 256"),
-    ):
-        with pytest.raises(NotImplementedError, match=message):
-            on_cuda(
-                ops.graph_forward, x, x, x, None, None, None, factor.to(x), indptr, indices, "dot"
-            )
-
-
 def run(code, **environment):
     """What a new process prints; its cache is in a folder of its own unless given."""
     result = subprocess.run(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from emulated_gpu import LIBRARY, OnCuda, environment
+from emulated_gpu import LIBRARY, ON_CUDA, OnCuda, environment
 from formulas import SIMILARITIES, assert_near, values_and_gradients
 from test_cli import ROOT
 from test_graph_attention import GRAPHS, graph_inputs, loop, random_rows
@@ -301,3 +301,16 @@ def test_what_the_emulation_sees_is_an_error():
     )
     assert result.returncode == 0, result.stderr
     assert "gnomon.attention: CUDA: launching prepare_intervals" in result.stdout
+
+
+def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
+    factor = torch.ones(2)
+    indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
+    for x, message in (
+        (torch.randn(3, 2, 4).double(), "graph_attention: .*Double on a GPU; expected"),
+        (torch.randn(3, 2, 264), "graph_attention: head_dim: is 264, at most 256"),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            ops.graph_forward.default.redispatch(
+                ON_CUDA, x, x, x, None, None, None, factor.to(x), indptr, indices, "dot"
+            )

@@ -128,7 +128,7 @@ def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
     for n, row in enumerate(results["summary"]):
         index = row["combination"]
         offset = SPAN * ((n + 0.5) / count - 0.5)
-        losses = [row["losses"][n] for n in shown]
+        losses = [row["losses"][place] for place in shown]
         x, y, spread = _measured(losses, key, [place + offset for place in range(len(values))])
         if not x:
             continue
