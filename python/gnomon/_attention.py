@@ -463,7 +463,7 @@ def lower(
 def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
     """The rows as a list, those of a slice from 0 on."""
     if isinstance(rows, slice):
-        return list(range(*rows.indices(q.shape[2] if q.dim() == 4 else 0)))
+        return list(range(q.shape[2] if q.dim() == 4 else 0)[rows])
     # Not by a tensor, whose numbers a graph would not know.
     if isinstance(rows, (list, tuple)) and all(type(row) is int for row in rows):
         return list(rows)

@@ -221,6 +221,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
     float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
     float sum_w[2] = {};
+    Scales<C> x_scales;
+    Scales<C> y_scales;
     float d_own[2][3] = {};
     const Head from_x = HeadOf<C>(kKeys ? p.y : p.x, b, own_head);
     const Head from_y = HeadOf<C>(kKeys ? p.v : p.d_o, b, own_head);
@@ -442,6 +444,13 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         } else {
           differentiate_pairs(Whether<false>{});
         }
+        float shrink[2];
+        if (kReads && x_scales.Apply(dp, shrink)) {
+          MultiplySums(dx, shrink);
+#pragma unroll
+          for (int r = 0; r < 2; ++r) sum_w[r] *= shrink[r];
+        }
+        if (kKeys && y_scales.Apply(s, shrink)) MultiplySums(dy, shrink);
         if constexpr (IsDistance<F>()) {
           AddDifferences<C, kKeys>(dx, dp, near, p, b, own_head, kKeys ? h : key_head, rows[0],
                                    start, first_column);
@@ -554,10 +563,12 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       }
       if (rows[r] >= own_count) continue;
       if (kReads && (kKeys ? p.d_y : p.d_x).data != nullptr) {
+        const float unscaled = x_scales.Inverse(r);
+        sum_w[r] *= unscaled;
 #pragma unroll
         for (int d = 0; d < C::kColumns / 8; ++d) {
           const int column = first_column + 8 * d + pair;
-          float gradient[2] = {dx[d][2 * r], dx[d][2 * r + 1]};
+          float gradient[2] = {unscaled * dx[d][2 * r], unscaled * dx[d][2 * r + 1]};
           if (IsDistance<F>()) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
@@ -575,11 +586,12 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       }
       if constexpr (kKeys) {
         if (p.d_v.data != nullptr) {
+          const float unscaled = y_scales.Inverse(r);
 #pragma unroll
           for (int d = 0; d < C::kColumns / 8; ++d) {
             const int column = first_column + 8 * d + pair;
-            StorePair<C>(to_y.data, rows[r] * to_y.stride + column, dy[d][2 * r], dy[d][2 * r + 1],
-                         p.value_dim - column);
+            StorePair<C>(to_y.data, rows[r] * to_y.stride + column, unscaled * dy[d][2 * r],
+                         unscaled * dy[d][2 * r + 1], p.value_dim - column);
           }
         }
         if (pair == 0 && chunk == 0 && p.d_column != nullptr) {

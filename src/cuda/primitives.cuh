@@ -234,20 +234,26 @@ GNOMON_DEVICE void Split(Operand& a) {
 }
 
 // c += a b for the left half of b (two columns of tiles), c2 for the right. `kSwapped`: a is what
-// is b elsewhere; sums are then the same to the last bit.
+// is b elsewhere; sums are then the same to the last bit. Tensor cores cut sums off rather than
+// round them: over many tiles that adds up, so that of fp32 they sum one product alone.
 template <class C, bool kSwapped>
 GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b, int half) {
   const int n = 2 * half;
-  if (C::kType == 0) {
-    if (kSwapped) {
-      Multiply<C>(c, a.low, b.high[n], b.high[n + 1]);
-      Multiply<C>(c, a.high, b.low[n], b.low[n + 1]);
-    } else {
-      Multiply<C>(c, a.high, b.low[n], b.low[n + 1]);
-      Multiply<C>(c, a.low, b.high[n], b.high[n + 1]);
-    }
+  if (C::kType != 0) {
+    Multiply<C>(c, a.high, b.high[n], b.high[n + 1]);
+    return;
   }
-  Multiply<C>(c, a.high, b.high[n], b.high[n + 1]);
+  float sum[4] = {};
+  if (kSwapped) {
+    Multiply<C>(sum, a.low, b.high[n], b.high[n + 1]);
+    Multiply<C>(sum, a.high, b.low[n], b.low[n + 1]);
+  } else {
+    Multiply<C>(sum, a.high, b.low[n], b.low[n + 1]);
+    Multiply<C>(sum, a.low, b.high[n], b.high[n + 1]);
+  }
+  Multiply<C>(sum, a.high, b.high[n], b.high[n + 1]);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
 // How many numbers one product sums.

@@ -69,6 +69,62 @@ GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTi
   }
 }
 
+// What the weights of two of a thread's rows are multiplied by where they are products' operands in
+// fp16, which has no digits below 6e-8 and nothing above 65504: powers of two with which a row's
+// largest so far is below 2^15 and, if it is above 2^-86, not below 2^14. Of other types it is 1.
+template <class C>
+class Scales {
+ public:
+  // Multiplies a tile's weights. Sums of earlier tiles' are to be multiplied by `shrink`; returns
+  // whether that is not 1.
+  template <int kTiles>
+  GNOMON_DEVICE bool Apply(float (&weights)[kTiles][4], float (&shrink)[2]) {
+    bool shrinks = false;
+    if (C::kType != 2) return shrinks;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = 0;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        largest = Larger(largest, Larger(Abs(weights[n][2 * r]), Abs(weights[n][2 * r + 1])));
+      }
+      largest = Larger(largest, ShuffleXor(largest, 1));
+      largest = Larger(largest, ShuffleXor(largest, 2));
+      const int exponent = static_cast<int>(BitsOf(largest) >> 23) - kBias;
+      const float scale = Least(scale_[r], PowerOfTwo(Least(kFirst, 14 - exponent)));
+      shrink[r] = scale * Inverse(r);
+      shrinks = shrinks || scale != scale_[r];
+      scale_[r] = scale;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        weights[n][2 * r] *= scale;
+        weights[n][2 * r + 1] *= scale;
+      }
+    }
+    return shrinks;
+  }
+  GNOMON_DEVICE float Inverse(int r) const {
+    return C::kType != 2 ? 1.0f : PowerOfTwo(kBias - static_cast<int>(BitsOf(scale_[r]) >> 23));
+  }
+
+ private:
+  static constexpr int kBias = 127;
+  static constexpr int kFirst = 100;
+  GNOMON_DEVICE static float PowerOfTwo(int exponent) {
+    return FromBits(static_cast<uint32>(exponent + kBias) << 23);
+  }
+
+  float scale_[2] = {PowerOfTwo(kFirst), PowerOfTwo(kFirst)};
+};
+template <int kSums>
+GNOMON_DEVICE void MultiplySums(float (&sums)[kSums][4], const float (&by)[2]) {
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[n][e] *= by[e / 2];
+  }
+}
+
 }  // namespace gnomon::device
 
 #endif  // GNOMON_SRC_CUDA_TILES_CUH_

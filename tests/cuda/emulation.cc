@@ -351,6 +351,52 @@ void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose) {
   }
 }
 
+namespace {
+
+// The power of two that is not above a positive number.
+double PowerOfTwo(double a) {
+  uint64_t bits;
+  std::memcpy(&bits, &a, sizeof(bits));
+  bits &= uint64_t{0x7ff} << 52;
+  std::memcpy(&a, &bits, sizeof(bits));
+  return a;
+}
+
+// sum += a b as tensor cores add: all numbers are cut off one bit behind the last of the largest, the
+// result behind its own last bit (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores").
+void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
+  double addends[17][8];
+  double largest[8];
+  double all[8];
+  for (int c = 0; c < 8; ++c) {
+    addends[16][c] = sum[c];
+    largest[c] = all[c] = std::fabs(addends[16][c]);
+  }
+  for (int k = 0; k < depth; ++k) {
+    for (int c = 0; c < 8; ++c) {
+      addends[k][c] = static_cast<double>(a[k]) * b[k][c];
+      largest[c] = std::max(largest[c], std::fabs(addends[k][c]));
+      all[c] += std::fabs(addends[k][c]);
+    }
+  }
+  for (int c = 0; c < 8; ++c) {
+    if (all[c] == 0) continue;
+    if (!std::isfinite(all[c])) {
+      for (int k = 0; k < depth; ++k) sum[c] += static_cast<float>(addends[k][c]);
+      continue;
+    }
+    const double unit = PowerOfTwo(largest[c]) * 0x1p-24;
+    const double inverse = 1 / unit;
+    int units = static_cast<int>(addends[16][c] * inverse);
+    for (int k = 0; k < depth; ++k) units += static_cast<int>(addends[k][c] * inverse);
+    const double exact = units * unit;
+    const auto rounded = static_cast<float>(exact);
+    sum[c] = std::fabs(rounded) > std::fabs(exact) ? std::nextafter(rounded, 0.0f) : rounded;
+  }
+}
+
+}  // namespace
+
 void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
   float a[16][16];
   float b[16][8];
@@ -381,11 +427,7 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
       sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2] = in[lane].f[n];
     }
   }
-  for (int r = 0; r < 16; ++r) {
-    for (int k = 0; k < depth; ++k) {
-      for (int c = 0; c < 8; ++c) sum[r][c] += a[r][k] * b[k][c];
-    }
-  }
+  for (int r = 0; r < 16; ++r) AddCutOff(sum[r], a[r], b, depth);
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int n = 0; n < 4; ++n) {
       out[lane].f[n] = sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2];

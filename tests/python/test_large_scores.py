@@ -30,8 +30,6 @@ import gnomon
 # Errors may be so many times those of the plain formula, or this part of the largest number.
 TIMES = 4
 LEAST = 1e-5
-# Products of tensor cores are of two parts of a float32 number, whose sums are cut off.
-LEAST_ON_A_GPU = 3e-5
 # The largest error of one draw may be twice that of the next. A median of few draws passes what is
 # clearly right; what it does not pass is judged by many.
 FEW, MANY = 5, 41
@@ -72,8 +70,6 @@ def errors(ours, theirs, inputs, with_lse):
 
 def too_large(draws, least):
     """By name: our error and what is allowed, where it is more."""
-    if torch.get_default_device().type == "cuda":
-        least = max(least, LEAST_ON_A_GPU)
     found = {}
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]

@@ -15,6 +15,7 @@ from gnomon._checks import check_flag, check_integer, check_number, check_string
 from gnomon._library import ops
 from gnomon._position import Position, to_positions
 from gnomon.nn._caches import KVCache, place_tokens
+from gnomon.nn._heads import split_heads
 from gnomon.position import RoPE
 
 _NAME = "nn.LorentzMultiheadAttention"
@@ -185,7 +186,7 @@ class LorentzMultiheadAttention(torch.nn.Module):
                     f"num_heads in_channels) with {self.Wq.in_features} columns"
                 )
         q, k = (
-            layer(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            split_heads(layer(tokens), self.num_heads)
             for layer, tokens in ((self.Wq, query_input), (self.Wk, source_input))
         )
         positions = list(self.position)
@@ -196,10 +197,10 @@ class LorentzMultiheadAttention(torch.nn.Module):
         if self.normalize:
             q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
         if self.use_weight:
-            space = self.Wv(source_input).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            space = split_heads(self.Wv(source_input), self.num_heads)
             v = lorentz.lift(space, c)
         else:
-            v = source_input.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            v = split_heads(source_input, self.num_heads)
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type(_NAME, "cache", cache, "a KVCache, or None")

@@ -23,6 +23,7 @@ from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._caches import KVCache, place_tokens
 from gnomon.nn._checks import check_embeddings, is_hidden
+from gnomon.nn._heads import split_heads
 
 
 class LearnedValue(NamedTuple):
@@ -223,7 +224,7 @@ class MultiheadAttention(torch.nn.Module):
         ):
             check_embeddings("MultiheadAttention", name, tokens, width, layer)
         q, k = self._queries_and_keys(query, key)
-        v = self.v_proj(value).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        v = split_heads(self.v_proj(value), self.kv_heads)
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
@@ -291,8 +292,8 @@ class MultiheadAttention(torch.nn.Module):
 
     def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """(B, H, Lq, qk_dim) and (B, Hkv, Lk, qk_dim)."""
-        q = self.q_proj(query).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        k = self.k_proj(key).unflatten(2, (self.kv_heads, -1)).transpose(1, 2)
+        q = split_heads(self.q_proj(query), self.num_heads)
+        k = split_heads(self.k_proj(key), self.kv_heads)
         return (self.q_norm(q), self.k_norm(k)) if self.qk_norm else (q, k)
 
     @takes(MaskArguments)
