@@ -337,12 +337,17 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
     anew |= 1u << place;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    // The sum keeps what its rounding takes off (Kahan): scores are many times the distance.
     float g = 0;
+    float beyond = 0;
 #pragma unroll 1
     for (int d = 0; d < p.dim; ++d) {
       const float difference =
           LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
-      g = Fma(difference, difference, g);
+      const float addend = Fma(difference, difference, -beyond);
+      const float sum = g + addend;
+      beyond = (sum - g) - addend;
+      g = sum;
     }
 #pragma unroll
     for (int n = 0; n < C::kStep / 8; ++n) {

@@ -26,11 +26,9 @@ at::Tensor OffsetRange::DistancesAs(const at::Tensor& like) const {
 at::Tensor OverEntries(const at::Tensor& heads) { return heads.unsqueeze(1); }
 
 at::Tensor RowsOver(const at::Tensor& table, const at::Tensor& entries) {
-  // What others do: the gradients of index_select on GPUs and of index on the CPU are sums in the
-  // order in which threads come; of embedding there is no vmap over no samples.
+  // Of the other's gradient, sums are in the order in which threads come.
   const at::Tensor named = entries.flatten();
-  const at::Tensor rows =
-      table.is_cuda() ? at::embedding(table, named) : table.index_select(0, named);
+  const at::Tensor rows = table.is_cuda() ? table.index({named}) : table.index_select(0, named);
   if (entries.dim() == 1) return rows.t();
   return rows.reshape_symint({entries.sym_size(0), entries.sym_size(2), rows.sym_size(1)})
       .transpose(1, 2);
