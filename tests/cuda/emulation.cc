@@ -362,8 +362,9 @@ double PowerOfTwo(double a) {
   return a;
 }
 
-// sum += a b as tensor cores add: all numbers are cut off one bit behind the last of the largest, the
-// result behind its own last bit (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores").
+// sum += a b as tensor cores add: all numbers are cut off one bit behind the last of the largest,
+// the result behind its own last bit (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
+// cores").
 void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
   double addends[17][8];
   double largest[8];

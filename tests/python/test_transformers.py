@@ -24,6 +24,7 @@ from transformers import masking_utils as masks  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
 from gnomon.integrations.transformers import (  # noqa: E402
+    _adapters,
     _cones,
     _interface,
     _products,
@@ -418,6 +419,7 @@ def test_masks(function, places, padding):
         "kv_offset": first_key,
         "mask_function": FUNCTIONS[function](),
         "attention_mask": None if padding == "none" else padded(padding).bool(),
+        "device": torch.get_default_device(),
     }
     dense = masks.sdpa_mask(**arguments, allow_is_causal_skip=False)
     dense = dense.expand(3, 1, queries, keys)
@@ -588,7 +590,7 @@ DEBERTA = {
 
 @pytest.mark.parametrize("padding", ["none", "right", "holes"])
 @pytest.mark.parametrize("options", DEBERTA)
-def test_disentangled_attention_is_a_term(options, padding):
+def test_disentangled_attention_is_a_term(options, padding, device):
     config = transformers.DebertaV2Config(
         **SIZES,
         **NO_HIDDEN_DROPOUT,
@@ -605,9 +607,34 @@ def test_disentangled_attention_is_a_term(options, padding):
     names = [event.key for event in profile.key_averages()]
     assert "gnomon::attention_forward" in names
     assert not any("softmax" in name for name in names)
-    assert any("gather" in name for name in names) == (options == "content to position alone")
+    # On a GPU positions' scores are an array.
+    is_array = options == "content to position alone" or device.type == "cuda"
+    assert any("gather" in name for name in names) == is_array
     with pytest.raises(NotImplementedError, match="output_attentions"):
         ours(**inputs, output_attentions=True)
+
+
+@pytest.mark.parametrize("similarity", [None, "laplacian"])
+@pytest.mark.parametrize("options", ["buckets", "a row for each distance"])
+def test_disentangled_attention_as_an_array_is_the_same(options, similarity, monkeypatch):
+    """As it is on a GPU."""
+    config = transformers.DebertaV2Config(
+        **SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"], **DEBERTA[options]
+    )
+    _, model = small(config, transformers.AutoModelForMaskedLM)
+    if similarity is not None:
+        integration.with_cone_attention(model, similarity)
+    inputs, rows = inputs_of("deberta", "right")
+    found = []
+    for is_array in (False, True):
+        monkeypatch.setattr(_adapters, "_has_disentangled_kernels", lambda _q, no=is_array: not no)
+        out = output_of(model, inputs, rows)
+        leaves = [p for p in model.parameters() if p.requires_grad]
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)])
+    for term, array in zip(*found, strict=True):
+        assert (term is None) == (array is None)
+        if term is not None:
+            torch.testing.assert_close(array, term, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -699,8 +726,9 @@ def test_bands_are_read_from_arrays(queries):
 def test_masks_that_models_compute_with():
     integration.register()
     to_mask = transformers.AttentionMaskInterface()[integration.NAME]
-    mask = to_mask(3, 13, 13, attention_mask=padded("left").bool())
-    array = masks.eager_mask(3, 13, 13, attention_mask=padded("left").bool())
+    arguments = {"attention_mask": padded("left").bool(), "device": torch.get_default_device()}
+    mask = to_mask(3, 13, 13, **arguments)
+    array = masks.eager_mask(3, 13, 13, **arguments)
     assert mask.size() == array.shape
     assert mask.size(2) == mask.shape[2] == 13
     assert (mask.dim(), mask.dtype) == (4, torch.float32)
@@ -730,8 +758,9 @@ def test_masks_that_are_no_bands():
         FUNCTIONS["chunked"](), torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])
     )
     for function in (anything, chunks, masks.blockwise_overlay(torch.tensor([[0, 0, 1, 1, 0]]))):
-        mask = to_mask(1, 5, 5, mask_function=function)
-        seen = masks.sdpa_mask(1, 5, 5, mask_function=function, allow_is_causal_skip=False)
+        arguments = {"mask_function": function, "device": torch.get_default_device()}
+        mask = to_mask(1, 5, 5, **arguments)
+        seen = masks.sdpa_mask(1, 5, 5, **arguments, allow_is_causal_skip=False)
         assert torch.equal(mask.is_seen(), seen)
         o, _ = attend(torch.nn.Module(), q[:1], q[:1], q[:1], mask)
         expected = torch.nn.functional.scaled_dot_product_attention(q[:1], q[:1], q[:1], seen)
@@ -818,8 +847,7 @@ def test_rows_of_an_array_that_hide_all_keys():
     array[0, :, 1] = torch.finfo(torch.float32).min
     array[1, :, :, 3] = torch.finfo(torch.float32).min
     q, k, v, o = attend_with(attention_mask=array)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, array)
-    torch.testing.assert_close(o, expected)
+    torch.testing.assert_close(o, (q @ k.mT / 8**0.5 + array).softmax(-1) @ v)
     torch.testing.assert_close(o[0, :, 1], v[0].mean(1))
 
 
@@ -1589,7 +1617,7 @@ def test_cones_of_one_layer():
 def test_a_similarity_has_the_values_of_a_module(dtype):
     """Those that it learns, also in a layer whose queries are wider than its parameters."""
     spec = "lorentz:c=learned:bias=0.5"
-    its = _cones.LearnedSimilarity(spec, 4, 8).to(dtype)
+    its = _cones.LearnedSimilarity(spec, 4, 8).to(torch.get_default_device(), dtype)
     module = gnomon.nn.MultiheadAttention(32, 4, similarity=spec)
     assert its.state_dict().keys() == {"scale_start", "scale_theta", "c_theta"}
     for part in (its.scale_theta, its.c_theta):

@@ -31,6 +31,7 @@ from gnomon.integrations.transformers._interface import (
     refuse,
 )
 from gnomon.integrations.transformers._masks import Mask, given_or_plain
+from gnomon.nn._heads import split_heads
 from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias, Position
 
 #: The value of attn_implementation.
@@ -99,8 +100,7 @@ def _t5_forward(
 ) -> tuple[Tensor, Position | None, None]:
     """The first layer makes the bias and hands it on, as a term instead of an array."""
     refuse(kwargs)
-    heads = (layer.n_heads, layer.key_value_proj_dim)
-    q = layer.q(hidden_states).unflatten(2, heads).transpose(1, 2)
+    q = split_heads(layer.q(hidden_states), layer.n_heads)
     crosses = key_value_states is not None
     cache, is_kept = past_key_values, False
     if isinstance(cache, transformers.EncoderDecoderCache):
@@ -110,7 +110,7 @@ def _t5_forward(
         k, v = cache.layers[layer.layer_idx].keys, cache.layers[layer.layer_idx].values
     else:
         source = key_value_states if crosses else hidden_states
-        k, v = (part(source).unflatten(2, heads).transpose(1, 2) for part in (layer.k, layer.v))
+        k, v = (split_heads(part(source), layer.n_heads) for part in (layer.k, layer.v))
         if cache is not None:
             k, v = cache.update(k, v, layer.layer_idx)
             if cache is not past_key_values and crosses:
@@ -147,8 +147,8 @@ def _bloom_forward(
 ) -> tuple[Tensor, None]:
     """Its array of biases, slope * column, differs from ALiBi's by a constant of the row."""
     refuse(kwargs)
-    qkv = layer.query_key_value(hidden_states).unflatten(2, (layer.num_heads, 3, layer.head_dim))
-    q, k, v = qkv.transpose(1, 2).unbind(3)
+    qkv = split_heads(layer.query_key_value(hidden_states), layer.num_heads)
+    q, k, v = qkv.chunk(3, -1)
     if layer_past is not None:
         k, v = layer_past.update(k, v, layer.layer_idx)
     position: Position
@@ -178,9 +178,6 @@ def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False
-    # Rows of queries' tables are the CPU's alone.
-    if part.query_proj.weight.is_cuda:
-        return False
     # Distances that come as an array, and queries of others, are the caller's.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
@@ -204,6 +201,11 @@ def _no_distances(
     return relative_pos
 
 
+def _has_disentangled_kernels(q: Tensor) -> bool:
+    """Elsewhere positions' scores are an array."""
+    return not q.is_cuda
+
+
 def _deberta_forward(
     layer: Any,
     hidden_states: Tensor,
@@ -225,20 +227,30 @@ def _deberta_forward(
     assert rel_embeddings is not None
 
     def heads(project: torch.nn.Module, tokens: Tensor) -> Tensor:
-        split = project(tokens).unflatten(-1, (part.num_attention_heads, -1))
-        return split.transpose(-2, -3)
+        return split_heads(project(tokens), part.num_attention_heads)
 
     q, k, v = (
         heads(project, hidden_states)
         for project in (part.query_proj, part.key_proj, part.value_proj)
     )
     embeddings = part.pos_dropout(rel_embeddings[: 2 * part.pos_ebd_size])
-    shares = part.share_att_key
-    position = Disentangled(
-        heads(part.key_proj if shares else part.pos_key_proj, embeddings),
-        heads(part.query_proj if shares else part.pos_query_proj, embeddings),
-        max_distance=part.max_relative_positions if part.position_buckets > 0 else 0,
-    )
+    position: Position
+    if _has_disentangled_kernels(q):
+        shares = part.share_att_key
+        keys, queries = (
+            heads(project, embeddings[None])[0]
+            for project in (
+                part.key_proj if shares else part.pos_key_proj,
+                part.query_proj if shares else part.pos_query_proj,
+            )
+        )
+        distance = part.max_relative_positions if part.position_buckets > 0 else 0
+        position = Disentangled(keys, queries, max_distance=distance)
+    else:
+        scores = part.disentangled_attention_bias(
+            q.flatten(0, 1), k.flatten(0, 1), None, embeddings, 3
+        )
+        position = PairBias(scores.view(*q.shape[:3], k.shape[2]))
     dropout = part.dropout
     o = attend(
         part,
@@ -271,8 +283,7 @@ def _mpt_forward(
     qkv = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         qkv = qkv.clamp(-layer.clip_qkv, layer.clip_qkv)
-    qkv = qkv.unflatten(2, (3, layer.n_heads, layer.head_dim))
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    q, k, v = (split_heads(part, layer.n_heads) for part in qkv.chunk(3, -1))
     if past_key_values is not None:
         k, v = past_key_values.update(k, v, layer.layer_idx)
     position = None
@@ -304,7 +315,7 @@ def _swin_segments(
         return (places >= length - size).long() + (places >= length - layer.shift_size).long()
 
     image = 3 * bands(height)[:, None] + bands(width)
-    windows = image.unflatten(0, (-1, size)).unflatten(2, (-1, size)).transpose(1, 2)
+    windows = image.view(height // size, size, width // size, size).transpose(1, 2)
     return windows.reshape(-1, size * size)
 
 
@@ -315,7 +326,7 @@ def _swin_forward(
     refuse(kwargs)
     windows, tokens, _ = hidden_states.shape
     q, k, v = (
-        part(hidden_states).unflatten(2, (layer.num_attention_heads, -1)).transpose(1, 2)
+        split_heads(part(hidden_states), layer.num_attention_heads)
         for part in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
     mask = Mask((windows, 1, tokens, tokens))
@@ -325,7 +336,7 @@ def _swin_forward(
     height, width = layer.relative_position_bias.window_size
     table = layer.relative_position_bias.relative_position_bias_table
     # Its rows are differences query - key.
-    table = table.unflatten(0, (2 * height - 1, 2 * width - 1)).permute(2, 0, 1).flip(1, 2)
+    table = table.view(2 * height - 1, 2 * width - 1, -1).permute(2, 0, 1).flip(1, 2)
     o = attend(
         layer,
         q,

@@ -31,6 +31,7 @@ from gnomon.integrations.transformers._interface import (
     weights_are_collected,
 )
 from gnomon.integrations.transformers._masks import LOWEST, Mask
+from gnomon.nn._heads import split_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -639,13 +640,11 @@ def _multi_head(
         weights = in_proj_weight.chunk(3)
     shifts = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     q, k, v = (
-        torch.nn.functional.linear(tokens, weight, shift)
-        .unflatten(2, (num_heads, -1))
-        .permute(1, 2, 0, 3)
+        split_heads(torch.nn.functional.linear(tokens, weight, shift).transpose(0, 1), num_heads)
         for tokens, weight, shift in zip((query, key, value), weights, shifts, strict=True)
     )
     if attn_mask is not None and attn_mask.dim() == 3:
-        attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+        attn_mask = attn_mask.reshape(-1, num_heads, *attn_mask.shape[1:])
     biases, hidden = _as_bias_or_hidden(attn_mask, seen=False)
     if key_padding_mask is not None:
         more_biases, padding = _as_bias_or_hidden(key_padding_mask[:, None, None], seen=False)
