@@ -188,9 +188,7 @@ void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
 }
 
 void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what) {
-  command
-      ->add_option("--device", *device,
-                   StrCat("Where ", what, ": cpu, cuda or cuda:N, which needs GNOMON_CUDA=1"))
+  command->add_option("--device", *device, StrCat("Where ", what, ": cpu, cuda or cuda:N"))
       ->capture_default_str();
 }
 

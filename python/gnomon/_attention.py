@@ -307,7 +307,7 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v likewise. On the CPU, or
-            but for float64 on a GPU where the environment says GNOMON_CUDA=1. On the CPU bfloat16
+            but for float64 on a GPU of NVIDIA's. On the CPU bfloat16
             and float16 are widened as the kernels read them, computed in float32 and rounded at the
             end; a processor that multiplies bfloat16 natively does so instead, with weights rounded
             to it.

@@ -61,7 +61,7 @@ def graph_attention(
 
     Args:
         q: (N, H, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or
-            but for float64 on a GPU where the environment says GNOMON_CUDA=1.
+            but for float64 on a GPU of NVIDIA's.
         k: (Nk, Hkv, D), H a multiple of Hkv; the same nodes as q, or others.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) integers from 0 to E that never fall, a tensor or a list.

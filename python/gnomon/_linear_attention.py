@@ -41,7 +41,7 @@ def linear_attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or on a
-            GPU where the environment says GNOMON_CUDA=1.
+            GPU of NVIDIA's.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive

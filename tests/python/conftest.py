@@ -89,7 +89,6 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
     if request.param == "emulated":
         import emulated_gpu
 
-        monkeypatch.setenv("GNOMON_CUDA", "1")
         monkeypatch.setattr(torch, "compile", emulated_gpu.compile_nothing)
         with emulated_gpu.OnCuda(None):
             yield torch.device("cpu")
@@ -98,7 +97,6 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
     if chosen.type == "cpu":
         yield chosen
         return
-    monkeypatch.setenv("GNOMON_CUDA", "1")
     with chosen:
         yield chosen
 

@@ -32,27 +32,8 @@ def on_cuda(operator, *arguments):
     return operator.default.redispatch(ON_CUDA, *arguments)
 
 
-@pytest.fixture
-def switched_on(monkeypatch):
-    monkeypatch.setenv("GNOMON_CUDA", "1")
-
-
 def fake_tokens(dtype, *shape, grad=False):
     return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=grad)
-
-
-@pytest.mark.parametrize("value", [None, "", "0", "yes"])
-def test_it_is_off_unless_the_environment_says_otherwise(monkeypatch, value):
-    monkeypatch.delenv("GNOMON_CUDA", raising=False)
-    if value is not None:
-        monkeypatch.setenv("GNOMON_CUDA", value)
-    with FakeTensorMode():
-        q = fake_tokens(torch.float32, 1, 2, 5, 8)
-        message = r"q is on cuda:0; .* not all of their tests have passed on one: .*GNOMON_CUDA=1"
-        with pytest.raises(NotImplementedError, match=message):
-            gnomon.attention(q, q, q)
-        with pytest.raises(NotImplementedError, match=message):
-            gnomon.linear_attention(q, q, q, feature="elu")
 
 
 SIMILARITIES = {
@@ -65,7 +46,7 @@ SIMILARITIES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("similarity", SIMILARITIES.values(), ids=SIMILARITIES)
-def test_shapes_types_and_devices(switched_on, similarity, dtype):
+def test_shapes_types_and_devices(similarity, dtype):
     with FakeTensorMode():
         q = fake_tokens(dtype, 2, 4, 5, 8, grad=True)
         k = fake_tokens(dtype, 2, 2, 7, 8, grad=True)
@@ -87,7 +68,7 @@ def test_shapes_types_and_devices(switched_on, similarity, dtype):
         assert lse.requires_grad
 
 
-def test_calls_of_other_forms(switched_on):
+def test_calls_of_other_forms():
     """What reads the numbers of a tensor on a CPU must not do so on a GPU."""
     with FakeTensorMode(), torch.device("cuda"):
         q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
@@ -108,7 +89,7 @@ def test_calls_of_other_forms(switched_on):
             assert (o.shape, o.dtype, o.device.type) == (q.shape, q.dtype, "cuda")
 
 
-def test_modules(switched_on):
+def test_modules():
     with FakeTensorMode(), torch.device("cuda"):
         for similarity, position in [("dot", "rope"), ("dot", None)]:
             attention = gnomon.nn.MultiheadAttention(
@@ -137,7 +118,7 @@ class _Types(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_tokens_stay_in_their_type(switched_on):
+def test_tokens_stay_in_their_type():
     with FakeTensorMode(), _Types() as types:
         q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
         slopes = fake_tokens(torch.float32, 4, grad=True)
@@ -148,7 +129,7 @@ def test_tokens_stay_in_their_type(switched_on):
     assert wide >= {"row_scalars", "column_scalars", "factor", "bias"}
 
 
-def test_types_of_gradients(switched_on):
+def test_types_of_gradients():
     """Autograd itself asks for a GPU; its operator does not."""
     with FakeTensorMode(), torch.device("cuda"):
         x = fake_tokens(torch.bfloat16, 2, 4, 5, 8)

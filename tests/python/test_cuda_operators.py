@@ -314,3 +314,43 @@ def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
             ops.graph_forward.default.redispatch(
                 ON_CUDA, x, x, x, None, None, None, factor.to(x), indptr, indices, "dot"
             )
+
+
+def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Of q, k and v by the kernels in that type; None: by the CPU's in that of the tokens."""
+    leaves = [t.clone().requires_grad_() for t in x]
+    if dtype is None:
+        return list(torch.autograd.grad(gnomon.attention(*leaves), leaves, d_o))
+    with OnCuda(dtype):
+        return list(torch.autograd.grad(gnomon.attention(*leaves), leaves, d_o))
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "of_keys", "of_values", "of_gradients"),
+    [("q", 2000, 30.0, 1.0, 0.002), ("qkv", 5, 1e-3, 30.0, 1e4)],
+    ids=["small weights", "large weights"],
+)
+def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gradients):
+    """A row's are multiplied by a power of two: without it the small ones have no digits, and the
+    large ones are infinite."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 16) for n in (64, keys, keys))
+    x = [t.half().float() for t in (0.01 * q, of_keys * k, of_values * v)]
+    d_o = (of_gradients * torch.randn(1, 1, 64, 16)).half().float()
+    truth = gradients([t.double() for t in x], d_o.double())
+    found = gradients(x, d_o, torch.float16)
+    for name in names:  # whose gradients are in float16's range themselves
+        ours, expected = found["qkv".index(name)], truth["qkv".index(name)]
+        error = (ours.double() - expected).abs().max() / expected.abs().max()
+        assert error < 1e-3, (name, float(error))
+
+
+def test_sums_over_many_keys_are_rounded():
+    """Tensor cores cut sums off, which adds up where all of them are positive."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 16) for n in (16, 3000, 3000))
+    x = [q, k, v.abs()]
+    truth = gnomon.attention(*(t.double() for t in x))
+    with OnCuda(torch.float32):
+        found = gnomon.attention(*x)
+    assert ((found.double() - truth).abs().max() / truth.abs().max()) < 1e-6

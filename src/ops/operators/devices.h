@@ -9,8 +9,8 @@
 namespace gnomon {
 
 // Why tensors on that device are not taken, naming what is expected; empty where they are. Taken
-// are the CPU and what shapes alone are computed on; GPUs, if the environment variable GNOMON_CUDA
-// is 1; and the device of a backend from outside that has registered kernels of the operators.
+// are the CPU, CUDA's devices, what shapes alone are computed on, and the device of a backend from
+// outside that has registered kernels of the operators.
 std::string WhyRefused(c10::Device device);
 
 // Whether its kernels want all tokens of a call to be of one type, a lower one than float32 too.
