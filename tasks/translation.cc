@@ -63,15 +63,17 @@ struct SmoothingOptions {
   GNOMON_OPTIONS(GNOMON_SMOOTHING_OPTIONS)
 };
 
+#define GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                              \
+  OPTION(int64_t, beam, beam_default,                                                            \
+         .help = "Hypotheses of the beam search; 1: the likeliest token each time", .lowest = 1, \
+         .highest = 1000, .may_change = true)                                                    \
+  OPTION(double, length_penalty, 0.6,                                                            \
+         .help =                                                                                 \
+             "Alpha of the beam search: log-probabilities of translations of n tokens are over " \
+             "((5 + n) / 6)^alpha (Wu et al. 2016)",                                             \
+         .highest = 10, .may_change = true)
 #define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                              \
-  OPTION(int64_t, beam, beam_default,                                                              \
-         .help = "Hypotheses of the beam search; 1: the likeliest token each time", .lowest = 1,   \
-         .highest = 1000, .may_change = true)                                                      \
-  OPTION(double, length_penalty, 0.6,                                                              \
-         .help =                                                                                   \
-             "Alpha of the beam search: log-probabilities of translations of n tokens are over "   \
-             "((5 + n) / 6)^alpha (Wu et al. 2016)",                                               \
-         .highest = 10, .may_change = true)                                                        \
+  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                      \
   OPTION(int64_t, evaluation_sentences, 0,                                                         \
          .help = "Sentences of each part that are translated, its first ones; default: all",       \
          .shows_default = false, .may_change = true)                                               \
@@ -90,6 +92,13 @@ struct SmoothingOptions {
              "a line",                                                                           \
          .shows_default = false)
 
+#define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                        \
+  OPTION(                                                                                         \
+      std::string, source, "-",                                                                   \
+      .help =                                                                                     \
+          "A file of sentences to translate, one a line, as it is or in gzip; -: standard input") \
+  GNOMON_SEARCH_OPTIONS(OPTION, 4)
+
 struct RunDecoding {
   GNOMON_OPTIONS(GNOMON_RUN_DECODING_OPTIONS)
 };
@@ -98,6 +107,10 @@ struct ComparisonDecoding {
 };
 struct EvaluationDecoding {
   GNOMON_OPTIONS(GNOMON_EVALUATION_DECODING_OPTIONS)
+};
+
+struct TranslationOptions {
+  GNOMON_OPTIONS(GNOMON_TRANSLATION_OPTIONS)
 };
 
 // How models are evaluated.
@@ -196,6 +209,7 @@ class TranslationTask final : public Task {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const Pairs& train() const { return train_; }
   const Evaluated& evaluated() const { return evaluated_; }
+  const TranslationOptions& translation() const { return translation_; }
   // The first sentences of a part that are measured.
   Pairs EvaluatedPairs(const std::string& split) const;
 
@@ -230,6 +244,12 @@ class TranslationTask final : public Task {
                                        const TrainingOptions& training) override;
   void CheckSizes(const StoredSizes& file) const override;
 
+  const char* generation_help() const override {
+    return "Translate sentences, and print a line for each";
+  }
+  OptionList GenerationOptions() override { return translation_.Options(); }
+  std::string GenerationFlags() const override { return "--beam"; }
+
   std::vector<Metric> metrics() const override;
   Conditions conditions() const override;
   std::string loss_unit() const override { return "nats per token"; }
@@ -254,6 +274,7 @@ class TranslationTask final : public Task {
   RunDecoding run_;
   ComparisonDecoding comparison_;
   EvaluationDecoding evaluation_;
+  TranslationOptions translation_;
   Command command_ = Command::kTrain;
   bool is_settled_ = false;
   Evaluated evaluated_;
@@ -271,6 +292,7 @@ class TranslationLearner final : public Learner {
   torch::Tensor Probe() override;
   torch::Tensor Loss(const Batch& batch) override;
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
+  void Generate(const Output& output) override;
 
  private:
   // The mean over the tokens of all sentences; none: `proceed` said no.
@@ -669,6 +691,36 @@ std::vector<Measurement> TranslationLearner::Evaluate(const std::function<bool()
     }
   }
   return measured;
+}
+
+void TranslationLearner::Generate(const Output& output) {
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  const TranslationOptions& options = task_.translation();
+  const std::vector<std::string> lines = ReadSentences(options.source);
+  const std::optional<int64_t> most = model_->max_length();
+  std::vector<Sentence> sentences;
+  for (size_t n = 0; n < lines.size(); ++n) {
+    sentences.push_back(EncodeSentence(task_.tokenizer(), lines[n]));
+    const int64_t length = std::ssize(sentences.back());
+    if (most && length > *most) {
+      throw Error(StrCat("--source: line ", n + 1, " has ", length,
+                         " tokens with its end, and the position of the model ends at ", *most));
+    }
+  }
+  // Few at a time, so that the first ones are seen soon.
+  constexpr size_t kAtATime = 64;
+  for (size_t first = 0; first < lines.size(); first += kAtATime) {
+    const size_t last = std::min(first + kAtATime, lines.size());
+    const auto translations =
+        Translate(model_, task_.tokenizer(), {sentences.begin() + first, sentences.begin() + last},
+                  {options.beam, options.length_penalty}, output.proceed);
+    if (!translations) return;
+    for (size_t n = first; n < last; ++n) {
+      // Of nothing it is nothing.
+      output.print(StrCat(IsBlank(lines[n]) ? "" : (*translations)[n - first], "\n"));
+    }
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "text/parallel_text.h"
 
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -105,52 +106,46 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
   }
 }
 
+// Of the standard input it is "-".
+std::string NameOf(const fs::path& path) {
+  return path == "-" ? "the standard input" : path.string();
+}
+
 // Plain or in gzip.
 std::string ReadFile(const fs::path& path) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
-  if (file == nullptr) throw Error(StrCat("cannot read the data file ", path.string()));
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
+      path == "-" ? gzdopen(dup(STDIN_FILENO), "rb") : gzopen(path.c_str(), "rb"), gzclose);
+  const std::string name = NameOf(path);
+  if (file == nullptr) throw Error(StrCat("cannot read the data file ", name));
   std::string bytes;
   std::array<char, 1 << 16> part;
   int count = 0;
   while ((count = gzread(file.get(), part.data(), part.size())) > 0) {
     bytes.append(part.data(), count);
     if (bytes.size() > kMostBytes) {
-      throw Error(StrCat(path.string(), " holds more than 4 GiB of text"));
+      throw Error(StrCat(name, " holds more than 4 GiB of text"));
     }
   }
   if (path.extension() == ".gz" && !bytes.empty() && gzdirect(file.get()) == 1) {
-    throw Error(StrCat(path.string(), " is not in gzip, as its name says"));
+    throw Error(StrCat(name, " is not in gzip, as its name says"));
   }
   int fault = Z_OK;
   gzerror(file.get(), &fault);
-  if (fault == Z_BUF_ERROR)
-    throw Error(StrCat(path.string(), " is not whole: its gzip is cut off"));
-  if (fault == Z_DATA_ERROR)
-    throw Error(StrCat(path.string(), " is damaged: it is not sound gzip"));
-  if (count < 0) throw Error(StrCat("cannot read the data file ", path.string()));
+  if (fault == Z_BUF_ERROR) throw Error(StrCat(name, " is not whole: its gzip is cut off"));
+  if (fault == Z_DATA_ERROR) throw Error(StrCat(name, " is damaged: it is not sound gzip"));
+  if (count < 0) throw Error(StrCat("cannot read the data file ", name));
   return WithoutMark(std::move(bytes));
 }
 
-bool IsBlank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos;
+[[noreturn]] void FailAt(const fs::path& path, size_t line, const char* fault) {
+  throw Error(StrCat(NameOf(path), ": line ", line + 1, " is ", fault));
 }
 
+// None of them blank.
 std::vector<std::string> ReadLines(const fs::path& path) {
-  const std::string bytes = ReadFile(path);
-  std::vector<std::string> lines;
-  std::string_view rest = bytes;
-  while (!rest.empty()) {
-    const size_t end = rest.find('\n');
-    std::string_view line = rest.substr(0, end);
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    const auto fail = [&](const char* fault) {
-      throw Error(StrCat(path.string(), ": line ", lines.size() + 1, " is ", fault));
-    };
-    if (IsBlank(line)) fail("empty");
-    if (!IsUtf8(line)) fail("not UTF-8");
-    lines.emplace_back(line);
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  }
+  std::vector<std::string> lines = ReadSentences(path);
+  const auto blank = std::find_if(lines.begin(), lines.end(), IsBlank);
+  if (blank != lines.end()) FailAt(path, blank - lines.begin(), "empty");
   if (lines.empty()) throw Error(StrCat(path.string(), " is empty"));
   return lines;
 }
@@ -166,6 +161,25 @@ void ShuffleAll(std::vector<T>* values, std::mt19937_64* generator) {
 }
 
 }  // namespace
+
+bool IsBlank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos;
+}
+
+std::vector<std::string> ReadSentences(const fs::path& path) {
+  const std::string bytes = ReadFile(path);
+  std::vector<std::string> lines;
+  std::string_view rest = bytes;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    std::string_view line = rest.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (!IsUtf8(line)) FailAt(path, lines.size(), "not UTF-8");
+    lines.emplace_back(line);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+  return lines;
+}
 
 const ParallelPart* ParallelText::Find(std::string_view name) const {
   const auto found = std::find_if(parts.begin(), parts.end(),

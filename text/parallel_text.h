@@ -45,6 +45,13 @@ ParallelText ReadParallelText(const std::filesystem::path& folder,
                               const std::string& source_language,
                               const std::string& target_language);
 
+// The lines of a file, as it is or in gzip, or of the standard input (`path` is "-"), without their
+// ends; blank ones are there too. Throws Error naming the file, and a line that is not UTF-8.
+std::vector<std::string> ReadSentences(const std::filesystem::path& path);
+
+// Whether there is nothing but spaces.
+bool IsBlank(std::string_view line);
+
 // The tokens of a line of text, and that of a line's end.
 using Sentence = std::vector<int32_t>;
 

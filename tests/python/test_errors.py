@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnomon
 from gnomon import nn, position, similarity
@@ -23,12 +22,6 @@ def attend(q=None, k=None, v=None, **arguments):
     k = tokens(2, 2, 6, 8) if k is None else k
     v = tokens(2, 2, 6, 5) if v is None else v
     return gnomon.attention(q, k, v, **arguments)
-
-
-def on_cuda():
-    with FakeTensorMode():
-        x = torch.zeros(1, 1, 2, 2, device="cuda")
-        gnomon.attention(x, x, x)
 
 
 def graph(q=None, k=None, v=None, indptr=None, indices=None, **arguments):
@@ -703,17 +696,6 @@ def test_type_errors(name):
     call, message = TYPE_ERRORS[name]
     with pytest.raises(TypeError, match=message):
         call()
-
-
-LATER = {
-    "cuda": on_cuda,
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_what_comes_later_says_so(name):
-    with pytest.raises(NotImplementedError, match=name.replace(".", r"\.")):
-        LATER[name]()
 
 
 def test_integers_of_other_classes():

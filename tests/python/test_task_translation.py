@@ -7,13 +7,14 @@ import json
 import math
 import pathlib
 import random
+import subprocess
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
 from safetensors.numpy import load_file
-from test_cli import Interrupted, config_of, losses, refused, step_of
+from test_cli import PROGRAM, Interrupted, config_of, losses, refused, step_of
 from test_cli import gnomon as run_gnomon
 from test_cli import succeed as run
 from test_distributed_training import assert_same, run_two
@@ -312,6 +313,50 @@ def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, 
     assert lines_of(out / "valid.en") == expected
     # What is compared is not the same line again and again.
     assert len(set(expected)) > 10
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_sentences_of_ones_own(folder, model, beam, tmp_path):
+    """As an evaluation translates them, a line for each, from a file or what is piped in."""
+    evaluate(model, "--beam", beam, "--translations", tmp_path)
+    source, _ = pairs_of(folder, "val")
+    expected = lines_of(tmp_path / "valid.en")
+    # More than are translated at a time, and nothing between them.
+    lines = [*(4 * source), "", *source, " \t"]
+    write(tmp_path, "lines.gz", lines)
+    generate = ["generate", "--model", model, "--beam", beam, "--threads", 1]
+    printed = succeed(*generate, "--source", tmp_path / "lines.gz", cwd=folder)
+    assert printed.splitlines() == [*(4 * expected), "", *expected, ""]
+    piped = subprocess.run(
+        [PROGRAM, *map(str, generate)],
+        input="\ufeff" + "\r\n".join(source),
+        capture_output=True,
+        encoding="utf-8",
+        cwd=folder,
+    )
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout.splitlines() == expected
+    (tmp_path / "empty").write_bytes(b"")
+    assert succeed(*generate, "--source", tmp_path / "empty", cwd=folder) == ""
+
+
+def test_wrong_sentences_are_one_line(folder, model, tmp_path):
+    generate = ["generate", "--model", model, "--source"]
+    (tmp_path / "wrong").write_bytes(b"eins\nzw\xffei\n")
+    message = refused(*generate, tmp_path / "wrong", cwd=folder)
+    assert message == f"gnomon: {tmp_path / 'wrong'}: line 2 is not UTF-8"
+    assert "cannot read the data file nowhere" in refused(*generate, "nowhere", cwd=folder)
+    short = tmp_path / "short"
+    succeed(
+        *TRAIN, "--data", "data", "--source-language", "de", "--out", short, "--steps", 1,
+        "--batch", 32, "--position", "learned", "--max-length", 8, cwd=folder,
+    )  # fmt: skip
+    (tmp_path / "long").write_text("eins\n" + "eins " * 8 + "\n")
+    message = refused("generate", "--model", short, "--source", tmp_path / "long", cwd=folder)
+    assert (
+        "--source: line 2 has 9 tokens with its end, and the position of the model ends at 8"
+        in (message)
+    )
 
 
 def test_a_beam_finds_other_translations_than_a_greedy_search(folder, model):
