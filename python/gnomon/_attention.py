@@ -307,10 +307,9 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v likewise. On the CPU, or
-            but for float64 on a GPU of NVIDIA's. On the CPU bfloat16
-            and float16 are widened as the kernels read them, computed in float32 and rounded at the
-            end; a processor that multiplies bfloat16 natively does so instead, with weights rounded
-            to it.
+            but for float64 on a GPU of NVIDIA's. On the CPU bfloat16 and float16 are widened as the
+            kernels read them, computed in float32 and rounded at the end; a processor that
+            multiplies bfloat16 natively does so instead, with weights rounded to it.
             Under torch.autocast q, k and v are cast to its type first, unless they are float64.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).

@@ -60,8 +60,8 @@ def graph_attention(
     (Velickovic et al. 2018) have Additive(), q and k the scores of targets and sources, (N, H, 1).
 
     Args:
-        q: (N, H, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or
-            but for float64 on a GPU of NVIDIA's.
+        q: (N, H, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or but
+            for float64 on a GPU of NVIDIA's.
         k: (Nk, Hkv, D), H a multiple of Hkv; the same nodes as q, or others.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) integers from 0 to E that never fall, a tensor or a list.

@@ -112,8 +112,8 @@ struct AttentionOptions {
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,
-// float16, float32 or float64 on the CPU, or but for float64 on a GPU where the environment says
-// GNOMON_CUDA=1; returns o (B, H, Lq, Dv) in the dtype of q. On the CPU bfloat16 and float16 are
+// float16, float32 or float64 on the CPU, or but for float64 on a GPU of NVIDIA's;
+// returns o (B, H, Lq, Dv) in the dtype of q. On the CPU bfloat16 and float16 are
 // widened as the kernels read them, computed in float32 and rounded at the end; a processor that
 // multiplies bfloat16 natively does so instead, with weights rounded to it. A row that sees no key
 // gives 0.
