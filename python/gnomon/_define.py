@@ -247,6 +247,7 @@ def _command() -> list[str]:
     return [
         *shlex.split(os.environ.get("CXX") or "c++"),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"),
+        *_build.FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-D{definition}" for definition in _build.DEFINITIONS),
         *(f"-I{folder}" for folder in headers),
