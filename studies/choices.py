@@ -29,10 +29,18 @@ def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
 STUDY = Study(
     title="What models have today",
     question=(
-        "Language models of 2025 and 2026 add to attention: a norm of queries and keys, a sink for "
-        "each head, a gate of the output or of what came before, a bias that the query reads off "
-        "the distance, a rotation that is scaled for longer texts. Which of them lower the loss "
-        "of a small model, at the length of its training and beyond?"
+        "Language models of 2025 and 2026 add to attention a norm of queries and keys (QK- "
+        "norm), per-head sinks, output gates, forget gates, query-dependent biases and RoPE "
+        "scaling. Which of these lower the loss of a small language model, at the training "
+        "length and beyond?"
+    ),
+    answer=(
+        "Only one difference is significant with three seeds: the forget gate has a lower loss "
+        "than ALiBi, by the same gate that RoPE with a forget gate uses to reach the lowest "
+        "means (1.723 at 128 bytes and 1.708 at 512; RoPE alone has 1.762 and 2.244). QK-norm, "
+        "sinks, output gates, query-dependent biases and YaRN are not distinguishable from RoPE "
+        "alone. Longer training and larger models, for which several of them were designed, are "
+        "not covered."
     ),
     comparisons=(
         Comparison(

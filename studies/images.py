@@ -13,12 +13,17 @@ BOTH = f"{ROPE}+{HYPE}"
 STUDY = Study(
     title="Positions on grids",
     question=(
-        "What a vision transformer is told of the places of its patches is a choice: a learned "
-        "table (Dosovitskiy et al. 2021), sinusoids, axial RoPE, relative keys by rows and columns "
-        "(Ramachandran et al. 2019; Srinivas et al. 2021), a table of biases (Liu et al. 2021), or "
-        "biases by distance along the axes, HyPE's and ALiBi's. Which tells digits best, and "
-        "which does on images of another size than the training's? On volumes, which have "
-        "three axes, Angelotti 2023 proposes HyPE."
+        "A vision transformer can know the places of its patches by a learned table "
+        "(Dosovitskiy et al. 2021), sinusoids, axial RoPE, 2-D relative keys (Ramachandran et "
+        "al. 2019; Srinivas et al. 2021), a table of biases (Liu et al. 2021), or biases by "
+        "distance (HyPE, ALiBi). Which classifies digits best, at the training size and on "
+        "larger images? Does HyPE help on volumes, as Angelotti 2023 proposes?"
+    ),
+    answer=(
+        "At the training size RoPE is better than no position, and a learned HyPE bias is worse "
+        "than a learned table; RoPE has the highest mean accuracy (0.94). On larger images the "
+        "order reverses: no position, ALiBi and HyPE are better than RoPE, and CAPE is better "
+        "than ALiBi. The volumes decide nothing, because every model overfits."
     ),
     comparisons=(
         Comparison(

@@ -15,10 +15,16 @@ def against(right: str, *lefts: str) -> tuple[Contrast, ...]:
 STUDY = Study(
     title="Chorales",
     question=(
-        "Huang et al. 2019 report that relative keys (Music Transformer) predict chorales better "
-        "than sinusoids: a piece repeats itself, and what repeats is a distance. Is it so here, do "
-        "RoPE and biases by distance do the same, and what happens on windows longer than those "
-        "of the training?"
+        "Huang et al. 2019 report that relative keys (Music Transformer) predict chorales "
+        "better than sinusoids, because music repeats itself at a distance. Does this hold "
+        "here, do RoPE and biases by distance achieve the same, and what happens on windows "
+        "longer than those in training?"
+    ),
+    answer=(
+        "Relative keys, RoPE and biases by distance are all better than sinusoids, by 0.4 to "
+        "0.65 nats. RoPE, alone or with a learned HyPE bias, and Transformer-XL are better than "
+        "relative keys. Transformer-XL, relative keys and all biases by distance also gain from "
+        "windows four times as long as in training."
     ),
     comparisons=(
         Comparison(

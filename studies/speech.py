@@ -33,8 +33,14 @@ STUDY = Study(
     question=(
         "Encoders with CTC are trained on one to three spoken digits and evaluated on up to 24. "
         "Likhomanenko et al. 2021 report that continuous augmented positions (CAPE) keep their "
-        "error rate on longer sounds where sinusoids do not. Is it so here, and what do "
-        "convolutions, RoPE and biases by distance do?"
+        "error rate on longer recordings where sinusoids do not. Does this hold here, and how "
+        "do convolutions, RoPE and biases by distance behave?"
+    ),
+    answer=(
+        "Three seeds decide none of the claims, because the error rates on long recordings vary "
+        "too much between seeds. RoPE with a learned HyPE bias has the lowest mean error rate "
+        "on 3 digits and on 24 (2.3% and 2.4%). RoPE alone rises from 2.9% to 18%, CAPE from "
+        "7.8% to 20% and sinusoids from 7.2% to 24%."
     ),
     comparisons=(
         Comparison(

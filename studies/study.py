@@ -1,4 +1,4 @@
-"""Studies: comparisons that answer a question, and the page that tells the answer.
+"""Studies: comparisons that answer a question, and the page with the answer.
 
 A study is a file of this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
 what is missing of its comparisons, or goes on where it was stopped, and writes
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import re
@@ -25,8 +24,20 @@ import shutil
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from typing import Any
+
+from gnomon import report
+from gnomon.report import confidence_interval, verdicts
+from gnomon.report._statistics import (
+    BETTER,
+    EQUIVALENT,
+    FEW_SEEDS,
+    FEWEST_SEEDS,
+    UNDECIDED,
+    WORSE,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs/studies"
@@ -52,6 +63,8 @@ class Comparison:
     data_from: str = ""
     # What else `gnomon train` is told to make the run "classifier" that its arguments name.
     classifier: tuple[str, ...] = ()
+    # What a predictor without a model scores: its title, a metric, and a score for each condition.
+    baseline: tuple[str, str, dict[Any, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Claim:
     contrasts: tuple[Contrast, ...]
     # What their left sides are then: better, worse or not worse.
     left_is: str = "better"
-    # What the repository shows of why it comes out so, or that nobody has looked.
+    # What the records show about the reasons.
     why: str = ""
 
 
@@ -84,36 +97,57 @@ class Claim:
 class Study:
     title: str
     question: str
+    answer: str  # three sentences
     comparisons: tuple[Comparison, ...]
     claims: tuple[Claim, ...]
     limits: str  # what it does not show
     sources: str = ""
-    # Shown is the time of a step rather than what was learned, and these are its claims.
+    # Differences of these metrics up to the margin do not matter; others have that of MARGINS.
+    margins: dict[str, float] = dataclasses.field(default_factory=dict)
+    # It compares the time of a training step rather than what was learned, and has no claims.
     of_time: bool = False
-    came_out: str = ""
 
 
-# ---- What the test of a contrast may say
+# ---- Verdicts
 
-BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference seen"
-FEW_SEEDS, NOT_RUN = "too few seeds", "not run yet"
-#: Of Claim.left_is, what agrees with it.
+#: The differences that do not matter, in the unit of the metric.
+MARGINS = {
+    "loss": 0.01,
+    "last": 0.02,
+    "step_loss": 0.02,
+    "accuracy": 0.01,
+    "exact": 0.01,
+    "exact_match": 0.01,
+    "error": 1.0,
+    "mrr": 0.02,
+    "hits": 0.02,
+    "average_precision": 0.02,
+    "bleu": 0.5,
+    "frechet": 1.0,
+}
+NOT_RUN = "not run yet"
+#: For each value of Claim.left_is, the outcomes that agree with it.
 AGREEING = {
     "better": {BETTER},
     "worse": {WORSE},
-    "not worse": {BETTER, NO_DIFFERENCE},
+    "not worse": {BETTER, EQUIVALENT},
 }
 
 
 def verdict(outcomes: list[str], left_is: str) -> str:
-    """What the outcomes of its contrasts say of a claim; left_is as in Claim."""
+    """The verdict on a claim from the outcomes of its contrasts; left_is as in Claim."""
     tested = [outcome for outcome in outcomes if outcome not in {FEW_SEEDS, NOT_RUN}]
     if not tested:
         return FEW_SEEDS if FEW_SEEDS in outcomes else NOT_RUN
     agreeing = sum(outcome in AGREEING[left_is] for outcome in tested)
     if agreeing:
         return "holds" if agreeing == len(tested) else f"holds in {agreeing} of {len(tested)} rows"
-    return NO_DIFFERENCE if set(tested) == {NO_DIFFERENCE} else "does not hold"
+    against = sum(outcome != UNDECIDED for outcome in tested)
+    if not against:
+        return "undecided"
+    if against == len(tested):
+        return "does not hold"
+    return f"contradicted in {against} of {len(tested)} rows"
 
 
 def load_study(name: str) -> Study:
@@ -311,27 +345,6 @@ def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> 
 # ---- The page
 
 
-def interval(differences: list[float]) -> float:
-    """Half of the 95% confidence interval of their mean, by Student's t."""
-    from gnomon.report import p_value
-
-    n = len(differences)
-    mean = sum(differences) / n
-    deviations = [d - mean for d in differences]
-    error = math.sqrt(sum(d * d for d in deviations) / (n - 1) / n)
-    if error == 0:
-        return 0.0
-    # The mean whose p value, with this spread, is 0.05.
-    low, high = 0.0, 1e4
-    for _ in range(100):
-        middle = (low + high) / 2
-        if p_value([d + middle * error for d in deviations]) > 0.05:
-            low = middle
-        else:
-            high = middle
-    return high * error
-
-
 def labels_of(results: dict[str, Any]) -> list[str]:
     """What the combinations are called, grids as they were asked for: of the data's shape."""
     shape = re.compile(r"\bshape=\d+(x\d+)*")
@@ -357,37 +370,50 @@ def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[i
     }
 
 
-def contrast_row(
-    results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
-) -> list[str]:
-    """Difference, interval, p, seeds and verdict; the right side is of its own results if any."""
-    from gnomon.report import p_value
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A contrast in the comparisons that have it."""
 
-    metric = results["task"]["metrics"][0]
-    if contrast.metric is not None:
-        metric = next(m for m in results["task"]["metrics"] if m["key"] == contrast.metric)
-    left = by_seed(results, contrast.left, contrast.left_at, metric["key"])
-    right = by_seed(of_right or results, contrast.right, contrast.right_at, metric["key"])
-    differences = [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
-    if not differences:
-        return ["–", "–", "–", "0", NOT_RUN]
-    mean = sum(differences) / len(differences)
-    if len(differences) < 3:
-        return [f"{mean:+.3f}", "–", "–", str(len(differences)), FEW_SEEDS]
-    p = p_value(differences)
-    outcome = NO_DIFFERENCE
-    if p < 0.05:
-        outcome = BETTER if (mean > 0) == metric["higher_is_better"] else WORSE
-    shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
-    if shown == "0.050":
-        shown = "< 0.05" if p < 0.05 else "> 0.05"
-    return [
-        f"{mean:+.3f}",
-        f"± {interval(differences):.3f}",
-        shown,
-        str(len(differences)),
-        outcome,
-    ]
+    title: str
+    metric: dict[str, Any]
+    differences: list[float]  # left minus right, a seed each
+    margin: float
+    outcome: str = NOT_RUN
+    p: float = 1.0  # adjusted for the number of tests of the page
+
+    @property
+    def mean(self) -> float:
+        return sum(self.differences) / len(self.differences)
+
+    def cells(self) -> list[str]:
+        n = len(self.differences)
+        if n < FEWEST_SEEDS:
+            mean = f"{self.mean:+.3f}" if n else "–"
+            return [self.title, mean, "–", "–", str(n), self.outcome]
+        shown = "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+        if shown == "0.050":
+            shown = "< 0.05" if self.p < 0.05 else "> 0.05"
+        half = confidence_interval(self.differences)
+        return [
+            self.title, f"{self.mean:+.3f}", f"± {half:.3f}", shown, str(n), self.outcome
+        ]  # fmt: skip
+
+
+def metric_of(results: dict[str, Any], contrast: Contrast) -> dict[str, Any]:
+    metrics = results["task"]["metrics"]
+    if contrast.metric is None:
+        return metrics[0]
+    return next(m for m in metrics if m["key"] == contrast.metric)
+
+
+def differences_of(
+    results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
+) -> list[float]:
+    """Left minus right for each seed of both; the right side is from its own results if given."""
+    key = metric_of(results, contrast)["key"]
+    left = by_seed(results, contrast.left, contrast.left_at, key)
+    right = by_seed(of_right or results, contrast.right, contrast.right_at, key)
+    return [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
 
 
 Found = list[tuple[Comparison, dict[str, Any]]]
@@ -398,8 +424,8 @@ def has(results: dict[str, Any], label: str, at: Any) -> bool:
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
-def contrast_rows(claim: Claim, found: Found) -> list[list[str]]:
-    """A row for each contrast of the claim, and for each comparison that has it."""
+def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list[Row]:
+    """A row without an outcome for each contrast, and for each comparison that has it."""
     rows = []
     by_name = {comparison.name: (comparison, results) for comparison, results in found}
     for comparison, results in found:
@@ -412,30 +438,53 @@ def contrast_rows(claim: Claim, found: Found) -> list[list[str]]:
                 continue
             if not has(of_right, contrast.right, contrast.right_at):
                 continue
-            first, *others = results["task"]["metrics"]
-            titles = {metric["key"]: f", {metric['title']}" for metric in others}
-            measure = titles.get(contrast.metric or first["key"], "")
+            metric = metric_of(results, contrast)
+            is_first = metric is results["task"]["metrics"][0]
+            measure = "" if is_first else f", {metric['title']}"
             right = f"`{contrast.right}` at {contrast.right_at}"
             if beside is not comparison:
                 right = f"{beside.title}, {right}"
             elif contrast.right == contrast.left:
                 right = f"itself at {contrast.right_at}"
             left = f"`{contrast.left}` at {contrast.left_at}"
-            what = f"{comparison.title}{measure}: {left} against {right}"
-            rows.append([what, *contrast_row(results, contrast, of_right)])
+            title = f"{comparison.title}{measure}: {left} against {right}"
+            margin = (MARGINS | margins).get(metric["key"])
+            if margin is None:
+                raise ValueError(f"no margin for '{metric['key']}'; add it to MARGINS")
+            differences = differences_of(results, contrast, of_right)
+            rows.append(Row(title, metric, differences, margin))
     return rows
 
 
-def describe_claim(claim: Claim, found: Found) -> list[str]:
-    """The claim, its verdict, the rows that it is of, and why."""
-    rows = contrast_rows(claim, found)
-    outcomes = [row[-1] for row in rows]
+def tested_rows(study: Study, found: Found) -> list[list[Row]]:
+    """The rows of each claim; their tests are corrected for the number of all rows."""
+    claims = [contrast_rows(claim, found, study.margins) for claim in study.claims]
+    rows = [row for claim in claims for row in claim]
+    outcomes = iter(
+        verdicts(
+            [row.differences for row in rows],
+            [row.margin for row in rows],
+            [row.metric["higher_is_better"] for row in rows],
+        )
+    )
+
+    def with_outcome(row: Row) -> Row:
+        outcome, p = next(outcomes)
+        return dataclasses.replace(row, outcome=outcome if row.differences else NOT_RUN, p=p)
+
+    return [[with_outcome(row) for row in claim] for claim in claims]
+
+
+def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
+    """The claim, its verdict, its rows, and the reasons."""
+    outcomes = [row.outcome for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
     of = f" ({counts})" if len(set(outcomes)) > 1 else ""
     parts = [f"Claim: {claim.text}", f"Verdict: **{said}**{of}."]
     if rows:
-        parts.append(markdown_table(["", "difference", "95%", "p", "seeds", "the left is"], rows))
+        head = ["", "difference", "95%", "p", "seeds", "the left is"]
+        parts.append(markdown_table(head, [row.cells() for row in rows]))
     if claim.why and said != NOT_RUN:
         parts.append(claim.why)
     return parts
@@ -446,9 +495,13 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool) -> str:
-    from gnomon import report
-
+def summary_table(
+    results: dict[str, Any],
+    metric: dict[str, Any],
+    baseline: tuple[str, str, dict[Any, float]] | None = None,
+    *,
+    shows_cost: bool,
+) -> str:
     conditions = results["task"]["conditions"]
     places = report.measured_at(results, metric["key"])
     winners = [
@@ -477,30 +530,49 @@ def summary_table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost
         if shows_cost:
             cells.append("–" if row["parameters"] is None else f"{row['parameters']:,}")
         rows.append(cells)
+    if baseline is not None and baseline[1] == metric["key"]:
+        scores = [baseline[2].get(conditions["values"][n]) for n in places]
+        shown = ["–" if score is None else f"{score:.3f}" for score in scores]
+        rows.append([baseline[0], *shown, "–", *(["–"] if shows_cost else [])])
     head = ["", *(str(conditions["values"][n]) for n in places), "seeds"]
     if shows_cost:
         head.append("parameters")
     return markdown_table(head, rows)
 
 
-def time_table(results: dict[str, Any]) -> str:
-    """Processor time of a training step, and its ratio to that of the first combination."""
-    from gnomon import report
-
+def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
+    """Labels, and sorted ratios of the time of a step to that of the first combination."""
     times: list[dict[int, float]] = [{} for _ in results["settings"]["combinations"]]
     for run in results["runs"]:
         times[run["combination"]][run["seed"]] = run["processor_ms_per_step"]
-    rows = []
-    for row, name, own in zip(results["summary"], report.labels(results), times, strict=True):
-        label = f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"
+    found = []
+    for row, own in zip(results["summary"], times, strict=True):
         ratios = sorted(own[seed] / times[0][seed] for seed in own.keys() & times[0].keys())
+        if ratios:
+            found.append((row["label"], ratios))
+    return found
+
+
+def time_table(results: dict[str, Any]) -> str:
+    """Processor time of a training step, and its ratio to that of the first combination."""
+    ratios_of = dict(time_ratios(results))
+    rows = []
+    for row, name in zip(results["summary"], report.labels(results), strict=True):
+        own = [
+            run["processor_ms_per_step"]
+            for run in results["runs"]
+            if run["combination"] == row["combination"]
+        ]
+        label = f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"
+        ratios = ratios_of.get(row["label"])
         if not ratios:
             rows.append([label, "–", "–", "–", str(len(own))])
             continue
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         middle = statistics.median(ratios)
-        typical = statistics.median(own.values())
-        rows.append([label, f"{typical:.3g}", f"**{middle:.2f}**", spread, str(len(own))])
+        rows.append(
+            [label, f"{statistics.median(own):.3g}", f"**{middle:.2f}**", spread, str(len(own))]
+        )
     return markdown_table(["", "ms per step", "ratio", "of the seeds", "seeds"], rows)
 
 
@@ -533,46 +605,170 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def draw(results: dict[str, Any], path: pathlib.Path) -> None:
-    import matplotlib
+def save(figure: Any, path: pathlib.Path) -> None:
+    figure.savefig(path, format="svg", metadata={"Date": None})
 
-    from gnomon import report
-    from gnomon._plots import STYLE
 
-    with matplotlib.rc_context(STYLE):
-        figure = report.draw_conditions(results)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+#: Colours of the effects' outcomes.
+SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED: "#888888"}
+
+
+def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
+    """Each tested difference with its 95% confidence interval, in margins; right is better."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    shown = [
+        (claim, [row for row in rows if row.outcome in SHADES])
+        for claim, rows in zip(study.claims, claims, strict=True)
+    ]
+    shown = [(claim, rows) for claim, rows in shown if rows]
+    heights = [max(1.5 + len(textwrap.wrap(c.text, 44)), 0.55 * len(r) + 1) for c, r in shown]
+    figure = Figure(figsize=(9.6, 1.3 + 0.2 * sum(heights)), layout="constrained")
+    axes = figure.add_subplot()
+    top, ticks, names, ends = 0.0, [], [], [2.0]
+    for (claim, rows), height in zip(shown, heights, strict=True):
+        for n, row in enumerate(rows):
+            sign = 1 if row.metric["higher_is_better"] else -1
+            mean = sign * row.mean / row.margin
+            half = confidence_interval(row.differences) / row.margin
+            place = -(top + height * (n + 0.5) / len(rows))
+            axes.errorbar(
+                mean, place, xerr=half, fmt="o", markersize=4, capsize=2, linewidth=1.2,
+                color=SHADES[row.outcome],
+            )  # fmt: skip
+            ends.append(abs(mean) + half)
+        ticks.append(-(top + height / 2))
+        names.append("\n".join(textwrap.wrap(claim.text.rstrip("."), 44)))
+        top += height
+        axes.axhline(-top, color="#e4e4e4", linewidth=0.8)
+    axes.axvspan(-1, 1, color="#f0f0f0", linewidth=0, zorder=-1)
+    axes.axvline(0, color="#888888", linewidth=0.8, zorder=0)
+    axes.set_xscale("symlog", linthresh=1, linscale=0.6)
+    end = 1.15 * max(ends)
+    axes.set_xlim(-end, end)
+    steps = [0.0] + [sign * x for x in (1, 3, 10, 30, 100, 300) if x < end for sign in (-1, 1)]
+    axes.xaxis.set_major_locator(FixedLocator(sorted(steps)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_ylim(-top, 0)
+    axes.set_yticks(ticks, names, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("difference in margins (right: the left side of the claim is better)")
+    used = {row.outcome for _, rows in shown for row in rows}
+    marks = [
+        Line2D([], [], marker="o", linestyle="none", color=colour, label=outcome)
+        for outcome, colour in SHADES.items()
+        if outcome in used
+    ]
+    figure.legend(handles=marks, loc="outside upper right", ncols=4, fontsize=10)
+    return figure
+
+
+def draw_times(found: Found) -> Any:
+    """The time of a step over that of the first combination, a point for each comparison."""
+    from matplotlib.figure import Figure
+
+    from gnomon._plots import colour, marker
+
+    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    names: list[str] = []
+    for n, (comparison, results) in enumerate(found):
+        points = []
+        for label, ratios in time_ratios(results):
+            label = label.partition("/")[0]
+            if label not in names:
+                names.append(label)
+            points.append((names.index(label), statistics.median(ratios), ratios))
+        offset = 0.7 * ((n + 0.5) / len(found) - 0.5)
+        x = [middle for _, middle, _ in points]
+        y = [-place - offset for place, _, _ in points]
+        spread = [
+            [middle - ratios[0] for _, middle, ratios in points],
+            [ratios[-1] - middle for _, middle, ratios in points],
+        ]
+        axes.errorbar(
+            x, y, xerr=spread, fmt=marker(n), color=colour(n), markersize=4, linewidth=1,
+            label=comparison.title,
+        )  # fmt: skip
+    axes.axvline(1, color="#888888", linewidth=0.8, zorder=0)
+    axes.set_yticks([-n for n in range(len(names))], names, fontsize=9)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("time of a training step / that of the dot product")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
+    """One paragraph: what was run, and the margins of the tests."""
+    runs = []
+    for comparison, results in found:
+        seeds = len(results["settings"]["seeds"])
+        steps = results["settings"]["training"]["steps"]
+        combinations = len(results["settings"]["combinations"])
+        runs.append(
+            f"{comparison.title} ({combinations} combinations, {seeds} seeds, {steps:,} steps)"
+        )
+    text = f"`gnomon compare` trained these combinations: {'; '.join(runs)}. "
+    if study.of_time:
+        return text + (
+            "A time is the median processor time of the steps, averaged over the seeds. A ratio "
+            "compares it with the first row of its table for the same seed; the tables show the "
+            "median and the range of the ratios over the seeds."
+        )
+    shown = ", ".join(f"{margin:g} ({title})" for title, margin in margins.items())
+    return text + (
+        "All combinations of a comparison have the same data order, learning rate and number of "
+        "steps; with the same seed they are paired. Differences are tested by paired t tests and "
+        f"equivalence tests ([how](index.md#how-verdicts-are-made)) with the margins {shown}."
+    )
 
 
 def write_page(name: str, study: Study) -> None:
+    import matplotlib
+
+    from gnomon._plots import STYLE
+
     PAGES.mkdir(parents=True, exist_ok=True)
-    parts = [f"# {study.title}", study.question]
     found: Found = []
     for comparison in study.comparisons:
         path = record_path(name, comparison)
         if path.is_file():
             found.append((comparison, json.loads(path.read_text(encoding="utf-8"))))
     missing = [c.title for c in study.comparisons if not record_path(name, c).is_file()]
+    claims = tested_rows(study, found)
+    margins = {
+        row.metric["title"]: row.margin for rows in claims for row in rows if row.differences
+    }
+    parts = [f"# {study.title}", study.question, study.answer]
+    has_effects = any(row.outcome in SHADES for rows in claims for row in rows)
+    with matplotlib.rc_context(STYLE):
+        if study.of_time and found:
+            save(draw_times(found), PAGES / f"{name}-times.svg")
+            parts.append(f"![The time of a training step]({name}-times.svg)")
+        elif has_effects:
+            save(draw_effects(study, claims), PAGES / f"{name}-effects.svg")
+            parts.append(f"![Differences with 95% confidence intervals]({name}-effects.svg)")
+            parts.append(
+                "Each point is a difference in the metric's margin, with its 95% confidence "
+                "interval, in the order of the tables below. Differences within the shaded band "
+                "do not matter."
+            )
+    parts += ["## Method", describe_method(study, found, margins)]
+    parts += ["## Limits", study.limits]
+    if study.sources:
+        parts += ["## Sources", study.sources]
     if study.claims:
-        parts.append("## Claims, and what came out")
-        parts.append(
-            "A claim is what was tested; whether it holds, its verdict says, by the rows below it. "
-            "A difference is left minus right, the mean over the seeds; beside it are half of its "
-            "95% confidence interval and p of a paired t test. *Better* and *worse* say how the "
-            "left does, where p < 0.05; there is no correction for the number of tests. A row is "
-            "of the first measure among the results unless it names another. A claim that "
-            "something is no worse holds where no row is worse, which is no proof: few seeds show "
-            "large differences alone."
-        )
+        parts.append("## Appendix: claims")
         if found and missing:
             begun = "; ".join(comparison.title for comparison, _ in found)
-            parts.append(f"These verdicts are of what has begun: {begun}.")
-    for claim in study.claims:
-        parts += describe_claim(claim, found)
-    if study.came_out:
-        parts.append("## What came out\n\n" + study.came_out)
-    parts.append("## What it does not show\n\n" + study.limits)
-    parts.append("## Results")
+            parts.append(f"So far these verdicts use {begun}.")
+    for claim, rows in zip(study.claims, claims, strict=True):
+        parts += describe_claim(claim, rows)
+    parts.append("## Appendix: results")
     if missing:
         parts.append("Not begun: " + "; ".join(missing) + ".")
     for comparison, results in found:
@@ -582,33 +778,26 @@ def write_page(name: str, study: Study) -> None:
             parts.append(time_table(results))
             continue
         figure = f"{name}-{comparison.name}.svg"
-        draw(results, PAGES / figure)
+        with matplotlib.rc_context(STYLE):
+            save(report.draw_conditions(results), PAGES / figure)
         parts.append(f"![{comparison.title}]({figure})")
         shown = [m for m in results["task"]["metrics"] if m["is_compared"]]
         for n, metric in enumerate(shown):
             key = results["task"]["conditions"]["key"]
             title = f"{metric['title'][:1].upper()}{metric['title'][1:]}, by {key}:"
-            parts.append(title + "\n\n" + summary_table(results, metric, shows_cost=n == 0))
-    legend = (
-        "Mean ± standard deviation over the seeds; bold: better than every other of its column, "
-        "p < 0.05 in a paired t test. Bands and whiskers of the figures are that deviation, too; "
-        "dashed or shaded is what the models were trained at."
-    )
-    if study.of_time:
-        legend = (
-            "Processor time, the median of the steps, and of it the mean over the seeds; the ratio "
-            "is to the first row's with the same seed, its median, and its range over the seeds. "
-            "Other programs on the machine change processor time less than time, but they do."
+            table = summary_table(results, metric, comparison.baseline, shows_cost=n == 0)
+            parts.append(f"{title}\n\n{table}")
+    if not study.of_time:
+        parts.append(
+            "Tables show the mean ± standard deviation over the seeds. Bold is significantly "
+            "better than every other combination of its column (paired t tests, corrected). Bands "
+            "and whiskers of the figures are standard deviations; dashed or shaded is the training "
+            "condition."
         )
     parts.append(
-        f"{legend} Tables and plots are of the records in `studies/{name}`; "
-        f"`make study NAME={name} DATA=FOLDER` makes what is missing of them, where FOLDER has the "
-        "data by the names in the commands above, each set of `gnomon data get` in a folder of its "
-        "name. To begin anew, remove a record. What the text says of other trials names its "
-        "command."
+        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` makes what is "
+        "missing and writes this page."
     )
-    if study.sources:
-        parts.append("## Sources\n\n" + study.sources)
     (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,11 @@
-"""What the report of a comparison says of its numbers."""
+"""The statistics and the report of a comparison."""
 
+import itertools
 import math
+import random
 
 import pytest
+import scipy.stats
 
 from gnomon import _plots, report
 
@@ -25,6 +28,48 @@ def test_p_value(n):
     assert report.p_value(with_t(POINTS[n], n)) == pytest.approx(0.05, abs=1e-4)
     assert report.p_value(with_t(-POINTS[n], n)) == pytest.approx(0.05, abs=1e-4)
     assert report.p_value(with_t(0, n)) == pytest.approx(1)
+
+
+def test_tests_and_intervals_are_those_of_scipy():
+    generator = random.Random(0)
+    for _ in range(50):
+        n, margin = generator.choice([2, 3, 5, 20]), generator.choice([0.1, 1.0, 4.0])
+        differences = [generator.gauss(generator.choice([0, 0.5, 3]), 1) for _ in range(n)]
+        two_sided = scipy.stats.ttest_1samp(differences, 0)
+        assert report.p_value(differences) == pytest.approx(two_sided.pvalue, rel=1e-6)
+        low, high = two_sided.confidence_interval(0.95)
+        assert report.confidence_interval(differences) == pytest.approx((high - low) / 2, rel=1e-6)
+        below = scipy.stats.ttest_1samp(differences, margin, alternative="less").pvalue
+        above = scipy.stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+        ours = report.equivalence_p_value(differences, margin)
+        assert ours == pytest.approx(max(below, above), rel=1e-6)
+    assert report.equivalence_p_value([0.0], 1.0) == 1
+
+
+def test_holm_is_the_closed_test_of_bonferroni():
+    """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that it is in."""
+    generator = random.Random(0)
+    for _ in range(20):
+        n = generator.randint(1, 6)
+        p = [generator.choice([0.001, 0.01, generator.random()]) for _ in range(n)]
+        sets = [s for k in range(n) for s in itertools.combinations(range(n), k + 1)]
+        expected = [
+            max(min(1.0, len(s) * min(p[i] for i in s)) for s in sets if index in s)
+            for index in range(n)
+        ]
+        assert report.holm(p) == pytest.approx(expected)
+    assert report.holm([]) == []
+
+
+def test_false_verdicts_are_rare_over_all_tests_together():
+    """Of 400 pages with ten true null hypotheses each, about 5% have a verdict that is wrong."""
+    generator = random.Random(0)
+    wrong = 0
+    for _ in range(400):
+        pages = [[generator.gauss(0, 1) for _ in range(5)] for _ in range(10)]
+        found = report.verdicts(pages, [0.0] * 10, [True] * 10)
+        wrong += any(verdict in {"better", "worse"} for verdict, _ in found)
+    assert wrong <= 0.05 * 400 + 3 * (400 * 0.05 * 0.95) ** 0.5
 
 
 def test_p_value_at_the_edges():

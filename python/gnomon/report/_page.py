@@ -141,8 +141,9 @@ def table(results: dict[str, Any]) -> str:
     ]
     if len(results["settings"]["seeds"]) >= FEWEST_SEEDS:
         note = (
-            "Bold: better than every other of its column in a paired t test over the seeds, "
-            f"p &lt; {SIGNIFICANT:g}. Without bold, these seeds cannot tell a column's winner."
+            "Bold: significantly better than every other combination of its column (paired t tests "
+            f"over the seeds, p &lt; {SIGNIFICANT:g} after Holm's correction). A column without "
+            "bold has no winner that these seeds can distinguish."
         )
     else:
         note = (

@@ -1,19 +1,24 @@
-"""What seeds can tell of a comparison."""
+"""Paired tests of a comparison over its seeds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-#: What the lead of the best may be by chance, at most, and how many pairs it takes to tell.
+#: The level of all tests, and the fewest pairs that are tested.
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 
+#: Verdicts on a difference.
+BETTER, WORSE, EQUIVALENT = "better", "worse", "equivalent"
+UNDECIDED, FEW_SEEDS = "not distinguishable", "too few seeds"
 
-def p_value(differences: list[float]) -> float:
-    """Student's t test of paired samples: how probable a mean as far from 0 would be by chance.
 
-    1 of fewer than two differences.
+def p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of Student's paired t test: the probability of a mean as far from 0.
+
+    1 for fewer than two differences.
     """
     n = len(differences)
     if n < 2:
@@ -36,13 +41,94 @@ def p_value(differences: list[float]) -> float:
     return max(0.0, 1 - inside)
 
 
+def confidence_interval(differences: Sequence[float]) -> float:
+    """Half of the 95% confidence interval of the mean, by Student's t; at least two differences."""
+    n = len(differences)
+    mean = sum(differences) / n
+    deviations = [d - mean for d in differences]
+    error = math.sqrt(sum(d * d for d in deviations) / (n - 1) / n)
+    if error == 0:
+        return 0.0
+    # The mean whose p-value, with this spread, is 0.05.
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        if p_value([d + middle * error for d in deviations]) > SIGNIFICANT:
+            low = middle
+        else:
+            high = middle
+    return high * error
+
+
+def _one_sided(differences: Sequence[float]) -> float:
+    """P-value against the hypothesis that the mean is 0 or more."""
+    p = p_value(differences)
+    return p / 2 if sum(differences) < 0 else 1 - p / 2
+
+
+def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
+    """P-value of two one-sided tests (TOST): small if the mean lies within ±`margin`.
+
+    1 for fewer than two differences.
+    """
+    if len(differences) < 2:
+        return 1.0
+    return max(
+        _one_sided([d - margin for d in differences]),
+        _one_sided([-d - margin for d in differences]),
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for the number of tests by the method of Holm (1979), in their order.
+
+    Each may be compared with the level of all tests together.
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def verdicts(
+    differences: Sequence[Sequence[float]],
+    margins: Sequence[float],
+    higher_is_better: Sequence[bool],
+) -> list[tuple[str, float]]:
+    """What each list of paired differences (left minus right) shows of its left side.
+
+    The verdict is *better* or *worse* if the mean differs from 0 and is at least its margin,
+    *equivalent* if it lies within the margin, and *not distinguishable* otherwise; with fewer than
+    three pairs it is *too few seeds*. Both tests have the level 0.05 over all lists together.
+
+    Returns:
+        A verdict and the adjusted p-value of the difference, for each list.
+    """
+    tested = [n for n, pairs in enumerate(differences) if len(pairs) >= FEWEST_SEEDS]
+    of_difference = holm([p_value(differences[n]) for n in tested])
+    of_equivalence = holm([equivalence_p_value(differences[n], margins[n]) for n in tested])
+    found = [(FEW_SEEDS, 1.0)] * len(differences)
+    for n, differs, agrees in zip(tested, of_difference, of_equivalence, strict=True):
+        mean = sum(differences[n]) / len(differences[n])
+        verdict = UNDECIDED
+        if agrees < SIGNIFICANT:
+            verdict = EQUIVALENT
+        elif differs < SIGNIFICANT and abs(mean) >= margins[n]:
+            verdict = BETTER if (mean > 0) == higher_is_better[n] else WORSE
+        found[n] = (verdict, differs)
+    return found
+
+
 def best(
     results: dict[str, Any], key: str, condition: int, *, higher_is_better: bool = False
 ) -> int | None:
-    """The combination whose metric is better than that of every other, by more than chance.
+    """The combination whose metric is significantly better than that of every other, or None.
 
-    `condition` is an index of the task's conditions. Seeds are paired: runs with the same one began
-    alike and saw the same data in the same order.
+    `condition` is an index of the task's conditions. Seeds are paired: runs with the same seed had
+    the same starting weights and saw the same data in the same order. The p-values are adjusted for
+    the number of other combinations (Holm).
     """
     sign = -1 if higher_is_better else 1
     by_seed: dict[int, dict[int, float]] = {}
@@ -53,9 +139,10 @@ def best(
     if len(by_seed) < 2:
         return None
     first = min(by_seed, key=lambda c: sum(by_seed[c].values()) / len(by_seed[c]))
+    leads = []
     for other in by_seed.keys() - {first}:
         seeds = by_seed[first].keys() & by_seed[other].keys()
-        leads = [by_seed[other][seed] - by_seed[first][seed] for seed in seeds]
-        if len(leads) < FEWEST_SEEDS or p_value(leads) >= SIGNIFICANT or sum(leads) <= 0:
-            return None
-    return first
+        leads.append([by_seed[other][seed] - by_seed[first][seed] for seed in seeds])
+    if any(len(lead) < FEWEST_SEEDS or sum(lead) <= 0 for lead in leads):
+        return None
+    return first if max(holm([p_value(lead) for lead in leads])) < SIGNIFICANT else None
