@@ -132,14 +132,13 @@ STUDY = Study(
     ),
     claims=(),
     limits=(
-        "Small models, in which what is not attention takes its share of each step: a longer "
-        "sequence or a narrower MLP has more of what differs. After 30 steps measures of quality "
-        "tell nothing, and none are shown. Hierarchies have no attention: what is timed there is a "
-        "score of pairs of points. Where the range over the seeds is wide, as in volumes, music "
-        "and graphs, the machine was busy with the work of others: such a ratio says little, and a "
-        "ratio of medians need not lie where that of the means does. Not timed are cosine, "
-        "additive and Lorentzian similarities, and hyperbolic distances in the half-space and in "
-        "Klein's model. Tables of two machines stand side by side."
+        "The models are small, so the parts outside attention take a large share of each step; "
+        "longer sequences or narrower MLPs show larger differences. Quality is not compared, "
+        "because training stops after 30 steps. Hierarchies have no attention; there a score of "
+        "pairs of points is timed. Where the range over the seeds is wide (volumes, music, "
+        "graphs), other programs were running and the ratio is unreliable. Cosine, additive and "
+        "Lorentz similarities and hyperbolic distances in the half-space and Klein models are not "
+        "timed. The tables come from two machines."
     ),
     sources="Tseng et al. 2023, Coneheads, the table of throughput.",
     of_time=True,

@@ -78,15 +78,16 @@ STUDY = Study(
             ),
             why=(
                 "After 600 steps the means are 0.0565 with the dot product, 0.0566 with penumbral "
-                "and 0.0565 with umbral cones, which the table rounds to 0.056, 0.057 and 0.057; "
-                "with each kind of cone one of three seeds is lower than with the dot product, and "
-                "two are higher. After 1200 steps both are higher with each of the three seeds, by "
-                "0.0001 to 0.0008."
+                "and 0.0565 with umbral cones; with each kind of cone one of three seeds is lower "
+                "than with the dot product. After 1200 steps both cones are higher with each of "
+                "the three seeds, by 0.0001 to 0.0008."
             ),
         ),
         Claim(
-            "Pictures that cones draw are nearer to the data, by the Frechet distance, than those "
-            "of the dot product.",
+            (
+                "Pictures drawn with cones have a lower Fréchet distance than those drawn with the "
+                "dot product."
+            ),
             tuple(
                 Contrast(
                     f"{cone}/{SINUSOIDS}",
@@ -101,26 +102,27 @@ STUDY = Study(
             ),
             why=(
                 "The means are 35.0 with the dot product, 34.6 with penumbral and 34.4 with umbral "
-                "cones: 1.2% and 1.7% lower, where the source has 1.7% and 1.9%. But with the "
-                "first seed both are higher, and the seeds of one similarity lie 3 to 4 apart: "
-                "three of them do not show a difference of this size, if there is one."
+                "cones: 1.2% and 1.7% lower, where the paper has 1.7% and 1.9%. With the first "
+                "seed both are higher, and the seeds of one similarity differ by 3 to 4. Three "
+                "seeds cannot show a difference of this size."
             ),
         ),
         Claim(
-            "Positions in attention have a lower loss than sinusoids and than a learned table, "
-            "which are added to the patches.",
+            (
+                "Positions in attention have a lower loss than sinusoids and than a learned table, "
+                "both of which are added to the patches."
+            ),
             tuple(
                 Contrast(f"dot/{position}", "0-999", f"dot/{added}", "0-999")
                 for added in (SINUSOIDS, "learned")
                 for position in ("relative2d:shape=grid", ROPE, HYPE, f"{ROPE}+{HYPE}")
             ),
             why=(
-                "RoPE has the lowest mean, 0.0534 (sinusoids 0.0565, the learned table 0.0549), "
-                "and is lower than sinusoids with each of the three seeds, by 0.0012 to 0.0048, "
-                "which lie too far apart for a difference to be seen. With a learned HyPE bias "
-                "beside it the mean is as low, 0.0536, and the seeds are closer. The bias alone "
-                "has 0.0582; it is the same to the left and to the right, and whether that is the "
-                "reason was not measured."
+                "RoPE has the lowest mean, 0.0534 (sinusoids 0.0565, the learned table 0.0549). It "
+                "is lower than sinusoids with each of the three seeds, by 0.0012 to 0.0048, a "
+                "spread too large for significance. RoPE with a learned HyPE bias has 0.0536, with "
+                "closer seeds. The bias alone, which is the same to the left and to the right, has "
+                "0.0582; whether that symmetry is the reason was not measured."
             ),
         ),
         Claim(
@@ -133,18 +135,17 @@ STUDY = Study(
                 )
             ),
             why=(
-                "Sinusoids are lower with each of the three seeds, by 0.0013 to 0.0037, and a "
-                "learned HyPE bias alone by 0.0002 to 0.0016, which lie too far apart for a "
-                "difference to be seen."
+                "The loss is lower with each of the three seeds for sinusoids, by 0.0013 to "
+                "0.0037, and for a learned HyPE bias alone, by 0.0002 to 0.0016."
             ),
         ),
     ),
     margins={"loss": 0.001},
     limits=(
-        "The loss of the noise is not the quality of the pictures. The Frechet distance is that of "
-        "500 pictures in the features of a classifier of digits, and cannot be compared with the "
-        "source's, which is of Inception's features. Digits of 28 x 28 pixels in 49 patches, a "
-        "small model, and 600 or 1200 steps, after which its pictures are not yet digits."
+        "The loss of the predicted noise is not the quality of the pictures. The Fréchet distance "
+        "uses 500 pictures and the features of a digit classifier, so it cannot be compared with "
+        "the paper's, which uses Inception features. The data are digits of 28 x 28 pixels in 49 "
+        "patches; the model is small, and after 600 or 1200 steps its pictures are not yet digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",
 )

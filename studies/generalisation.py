@@ -139,72 +139,61 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            "Decoders without positions are better than those with RoPE, at 100 and 500 symbols "
-            "(recall: 80 and 120).",
+            "No position is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "It comes out where both learn the problem at 40 symbols: in sorting (0.84 each) "
-                "and, at 100, in bucket sort (0.99 and 0.97 at 40). At 500 RoPE's accuracy in "
-                "bucket sort is 0.79 to 0.99, by the seed. Copying and reversing are hardly "
-                "learned without positions, 0.18 and 0.11 at 40, with RoPE 0.99 and 0.98: their "
-                "rows at 100 say how soon they are learned rather than how far. At 500 both sides "
-                "are near chance, 0.03: without positions 0.04, with RoPE 0.03. Recall is learned "
-                "by no seed without positions (0.18 at 40) and by two of three with RoPE."
+                "Sorting, which both learn at 40 (0.84 each), confirms it at 100. Bucket sort "
+                "agrees in the mean (0.99 and 0.97 at 40); at 500 RoPE has 0.79 to 0.99 by seed. "
+                "Without positions copying and reversing are hardly learned at 40 (0.18 and 0.11; "
+                "RoPE 0.99 and 0.98), so their rows at 100 compare what was learned rather than "
+                "how it generalises. At 500 both are near chance, 0.03. No seed learns recall "
+                "without positions, and two of three do with RoPE."
             ),
         ),
         Claim(
-            "Decoders without positions are better than those with sinusoids, at 100 and 500 "
-            "symbols (recall: 80 and 120).",
+            ("No position is better than sinusoids, at 100 and 500 symbols (recall: 80 and 120)."),
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
-                "It comes out in sorting at 100. Both sort as well at 40 (0.84; bucket sort "
-                "0.99). In their other rows the seeds with sinusoids lie far apart: 0.19 to 0.25 "
-                "in sorting at 500, 0.83 to 0.97 in bucket sort at 100 and 0.79 to 0.97 at 500; "
-                "without positions 0.24 to 0.27, 0.97 to 1.00 and 0.99. Copying and reversing are "
-                "hardly learned without positions (0.18 and 0.11 at 40) and in part with "
-                "sinusoids (0.41 and 0.54); at 100 every seed of both is at 0.05 to 0.14, at 500 "
-                "at 0.03 to 0.06, and chance is 0.03. Recall is learned by no seed of either "
-                "(0.18 and 0.10 at 40): its rows are of 0.09 against 0.04 and of 0.07 against "
-                "0.03."
+                "Both sort equally well at 40 (0.84; bucket sort 0.99). Beyond, the seeds with "
+                "sinusoids vary: 0.19 to 0.25 in sorting at 500, 0.83 to 0.97 in bucket sort at "
+                "100 and 0.79 to 0.97 at 500; without positions the ranges are 0.24 to 0.27, 0.97 "
+                "to 1.00 and 0.99. Copying and reversing are hardly learned without positions "
+                "(0.18 and 0.11 at 40), partly with sinusoids (0.41 and 0.54), and near chance "
+                "beyond. No seed of either learns recall."
             ),
         ),
         Claim(
             "ALiBi is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/alibi", "dot/rope"),
             why=(
-                "Both copy and sort at 40 (0.98 and 0.99; 0.85 and 0.84), and ALiBi keeps more of "
-                "it. At 500 two of its seeds copy 0.27 of the symbols right, the third 0.04, and "
-                "RoPE's 0.03, which is chance. RoPE reverses better at 40 (0.98 and 0.54), and at "
-                "100 no longer; at 500 both are near chance, 0.06 and 0.03. Both learn bucket "
-                "sort (0.98 and 0.97), and at 500 ALiBi has lost more of it (0.50 and 0.88). "
-                "Recall is learned by the same two seeds of three; at 120 they have 0.44 and 0.59 "
-                "with ALiBi, 0.39 and 0.32 with RoPE."
+                "Both copy and sort at 40 (0.98 and 0.99; 0.85 and 0.84), and ALiBi keeps more. At "
+                "500 two of its seeds copy 0.27 of the symbols, the third 0.04; RoPE is at chance, "
+                "0.03. RoPE reverses better at 40 (0.98 against 0.54), but not at 100. In bucket "
+                "sort ALiBi loses more by 500 (0.50 against 0.88). Two of three seeds learn recall "
+                "with each; at 120 they have 0.44 and 0.59 with ALiBi, 0.39 and 0.32 with RoPE."
             ),
         ),
         Claim(
-            "Decoders without positions are better than those with ALiBi, at 100 and 500 symbols "
-            "(recall: 80 and 120).",
+            "No position is better than ALiBi, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/alibi"),
             why=(
-                "Both sort at 40 (0.84 and 0.85; bucket sort 0.99 and 0.98). At 100 those without "
-                "positions are ahead in sorting, 0.65 to 0.61, at 500 those with ALiBi, 0.51 to "
-                "0.26; in bucket sort ALiBi is down to half by then. Copying and reversing are "
-                "hardly learned without positions (0.18 and 0.11 at 40, with ALiBi 0.98 and "
-                "0.54). At 500 reversing is near chance with both, 0.04 and 0.06, and copying "
-                "with one of ALiBi's three seeds, whence its spread. Recall is learned by no seed "
-                "without positions and by two of three with ALiBi."
+                "Both sort at 40 (0.84 and 0.85; bucket sort 0.99 and 0.98). In sorting no "
+                "position has the higher mean at 100 (0.65 against 0.61), ALiBi at 500 (0.51 "
+                "against 0.26); in bucket sort ALiBi falls to half. Copying and reversing are "
+                "hardly learned without positions (0.18 and 0.11 at 40; ALiBi 0.98 and 0.54). No "
+                "seed learns recall without positions, and two of three do with ALiBi."
             ),
         ),
         Claim(
             "Positions drawn at random make RoPE and sinusoids better, at 100 and 500 symbols.",
             at_random(""),
             why=(
-                "Drawn at random, positions have RoPE learn less of copying and reversing in as "
-                "many steps (at 40 0.83 for 0.99, and 0.67 for 0.98) and keep more of it: at 100 "
-                "the means are higher by 0.15 and 0.10, where three seeds show no difference. At "
-                "500 both problems are near chance, 0.03: RoPE and sinusoids are at 0.05 to 0.08 "
-                "at random, else at 0.03 to 0.04. In bucket sort at 500 RoPE's seeds have 0.64 to "
-                "0.91 at random, else 0.79 to 0.99; those of sinusoids 0.99, else 0.79 to 0.97."
+                "With random positions RoPE learns less of copying and reversing in the same "
+                "number of steps (at 40, 0.83 instead of 0.99 and 0.67 instead of 0.98) and keeps "
+                "more: at 100 the means are higher by 0.15 and 0.10. At 500 both problems are near "
+                "chance, 0.03: 0.05 to 0.08 with random positions, 0.03 to 0.04 without. In bucket "
+                "sort at 500 RoPE has 0.64 to 0.91 with random positions and 0.79 to 0.99 without; "
+                "sinusoids have 0.99 and 0.79 to 0.97."
             ),
         ),
         Claim(
@@ -212,13 +201,11 @@ STUDY = Study(
             "100 and 500 symbols.",
             at_random("dot/none"),
             why=(
-                "They are in copying and reversing, which are hardly learned without positions "
-                "(0.18 and 0.11 at 40); at 500 these are near chance, 0.03, with all: 0.05 to "
-                "0.08 at random, 0.04 without positions. All three learn to sort as well (0.84 at "
-                "40); at 100 they are level (0.64, 0.64 and 0.65), and at 500 both are behind "
-                "(0.21 and 0.22; without positions 0.26). In bucket sort sinusoids at random are "
-                "level with no position, at 0.98 to 1.00; RoPE's seeds fall to 0.64 to 0.91 at "
-                "500."
+                "The means are higher in copying and reversing, which are hardly learned without "
+                "positions (0.18 and 0.11 at 40) and near chance at 500 with all. All three sort "
+                "equally well at 40 (0.84) and at 100 (0.64, 0.64 and 0.65); at 500 random "
+                "positions are behind (0.21 and 0.22, no position 0.26). In bucket sort sinusoids "
+                "have 0.98 to 1.00, as no position has; RoPE falls to 0.64 to 0.91 at 500."
             ),
         ),
         Claim(
@@ -226,27 +213,26 @@ STUDY = Study(
             "500 symbols.",
             at_random("dot/alibi"),
             why=(
-                "They are for the most part in reversing and in bucket sort, while ALiBi is ahead "
-                "in copying at 100 (0.89, at random 0.51 and 0.24) and in sorting at 500 (0.51, "
-                "at random 0.21 and 0.22). At 500 copying is near chance, 0.03, at random (0.08 "
-                "and 0.05) and with one of ALiBi's three seeds (0.27, 0.27 and 0.04), reversing "
-                "with all (0.05 to 0.07). At 40 ALiBi has learned more of copying than these "
-                "(0.98, 0.83 and 0.56) and less of reversing (0.54, 0.67 and 0.61)."
+                "Most means are higher in reversing and bucket sort. ALiBi is ahead in copying at "
+                "100 (0.89; random positions 0.51 and 0.24) and in sorting at 500 (0.51; 0.21 and "
+                "0.22). At 500 copying with random positions is near chance (0.08 and 0.05), as is "
+                "one of ALiBi's three seeds. At 40 ALiBi has learned more of copying (0.98; 0.83 "
+                "and 0.56) and less of reversing (0.54; 0.67 and 0.61)."
             ),
         ),
         Claim(
             "A learned HyPE bias makes RoPE better, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
-                "At 40 about as much is learned with the bias as without (copying 0.95 and 0.99, "
-                "reversing 0.96 and 0.98, sorting 0.91 and 0.84, bucket sort 0.97 each); at 500 "
-                "less is left of sorting (0.03 and 0.17) and of bucket sort (0.38 and 0.88). "
-                "Copying is at chance at 500 with both, 0.03, and reversing near it (0.05 and "
-                "0.03). Recall is learned by the same two seeds of three: at 120 they have 0.62 "
-                "and 0.52 with the bias, 0.39 and 0.32 without. What an answer needs may stand "
-                "anywhere in the input, and a bias that grows with the distance hides what is "
-                "far; whether that is the reason was not measured. On texts the bias keeps the "
-                "loss down beyond the training length ([Beyond the training length](length.md))."
+                "At 40 as much is learned with the bias as without (copying 0.95 and 0.99, "
+                "reversing 0.96 and 0.98, sorting 0.91 and 0.84, bucket sort 0.97 each). At 500 "
+                "less remains of sorting (0.03 and 0.17) and of bucket sort (0.38 and 0.88); "
+                "copying and reversing are near chance with both. The same two seeds of three "
+                "learn recall: at 120 they have 0.62 and 0.52 with the bias, 0.39 and 0.32 "
+                "without. The answer may depend on any part of the input, and a bias that grows "
+                "with the distance hides what is far; whether that is the reason was not measured. "
+                "On texts the bias keeps the loss low beyond the training length ([Beyond the "
+                "training length](length.md))."
             ),
         ),
         Claim(
@@ -254,38 +240,28 @@ STUDY = Study(
             "120).",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate one seed of three copies at 40 (0.95, the others 0.21), two "
-                "reverse (0.69 and 0.78, the other 0.21) and two recall (1.00, the other 0.13); "
-                "without positions none does. Three seeds, some of which learn nothing, show no "
-                "difference. The two that recall lose nothing up to 120 symbols, nor does the one "
-                "that recalls with a learned HyPE bias alone; the two with RoPE fall to 0.39 and "
+                "With the gate one seed of three copies at 40 (0.95; the others 0.21), two reverse "
+                "(0.69 and 0.78) and two recall (1.00); without positions none does. The two that "
+                "recall lose nothing up to 120 symbols, while the two with RoPE fall to 0.39 and "
                 "0.32 (`studies/generalisation/recall.json` has each run). At 500 copying and "
-                "reversing are near chance, 0.03: with the gate 0.06 and 0.08, without positions "
-                "0.04. Both sort at 40 (0.89 and 0.84; bucket sort 0.99), and at 500 the gate has "
-                "lost more: 0.22 and 0.26, of bucket sort 0.37 and 0.99."
+                "reversing are near chance with both. Both sort at 40 (0.89 and 0.84; bucket sort "
+                "0.99); at 500 the gate has lost more, with 0.22 against 0.26 and 0.37 against "
+                "0.99."
             ),
         ),
     ),
     limits=(
         "Decoders of two layers and 64 columns, a few thousand steps, and one learning rate for "
-        "all positions of a problem: the literature trains larger ones for a hundred times as "
-        "long. What a table shows at 40 says how far an answer is learned there; where it is not, "
-        "the longer lengths tell nothing. By chance 0.03 of the symbols are right in copying and "
-        "reversing, of which there are 32, and 0.02 of the 64 values in recall. Where an answer "
-        "is sorted, the symbol before, which the models are given, tells much of the next: who "
-        "repeats it is right for 0.37 of sorting at 100 and 0.80 at 500, and for 0.95 and 0.99 of "
-        "bucket sort, on average. At 500 no row of the tables is ahead of that (0.51 and 0.99 at "
-        "most), and at 100 RoPE's 0.77 and ALiBi's 0.73 in bucket sort are below it. Recall was "
-        "asked for at no more than 120 symbols, 60 pairs, as there are 64 keys, and no claim is "
-        "made of HyPE alone or of T5's buckets on it: T5's are the only ones of which each seed "
-        "learns a part, 0.76, 0.77 and 0.95 at 40, and 0.23, 0.23 and 0.34 at 120. Positions at "
-        "random were tried in copying, reversing and sorting alone; they are drawn below 2048, in "
-        "the evaluation as in the training. A verdict counts rows at 500 symbols, near chance, "
-        "like all others. No claim is made of parity and modular addition, which no position "
-        "learns so soon: all are at chance at 40, 1/2 and 1/5; nor of stacks, of which about two "
-        "thirds are right at 40. Recall is learned with some seeds and not with others, whence "
-        "its spread. Accuracy is of single symbols, each after what is right; whole answers are "
-        "in a table of their own."
+        "all positions of a problem; the literature trains larger models a hundred times as long. "
+        "The column for 40 symbols shows how well an answer is learned; where it is not, longer "
+        "lengths say nothing. Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in "
+        "recall (64 values). Recall is asked for at most 120 symbols, because there are 64 keys. "
+        "Random positions were tried in copying, reversing and sorting only; they are drawn below "
+        "2048. Parity and modular addition are at chance at 40 with every position (1/2 and 1/5), "
+        "and about two thirds of the stack problem are right, so no claim covers them. Recall is "
+        "learned with some seeds and not with others, which explains its spread. Accuracy counts "
+        "single symbols, each predicted from the correct symbols before it; whole answers have a "
+        "table of their own."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

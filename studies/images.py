@@ -88,54 +88,57 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            "Positions on the grid are better than a learned table, at the trained size.",
+            "2-D positions are better than a learned table at the training size.",
             tuple(
                 Contrast(f"dot/{position}", 28, "dot/learned", 28, "accuracy")
                 for position in (SINUSOIDS, "relative2d:shape=grid", ROPE, HYPE)
             ),
             why=(
-                "It depends on which. On patches of digits RoPE (0.938) and sinusoids (0.911) are "
-                "ahead of a learned table (0.851), and 2-D relative keys (0.773) and a learned "
-                "HyPE bias (0.698) behind it. Behind convolutions the differences are smaller: "
+                "On patches of digits the means of RoPE (0.938) and sinusoids (0.911) are above "
+                "the learned table's (0.851); those of 2-D relative keys (0.773) and of a learned "
+                "HyPE bias (0.698) are below. Behind convolutions the differences are smaller: "
                 "RoPE 0.956, the table 0.946, the bias 0.915. On the volumes all models overfit "
                 "(see the limits)."
             ),
         ),
         Claim(
-            "RoPE is better than sinusoids and than no position, at the trained size.",
+            "RoPE is better than sinusoids and than no position at the training size.",
             tuple(
                 Contrast(f"dot/{ROPE}", 28, f"dot/{other}", 28, "accuracy")
                 for other in (SINUSOIDS, "none")
             ),
             why=(
-                "On digits it is, on patches (0.938, sinusoids 0.911, no position 0.700) and "
-                "behind convolutions (0.956, no position 0.908). On the volumes all models "
-                "overfit; RoPE has 0.768 and no position 0.763, and the seeds of the latter range "
-                "from 0.732 to 0.782."
+                "On patches the means are 0.938 (RoPE), 0.911 (sinusoids) and 0.700 (no position); "
+                "behind convolutions 0.956 (RoPE) and 0.908 (no position). On the volumes all "
+                "models overfit: RoPE has 0.768 and no position 0.763, with seeds from 0.732 to "
+                "0.782."
             ),
         ),
         Claim(
-            "Mixed rotations, whose frequencies are learned for each head, are better than RoPE by "
-            "axes, at the trained size and on digits of 44 pixels.",
+            (
+                "Mixed RoPE, with learned per-head frequencies, is better than axial RoPE, at the "
+                "training size and on digits of 44 pixels."
+            ),
             tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
             why=(
-                "At 28 both have 0.94. On larger digits the means are higher with mixed rotations, "
-                "0.43 and 0.38 at 36 and 0.17 and 0.13 at 44, and one seed of three is lower at "
-                "either size. Their source trains far larger models, on ImageNet."
+                "At 28 pixels both have 0.94. On larger digits the means are higher with mixed "
+                "RoPE, 0.43 against 0.38 at 36 and 0.17 against 0.13 at 44, but one seed of three "
+                "is lower at either size. The paper trains far larger models, on ImageNet."
             ),
         ),
         Claim(
-            "A bias alone, of a table or by distance, is better than no position, at the trained "
-            "size.",
+            (
+                "A bias alone, from a table or by distance, is better than no position at the "
+                "training size."
+            ),
             tuple(
                 Contrast(f"dot/{bias}", 28, "dot/none", 28, "accuracy")
                 for bias in ("grid_bias:shape=grid", ALIBI, HYPE)
             ),
             why=(
-                "On patches all four are at 0.70, their seeds between 0.69 and 0.71. Biases by "
-                "distance are the same to the left and to the right; the table, which has one for "
-                "each offset, is no better. What the biases lack was not looked into. On the "
-                "volumes all models overfit."
+                "On patches all four have 0.70, with seeds between 0.69 and 0.71. Biases by "
+                "distance are the same to the left and to the right; the table, which has a bias "
+                "for each offset, is no better. On the volumes all models overfit."
             ),
         ),
         Claim(
@@ -160,30 +163,29 @@ STUDY = Study(
                 )
             ),
             why=(
-                "The biases are ahead of no position by little, 0.383 and 0.387 to 0.362, and "
-                "CAPE by more, 0.518. At 28 CAPE has 0.726, and these have 0.70."
+                "The biases have 0.383 and 0.387, no position 0.362, and CAPE 0.518. At 28 pixels "
+                "CAPE has 0.726 and the others 0.70."
             ),
         ),
         Claim(
             "RoPE with a learned HyPE bias is better than RoPE.",
             tuple(Contrast(f"dot/{BOTH}", n, f"dot/{ROPE}", n, "accuracy") for n in (28, 44)),
             why=(
-                "At 28 both are at 0.938. At 44 they are near chance, 0.1: 0.152 with the bias "
-                "and 0.130 without, and of three seeds it is ahead in two. The records do not "
-                "hold what tau became beside RoPE, so they do not tell whether the bias was in "
-                "use. On the volumes all models overfit."
+                "At 28 pixels both have 0.938. At 44 they are near chance (0.1): 0.152 with the "
+                "bias and 0.130 without, and the bias is ahead in two of three seeds. The records "
+                "do not contain the learned tau, so they do not show whether the bias was in use. "
+                "On the volumes all models overfit."
             ),
         ),
     ),
     limits=(
-        "Digits are easy; the models are small, their training is short, and one learning rate "
-        "serves all. Larger images here are the same digits, enlarged. On the volumes (1,188 in "
-        "training, 298 in the test) every model overfits: as means over the seeds, its training "
-        "loss ends at 0.001 to 0.022 nats and its test loss is 1.25 to 1.51, where always giving "
-        "the frequencies of the two classes has 0.54. Of the test's volumes 23% are of the second "
-        "class, so that always naming the first has an accuracy of 0.768; the models have 0.748 "
-        "to 0.776, which says little of positions. The area under the ROC curve, which MedMNIST "
-        "gives too, is not measured. Whether HyPE serves volumes, as its author proposes, is open."
+        "Digits are easy; the models are small, training is short, and all combinations use one "
+        "learning rate. Larger images are the same digits, enlarged. On the volumes (1,188 for "
+        "training, 298 in the test set) every model overfits: its mean training loss ends at 0.001 "
+        "to 0.022 nats and its test loss is 1.25 to 1.51, where predicting the class frequencies "
+        "has 0.54. Always predicting the first class has an accuracy of 0.768; the models have "
+        "0.748 to 0.776. The area under the ROC curve, which MedMNIST also reports, is not "
+        "measured. Whether HyPE helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "

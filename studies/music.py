@@ -63,47 +63,48 @@ STUDY = Study(
             against("relative", "rope", BOTH, "transformer_xl"),
         ),
         Claim(
-            "RoPE with a learned HyPE bias is at least as good as RoPE.",
+            "RoPE with a learned HyPE bias is not worse than RoPE.",
             tuple(Contrast(f"dot/{BOTH}", n, "dot/rope", n) for n in (TRAINED, LONG)),
             left_is="not worse",
             why=(
-                "At 1024 it is ahead with each of the three seeds, by 0.26 to 0.76 nats; RoPE's "
-                "seeds lie far apart there (0.88 to 1.37)."
+                "On windows of 1024 it is ahead with each of the three seeds, by 0.26 to 0.76 "
+                "nats, but RoPE's seeds vary from 0.88 to 1.37."
             ),
         ),
         Claim(
-            "RoPE with a learned HyPE bias is as good as Transformer-XL.",
+            "RoPE with a learned HyPE bias is not worse than Transformer-XL.",
             tuple(Contrast(f"dot/{BOTH}", n, "dot/transformer_xl", n) for n in (TRAINED, LONG)),
             left_is="not worse",
         ),
         Claim(
-            "Relative keys, Transformer-XL and biases by distance, alone or beside RoPE, gain "
-            "from windows four times as long as those of the training.",
+            (
+                "Relative keys, Transformer-XL and biases by distance, alone or with RoPE, gain "
+                "from windows four times the training length."
+            ),
             tuple(
                 Contrast(f"dot/{position}", LONG, f"dot/{position}", TRAINED)
                 for position in ("relative", RELATIVE, "transformer_xl", "alibi", HYPE, BOTH)
             ),
             why=(
-                "With relative keys that have no row beyond an offset of 128 (`far=zero`) the "
-                "loss is lower with each of the three seeds, by 0.011 to 0.022 nats, which lie "
-                "too far apart for a difference to be seen."
+                "With relative keys limited to offsets of 128 (`far=zero`) the loss is lower with "
+                "each of the three seeds, by 0.011 to 0.022 nats, which is not significant."
             ),
         ),
         Claim(
-            "RoPE loses on windows four times as long as those of the training.",
+            "RoPE loses on windows four times the training length.",
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
-                "Its loss rises with each of the three seeds, by 0.70, 0.21 and 0.55 nats, which "
-                "lie too far apart for a difference to be seen. On windows of 512 it rises by "
-                "0.13, 0.02 and 0.03."
+                "Its loss rises with each of the three seeds, by 0.70, 0.21 and 0.55 nats, a "
+                "spread too large for significance. On windows of 512 it rises by 0.13, 0.02 and "
+                "0.03."
             ),
         ),
     ),
     limits=(
-        "229 chorales of four voices, a model of a third of a million parameters and a few "
-        "minutes of training: longer training on so few pieces is a question of regularisation "
-        "rather than of positions."
+        "229 chorales for four voices, a model with a third of a million parameters and a few "
+        "minutes of training. Longer training on so few pieces tests regularisation rather than "
+        "positions."
     ),
     sources=(
         "Huang et al. 2019, Music Transformer; Dai et al. 2019; Shaw et al. 2018; Allan and "
