@@ -105,11 +105,15 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
     """The entries, the metadata, and where the data begin, of a file of so many bytes."""
+    if not content:
+        raise ValueError("it is empty")
     if len(content) < 8:
-        raise ValueError(f"it has {len(content)} bytes")
+        raise ValueError(f"it has {size} bytes, so it is truncated or of another format")
     length = int.from_bytes(content[:8], "little")
-    if length > _LONGEST_HEADER or length > size - 8:
-        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    if length > _LONGEST_HEADER:
+        raise ValueError("it has no header")
+    if length > size - 8:
+        raise ValueError(f"it is truncated: its header takes {length} bytes, and {size - 8} follow")
     header = json.loads(
         content[8 : 8 + length].decode(), object_pairs_hook=_without_repeats, parse_int=_integer
     )
@@ -170,10 +174,14 @@ def _tensor(name: str, entry: Any, data: memoryview) -> tuple[Tensor, tuple[int,
         raise ValueError(f"the tensor {name!r} has a shape beyond 64 bits")
     count = math.prod(shape)
     first, last = offsets
-    if not first <= last <= len(data) or last - first != count * dtype.itemsize:
+    if first <= last and last > len(data):
         raise ValueError(
-            f"the tensor {name!r} lies at bytes {first} to {last} of {len(data)}, and its shape "
-            f"takes {count * dtype.itemsize}"
+            f"it is truncated: the tensor {name!r} lies at bytes {first} to {last} of {len(data)}"
+        )
+    if first > last or last - first != count * dtype.itemsize:
+        raise ValueError(
+            f"the tensor {name!r} lies at bytes {first} to {last}, and its shape takes "
+            f"{count * dtype.itemsize}"
         )
     if count == 0:
         return torch.empty(shape, dtype=dtype), (first, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import pathlib
 import re
@@ -15,7 +16,7 @@ import PIL.Image
 import pytest
 from safetensors.numpy import load_file
 from test_cli import succeed
-from test_data import read, wav
+from test_data import idx, read, wav
 
 from gnomon.data import read_arrays
 from gnomon.data.__main__ import main
@@ -139,11 +140,11 @@ WAV = wav(np.arange(9), 2)
     ("content", "part"),
     [
         (b"", "is empty"),
-        (b"RIFF", "is no whole .wav: it has no samples"),
-        (WAV[:30], "is no whole .wav: it has no samples"),
-        (WAV[:40], "is no whole .wav: it has no samples"),
-        (WAV[:12] + WAV[36:], "is no whole .wav: it has no samples, or does not say of which kind"),
-        (WAV[:-3], "is not whole: it has 15 bytes of samples, its header tells of 18"),
+        (b"RIFF", "is truncated: it ends before its samples"),
+        (WAV[:30], "is truncated: it ends before its samples"),
+        (WAV[:40], "is truncated: it ends before its samples"),
+        (WAV[:12] + WAV[36:], "is not a valid WAV file: it has no fmt chunk"),
+        (WAV[:-3], "is truncated: it has 15 bytes of samples, and its header says 18"),
         (wav(np.arange(0), 2), "holds no samples"),
         (WAV[:22] + b"\0\0" + WAV[24:], "has 0 channels in 2 bytes"),
         (WAV[:32] + b"\0\0" + WAV[34:], "has 1 channels in 0 bytes"),
@@ -165,13 +166,13 @@ def test_wrong_sounds_of_other_formats(tmp_path, capsys, soundfile):
     vast[21] |= 15  # of the number of samples, in 36 bits
     for name, content, part in (
         ("x.flac", b"", "is empty"),
-        ("x.flac", flac[:20], "is no whole sound: "),
-        ("x.flac", flac[: len(flac) // 2], "is no whole sound: "),
-        ("x.flac", bytes(broken), "is no whole sound: "),
-        ("x.flac", bytes(vast), "is no"),
-        ("x.flac", b"hello", "is no whole sound: Format not recognised."),
-        ("x.wav", b"hello", "is no whole sound: Format not recognised."),
-        ("x.wav", float_wav[:-5], "is not whole: it has 31 bytes of samples, its header tells of"),
+        ("x.flac", flac[:20], "is truncated or damaged: "),
+        ("x.flac", flac[: len(flac) // 2], "is truncated or damaged: "),
+        ("x.flac", bytes(broken), "is truncated or damaged: "),
+        ("x.flac", bytes(vast), "is truncated"),
+        ("x.flac", b"hello", "is not a sound in a known format: Format not recognised."),
+        ("x.wav", b"hello", "is not a sound in a known format: Format not recognised."),
+        ("x.wav", float_wav[:-5], "is truncated: it has 31 bytes of samples, and its header says"),
     ):
         put(tmp_path, {name: content})
         assert refusal(capsys, tmp_path / "out", tmp_path / name).startswith(part)
@@ -372,13 +373,13 @@ BROKEN[len(BROKEN) // 2] ^= 255
     ("name", "content", "part"),
     [
         ("x.png", b"", "is empty"),
-        ("x.png", b"hello", "is no image of BMP, JPEG or PNG"),
-        ("x.jpg", b"\xff\xd8", "is no image of BMP, JPEG or PNG"),
-        ("x.png", picture(COLOUR, "GIF"), "is no image of BMP, JPEG or PNG"),
-        ("x.png", bytes(BROKEN), "is no whole image: "),
-        ("x.png", picture(COLOUR)[:60], "is no whole image: "),
-        ("x.bmp", picture(COLOUR, "BMP")[:-9], "is no whole image: "),
-        ("x.jpg", picture(pixels_of(40, 40), "JPEG")[:-300], "is no whole image: "),
+        ("x.png", b"hello", "is not a BMP, JPEG or PNG image"),
+        ("x.jpg", b"\xff\xd8", "is truncated: "),
+        ("x.png", picture(COLOUR, "GIF"), "is not a BMP, JPEG or PNG image"),
+        ("x.png", bytes(BROKEN), "is not a valid image: "),
+        ("x.png", picture(COLOUR)[:60], "is truncated: "),
+        ("x.bmp", picture(COLOUR, "BMP")[:-9], "is truncated: "),
+        ("x.jpg", picture(pixels_of(40, 40), "JPEG")[:-300], "is truncated: "),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
@@ -395,7 +396,9 @@ def test_an_image_of_more_pixels_than_memory_is_refused(tmp_path, capsys):
     content = bytearray(picture(np.zeros((1, 1), np.uint8), "BMP"))
     content[18:26] = struct.pack("<ii", 30000, 30000)
     put(tmp_path, {"x.bmp": bytes(content)})
-    assert refusal(capsys, tmp_path / "out", tmp_path / "x.bmp").startswith("is no whole image: ")
+    assert refusal(capsys, tmp_path / "out", tmp_path / "x.bmp").startswith(
+        "is not a valid image: "
+    )
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path, capsys, monkeypatch):
@@ -407,3 +410,63 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "read_bytes", denied)
     line = refusal(capsys, tmp_path / "out", folder)
     assert re.search(r"a\.png: Permission denied$", line)
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+#: By name: a file, and how many of its bytes tell its format.
+WHOLE = {
+    "x.png": (picture(COLOUR), 1),
+    "x.jpg": (picture(pixels_of(24, 24), "JPEG"), 1),
+    "x.bmp": (picture(COLOUR, "BMP"), 1),
+    "x.wav": (WAV, 4),
+    "x.npy": (npy(np.arange(9)), 1),
+    "x.npz:a": (npz(a=np.arange(9)), 1),
+    "x.gz": (gzip.compress(idx(np.arange(24).reshape(2, 3, 4), 0x08)), 2),
+    "x": (idx(np.arange(24).reshape(2, 3, 4), 0x08), 4),
+    "x.tar": (tar({"a.wav": WAV, "b.wav": WAV}), 512),
+}
+
+
+@pytest.mark.parametrize("source", WHOLE)
+def test_a_file_that_is_cut_short_is_called_truncated(tmp_path, source):
+    """Wherever it is cut; or it is read, and the whole of it, where only its last bytes lack."""
+    content, known = WHOLE[source]
+    path = tmp_path / source.split(":")[0]
+    path.write_bytes(content)
+    expected = read_arrays(str(tmp_path / source), "x")
+    cuts = [*range(known, min(len(content), 200)), *range(200, len(content), 37), len(content) - 1]
+    messages = {}
+    for cut in cuts:
+        path.write_bytes(content[:cut])
+        try:
+            got = read_arrays(str(tmp_path / source), "x")
+        except ValueError as error:
+            messages[cut] = str(error)
+        else:
+            assert got.keys() == expected.keys()
+            assert all(np.array_equal(got[name], expected[name]) for name in got), cut
+    assert {cut: text for cut, text in messages.items() if "is truncated" not in text} == {}
+    # What ends a file may lack: padding of a .tar, and a checksum of a .png.
+    half = len(content.rstrip(b"\0")) // 2
+    assert messages.keys() >= {cut for cut in cuts if cut < half}

@@ -61,8 +61,8 @@ def read_arrays(source: str, name: str) -> Arrays:
         name: of the array, of a part: "train.audio".
 
     Raises:
-        ValueError: a file that cannot be read, in no known format, or not whole; it names the file
-            and the place.
+        ValueError: a file that cannot be read, in no known format, damaged or truncated; it names
+            the file and the place.
     """
     path, key = _split(source)
     try:
@@ -78,11 +78,15 @@ def read_arrays(source: str, name: str) -> Arrays:
         return _read(content, suffixes[-1] if suffixes else "", key, name)
     except OSError as error:
         # gzip's own is one, without an errno.
-        fault = error.strerror or f"is not whole: {error}"
+        fault = error.strerror or f"is damaged: {error}"
         raise ValueError(f"{error.filename or path}: {fault}") from error
-    except (EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: is not whole: {error}") from error
-    except (WrongFileError, tarfile.TarError) as error:
+    except EOFError as error:
+        raise ValueError(f"{path}: is truncated: its gzip data end early") from error
+    except zlib.error as error:
+        raise ValueError(f"{path}: is damaged: {error}") from error
+    except tarfile.TarError as error:
+        raise ValueError(f"{path}: is truncated or not a valid tar file: {error}") from error
+    except WrongFileError as error:
         raise ValueError(f"{path}: {error}") from error
 
 

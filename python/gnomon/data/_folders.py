@@ -23,8 +23,14 @@ def folder(path: pathlib.Path) -> Iterable[tuple[str, Callable[[], bytes]]]:
 
 
 def archive(content: bytes) -> Iterable[tuple[str, Callable[[], bytes]]]:
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member in sorted(archive.getmembers(), key=lambda m: m.name):
+    # Where tarfile tries other formats, it tells of all of them.
+    is_plain = len(content) < tarfile.BLOCKSIZE or content[257:262] == b"ustar"
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:" if is_plain else "r") as archive:
+        members = archive.getmembers()
+        # Two blocks of zeros end an archive; without them tarfile stops where the file does.
+        if len(content) < archive.offset + tarfile.BLOCKSIZE:
+            raise WrongFileError(f"is truncated: the archive ends after {len(content)} bytes")
+        for member in sorted(members, key=lambda m: m.name):
             file = archive.extractfile(member) if member.isfile() else None
             name = member.name.rsplit("/", 1)[-1]
             if file is not None and not name.startswith("."):

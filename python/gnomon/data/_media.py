@@ -66,11 +66,18 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
         at += 8 + size + size % 2
     start, size = chunks.get(b"data", (0, 0))
     head, head_size = chunks.get(b"fmt ", (0, 0))
-    if start == 0 or head_size < 16 or head + head_size > len(content):
-        raise WrongFileError("is no whole .wav: it has no samples, or does not say of which kind")
+    # The header has the size of all that follows it.
+    expected = int.from_bytes(content[4:8], "little") + 8
+    if len(content) < 12 or (expected > len(content) and (start == 0 or at < start)):
+        raise WrongFileError("is truncated: it ends before its samples")
+    for name, place in (("fmt", head), ("data", start)):
+        if place == 0:
+            raise WrongFileError(f"is not a valid WAV file: it has no {name} chunk")
+    if head_size < 16:
+        raise WrongFileError(f"is not a valid WAV file: its fmt chunk has {head_size} bytes")
     if start + size > len(content):
         raise WrongFileError(
-            f"is not whole: it has {len(content) - start} bytes of samples, its header tells of "
+            f"is truncated: it has {len(content) - start} bytes of samples, and its header says "
             f"{size}"
         )
     kind, channels, rate, _, block = struct.unpack_from("<HHIIH", content, head)
@@ -108,10 +115,12 @@ def _decoded(content: bytes) -> tuple[Array, int]:
             samples = np.concatenate(parts)
     except soundfile.LibsndfileError as error:
         fault = error.error_string.removeprefix("Error : ")
-        raise WrongFileError(f"is no whole sound: {fault}") from error
-    if len(samples) != frames:
+        is_known = content.startswith((b"fLaC", b"RIFF"))
+        what = "is truncated or damaged" if is_known else "is not a sound in a known format"
+        raise WrongFileError(f"{what}: {fault}") from error
+    if len(samples) < frames:
         raise WrongFileError(
-            f"is not whole: it has {len(samples)} samples, its header tells of {frames}"
+            f"is truncated: it has {len(samples)} samples, and its header says {frames}"
         )
     return samples, rate
 
@@ -128,13 +137,38 @@ def _image(content: bytes) -> Row:
                 else:
                     is_grey = image.mode in ("1", "L", "LA")
                     pixels = np.asarray(image.convert("L" if is_grey else "RGB"))
-    except library.UnidentifiedImageError as error:
-        raise WrongFileError("is no image of BMP, JPEG or PNG") from error
     except Exception as error:  # Pillow's, of several classes
-        raise WrongFileError(f"is no whole image: {error}") from error
+        if _is_truncated_image(content):
+            raise WrongFileError(
+                f"is truncated: the image ends after {len(content)} bytes"
+            ) from error
+        if isinstance(error, library.UnidentifiedImageError):
+            raise WrongFileError("is not a BMP, JPEG or PNG image") from error
+        raise WrongFileError(f"is not a valid image: {error}") from error
     return Row(
         pixels,
         f"has height {pixels.shape[0]}, width {pixels.shape[1]} and "
         f"{'1 channel' if pixels.ndim == 2 else '3 channels'} of "
         f"{8 if pixels.dtype == np.uint8 else 16} bits",
     )
+
+
+_PNG, _JPEG, _BMP = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM"
+
+
+def _is_truncated_image(content: bytes) -> bool:
+    """Whether an image that cannot be read begins as its format says, and ends too early."""
+    if any(mark.startswith(content) for mark in (_PNG, _JPEG, _BMP)):
+        return True
+    if content.startswith(_PNG):
+        at = len(_PNG)
+        while at + 12 <= len(content):
+            if content[at + 4 : at + 8] == b"IEND":
+                return False
+            at += 12 + int.from_bytes(content[at : at + 4], "big")
+        return True
+    if content.startswith(_JPEG):
+        return not content.rstrip(b"\0").endswith(b"\xff\xd9")
+    if content.startswith(_BMP):
+        return len(content) < 6 or len(content) < int.from_bytes(content[2:6], "little")
+    return False

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,67 @@ def read_idx(content: bytes) -> Array:
     """The format of MNIST: two zeros, a type, how many axes, their sizes, the values."""
     dtype, axes = np.dtype(IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * axes
-    if axes == 0 or len(content) < start:
-        raise WrongFileError(f"has {axes} axes and {len(content)} bytes; expected IDX")
+    if axes == 0:
+        raise WrongFileError("is not a valid IDX file: it has 0 axes")
+    if len(content) < start:
+        raise WrongFileError(
+            f"is truncated: the sizes of {axes} axes end at byte {start}, there are {len(content)}"
+        )
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if len(content) - start != expected:
-        raise WrongFileError(
-            f"is not whole: {shape} of {dtype} take {expected} bytes, there are "
-            f"{len(content) - start}"
-        )
+    if (got := len(content) - start) != expected:
+        what = "is truncated" if got < expected else "is not a valid IDX file"
+        raise WrongFileError(f"{what}: {shape} of {dtype} take {expected} bytes, there are {got}")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
+_NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+
+
 def read_npy(content: bytes) -> Array:
+    _check_mark(content, _NPY, ".npy")
     try:
         return np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise WrongFileError(f"is not a sound .npy: {error}") from error
+        if _is_truncated_npy(content):
+            raise WrongFileError(
+                f"is truncated: the array ends after {len(content)} bytes"
+            ) from error
+        raise WrongFileError(f"is not a valid .npy file: {error}") from error
+
+
+def _check_mark(content: bytes, mark: bytes, suffix: str) -> None:
+    """Raises where a file does not begin with the bytes that its format begins with."""
+    if not content:
+        raise WrongFileError("is empty")
+    if len(content) < len(mark) and mark.startswith(content):
+        raise WrongFileError(f"is truncated: it has {len(content)} bytes")
+    if not content.startswith(mark):
+        raise WrongFileError(f"is not a valid {suffix} file: it does not begin with {mark!r}")
+
+
+def _is_truncated_npy(content: bytes) -> bool:
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        size = int.from_bytes(content[8 : 10 if version == (1, 0) else 12], "little")
+        if len(content) < (10 if version == (1, 0) else 12) + size:
+            return True
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError:
+        return len(content) < 10
+    if dtype.hasobject:
+        return False
+    return len(content) - file.tell() < int(np.prod(shape, dtype=object)) * dtype.itemsize
 
 
 def read_npz(content: bytes, key: str) -> Array:
+    _check_mark(content, _ZIP, ".npz")
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        raise WrongFileError(f"is truncated: the archive ends after {len(content)} bytes")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             if key not in arrays.files:
@@ -51,7 +93,7 @@ def read_npz(content: bytes, key: str) -> Array:
     except WrongFileError:
         raise
     except Exception as error:  # zipfile's and numpy's, of several classes
-        raise WrongFileError(f"is not a sound .npz: {error}") from error
+        raise WrongFileError(f"is not a valid .npz file: {error}") from error
 
 
 def read_json(content: bytes, key: str) -> list[Any]:
