@@ -466,7 +466,7 @@ def test_what_tasks_read_of_them(name, tmp_path):
 
 
 def test_the_page_has_them_all():
-    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "data.md").read_text(encoding="utf-8")
     rows = page.partition("## Named sets")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", rows, re.M) == list(SETS)
 
