@@ -20,9 +20,13 @@ DATA ?=
 NAME ?=
 # Where make install puts things.
 PREFIX ?= /usr/local
+# ON compiles the kernels for this machine's instruction set alone; OFF for all of them, as a build
+# for other machines needs.
+NATIVE ?= ON
 
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
+pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile tests/python
 
 cc_files = $(shell git ls-files --cached --others --exclude-standard '*.c' '*.cc' '*.h' '*.cu' '*.cuh')
 cmake_files = $(shell git ls-files --cached --others --exclude-standard '*.cmake' '*CMakeLists.txt')
@@ -56,8 +60,13 @@ setup: .venv/.setup ## install what is missing: system packages, .venv, PyTorch
 	@scripts/setup dev
 	@touch $@
 
+# A build for other instruction sets than before is configured again.
+ifneq ($(NATIVE),$(shell sed -n 's/^GNOMON_NATIVE:BOOL=//p' build/CMakeCache.txt 2>/dev/null))
+build/build.ninja: FORCE
+endif
+
 build/build.ninja: .venv/.setup
-	$(configure) -B build
+	$(configure) -B build -DGNOMON_NATIVE=$(NATIVE)
 	@touch $@
 
 .PHONY: build
@@ -71,7 +80,7 @@ study: build ## run or resume a study and write its page (NAME=length DATA=folde
 	@$(BIN)/python studies/study.py "$(NAME)" "$(DATA)"
 
 .PHONY: install
-install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local)
+install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)
 	$(CMAKE) --install build --prefix "$(PREFIX)"
 
 .PHONY: demo
@@ -79,29 +88,40 @@ demo: build ## compare positions and similarities on text (DATA=file or folder);
 	@scripts/demo $${DATA:+"$$DATA"}
 
 .PHONY: test
-test: .venv/.setup-test build ## build and run all tests
+test: .venv/.setup-test build ## build and run all tests for this machine's instruction set
 	$(CMAKE) --build build
 	$(ctest) --test-dir build
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile tests/python
+	$(pytest)
+
+.PHONY: test-fast
+test-fast: .venv/.setup-test build ## the same without the tests that compile or start programs
+	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests
+	$(ctest) --test-dir build --tests-regex '_tests'  --exclude-regex cuda
+	$(pytest) -m 'not slow'
 
 .PHONY: test-core
-test-core: .venv/.setup ## only the core, which needs no Torch: quick to build
+test-core: .venv/.setup ## the core alone, for all instruction sets; it needs no Torch
 	@test -e build-core/build.ninja || $(configure) -B build-core -DGNOMON_TORCH=OFF
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
+
+# In a clone of its own, whose .venv uses the oldest PyTorch that is supported.
+.PHONY: test-oldest
+test-oldest: ## all tests with the oldest supported PyTorch, in build-oldest
+	@scripts/setup oldest
+	$(MAKE) -C build-oldest/tree PYTHON=$(CURDIR)/build-oldest/python/bin/python test
 
 build-arm/.setup: scripts/setup
 	@scripts/setup arm
 	@touch $@
 
-# The tests that are left out start themselves anew, which qemu does not do.
+# The tests left out restart their own process, which qemu does not do.
 .PHONY: test-arm
 test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests by qemu
 	@test -e build-arm/tree/build.ninja || $(configure) -B build-arm/tree -DGNOMON_TORCH=OFF \
 		-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
 	$(CMAKE) --build build-arm/tree --target gnomon_core_tests gnomon_core_recipe
-	$(ctest) --test-dir build-arm/tree --label-regex core \
-		--exclude-regex FirstChoiceTest
+	GTEST_FILTER=-FirstChoiceTest.* $(ctest) --test-dir build-arm/tree --label-regex core
 
 .PHONY: mutants
 mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
@@ -111,6 +131,9 @@ mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 
 mutants-cuda: build/build.ninja ## the same in the CUDA kernels, whose emulation must see all (ONLY=regex)
 	$(CMAKE) --build build --target gnomon_cuda_tests
 	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
+
+.PHONY: nightly
+nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## all that make test leaves out (many hours)
 
 .PHONY: sweep
 sweep: .venv/.setup-test build ## all model types of transformers against eager; writes docs/transformers.md (an hour; goes on)
@@ -142,11 +165,14 @@ check-format: .venv/.setup-dev ## fail where a file is not formatted
 	$(BIN)/ruff check .
 	$(BIN)/gersemi --check $(cmake_files)
 
+.PHONY: check-types
+check-types: .venv/.setup-dev ## type checks of the Python code
+	$(BIN)/mypy
+
 # A file that reads torch/torch.h takes clang-tidy most of a minute, so it sees the core alone, and
 # one instruction set of it. One kernel stands for the template.
 .PHONY: check
-check: check-format build/build.ninja ## formatting, types, clang-tidy on the core
-	$(BIN)/mypy
+check: check-format check-types build/build.ninja ## formatting, types, clang-tidy on the core
 	@printf '%s\n' $(core_files) build/generated/gnomon_core_objects/kernel_Penumbral.cc | xargs -r -n 1 -P $(JOBS) \
 		$(BIN)/clang-tidy -p build --quiet --extra-arg=-DHWY_COMPILE_ONLY_STATIC
 
@@ -173,7 +199,7 @@ sanitize-thread: .venv/.setup ## core tests that use threads: data races
 	@test -e build-tsan/build.ninja || $(configure) -B build-tsan -DGNOMON_TORCH=OFF \
 		-DGNOMON_SANITIZE=thread -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
 	$(CMAKE) --build build-tsan
-	$(ctest) --test-dir build-tsan -R 'Thread|Workers'
+	GTEST_FILTER='*Thread*:*Workers*' $(ctest) --test-dir build-tsan --label-regex core
 
 .PHONY: clean
 clean: ## remove what was built; .venv stays

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
+from allpairspy import AllPairs
 from torch import Tensor
 
 import gnomon
@@ -829,3 +831,14 @@ def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
         scale = max(1.0, float(expected.masked_fill(infinite, 0.0).abs().max()))
         error = float(difference.max()) / scale
         assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN fails too
+
+
+def pairwise(**axes) -> pytest.MarkDecorator:
+    """Parametrizes a test by every pair of values of two axes, rather than by their product.
+
+    For axes whose values work on their own: an error of two of them together is seen, one that
+    takes three particular values may not be.
+    """
+    rows = [tuple(row) for row in AllPairs([list(values) for values in axes.values()])]
+    ids = ["-".join(map(str, row)) for row in rows]
+    return pytest.mark.parametrize(tuple(axes), rows, ids=ids)

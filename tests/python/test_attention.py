@@ -15,6 +15,7 @@ from formulas import (
     Case,
     Mask,
     assert_near,
+    pairwise,
     values_and_gradients,
 )
 
@@ -26,26 +27,26 @@ def check(case, dtype=torch.float64):
     formulas.check(case.ours, case.theirs, case.inputs(), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pairwise(similarity=SIMILARITIES, position=POSITIONS, dtype=TOLERANCE)
 def test_every_similarity_with_every_position(similarity, position, dtype):
     check(Case(similarity, position, mask=Mask(causal=position == "t5 past")), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("dim", "value_dim"), [(3, 1), (17, 64), (64, 3), (80, 129), (129, 80)])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_head_dims(similarity, dim, value_dim, dtype):
+@pairwise(
+    similarity=SIMILARITIES,
+    dims=[(3, 1), (17, 64), (64, 3), (80, 129), (129, 80)],
+    dtype=TOLERANCE,
+)
+def test_head_dims(similarity, dims, dtype):
+    dim, value_dim = dims
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
 
 
 # Any width is taken. Random tokens of many columns are far apart, where a Gaussian in float32 has
 # few digits left: those come nearer.
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("dim", "value_dim"), [(513, 1025), (1030, 3)])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_head_dim_has_no_limit(similarity, dim, value_dim, dtype):
+@pairwise(similarity=SIMILARITIES, dims=[(513, 1025), (1030, 3)], dtype=TOLERANCE)
+def test_head_dim_has_no_limit(similarity, dims, dtype):
+    dim, value_dim = dims
     case = Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim)
     inputs = case.inputs()
     if similarity == "gaussian":
@@ -77,9 +78,7 @@ def test_empty_batch():
     check(Case("umbral", "alibi", batch=0))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("key_heads", [1, 2])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pairwise(similarity=SIMILARITIES, key_heads=[1, 2], dtype=TOLERANCE)
 def test_query_heads_share_keys_with_gammas_of_their_own(similarity, key_heads, dtype):
     check(Case(similarity, "hype abs", key_heads=key_heads, queries=50, keys=50), dtype)
 
@@ -108,9 +107,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("similarity", ["dot", "umbral", "penumbral height2"])
-@pytest.mark.parametrize("mask", MASKS)
+@pairwise(mask=MASKS, similarity=["dot", "umbral", "penumbral height2"], dtype=TOLERANCE)
 def test_masks(mask, similarity, dtype):
     check(Case(similarity, "rope + hype + t5", 2, 4, 2, 37, 41, 8, 5, with_offset(mask)), dtype)
 

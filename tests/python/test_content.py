@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import formulas
 import pytest
 import torch
-from formulas import TOLERANCE, Case, Mask, Parameters
+from formulas import TOLERANCE, Case, Mask, Parameters, pairwise
 from torch import Tensor
 
 import gnomon
@@ -286,9 +286,11 @@ def check(case: ContentCase, dtype: torch.dtype) -> None:
     formulas.check(case.ours, case.theirs, case.inputs(), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("similarity", ["dot", "penumbral", "laplacian", "hyperboloid", "additive"])
-@pytest.mark.parametrize("content", CONTENT)
+@pairwise(
+    content=CONTENT,
+    similarity=["dot", "penumbral", "laplacian", "hyperboloid", "additive"],
+    dtype=TOLERANCE,
+)
 def test_every_content_term(content, similarity, dtype):
     if CONTENT[content].dot_only and similarity != "dot":
         pytest.skip("goes with the dot product alone")
@@ -296,19 +298,20 @@ def test_every_content_term(content, similarity, dtype):
     check(ContentCase(similarity, content=content, key_heads=2, mask=mask), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("dim", "value_dim"), [(1, 1), (3, 17), (17, 3), (64, 64), (80, 129)])
-@pytest.mark.parametrize("content", CONTENT)
-def test_head_dims(content, dim, value_dim, dtype):
+@pairwise(
+    content=CONTENT,
+    dims=[(1, 1), (3, 17), (17, 3), (64, 64), (80, 129)],
+    dtype=TOLERANCE,
+)
+def test_head_dims(content, dims, dtype):
+    dim, value_dim = dims
     mask = Mask(causal=CONTENT[content].causal)
     check(ContentCase(content=content, dim=dim, value_dim=value_dim, mask=mask), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("content", [name for name in CONTENT if name != "relative2d"])
-@pytest.mark.parametrize(
-    ("queries", "keys", "mask"),
-    [
+@pairwise(
+    content=[name for name in CONTENT if name != "relative2d"],
+    lengths_and_mask=[
         (5, 49, Mask(causal=True, query_offset=44)),
         (1, 33, Mask(causal=True, query_offset=32)),
         (49, 13, Mask(causal=True, query_offset=0)),
@@ -317,8 +320,10 @@ def test_head_dims(content, dim, value_dim, dtype):
         (0, 5, Mask(causal=True, query_offset=0)),
         (5, 0, Mask(causal=True, query_offset=0)),
     ],
+    dtype=TOLERANCE,
 )
-def test_cross_lengths_and_masks(content, queries, keys, mask, dtype):
+def test_cross_lengths_and_masks(content, lengths_and_mask, dtype):
+    queries, keys, mask = lengths_and_mask
     case = ContentCase(content=content, queries=queries, keys=keys, key_heads=2, mask=mask)
     check(case, dtype)
 

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from formulas import pairwise
 
 import gnomon
 from gnomon import nn
@@ -22,13 +23,13 @@ def theirs(dtype=torch.float64, seed=0, **arguments):
     return module.to(dtype).eval()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    "widths", [{}, {"kdim": 20}, {"vdim": 12}, {"kdim": 20, "vdim": 12}], ids=str
+@pairwise(
+    widths=[{}, {"kdim": 20}, {"vdim": 12}, {"kdim": 20, "vdim": 12}],
+    dtype=DTYPES,
+    bias=[True, False],
+    batch_first=[True, False],
+    padded=[False, True],
 )
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("padded", [False, True])
 def test_from_torch(dtype, bias, widths, batch_first, padded):
     module = theirs(dtype, bias=bias, batch_first=batch_first, **widths)
     own = nn.MultiheadAttention.from_torch(module)

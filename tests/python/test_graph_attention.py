@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from formulas import SIMILARITIES, assert_near, generator_of, values_and_gradients
+from formulas import SIMILARITIES, assert_near, generator_of, pairwise, values_and_gradients
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
 from torch_geometric.nn import GATConv
@@ -93,10 +93,9 @@ def ours(name: str, rows: list[list[int]], inputs: dict[str, Tensor]) -> tuple[T
     )
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("name", SIMILARITIES)
-@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2)])
-def test_every_similarity_against_a_loop(name, graph, heads, key_heads):
+@pairwise(name=SIMILARITIES, graph=GRAPHS, heads_and_key_heads=[(4, 4), (6, 2)])
+def test_every_similarity_against_a_loop(name, graph, heads_and_key_heads):
+    heads, key_heads = heads_and_key_heads
     rows = GRAPHS[graph]
     keys = max((j for row in rows for j in row), default=1) + 2  # the last key has no edge
     inputs = graph_inputs(name, rows, keys, heads, key_heads)

@@ -17,6 +17,7 @@ from formulas import (
     Similarity,
     generator_of,
     heights_in,
+    pairwise,
     penumbral_square,
     per_head,
     psi,
@@ -138,9 +139,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dim", [16, 64, 512])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512])
 def test_every_similarity_at_every_scale(similarity, dim, mask):
     # Ten times N(0, 1) lies within rounding of the edge of Ganea's ball, where gradients vanish,
     # and beyond the longest tangents that the exponential map onto the Lorentz model takes.
@@ -197,11 +196,13 @@ def clusters(case, seed, mean, spread):
     return inputs
 
 
-@pytest.mark.parametrize("mask", ["all keys", "causal, lse", "two keys"])
-@pytest.mark.parametrize("dim", [3, 16, 64])
-@pytest.mark.parametrize("spread", [1, 0.1, 1e-3])
-@pytest.mark.parametrize("mean", [1, 10, 100])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "umbral", "penumbral"])
+@pairwise(
+    mean=[1, 10, 100],
+    spread=[1, 0.1, 1e-3],
+    dim=[3, 16, 64],
+    mask=["all keys", "causal, lse", "two keys"],
+)
 def test_tokens_that_lie_together(similarity, mean, spread, dim, mask):
     """What a gradient is made of are differences, which are far smaller than tokens."""
     seen, with_lse = MASKS[mask]

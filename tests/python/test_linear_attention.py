@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from formulas import rotate
+from formulas import pairwise, rotate
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
 
@@ -90,10 +90,8 @@ ROPES = {
 }
 
 
-@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("rope", ROPES)
+@pairwise(length=LENGTHS, rope=ROPES, feature=FEATURES)
 def test_against_the_quadratic_formula(feature, causal, length, rope):
     q, k, v = leaves = inputs(length)
     matrix = projection(feature)

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from formulas import POSITIONS, SIMILARITIES, Case, Mask, values_and_gradients
+from formulas import POSITIONS, SIMILARITIES, Case, Mask, pairwise, values_and_gradients
 
 import gnomon
 from gnomon import nn
@@ -40,9 +40,7 @@ def errors(results, exact):
     return {name: float((results[name].double() - x).abs().max()) for name, x in exact.items()}
 
 
-@pytest.mark.parametrize("dtype", LOW, ids=str)
-@pytest.mark.parametrize("position", ["none", "alibi", "t5 both"])
-@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pairwise(similarity=SIMILARITIES, position=["none", "alibi", "t5 both"], dtype=LOW)
 def test_errors_are_at_most_twice_those_of_the_plain_formula(similarity, position, dtype):
     arguments = (similarity, position, 2, 4, 2, 65, 65, 24, 16, Mask(causal=True, query_offset=0))
     inputs = low_inputs(Case(*arguments), dtype, torch.float32)

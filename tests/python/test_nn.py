@@ -79,7 +79,8 @@ def parameters_that_training_moves(module, x, target) -> set[str]:
     return {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
 
 
-@pytest.mark.parametrize(("similarity", "position"), COMBINATIONS)
+# Each position with several similarities, and each similarity with several positions.
+@pytest.mark.parametrize(("similarity", "position"), COMBINATIONS[::3])
 def test_two_steps_of_training(similarity, position):
     torch.manual_seed(0)
     module = MultiheadAttention(32, 4, kv_heads=2, similarity=similarity, position=position)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from formulas import pairwise
 from torch import Tensor
 
 import gnomon
@@ -62,10 +63,12 @@ def check(ours, theirs, inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
         assert error <= TOLERANCE[dtype], f"{name}: off by {error}"
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("pairs", [D // 2, 3, 1])
-@pytest.mark.parametrize("shape", [(1, 1), (B, 1), (1, HKV), (1, H), (B, H)], ids=str)
+@pairwise(
+    shape=[(1, 1), (B, 1), (1, HKV), (1, H), (B, H)],
+    pairs=[D // 2, 3, 1],
+    layout=["interleaved", "half"],
+    dtype=TOLERANCE,
+)
 def test_angles(shape, pairs, layout, dtype):
     inputs = tokens() | {"angles": draw(*shape, L, pairs)}
 

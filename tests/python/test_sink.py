@@ -7,7 +7,7 @@ import math
 import formulas
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask
+from formulas import SIMILARITIES, Case, Mask, pairwise
 
 import gnomon
 
@@ -21,9 +21,11 @@ def with_column(scores: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tu
     return weights @ v.repeat_interleave(groups, 1), all_scores.logsumexp(3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", ["one", "heads", "rows"])
-@pytest.mark.parametrize("similarity", list(SIMILARITIES))
+@pairwise(
+    similarity=SIMILARITIES,
+    shape=["one", "heads", "rows"],
+    dtype=[torch.float32, torch.float64],
+)
 def test_a_sink_is_a_column_without_a_value(similarity, shape, dtype):
     case = Case(
         similarity, "alibi", heads=4, key_heads=2, queries=13, keys=13, mask=Mask(causal=True)
