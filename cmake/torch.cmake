@@ -4,6 +4,15 @@
 # find_package(Torch) is not used: on a CUDA wheel it asks for a CUDA toolkit, which nothing here
 # needs.
 
+# Sets `release` to the releases of PyTorch that one build serves: 2.15 for 2.15.0, 2.15.1+cpu and so
+# on, which have the same ABI. A version before its release stands for itself.
+function(gnomon_torch_release version release)
+  set(${release} ${version} PARENT_SCOPE)
+  if(version MATCHES "^([0-9]+\\.[0-9]+)\\.[0-9]+(\\+.*)?$")
+    set(${release} ${CMAKE_MATCH_1} PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Makes the target and sets `version` to that PyTorch's version. Where there is none that will do,
 # makes no target and sets `error` to a sentence; else to "".
 function(gnomon_find_torch python version error)

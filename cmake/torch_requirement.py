@@ -1,7 +1,8 @@
-"""What a wheel requires: the release of PyTorch that its library was compiled with."""
+"""The requirements of a wheel: the minor release of PyTorch that its library was compiled with."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
     """The dependencies, for scikit-build-core."""
-    release = torch.__version__.partition("+")[0]
-    return {"dependencies": [f"torch=={release}", "typing_extensions"]}
+    version = torch.__version__.partition("+")[0]
+    # All patch releases of a minor release have the same ABI; builds before a release do not.
+    match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
+    needed = f"torch=={match[1]}.*" if match else f"torch=={version}"
+    return {"dependencies": [needed, "typing_extensions"]}
 
 
 def dynamic_wheel(settings: Mapping[str, Any]) -> dict[str, bool]:

@@ -1,6 +1,7 @@
-"""Loads the library of operators, built for one version of PyTorch."""
+"""Loads the library of operators, which is built for one release of PyTorch."""
 
 import pathlib
+import re
 
 import torch
 
@@ -9,16 +10,25 @@ from gnomon import _build
 LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES
 
 
-def _load() -> None:
-    if torch.__version__ != _build.TORCH_VERSION:
+def release_of(version: str) -> str:
+    """The releases that one build serves: "2.15" for 2.15.0, 2.15.1+cpu and so on.
+
+    A version before its release, such as a nightly build, stands for itself.
+    """
+    match = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", version)
+    return match[1] if match else version
+
+
+def check_release(version: str) -> None:
+    if release_of(version) != _build.TORCH_RELEASE:
         raise ImportError(
-            f"gnomon was built for PyTorch {_build.TORCH_VERSION} and this is {torch.__version__}; "
-            "build it again with this interpreter (`make build`, or `pip install .`)"
+            f"gnomon was built for PyTorch {_build.TORCH_RELEASE} and this is {version}; build it "
+            "again with this interpreter (`make build`, or `pip install .`)"
         )
-    torch.ops.load_library(LIBRARIES / "libgnomon_torch.so")
 
 
-_load()
+check_release(torch.__version__)
+torch.ops.load_library(LIBRARIES / "libgnomon_torch.so")
 
 ops = torch.ops.gnomon
 VERSION: str = _build.VERSION

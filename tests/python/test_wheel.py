@@ -3,6 +3,7 @@
 import email
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import torch
 from test_cli import ROOT, TINY
 
 import gnomon
+from gnomon import _library
 
 pytestmark = pytest.mark.cpu("processes of its own")
 
@@ -55,11 +57,31 @@ def test_metadata(site):
     assert metadata["Version"] == gnomon.__version__
     assert metadata["Requires-Python"] == ">=3.10"
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
-    # The library is compiled for one release.
-    assert needed == [f"torch=={torch.__version__.partition('+')[0]}", "typing_extensions"]
+    # The library is compiled for one minor release, and for every Python 3.
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert needed == [f"torch=={minor}.*", "typing_extensions"]
+    assert (folder / "WHEEL").read_text().count("Tag: py3-none-") == 1
     assert set(metadata.get_all("Provides-Extra")) == {"data", "report", "transformers"}
     scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
     assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]
+
+
+@pytest.mark.parametrize(
+    ("built_for", "runs", "refused"),
+    [
+        ("2.15", ["2.15.0", "2.15.0+cpu", "2.15.1+cu132"], ["2.14.1", "2.16.0", "2.15.0.dev1+cpu"]),
+        ("2.16.0.dev20261101+cpu", ["2.16.0.dev20261101+cpu"], ["2.16.0", "2.16.0.dev20261102"]),
+        ("2.15.0a0+git1", ["2.15.0a0+git1"], ["2.15.0", "2.15.0a0+git2"]),
+    ],
+)
+def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, monkeypatch):
+    monkeypatch.setattr(_library._build, "TORCH_RELEASE", built_for)
+    for version in runs:
+        _library.check_release(version)
+    for version in refused:
+        message = f"gnomon was built for PyTorch {built_for} and this is {version}; build it again"
+        with pytest.raises(ImportError, match=re.escape(message)):
+            _library.check_release(version)
 
 
 def test_it_holds_every_module_and_its_types(site):
@@ -77,6 +99,7 @@ start = time.perf_counter()
 import torch
 middle = time.perf_counter()
 import gnomon
+from gnomon import _library
 end = time.perf_counter()
 q = torch.randn(1, 2, 9, 8, requires_grad=True)
 gamma = torch.ones(2, requires_grad=True)

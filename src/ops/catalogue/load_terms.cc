@@ -41,7 +41,7 @@ void* Open(const std::string& file) {
   TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
                     "gnomon.load_terms: ", file,
                     " was built for another gnomon or another PyTorch than these, gnomon ",
-                    GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_VERSION, "; build it again");
+                    GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_RELEASE, "; build it again");
   TORCH_CHECK_VALUE(false, "gnomon.load_terms: cannot load ", reason);
 }
 
