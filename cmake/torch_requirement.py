@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit(
+        "error: gnomon is compiled against your PyTorch, which an isolated build does not see. "
+        "Run: pip install scikit-build-core cmake ninja && pip install --no-build-isolation ."
+    )
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
