@@ -36,6 +36,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "cpu(reason): holds, or can be seen, on the CPU alone; skipped elsewhere"
     )
+    config.addinivalue_line("markers", "slow: of a file that `make test-fast` leaves out")
     config.addinivalue_line(
         "markers",
         "real_device: what PyTorch does on its own devices alone; skipped on `other` and "
@@ -51,6 +52,23 @@ def pytest_configure(config):
         cache = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(cache))
         os.environ.update(emulated_gpu.environment(cache))
+
+
+#: Files whose tests compile code, start programs or train models; `make test-fast` leaves them out.
+SLOW = {
+    *("careless", "cli", "cuda", "cuda_operators", "data_media", "data_sets", "define", "devices"),
+    *("distributed", "distributed_training", "examples", "inspect", "looking_inside", "models"),
+    *("model_options", "pages", "published", "report", "scripts", "studies", "sweep"),
+    *("task_diffusion", "task_generated", "task_graphs", "task_hierarchy", "task_images"),
+    *("task_music", "task_speech", "task_translation", "terms", "transformers", "transforms"),
+    *("vocabulary", "wheel"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker("slow")
 
 
 def devices_of(config) -> list[str]:
