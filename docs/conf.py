@@ -12,6 +12,7 @@ import gnomon
 
 project = "gnomon"
 author = "the gnomon developers"
+copyright = author
 release = gnomon.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["dollarmath"]
