@@ -12,6 +12,7 @@ from gnomon._encodings import (
 )
 from gnomon._graph_attention import graph_attention
 from gnomon._linear_attention import favor_projection, linear_attention
+from gnomon._sdpa import scaled_dot_product_attention
 
 _vmap.register()
 
@@ -34,6 +35,7 @@ __all__ = [
     "models",
     "nn",
     "position",
+    "scaled_dot_product_attention",
     "similarity",
     "sinusoid",
     "t5_bucket",

@@ -23,6 +23,7 @@ from gnomon._checks import (
     check_tensors,
     is_integer_type,
     plain,
+    unknown_name,
     wrong_type,
 )
 from gnomon._library import ops
@@ -187,6 +188,65 @@ _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "aggregation": _lower_string,
     "tolerance": _lower_number,
 }
+_LENGTHS = "expected key_lengths, the number of keys of each batch"
+_MASK = (
+    "expected mask=, booleans that are True where a query sees a key, or "
+    "position=gnomon.position.PairBias(...), numbers that are added to the scores"
+)
+_PACKED = "expected a call of gnomon.varlen_attention, which takes packed sequences"
+_SCORES = (
+    "expected position=, one of gnomon.position: PairBias adds any numbers to the scores, "
+    "OffsetBias a table by offset"
+)
+_WEIGHTS = "gnomon.attention_weights returns the weights of some rows"
+_SINK = "expected sink="
+_SOFTCAP = "expected similarity=gnomon.similarity.Dot(softcap=...)"
+#: Arguments of PyTorch's functions, of flash-attn's and of FlexAttention: which of ours replaces
+#: each, and what to write. Where a function does not have ours, the name is just unknown.
+FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
+    "attn_mask": ("mask", _MASK),
+    "attention_mask": ("mask", _MASK),
+    "attn_bias": ("position", "expected position=gnomon.position.PairBias(...)"),
+    "bias": ("position", "expected position=gnomon.position.PairBias(...)"),
+    "is_causal": ("causal", "expected causal=; where Lq and Lk differ, with query_offset="),
+    "dropout_p": ("dropout", "expected dropout="),
+    "enable_gqa": (None, "leave it out: k and v may have fewer heads than q"),
+    "key_padding_mask": (
+        "mask",
+        "expected key_lengths=, key_starts=, or mask=~key_padding_mask[:, None, None]",
+    ),
+    "need_weights": (None, _WEIGHTS),
+    "return_attn_probs": (None, _WEIGHTS),
+    "score_mod": ("position", _SCORES),
+    "mask_mod": (
+        "mask",
+        "expected causal=, window=, segments or mask=; gnomon.integrations.flex.mask_arguments "
+        "finds them",
+    ),
+    "block_mask": (
+        "mask",
+        "expected **gnomon.integrations.flex.mask_arguments(block_mask)",
+    ),
+    "softmax_scale": ("scale", "expected scale="),
+    "sm_scale": ("scale", "expected scale="),
+    "window_size": ("window", "expected window=(left, right), None for unbounded"),
+    "sliding_window": ("window", "expected window=(left, right), which includes the query's own"),
+    "alibi_slopes": ("position", "expected position=gnomon.position.ALiBi(slopes)"),
+    "softcap": ("similarity", _SOFTCAP),
+    "logits_soft_cap": ("similarity", _SOFTCAP),
+    "s_aux": ("sink", _SINK),
+    "sinks": ("sink", _SINK),
+    "return_softmax_lse": (None, "expected return_lse="),
+    "deterministic": (None, "leave it out: results are the same bits from run to run"),
+    "cu_seqlens": (None, _PACKED),
+    "cu_seqlens_q": (None, _PACKED),
+    "cu_seqlens_k": (None, _PACKED),
+    "max_seqlen": (None, _PACKED),
+    "max_seqlen_q": (None, _PACKED),
+    "max_seqlen_k": (None, _PACKED),
+    "cache_seqlens": ("key_lengths", _LENGTHS),
+    "seqused_k": ("key_lengths", _LENGTHS),
+}
 #: What the operators take after tokens and terms, in their order, of a call that says nothing.
 UNSET: _Lowered = {
     argument.name: argument.default_value
@@ -267,10 +327,13 @@ def passed(lowered: _Lowered) -> list[Any]:
 
 
 def _unknown(operator: str, name: str, arguments: Any) -> TypeError:
-    known = ", ".join(_in_order(arguments))
-    return TypeError(
-        f"gnomon.{operator}: {name} is none of its arguments; expected some of {known}"
-    )
+    known = _in_order(arguments)
+    ours, how = FOREIGN_ARGUMENTS.get(name, (None, ""))
+    if how and (ours is None or ours in known):
+        return TypeError(f"gnomon.{operator}: {name} is none of its arguments; {how}")
+    if operator == "attention":
+        known.append("return_lse")
+    return unknown_name(f"gnomon.{operator}", "its arguments", name, known)
 
 
 @overload

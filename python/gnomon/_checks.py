@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import operator as operators
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, SupportsIndex, cast
 
@@ -19,6 +21,13 @@ def kind_of(value: object) -> str:
 
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
     return TypeError(f"gnomon.{operator}: {argument} is {kind_of(value)}; expected {expected}")
+
+
+def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> TypeError:
+    """The error for an argument that is not there, with the name that was probably meant."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; expected some of {', '.join(known)}"
+    return TypeError(f"{where}: {name} is none of {kind}{hint}")
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

@@ -6,14 +6,23 @@ are "name=tensor" there, in the order of the catalogue (include/gnomon/catalogue
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from gnomon._checks import is_flag, is_integer, is_number, to_integer, to_number, wrong_type
+from gnomon._checks import (
+    is_flag,
+    is_integer,
+    is_number,
+    to_integer,
+    to_number,
+    unknown_name,
+    wrong_type,
+)
 
 
 def to_spec(name: str, **options: object) -> str:
@@ -73,7 +82,30 @@ def _fits(value: object, kinds: str) -> bool:
     return False
 
 
-class Term:
+class _TermType(type):
+    """The type of classes of terms: a parameter that is not there is answered with a suggestion."""
+
+    # Type checkers and inspect see the parameters of the class.
+    if not TYPE_CHECKING:
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+        def __call__(cls, *args, **kwargs):
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError:
+                known = list(cls.__signature__.parameters)
+                unknown = [name for name in kwargs if name not in known]
+                if not unknown:
+                    raise
+                where = f"{cls.__module__}.{cls.__name__}"
+                raise unknown_name(where, "its parameters", unknown[0], known) from None
+
+
+class Term(metaclass=_TermType):
     """A similarity or a position. Its fields are its parameters."""
 
     #: The module that has it, "position".

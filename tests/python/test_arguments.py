@@ -640,16 +640,91 @@ def test_calls_pass_what_they_say_and_no_more():
     assert signature["aggregation"].default == "mean"
 
 
+def with_module(q, k, v, **wrong):
+    return nn.MultiheadAttention(D, 2)(q[:, 0], **wrong)
+
+
 @pytest.mark.parametrize(
-    ("function", "wrong"),
+    ("function", "name", "hint"),
     [
-        (gnomon.attention, {"is_causal": True}),
-        (gnomon.attention_weights, {"dropout": 0.5}),
-        (lambda q, k, v, **wrong: nn.MultiheadAttention(D, 2)(q[:, 0], **wrong), {"sink": 0.0}),
+        (gnomon.attention, "causl", "did you mean causal?"),
+        (gnomon.attention, "window_sizes", "did you mean window?"),
+        (gnomon.attention, "zzz", "expected some of similarity, .*, return_lse"),
+        (gnomon.attention_weights, "dropout", "expected some of"),
+        # What stands for it is none of this function's arguments.
+        (gnomon.attention_weights, "dropout_p", "expected some of"),
+        (gnomon.attention_weights, "is_causal", "expected causal="),
+        (with_module, "sink", "expected some of"),
+        (with_module, "key_length", "did you mean key_lengths?"),
+        (with_module, "is_causal", "expected causal="),
     ],
 )
-def test_arguments_that_are_not_there_are_named(function, wrong):
-    q, k, v = make_tokens()
-    (name,) = wrong
-    with pytest.raises(TypeError, match=f"{name} is none of its arguments; expected some of"):
-        function(q.float(), k.float(), v.float(), **wrong)
+def test_arguments_that_are_not_there_are_named(function, name, hint):
+    tokens = [x.float() for x in make_tokens()]
+    if function is gnomon.attention_weights:
+        tokens.pop()
+    with pytest.raises(TypeError, match=f"{name} is none of its arguments; {hint}"):
+        function(*tokens, **{name: 0.5})
+
+
+# What other libraries call it, and ours: None where nothing is to be written.
+FOREIGN = {
+    "attn_mask": "mask=.*PairBias",
+    "is_causal": "causal=",
+    "dropout_p": "dropout=",
+    "enable_gqa": "leave it out",
+    "score_mod": "position=.*PairBias",
+    "block_mask": "flex.mask_arguments",
+    "softmax_scale": "scale=",
+    "cu_seqlens_q": "gnomon.varlen_attention",
+    "window_size": "window=",
+    "alibi_slopes": r"position=gnomon.position.ALiBi\(slopes\)",
+    "softcap": "similarity=.*Dot",
+    "key_padding_mask": "key_lengths=",
+    "need_weights": "gnomon.attention_weights",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_arguments_of_other_libraries_name_ours(name):
+    with pytest.raises(
+        TypeError, match=f"gnomon.attention: {name} is none of its arguments; .*{FOREIGN[name]}"
+    ):
+        gnomon.attention(*make_tokens(), **{name: None})
+
+
+def test_arguments_of_other_libraries_are_none_of_ours():
+    ours = set(inspect.signature(gnomon.attention).parameters)
+    assert not ours & _attention.FOREIGN_ARGUMENTS.keys()
+    named = {argument for argument, _ in _attention.FOREIGN_ARGUMENTS.values()}
+    assert named - {None} <= ours
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: similarity.Umbral(gama=1.0), "similarity.Umbral: gama .*; did you mean gamma?"),
+        (lambda: similarity.Umbral(1.0, maps="exp"), "maps .*; did you mean map?"),
+        (lambda: position.T5(tabel=torch.ones(32, H)), "T5: tabel .*; did you mean table?"),
+        (lambda: position.Grid((2, 3), [0.5], zzz=1), "expected some of shape, axes, prefix"),
+        (lambda: similarity.Umbral(), "missing 1 required positional argument: 'gamma'"),
+    ],
+)
+def test_parameters_that_are_not_there_are_named(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_signatures_of_terms_are_their_parameters():
+    assert list(inspect.signature(similarity.Umbral).parameters) == ["gamma", "r", "map", "score"]
+
+
+@pytest.mark.real_device
+def test_terms_are_made_in_compiled_functions():
+    tokens = make_tokens()
+
+    def step(q, k, v):
+        return gnomon.attention(q, k, v, similarity=similarity.Umbral(gamma=0.5, r=0.2))
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tokens), step(*tokens))

@@ -1,0 +1,226 @@
+"""PyTorch's scaled_dot_product_attention, computed by gnomon.attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gnomon._attention import attention
+from gnomon._checks import (
+    as_autocast,
+    check_flag,
+    check_number,
+    check_optional_number,
+    check_tensors,
+    wrong_type,
+)
+from gnomon.position import PairBias
+
+_NAME = "scaled_dot_product_attention"
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, with the same arguments and results.
+
+    It replaces PyTorch's function in a whole program:
+    ``torch.nn.functional.scaled_dot_product_attention = gnomon.scaled_dot_product_attention``.
+    For other similarities and positions, and for masks that cost no memory, call attention.
+
+    Args:
+        query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
+        key: (..., H, S, E) in query's dtype. Leading axes broadcast with those of query.
+        value: (..., H, S, Ev).
+        attn_mask: broadcasts to (..., H, L, S). Booleans: True where a query sees a key. Numbers,
+            in query's dtype or float32, are added to the scores, and get a gradient. Or one of
+            torch.nn.attention.bias.
+        dropout_p: the probability of dropping a weight, 0 to 1. The mask depends on PyTorch's
+            default generator, as PyTorch's own does, but is another one.
+        is_causal: query i sees keys 0 to i, also where L and S differ; not with attn_mask.
+        scale: multiplies the scores, by default 1/sqrt(E).
+        enable_gqa: key and value may have fewer heads, the third axis from the end, than query.
+
+    Returns:
+        (..., H, L, Ev) in query's dtype. A query that sees no key gives 0.
+
+    Raises:
+        ValueError: a shape or a value.
+        TypeError: a dtype or a device.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 256, 64).unbind()
+        >>> o = gnomon.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """
+    check_tensors(_NAME, query=query, key=key, value=value)
+    is_causal = check_flag(_NAME, "is_causal", is_causal)
+    enable_gqa = check_flag(_NAME, "enable_gqa", enable_gqa)
+    dropout_p = check_number(_NAME, "dropout_p", dropout_p)
+    scale = check_optional_number(_NAME, "scale", scale)
+    _check_tokens(query, key, value)
+    query, key, value = as_autocast(query, key, value)
+    arguments: dict[str, Any] = {}
+    if is_causal:
+        if attn_mask is not None:
+            raise ValueError(
+                f"gnomon.{_NAME}: is_causal is True and attn_mask is given; expected one of them"
+            )
+        arguments = {"causal": True, "query_offset": 0}
+    leading = _leading_sizes(query, key, value, enable_gqa)
+    if attn_mask is not None:
+        arguments = _mask_arguments(attn_mask, query, [*leading, query.shape[-2], key.shape[-2]])
+    if 0 in leading:
+        return query @ key.mT @ value
+    q, k, v = _with_four_axes(query, key, value, leading)
+    columns = v.shape[3]
+    if q.shape[3] == 0:
+        # No columns: every score is 0.
+        q, k, scale = pad(q, (0, 1)), pad(k, (0, 1)), 1.0
+    if columns == 0:
+        v = pad(v, (0, 1))
+    if scale is not None:
+        arguments["scale"] = scale
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"gnomon.{_NAME}: dropout_p is {dropout_p}; expected 0 to 1")
+    if dropout_p > 0:
+        arguments["dropout"] = dropout_p
+    o = attention(q, k, v, **arguments)
+    if columns == 0:
+        o = o[..., :0]
+    return o if len(leading) == 2 else o.reshape(*leading, *o.shape[2:])
+
+
+def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() < 2:
+            raise ValueError(
+                f"gnomon.{_NAME}: {name} has shape {list(tensor.shape)}; expected at least two "
+                "axes, (..., length, columns)"
+            )
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise TypeError(
+                f"gnomon.{_NAME}: {name} is {tensor.dtype} on {tensor.device} and query "
+                f"{query.dtype} on {query.device}; expected the same"
+            )
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"gnomon.{_NAME}: key has {key.shape[-1]} columns and query {query.shape[-1]}; "
+            "expected the same"
+        )
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"gnomon.{_NAME}: value has length {value.shape[-2]} and key {key.shape[-2]}; "
+            "expected the same"
+        )
+
+
+def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> list[int]:
+    """The axes of the result before its last two."""
+    tokens = (query, key, value)
+    heads: list[int] = []
+    if enable_gqa:
+        if min(x.dim() for x in tokens) < 3:
+            raise ValueError(
+                f"gnomon.{_NAME}: enable_gqa with tensors of two axes; expected "
+                "(..., heads, length, columns)"
+            )
+        heads = [query.shape[-3]]
+        for name, tensor in (("key", key), ("value", value)):
+            if tensor.shape[-3] == 0 or heads[0] % tensor.shape[-3] != 0:
+                raise ValueError(
+                    f"gnomon.{_NAME}: query has {heads[0]} heads and {name} {tensor.shape[-3]}; "
+                    "expected a multiple"
+                )
+    end = -3 if enable_gqa else -2
+    shapes = [list(x.shape[:end]) for x in tokens]
+    count = max(len(shape) for shape in shapes)
+    sizes = []
+    for axis in range(-count, 0):
+        given = [shape[axis] for shape in shapes if len(shape) >= -axis]
+        size = next((n for n in given if n != 1), 1)
+        if any(n not in (1, size) for n in given):
+            hint = "" if enable_gqa else "; enable_gqa=True shares heads of keys"
+            raise ValueError(
+                f"gnomon.{_NAME}: query has shape {list(query.shape)}, key {list(key.shape)} and "
+                f"value {list(value.shape)}; expected leading axes that broadcast{hint}"
+            )
+        sizes.append(size)
+    return sizes + heads
+
+
+def _with_four_axes(
+    query: Tensor, key: Tensor, value: Tensor, leading: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, H, L, E), (B, Hkv, S, E) and (B, Hkv, S, Ev): views where the axes can be merged."""
+    heads = leading[-1] if leading else 1
+    key_heads, value_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (key, value))
+    if key_heads != value_heads:
+        key, value = (_repeated(x, heads) for x in (key, value))
+        key_heads = heads
+    batch = list(leading[:-1])
+    merged = math.prod(batch)
+
+    def merge(x: Tensor, count: int) -> Tensor:
+        if x.dim() == 4 and len(batch) == 1 and x.shape[:2] == (merged, count):
+            return x
+        sizes = x.shape[-2:]
+        return x.expand(*batch, count, *sizes).reshape(merged, count, *sizes)
+
+    return merge(query, heads), merge(key, key_heads), merge(value, key_heads)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    if x.dim() < 3 or x.shape[-3] in (1, heads):
+        return x.expand(*x.shape[:-3], heads, *x.shape[-2:])
+    return x.repeat_interleave(heads // x.shape[-3], -3)
+
+
+def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
+    """What attention calls a mask of scores of these sizes, the last two lengths."""
+    if not isinstance(mask, Tensor):
+        raise wrong_type(_NAME, "attn_mask", mask, "a Tensor, or None")
+    kind = type(mask)
+    # Not by its class: to import it takes longer than all of gnomon.
+    if kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias":
+        bias: Any = mask
+        if [bias.seq_len_q, bias.seq_len_kv] != sizes[-2:]:
+            raise ValueError(
+                f"gnomon.{_NAME}: attn_mask is a causal bias of {bias.seq_len_q} queries and "
+                f"{bias.seq_len_kv} keys; expected {sizes[-2]} and {sizes[-1]}"
+            )
+        is_lower_right = bias.variant.name == "LOWER_RIGHT"
+        return {"causal": True, "query_offset": sizes[-1] - sizes[-2] if is_lower_right else 0}
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise TypeError(
+            f"gnomon.{_NAME}: attn_mask has dtype {mask.dtype}; expected torch.bool, "
+            f"torch.float32 or query's, {query.dtype}"
+        )
+    given = list(mask.shape)
+    aligned = list(sizes[len(sizes) - len(given) :])
+    if len(given) > len(sizes) or any(
+        size not in (1, expected) for size, expected in zip(given, aligned, strict=True)
+    ):
+        raise ValueError(
+            f"gnomon.{_NAME}: attn_mask has shape {given}; expected {list(sizes)}, or what "
+            "broadcasts to it"
+        )
+    if len(given) > 4 or (len(given) == 4 and len(sizes) > 4):
+        # Axes of the batch are one.
+        if any(size != 1 for size in given[:-3]):
+            mask = mask.expand(*sizes[:-3], *given[-3:])
+        mask = mask.flatten(0, -4)
+    if mask.dtype == torch.bool:
+        return {"mask": mask}
+    return {"position": PairBias(mask.to(torch.float64) if query.dtype == torch.float64 else mask)}
