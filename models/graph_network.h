@@ -37,17 +37,17 @@ Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
   OPTION(int64_t, features, 0, .has_flag = false)                                            \
   OPTION(int64_t, classes, 0, .has_flag = false)                                             \
   OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                      \
-  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, side by side", .lowest = 1) \
-  OPTION(int64_t, hidden, 8, .help = "Columns of each of them", .lowest = 1)                 \
-  OPTION(int64_t, out_heads, 1, .help = "Heads of the last layer, averaged", .lowest = 1)    \
+  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, concatenated", .lowest = 1) \
+  OPTION(int64_t, hidden, 8, .help = "Columns of each hidden head", .lowest = 1)             \
+  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer, averaged", .lowest = 1)  \
   OPTION(double, dropout, 0.6,                                                               \
          .help = "Dropout probability on the input of each layer, below 1, while training",  \
          .highest = 1)                                                                       \
   OPTION(double, attention_dropout, 0.6,                                                     \
-         .help = "Dropout probability on the weights of attention, below 1, while training", \
+         .help = "Dropout probability on the attention weights, below 1, while training",    \
          .highest = 1)                                                                       \
   OPTION(bool, directed, false,                                                              \
-         .help = "Edges lead one way: of an edge I J, node J attends to node I alone")
+         .help = "Directed edges: with an edge I J, node J attends to node I only")
 
 struct GraphNetworkOptions {
   GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)

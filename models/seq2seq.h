@@ -21,18 +21,18 @@ namespace gnomon::models {
 // As the position of cross attention: that of the other attentions.
 inline constexpr const char* kSamePosition = "same";
 
-#define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                           \
-  OPTION(int64_t, vocabulary, 256, .lowest = 1, .has_flag = false)                               \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 256, 3, 4, 512)                                               \
-  GNOMON_TERM_OPTIONS(OPTION)                                                                    \
-  OPTION(std::string, cross_position, "none",                                                    \
-         .help =                                                                                 \
-             "Position specification of the attention from the decoder to the encoder, where a " \
-             "token's place is that in its own sentence; same: that of --position")              \
-  OPTION(int64_t, max_length, 256,                                                               \
-         .help =                                                                                 \
-             "Tokens of a sentence at most, with its end: longer ones are left out of the "      \
-             "training, and a learned table of positions has as many rows",                      \
+#define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                             \
+  OPTION(int64_t, vocabulary, 256, .lowest = 1, .has_flag = false)                                 \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 256, 3, 4, 512)                                                 \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                      \
+  OPTION(std::string, cross_position, "none",                                                      \
+         .help =                                                                                   \
+             "Position specification of cross-attention, where a token's position is that in its " \
+             "own sentence; same: as --position")                                                  \
+  OPTION(int64_t, max_length, 256,                                                                 \
+         .help =                                                                                   \
+             "Maximum tokens of a sentence, including its end. Longer ones are skipped in "        \
+             "training; a learned position table has this many rows",                              \
          .lowest = 2, .highest = 1e6)
 
 // The depth is that of the encoder, and of the decoder.

@@ -27,24 +27,21 @@ namespace gnomon::models {
   OPTION(double, dropout, 0,                                                                     \
          .help = "Dropout probability on each residual branch, below 1, while training",         \
          .highest = 1)                                                                           \
-  OPTION(std::string, norm, "layer", .help = "Norm before each branch: layer or rms",            \
+  OPTION(std::string, norm, "layer", .help = "Normalisation before each branch: layer or rms",   \
          .may_lack = true, .choices = {"layer", "rms"})                                          \
   OPTION(std::string, activation, "gelu",                                                        \
-         .help =                                                                                 \
-             "Activation of the MLP: gelu, relu, or swiglu or geglu, which gate its hidden "     \
-             "units by as many others",                                                          \
+         .help = "Activation of the MLP: gelu, relu, or the gated swiglu or geglu",              \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
-  OPTION(bool, no_bias, false, .help = "Projections of attention and of the MLP without biases", \
-         .may_lack = true)                                                                       \
-  OPTION(std::optional<int64_t>, kv_heads, std::nullopt,                                         \
-         .help =                                                                                 \
-             "Heads of keys and values, each of which --heads / --kv-heads heads of queries "    \
-             "share; default --heads",                                                           \
-         .lowest = 1, .shows_default = false, .may_lack = true)                                  \
+  OPTION(bool, no_bias, false,                                                                   \
+         .help = "Leave out the biases of the attention and MLP projections", .may_lack = true)  \
+  OPTION(                                                                                        \
+      std::optional<int64_t>, kv_heads, std::nullopt,                                            \
+      .help = "Key and value heads (grouped-query attention); divides --heads; default --heads", \
+      .lowest = 1, .shows_default = false, .may_lack = true)                                     \
   OPTION(std::optional<int64_t>, qk_dim, std::nullopt,                                           \
          .help =                                                                                 \
-             "Columns of one head's queries and keys; default --dim / --heads, as values have, " \
-             "or what the similarity takes",                                                     \
+             "Dimension of one head's queries and keys; default --dim / --heads, or what the "   \
+             "similarity needs",                                                                 \
          .lowest = 1, .shows_default = false, .may_lack = true)
 
 struct TransformerOptions {

@@ -18,27 +18,25 @@
 
 namespace gnomon::models {
 
-#define GNOMON_VISION_TRANSFORMER_OPTIONS(OPTION)                                            \
-  /* Of the images that it is trained on: the lengths of their axes. */                      \
-  OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)   \
-  OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)              \
-  OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                \
-  OPTION(int64_t, patch, 4,                                                                  \
-         .help =                                                                             \
-             "Pixels along each side of a patch, which is a token; divides each side of an " \
-             "image",                                                                        \
-         .lowest = 1, .highest = 65536)                                                      \
-  OPTION(std::string, stem, "patches",                                                       \
-         .help =                                                                             \
-             "How pixels become tokens: a linear map of each patch, or conv, 3 x 3 "         \
-             "convolutions of stride 2 down to one token a patch; patches or conv",          \
-         .choices = {"patches", "conv"})                                                     \
-  OPTION(std::string, pool, "class",                                                         \
-         .help =                                                                             \
-             "What the classes are told from: the class token before those of the image, "   \
-             "or the mean of the image's tokens, without one; class or mean",                \
-         .choices = {"class", "mean"})                                                       \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                            \
+#define GNOMON_VISION_TRANSFORMER_OPTIONS(OPTION)                                                  \
+  /* Of the images that it is trained on: the lengths of their axes. */                            \
+  OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)         \
+  OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                    \
+  OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                      \
+  OPTION(int64_t, patch, 4,                                                                        \
+         .help = "Side of a patch (a token) in pixels; divides each side of an image",             \
+         .lowest = 1, .highest = 65536)                                                            \
+  OPTION(std::string, stem, "patches",                                                             \
+         .help =                                                                                   \
+             "Stem: patches, a linear map of each patch, or conv, 3 x 3 convolutions of stride 2 " \
+             "down to one token per patch",                                                        \
+         .choices = {"patches", "conv"})                                                           \
+  OPTION(std::string, pool, "class",                                                               \
+         .help =                                                                                   \
+             "What the classifier reads: class, a class token, or mean, the mean of the image's "  \
+             "tokens",                                                                             \
+         .choices = {"class", "mean"})                                                             \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                  \
   GNOMON_TERM_OPTIONS(OPTION)
 
 struct VisionTransformerOptions {

@@ -36,44 +36,45 @@ constexpr int64_t kEvaluationTokens = 8192;
 // The loss is measured over all timesteps, and over each of as many ranges.
 constexpr int64_t kRanges = 4;
 
-#define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                            \
-  OPTION(double, label_dropout, 0.1,                                                         \
-         .help = "The share of examples that are trained without their class, for guidance", \
+#define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                                  \
+  OPTION(double, label_dropout, 0.1,                                                               \
+         .help = "Fraction of examples trained without their class, for classifier-free guidance", \
          .highest = 1)
 
 struct DiffusionTrainingOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_TRAINING_OPTIONS)
 };
 
-#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                   \
-  OPTION(int64_t, evaluation_images, 2000,                                                     \
-         .help = "Images of the validation part to measure the loss on, each at one timestep", \
-         .lowest = kRanges, .may_lack = true, .may_change = true)                              \
-  OPTION(std::string, classifier, "",                                                          \
-         .help =                                                                               \
-             "A run of --task images on the same images: measure the Frechet distance of its " \
-             "features between drawn images and those of the validation part",                 \
-         .may_lack = true, .may_change = true)                                                 \
-  OPTION(int64_t, frechet_images, 500,                                                         \
-         .help = "How many of each, the first ones and as many drawn of the same classes",     \
+#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                       \
+  OPTION(int64_t, evaluation_images, 2000,                                                         \
+         .help = "Validation images to measure the loss on, each at one timestep",                 \
+         .lowest = kRanges, .may_lack = true, .may_change = true)                                  \
+  OPTION(std::string, classifier, "",                                                              \
+         .help =                                                                                   \
+             "A run of --task images on the same data; its features give the Frechet distance "    \
+             "between sampled images and the validation part",                                     \
+         .may_lack = true, .may_change = true)                                                     \
+  OPTION(int64_t, frechet_images, 500,                                                             \
+         .help =                                                                                   \
+             "Images on each side of the Frechet distance: the first of the validation part, and " \
+             "as many samples of the same classes",                                                \
          .lowest = 2, .may_lack = true, .may_change = true)
 
 struct DiffusionRunOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_RUN_OPTIONS)
 };
 
-#define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                              \
-  OPTION(int64_t, samples, 8, .help = "Images of each class, a row of the picture", .lowest = 1, \
-         .highest = 1000)                                                                        \
-  OPTION(int64_t, steps, 50, .help = "Steps from noise to an image", .lowest = 1,                \
-         .highest = kTimesteps)                                                                  \
-  OPTION(double, eta, 0,                                                                         \
-         .help = "How much fresh noise each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM",  \
-         .highest = 1)                                                                           \
-  OPTION(double, guidance, 2,                                                                    \
-         .help = "How many times what a class adds to the predicted noise; 1: as it is trained", \
-         .highest = 1e3)                                                                         \
-  OPTION(int64_t, seed, 0, .help = "Seed of the noise",                                          \
+#define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                     \
+  OPTION(int64_t, samples, 8, .help = "Samples of each class, one row of the picture",  \
+         .lowest = 1, .highest = 1000)                                                  \
+  OPTION(int64_t, steps, 50, .help = "Steps from noise to an image", .lowest = 1,       \
+         .highest = kTimesteps)                                                         \
+  OPTION(double, eta, 0,                                                                \
+         .help = "Noise that each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM",   \
+         .highest = 1)                                                                  \
+  OPTION(double, guidance, 2, .help = "Classifier-free guidance scale; 1: no guidance", \
+         .highest = 1e3)                                                                \
+  OPTION(int64_t, seed, 0, .help = "Seed of the noise",                                 \
          .highest = static_cast<double>(kLargestSeed))
 
 struct DiffusionGenerationOptions {

@@ -33,53 +33,51 @@ enum Purpose : uint32_t { kTraining, kEvaluation, kTrainingPositions, kEvaluatio
 // Evaluation batches hold about this many tokens, whatever their length.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                           \
-  OPTION(std::string, problem, "copy",                                                           \
-         .help =                                                                                 \
-             "bucket-sort, copy, modular-addition, parity, recall, reverse, sort or stack; see " \
-             "docs/tasks.md",                                                                    \
-         .choices = ProblemNames())                                                              \
-  OPTION(std::optional<int64_t>, symbols, std::nullopt,                                          \
-         .help =                                                                                 \
-             "Different symbols of the input (of recall: keys, and as many values); default: 2 " \
-             "of copy, reverse and stack, 5 of modular-addition and bucket-sort, 100 of sort, "  \
-             "256 of recall",                                                                    \
+#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                             \
+  OPTION(std::string, problem, "copy",                                                             \
+         .help =                                                                                   \
+             "bucket-sort, copy, modular-addition, parity, recall, reverse, sort or stack; see "   \
+             "docs/tasks.md",                                                                      \
+         .choices = ProblemNames())                                                                \
+  OPTION(std::optional<int64_t>, symbols, std::nullopt,                                            \
+         .help =                                                                                   \
+             "Number of different symbols (in recall: of keys, and of values); default: 2 for "    \
+             "copy, reverse and stack, 5 for modular-addition and bucket-sort, 100 for sort, 256 " \
+             "for recall",                                                                         \
          .lowest = 1)
 
 struct ProblemOptions {
   GNOMON_OPTIONS(GNOMON_PROBLEM_OPTIONS)
 };
 
-#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                     \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                  \
-  OPTION(int64_t, random_positions, 0,                                                             \
-         .help =                                                                                   \
-             "Tokens stand at as many of the positions below this as a row has of them, drawn "    \
-             "anew for each row and sorted, in training and in the evaluation; 0: at 0, 1, 2 ...") \
-  /* Rows of a learned table of absolute positions. */                                             \
+#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                             \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                          \
+  OPTION(int64_t, random_positions, 0,                                                     \
+         .help =                                                                           \
+             "Randomized positions: each row gets sorted random positions below this, in " \
+             "training and evaluation; 0: positions 0, 1, 2 ...")                          \
+  /* Rows of a learned table of absolute positions. */                                     \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct GeneratedModelOptions {
   GNOMON_OPTIONS(GNOMON_GENERATED_MODEL_OPTIONS)
 };
 
-#define GNOMON_GENERATED_ROW_OPTIONS(OPTION)                                                     \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),               \
-         .help =                                                                                 \
-             "Symbols of an input, joined by commas: of each step's inputs as many as is drawn " \
-             "from 1 to the first; all are evaluated at",                                        \
-         .lowest = 1)                                                                            \
+#define GNOMON_GENERATED_ROW_OPTIONS(OPTION)                                                       \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),                 \
+         .help =                                                                                   \
+             "Symbols of an input, joined by commas: training draws from 1 to the first; all are " \
+             "evaluated",                                                                          \
+         .lowest = 1)                                                                              \
   OPTION(int64_t, evaluation_examples, 128, .help = "Inputs to measure at each length", .lowest = 1)
 
 struct GeneratedRowOptions {
   GNOMON_OPTIONS(GNOMON_GENERATED_ROW_OPTIONS)
 };
 
-#define GNOMON_GENERATED_EVALUATION_OPTIONS(OPTION)                                         \
-  OPTION(std::string, examples, "",                                                         \
-         .help =                                                                            \
-             "Also write the examples, and what the model told, into this file, a line of " \
-             "JSON each",                                                                   \
+#define GNOMON_GENERATED_EVALUATION_OPTIONS(OPTION)                                            \
+  OPTION(std::string, examples, "",                                                            \
+         .help = "Also write each example and the model's answer to this file, as JSON lines", \
          .shows_default = false)
 
 struct GeneratedEvaluationOptions {

@@ -26,19 +26,20 @@ using nlohmann::json;
 constexpr const char* kBest = "best.";
 constexpr const char* kSelection = "selection";
 
-#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                            \
-  OPTION(double, l2, 5e-4,                                                                \
-         .help = "Half the sum of all squared weights, times this, is added to the loss", \
-         .highest = 1e3)                                                                  \
-  OPTION(std::string, selection, "accuracy",                                              \
-         .help =                                                                          \
-             "Which step's weights training ends with: those with the best accuracy, or " \
-             "loss, on the validation nodes, or the last ones (accuracy, loss, last)",    \
+#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                                    \
+  OPTION(                                                                                         \
+      double, l2, 5e-4,                                                                           \
+      .help = "L2 penalty: this times half the sum of all squared weights is added to the loss",  \
+      .highest = 1e3)                                                                             \
+  OPTION(std::string, selection, "accuracy",                                                      \
+         .help =                                                                                  \
+             "Weights to keep: those with the best accuracy or loss on the validation nodes, or " \
+             "the last ones (accuracy, loss, last)",                                              \
          .choices = {"accuracy", "loss", "last"})
 
 #define GNOMON_GRAPHS_EVALUATION_OPTIONS(OPTION)                                        \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Nodes that the model is evaluated on: train, valid, test",            \
+         .help = "Nodes to evaluate on: train, valid, test",                            \
          .choices = {"train", "valid", "test"})
 
 struct GraphsTrainingOptions {

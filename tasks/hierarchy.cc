@@ -45,27 +45,24 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
   OPTION(int64_t, nodes, 0, .has_flag = false)   \
   OPTION(int64_t, dim, 5, .help = "Dimensions of the points", .lowest = 1)
 
-#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                             \
-  OPTION(int64_t, negatives, 50, .help = "Wrong nodes that each pair is scored against",      \
-         .lowest = 1)                                                                         \
-  OPTION(std::string, corrupt, "both",                                                        \
-         .help =                                                                              \
-             "What is replaced in a wrong pair: the ancestor, the descendant, or both, each " \
-             "in its turn",                                                                   \
+#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                                  \
+  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)                 \
+  OPTION(std::string, corrupt, "both",                                                             \
+         .help = "What a negative sample replaces: the ancestor, the descendant, or both in turn", \
          .choices = {"ancestor", "descendant", "both"})
 
-#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                               \
-  OPTION(double, held_out, 0.05,                                                             \
-         .help =                                                                             \
-             "Of the pairs that others imply, how many are held out for validation, and as " \
-             "many for the test, where the data have no valid.pairs",                        \
-         .highest = 0.5)                                                                     \
-  OPTION(int64_t, split_seed, 0, .help = "Seed of which pairs these are",                    \
+#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                    \
+  OPTION(double, held_out, 0.05,                                                                  \
+         .help =                                                                                  \
+             "Implied pairs held out for validation, and as many for the test, if the data have " \
+             "no valid.pairs",                                                                    \
+         .highest = 0.5)                                                                          \
+  OPTION(int64_t, split_seed, 0, .help = "Seed of the held-out pairs",                            \
          .highest = static_cast<double>(kLargestSeed))
 
 #define GNOMON_HIERARCHY_EVALUATION_OPTIONS(OPTION)                                     \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Pairs that the model is evaluated on: train, valid, test",            \
+         .help = "Pairs to evaluate on: train, valid, test",                            \
          .choices = {"train", "valid", "test"})
 
 struct HierarchyModelOptions {

@@ -31,23 +31,22 @@ using nlohmann::json;
 constexpr int64_t kEvaluationBatch = 16384;
 constexpr int64_t kLongestSide = 65536;
 
-#define GNOMON_IMAGE_TRAINING_OPTIONS(OPTION)                                                 \
-  OPTION(int64_t, shift, 0,                                                                   \
-         .help =                                                                              \
-             "Pixels that training moves each image by, at the most, along each of its axes " \
-             "and at random; the edges are repeated",                                         \
+#define GNOMON_IMAGE_TRAINING_OPTIONS(OPTION)                                                  \
+  OPTION(int64_t, shift, 0,                                                                    \
+         .help =                                                                               \
+             "Maximum random shift of a training image along each axis, in pixels; edges are " \
+             "repeated",                                                                       \
          .highest = kLongestSide)
 
-#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                \
-  OPTION(std::vector<std::string>, sizes, {},                                                  \
-         .help =                                                                               \
-             "Sizes to evaluate at beside the one that is trained at, joined by commas, each " \
-             "the length of all sides or of each (32 or 32x48): images are resized, and "      \
-             "become more tokens or fewer",                                                    \
-         .may_lack = true, .may_change = true)                                                 \
-  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                            \
-         .help = "How many of the validation part to measure, the first ones; default: all",   \
-         .lowest = 1, .may_lack = true, .may_change = true)
+#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                 \
+  OPTION(std::vector<std::string>, sizes, {},                                                   \
+         .help =                                                                                \
+             "Further evaluation sizes, joined by commas, each one side or all (32 or 32x48); " \
+             "images are resized, which changes the number of tokens",                          \
+         .may_lack = true, .may_change = true)                                                  \
+  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                             \
+         .help = "Validation images to measure, the first ones; default: all", .lowest = 1,     \
+         .may_lack = true, .may_change = true)
 
 struct ImageTrainingOptions {
   GNOMON_OPTIONS(GNOMON_IMAGE_TRAINING_OPTIONS)

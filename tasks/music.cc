@@ -43,11 +43,11 @@ constexpr int64_t kVocabulary = kPitches + 2;
 // Evaluation batches hold about this many events, whatever their length.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                        \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),                 \
-         .help =                                                                                \
-             "Events per window, joined by commas: the first is trained at, all are evaluated " \
-             "at",                                                                              \
+#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                       \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),                \
+         .help =                                                                               \
+             "Events per window, joined by commas: the first is the training length, all are " \
+             "evaluated",                                                                      \
          .lowest = 1)
 
 struct MusicRowOptions {
@@ -57,8 +57,8 @@ struct MusicRowOptions {
 #define GNOMON_MUSIC_TRAINING_OPTIONS(OPTION)                                               \
   OPTION(int64_t, transpose, 3,                                                             \
          .help =                                                                            \
-             "Each window of the training is moved up or down by as many semitones as are " \
-             "drawn from 0 to this, as far as its pitches stay within 0 to 127",            \
+             "Maximum random transposition of a training window, in semitones up or down; " \
+             "pitches stay within 0 to 127",                                                \
          .highest = kPitches)
 
 struct MusicTrainingOptions {
@@ -73,17 +73,17 @@ struct MusicEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_EVALUATION_OPTIONS)
 };
 
-#define GNOMON_MUSIC_GENERATION_OPTIONS(OPTION)                                                \
-  OPTION(std::string, prompt, "",                                                              \
-         .help =                                                                               \
-             "Steps to continue, separated by semicolons, each of pitches (60 is middle C) "   \
-             "separated by spaces: \"67 62 59 43; 67 62 59 43\"; default: none",               \
-         .shows_default = false)                                                               \
-  OPTION(int64_t, tokens, 1024, .help = "Events to add at the most, the piece may end before", \
-         .lowest = 1)                                                                          \
-  OPTION(int64_t, steps_per_quarter, 4, .help = "Steps of a quarter note", .lowest = 1,        \
-         .highest = 1000)                                                                      \
-  OPTION(double, tempo, 80, .help = "Quarter notes a minute", .lowest = 4, .highest = 1000)
+#define GNOMON_MUSIC_GENERATION_OPTIONS(OPTION)                                              \
+  OPTION(std::string, prompt, "",                                                            \
+         .help =                                                                             \
+             "Steps to continue, separated by semicolons, each of pitches (60 is middle C) " \
+             "separated by spaces: \"67 62 59 43; 67 62 59 43\"; default: none",             \
+         .shows_default = false)                                                             \
+  OPTION(int64_t, tokens, 1024, .help = "Maximum events to add; the piece may end earlier",  \
+         .lowest = 1)                                                                        \
+  OPTION(int64_t, steps_per_quarter, 4, .help = "Steps per quarter note", .lowest = 1,       \
+         .highest = 1000)                                                                    \
+  OPTION(double, tempo, 80, .help = "Quarter notes per minute", .lowest = 4, .highest = 1000)
 
 struct MusicGenerationOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_GENERATION_OPTIONS)

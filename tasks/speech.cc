@@ -23,11 +23,11 @@ constexpr int64_t kHighestLabel = 0x10FFFF;
 // Evaluation batches hold about this many tokens with their padding, unless one row alone has more.
 constexpr int64_t kEvaluationTokens = 4096;
 
-#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                   \
-  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                 \
-         .help =                                                                                 \
-             "Utterances per sequence, joined by commas: sequences of 1 up to the first number " \
-             "are trained on, all numbers are evaluated at",                                     \
+#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                     \
+  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                   \
+         .help =                                                                                   \
+             "Utterances per sequence, joined by commas: training uses 1 up to the first number, " \
+             "all numbers are evaluated",                                                          \
          .lowest = 1, .highest = 10'000)
 
 struct SpeechSequenceOptions {
@@ -35,8 +35,7 @@ struct SpeechSequenceOptions {
 };
 
 #define GNOMON_SPEECH_RUN_OPTIONS(OPTION)                                                      \
-  OPTION(int64_t, evaluation_utterances, 1200,                                                 \
-         .help = "Utterances to measure at each number, in as many sequences as they make up", \
+  OPTION(int64_t, evaluation_utterances, 1200, .help = "Utterances to measure at each number", \
          .lowest = 1, .highest = 1e8, .may_lack = true, .may_change = true)
 
 struct SpeechRunOptions {

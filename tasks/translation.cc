@@ -36,51 +36,47 @@ using nlohmann::json;
 constexpr int64_t kEvaluationTokens = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
 
-#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                           \
-  OPTION(std::string, source_language, "",                                                        \
-         .help =                                                                                  \
-             "Suffix of the files that are translated, de of train.de; default: src, source, or " \
-             "the one that is not --target-language",                                             \
-         .shows_default = false)                                                                  \
-  OPTION(std::string, target_language, "",                                                        \
-         .help =                                                                                  \
-             "Suffix of the files of translations; default: tgt, target, or the one that is not " \
-             "--source-language",                                                                 \
+#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                         \
+  OPTION(std::string, source_language, "",                                                      \
+         .help =                                                                                \
+             "Suffix of the source files, as de in train.de; default: src, source, or the one " \
+             "that is not --target-language",                                                   \
+         .shows_default = false)                                                                \
+  OPTION(std::string, target_language, "",                                                      \
+         .help =                                                                                \
+             "Suffix of the target files; default: tgt, target, or the one that is not "        \
+             "--source-language",                                                               \
          .shows_default = false)
 
 struct LanguageOptions {
   GNOMON_OPTIONS(GNOMON_LANGUAGE_OPTIONS)
 };
 
-#define GNOMON_SMOOTHING_OPTIONS(OPTION)                                                         \
-  OPTION(double, label_smoothing, 0.1,                                                           \
-         .help =                                                                                 \
-             "Of the probability that the training loss expects, the share that is spread over " \
-             "all tokens (Szegedy et al. 2016)",                                                 \
+#define GNOMON_SMOOTHING_OPTIONS(OPTION)                                                \
+  OPTION(double, label_smoothing, 0.1, .help = "Label smoothing (Szegedy et al. 2016)", \
          .highest = 1)
 
 struct SmoothingOptions {
   GNOMON_OPTIONS(GNOMON_SMOOTHING_OPTIONS)
 };
 
-#define GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                              \
-  OPTION(int64_t, beam, beam_default,                                                            \
-         .help = "Hypotheses of the beam search; 1: the likeliest token each time", .lowest = 1, \
-         .highest = 1000, .may_change = true)                                                    \
-  OPTION(double, length_penalty, 0.6,                                                            \
-         .help =                                                                                 \
-             "Alpha of the beam search: log-probabilities of translations of n tokens are over " \
-             "((5 + n) / 6)^alpha (Wu et al. 2016)",                                             \
+#define GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                         \
+  OPTION(int64_t, beam, beam_default, .help = "Beam size; 1: greedy search", .lowest = 1,   \
+         .highest = 1000, .may_change = true)                                               \
+  OPTION(double, length_penalty, 0.6,                                                       \
+         .help =                                                                            \
+             "Length penalty alpha of the beam search: the log-probability of n tokens is " \
+             "divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",                             \
          .highest = 10, .may_change = true)
-#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                              \
-  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                      \
-  OPTION(int64_t, evaluation_sentences, 0,                                                         \
-         .help = "Sentences of each part that are translated, its first ones; default: all",       \
-         .shows_default = false, .may_change = true)                                               \
-  OPTION(std::vector<std::string>, splits, {},                                                     \
-         .help =                                                                                   \
-             "Parts of the data to measure, joined by commas; default: valid, and all whose name " \
-             "begins with test",                                                                   \
+#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                         \
+  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                 \
+  OPTION(int64_t, evaluation_sentences, 0,                                                    \
+         .help = "Sentences of each part to translate, the first ones; default: all",         \
+         .shows_default = false, .may_change = true)                                          \
+  OPTION(std::vector<std::string>, splits, {},                                                \
+         .help =                                                                              \
+             "Parts of the data to measure, joined by commas; default: valid, and all whose " \
+             "names begin with test",                                                         \
          .shows_default = false, .may_change = true)
 #define GNOMON_RUN_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 4)
 #define GNOMON_COMPARISON_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 1)
@@ -88,15 +84,14 @@ struct SmoothingOptions {
   GNOMON_DECODING_OPTIONS(OPTION, 4)                                                             \
   OPTION(std::string, translations, "",                                                          \
          .help =                                                                                 \
-             "A folder to write the translations of each part to, as PART.LANGUAGE, a sentence " \
-             "a line",                                                                           \
+             "Folder for the translations of each part, written to PART.LANGUAGE, one sentence " \
+             "per line",                                                                         \
          .shows_default = false)
 
-#define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                        \
-  OPTION(                                                                                         \
-      std::string, source, "-",                                                                   \
-      .help =                                                                                     \
-          "A file of sentences to translate, one a line, as it is or in gzip; -: standard input") \
+#define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                       \
+  OPTION(                                                                                        \
+      std::string, source, "-",                                                                  \
+      .help = "File of sentences to translate, one per line, may be gzipped; -: standard input") \
   GNOMON_SEARCH_OPTIONS(OPTION, 4)
 
 struct RunDecoding {

@@ -12,8 +12,9 @@ namespace gnomon::models {
   OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
   OPTION(std::string, position, "none",                                                         \
          .help =                                                                                \
-             "Position specification, see `gnomon list`; joined by semicolons, a pattern that " \
-             "layers repeat: \"rope;rope;none\" (or by commas, but in compare)")
+             "Position specification, see `gnomon list`; several joined by semicolons are a "   \
+             "pattern that the layers repeat, as in \"rope;rope;none\" (outside compare also "  \
+             "joined by commas)")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

@@ -8,24 +8,24 @@
 
 namespace gnomon::models {
 
-#define GNOMON_TRAINING_OPTIONS(OPTION)                                                          \
-  OPTION(int64_t, batch, 16,                                                                     \
-         .help = "Examples (of text: windows) per step, of all processes together", .lowest = 1) \
-  OPTION(int64_t, steps, 1000, .help = "Optimizer steps", .lowest = 1)                           \
-  OPTION(int64_t, warmup, 100,                                                                   \
-         .help =                                                                                 \
-             "Steps of linear warm-up of the learning rate; default: a tenth of the steps, "     \
-             "at most 100",                                                                      \
-         .shows_default = false)                                                                 \
-  OPTION(double, learning_rate, 2e-3,                                                            \
-         .help = "Peak learning rate; it decays to a tenth along a cosine", .highest = 1e3)      \
-  OPTION(double, final_fraction, 0.1, .help = "Of the learning rate that is left at the end",    \
-         .highest = 1, .has_flag = false)                                                        \
-  OPTION(double, weight_decay, 0.1,                                                              \
-         .help = "AdamW's weight decay, on weight matrices and embeddings", .highest = 1e3)      \
-  OPTION(double, clip, 1, .help = "Gradients are scaled down to this norm where they exceed it", \
-         .lowest = 1e-12)                                                                        \
-  OPTION(int64_t, seed, 0, .help = "Seed of the weights, the order of the data and dropout",     \
+#define GNOMON_TRAINING_OPTIONS(OPTION)                                                            \
+  OPTION(int64_t, batch, 16, .help = "Examples (for text: windows) per step, over all processes",  \
+         .lowest = 1)                                                                              \
+  OPTION(int64_t, steps, 1000, .help = "Optimizer steps", .lowest = 1)                             \
+  OPTION(                                                                                          \
+      int64_t, warmup, 100,                                                                        \
+      .help = "Steps of linear learning-rate warm-up; default: a tenth of the steps, at most 100", \
+      .shows_default = false)                                                                      \
+  OPTION(double, learning_rate, 2e-3,                                                              \
+         .help = "Peak learning rate; it decays to a tenth along a cosine", .highest = 1e3)        \
+  OPTION(double, final_fraction, 0.1, .help = "Final learning rate as a fraction of the peak",     \
+         .highest = 1, .has_flag = false)                                                          \
+  OPTION(double, weight_decay, 0.1,                                                                \
+         .help = "AdamW's weight decay, applied to weight matrices and embeddings",                \
+         .highest = 1e3)                                                                           \
+  OPTION(double, clip, 1, .help = "Maximum norm of the gradients; larger ones are scaled down",    \
+         .lowest = 1e-12)                                                                          \
+  OPTION(int64_t, seed, 0, .help = "Seed of the weights, the data order and dropout",              \
          .highest = static_cast<double>(kLargestSeed))
 
 struct TrainingOptions {
@@ -39,8 +39,8 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1)
 // The learning rate of a step, counted from 0.
 double LearningRate(const TrainingOptions& options, int64_t step);
 
-#define GNOMON_RUN_OPTIONS(OPTION)                                                             \
-  OPTION(int64_t, checkpoint_every, 500, .help = "Steps between two checkpoints", .lowest = 1, \
+#define GNOMON_RUN_OPTIONS(OPTION)                                                         \
+  OPTION(int64_t, checkpoint_every, 500, .help = "Steps between checkpoints", .lowest = 1, \
          .may_lack = true, .may_change = true)
 
 // What a run does beside training.
