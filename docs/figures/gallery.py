@@ -1,0 +1,211 @@
+"""Writes the page gallery.md and its pictures, in docs/gallery, from the catalogue of gnomon.
+
+A card has the formula, a heat map of the scores, code, cost and paper of one term. Run it after a
+change of the catalogue: .venv/bin/python docs/figures/gallery.py
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gnomon
+
+DOCS = pathlib.Path(__file__).resolve().parents[1]
+LENGTH, DIM, GRID = 48, 64, (7, 7)
+
+INTRODUCTION = """# Gallery
+
+One card per similarity and position, written by `docs/figures/gallery.py` from the catalogue. The
+[catalogue](catalogue.md) has all parameters, and [Choosing](choosing.md) what is known about their
+merits.
+
+*Cost* counts operations per pair of a query and a key in the forward pass: simple ones + special
+ones (roots, logarithms, divisions).
+
+```python
+import torch
+
+import gnomon
+
+q, k, v = torch.randn(3, 1, 4, 49, 16).unbind()  # batch, heads, length, head_dim
+x = torch.randn(1, 49, 64)  # batch, length, embed_dim
+```
+"""
+
+# What a specification needs beyond its name; the others work as they are.
+SPECIFICATIONS = {
+    "hype": "hype:tau=learned",
+    "alibi": "alibi:slopes=learned",
+    "rope_mixed": "rope_mixed:shape=7x7",
+    "grid_bias": "grid_bias:shape=7x7",
+    "relative": "relative:max_offset=16",
+    "relative2d": "relative2d:shape=7x7",
+    "offset_bias": "offset_bias:length=64",
+}
+# Terms whose tensors belong to a call.
+OF_A_CALL = {
+    "key_bias": "gnomon.position.KeyBias(torch.randn(1, 4, 49))",
+    "pair_bias": "gnomon.position.PairBias(torch.randn(1, 1, 49, 49))",
+}
+CAPTIONS = {
+    "similarity": "Scores of one query (cross) and all keys of a plane",
+    "additive": "Scores of all queries (down) and keys (across), one column each",
+    "bias": "Bias of query i (down) and key j (across)",
+    "rotation": "Scores of equal tokens, query i (down) and key j (across)",
+    "grid_bias": "Bias from a table, for a grid of 7 x 7 tokens",
+    "forget": "Bias from random gates, query i (down) and key j (across)",
+    "content": "Scores of random queries (down) at each key (across), for zero keys",
+    "embedding": "Inner products of the encodings of positions i and j",
+}
+
+
+def scores(q: Tensor, k: Tensor, **arguments: Any) -> Tensor:
+    """The scores s_ij (queries, keys) of one head; a hidden pair has -inf."""
+    q, k = q[None, None], k[None, None]
+    weights = gnomon.attention_weights(q, k, slice(None), **arguments)
+    _, lse = gnomon.attention(q, k, k, return_lse=True, tolerance=0.0, **arguments)
+    return (weights.log() + lse[..., None])[0, 0].detach()
+
+
+def plane(name: str) -> Tensor:
+    axis = torch.linspace(-2.5, 2.5, 61)
+    keys = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).flatten(0, 1)
+    query = torch.tensor([[0.6, 0.4]]).expand(len(keys), 2)
+    if name == "additive":
+        column = torch.linspace(-2.5, 2.5, LENGTH)[:, None]
+        return scores(column, column, similarity=name)
+    pairs = [each[:, None, None, :].contiguous() for each in (query, keys)]
+    _, lse = gnomon.attention(*pairs, pairs[1], similarity=name, return_lse=True)
+    return lse.reshape(61, 61).detach()
+
+
+def position_picture(name: str) -> Tensor | None:
+    """The picture of a position; None where there is nothing to see."""
+    torch.manual_seed(1)
+    zeros = torch.zeros(LENGTH, DIM)
+    tokens = torch.randn(LENGTH, DIM)
+    if name == "rope":
+        ones = torch.ones(LENGTH, DIM)
+        return scores(ones, ones, position="rope")
+    if name in ("alibi", "kerple", "sandwich"):
+        return scores(zeros, zeros, position=name)
+    if name == "hype":
+        return scores(zeros, zeros, position=gnomon.position.HyPE(0.1, 0.08))
+    if name == "t5":
+        table = torch.randn(32, 1)
+        return scores(zeros, zeros, position=gnomon.position.T5(table, True, max_distance=48))
+    if name == "offset_bias":
+        offsets = torch.arange(-(LENGTH - 1), LENGTH)
+        table = torch.cos(offsets / 3) * torch.exp(-offsets.abs() / 20)
+        return scores(zeros, zeros, position=gnomon.position.OffsetBias(table[None]))
+    if name == "grid_bias":
+        places = torch.arange(13) - 6
+        table = -(places[:, None] ** 2 + places**2).float().sqrt()[None]
+        grid = torch.zeros(49, DIM)
+        return scores(grid, grid, position=gnomon.position.GridBias(table))
+    if name == "forget":
+        gates = torch.nn.functional.logsigmoid(2 + 2 * torch.randn(1, 1, LENGTH))
+        return scores(zeros, zeros, position=gnomon.position.Forget(gates), causal=True)
+    if name == "relative":
+        table = torch.randn(2 * 16 + 1, DIM)
+        return scores(tokens, zeros, position=gnomon.position.Relative(table, 16))
+    if name == "absolute_keys":
+        table = torch.randn(LENGTH, DIM)
+        return scores(tokens, zeros, position=gnomon.position.AbsoluteKeys(table))
+    if name == "sinusoidal":
+        encoding = gnomon.nn.TokenPosition(name, DIM, LENGTH)
+        rows = encoding(torch.zeros(1, LENGTH, DIM))[0].detach()
+        return rows @ rows.T
+    return None
+
+
+def code(entry: dict[str, Any], kind: str) -> str:
+    name = entry["name"]
+    text = SPECIFICATIONS.get(name, name)
+    causal = ", causal=True" if entry["needs_causal"] else ""
+    if kind == "similarity":
+        if name == "additive":
+            return (
+                'o = gnomon.attention(q[..., :1], k[..., :1], v, similarity="additive")\n'
+                'module = gnomon.nn.MultiheadAttention(64, 4, qk_dim=1, similarity="additive")\n'
+                "y = module(x)"
+            )
+        return (
+            f'o = gnomon.attention(q, k, v, similarity="{text}", position="rope")\n'
+            f'module = gnomon.nn.MultiheadAttention(64, 4, similarity="{text}")\n'
+            "y = module(x)"
+        )
+    if entry["role"] == "embedding":
+        return f'encoding = gnomon.nn.TokenPosition("{text}", 64, max_length=49)\nx1 = encoding(x)'
+    if name in OF_A_CALL:
+        return f"bias = {OF_A_CALL[name]}\no = gnomon.attention(q, k, v, position=bias)"
+    return (
+        f'module = gnomon.nn.MultiheadAttention(64, 4, position="{text}")\n'
+        f"y = module(x{causal})\n"
+        f"print(module.learned_values().keys())"
+    )
+
+
+def card(entry: dict[str, Any], kind: str) -> str:
+    name = entry["name"]
+    picture = DOCS / "gallery" / f"{name}.png"
+    lines = [f"### {entry['title']}", "", f"`{name}`"]
+    if picture.exists():
+        caption = CAPTIONS.get(name) or CAPTIONS[entry["role"]]
+        lines += ["", f"![{caption}](gallery/{name}.png)", "", f"*{caption}.*"]
+    lines += ["", f"$$\n{entry['latex']}\n$$" if entry["latex"] else f"{entry['formula']}."]
+    if entry["note"]:
+        lines += ["", f"{entry['note']}."]
+    lines += ["", f"```python\n{code(entry, kind)}\n```"]
+    lines += ["", f"Cost: {entry['cost']}. {entry['source']}."]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    catalogue = gnomon.catalogue()
+    parts = [INTRODUCTION, "## Similarities\n"]
+    parts += [card(entry, "similarity") + "\n" for entry in catalogue["similarities"]]
+    parts += ["## Positions\n"]
+    entries = [entry for entry in catalogue["positions"] if entry["name"] != "none"]
+    parts += [card(entry, "position") + "\n" for entry in entries]
+    return "\n".join(parts)
+
+
+def draw(name: str, values: Tensor, cross: bool) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    finite = values.masked_fill(~values.isfinite(), float("nan"))
+    figure, ax = plt.subplots(figsize=(2.4, 2.2), layout="constrained")
+    if cross:
+        image = ax.imshow(finite, cmap="viridis", origin="lower", extent=(-2.5, 2.5, -2.5, 2.5))
+        ax.plot(0.6, 0.4, "+", color="white", ms=9, mew=2)
+    else:
+        image = ax.imshow(finite, cmap="viridis")
+    ax.tick_params(labelsize=6, length=2)
+    bar = figure.colorbar(image, ax=ax, shrink=0.85)
+    bar.ax.tick_params(labelsize=6, length=2)
+    figure.savefig(DOCS / "gallery" / f"{name}.png", dpi=120, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    (DOCS / "gallery").mkdir(exist_ok=True)
+    catalogue = gnomon.catalogue()
+    for entry in catalogue["similarities"]:
+        draw(entry["name"], plane(entry["name"]), cross=entry["name"] != "additive")
+    for entry in catalogue["positions"]:
+        values = position_picture(entry["name"])
+        if values is not None:
+            draw(entry["name"], values, cross=False)
+    (DOCS / "gallery.md").write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
