@@ -13,6 +13,7 @@ from gnomon._encodings import (
 from gnomon._graph_attention import graph_attention
 from gnomon._linear_attention import favor_projection, linear_attention
 from gnomon._sdpa import scaled_dot_product_attention
+from gnomon._varlen import varlen_attention
 
 _vmap.register()
 
@@ -39,4 +40,5 @@ __all__ = [
     "similarity",
     "sinusoid",
     "t5_bucket",
+    "varlen_attention",
 ]

@@ -308,7 +308,7 @@ def lower_call(
     lowered = own
     for name, value in given.items():
         if name not in _names(arguments):
-            raise _unknown(operator, name, arguments)
+            raise unknown_argument(operator, name, arguments)
         _ARGUMENTS[name](operator, name, value, like, lowered)
     return lowered
 
@@ -326,12 +326,15 @@ def passed(lowered: _Lowered) -> list[Any]:
     return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
-def _unknown(operator: str, name: str, arguments: Any) -> TypeError:
+def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
+    """The error for an argument that is none of a TypedDict's, with what replaces it."""
     known = _in_order(arguments)
     ours, how = FOREIGN_ARGUMENTS.get(name, (None, ""))
+    if operator == "varlen_attention" and how == _PACKED:
+        how = "leave it out" if name.startswith("max_") else "expected cu_seqlens_q"
     if how and (ours is None or ours in known):
         return TypeError(f"gnomon.{operator}: {name} is none of its arguments; {how}")
-    if operator == "attention":
+    if operator in ("attention", "varlen_attention"):
         known.append("return_lse")
     return unknown_name(f"gnomon.{operator}", "its arguments", name, known)
 
@@ -458,6 +461,11 @@ def attention(
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
     check_tensors("attention", q=q, k=k, v=v)
+    if q.is_nested:
+        from gnomon._varlen import nested_attention
+
+        found: Tensor = nested_attention("attention", q, k, v, return_lse, arguments)
+        return found
     q, k, v = as_autocast(q, k, v)
     terms = lower("attention", arguments.pop("similarity", None), arguments.pop("position", None))
     call = lower_call("attention", q, arguments, AttentionArguments)

@@ -19,6 +19,7 @@ from gnomon._checks import (
     check_tensors,
     wrong_type,
 )
+from gnomon._varlen import nested_attention
 from gnomon.position import PairBias
 
 _NAME = "scaled_dot_product_attention"
@@ -69,6 +70,8 @@ def scaled_dot_product_attention(
     enable_gqa = check_flag(_NAME, "enable_gqa", enable_gqa)
     dropout_p = check_number(_NAME, "dropout_p", dropout_p)
     scale = check_optional_number(_NAME, "scale", scale)
+    if query.is_nested:
+        return _of_nested(query, key, value, attn_mask, dropout_p, is_causal, scale)
     _check_tokens(query, key, value)
     query, key, value = as_autocast(query, key, value)
     arguments: dict[str, Any] = {}
@@ -100,6 +103,27 @@ def scaled_dot_product_attention(
     if columns == 0:
         o = o[..., :0]
     return o if len(leading) == 2 else o.reshape(*leading, *o.shape[2:])
+
+
+def _of_nested(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    if attn_mask is not None:
+        raise ValueError(f"gnomon.{_NAME}: attn_mask with nested tensors; expected None")
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise NotImplementedError(
+            f"gnomon.{_NAME}: is_causal with nested tensors of several lengths; expected the "
+            "same lengths of query and key, or gnomon.attention, which aligns the last ones"
+        )
+    arguments: dict[str, Any] = {"causal": is_causal, "scale": scale, "dropout": dropout_p}
+    o: Tensor = nested_attention(_NAME, query, key, value, False, arguments)
+    return o
 
 
 def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -1,0 +1,317 @@
+"""Attention over sequences of several lengths: packed one after another, or nested."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypedDict, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nested import nested_tensor_from_jagged
+from typing_extensions import Unpack
+
+from gnomon._attention import (
+    Aggregation,
+    Integers,
+    Positions,
+    Window,
+    attention,
+    lower,
+    takes,
+    unknown_argument,
+)
+from gnomon._catalogue import components_of
+from gnomon._checks import check_flag, check_integers, check_tensors, is_integer_type
+from gnomon._position import Position, to_positions
+from gnomon._similarity import Similarity
+
+_NAME = "varlen_attention"
+
+
+class VarlenArguments(TypedDict, total=False):
+    """The arguments of attention that are the same for sequences of all lengths."""
+
+    causal: bool
+    window: Window | int | None
+    chunks: tuple[int, int, int] | None
+    similarity: Similarity | str | None
+    position: Positions | None
+    scale: float | None
+    sink: Tensor | float | None
+    temperature: Tensor | float | None
+    dropout: float
+    seed: int | None
+    aggregation: Aggregation
+    tolerance: float
+
+
+# Parameters of terms that have an entry for each token, or whose entries are counted from the
+# lengths: they are for the packed tokens, and no part of them is that of a sequence.
+_OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
+
+
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **arguments: Unpack[VarlenArguments],
+) -> Tensor: ...
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers | None = ...,
+    *,
+    return_lse: Literal[True],
+    **arguments: Unpack[VarlenArguments],
+) -> tuple[Tensor, Tensor]: ...
+@takes(VarlenArguments)
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers | None = None,
+    *,
+    return_lse: bool = False,
+    **arguments: Unpack[VarlenArguments],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """attention() within each of several sequences, which are packed one after another.
+
+    Sequence n has the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q, and those of
+    cu_seqlens_k of k and v, as in flash-attn's functions. Nothing is padded. Positions start again
+    in each sequence: its keys are at 0, 1, ..., and its last query is where its last key is. With
+    causal=True and fewer queries than keys, the last query therefore sees all keys (flash-attn's
+    alignment, at the bottom right; scaled_dot_product_attention aligns at the top left).
+
+    Args:
+        q: (total_q, H, D), as in attention but for the axes; k and v likewise.
+        k: (total_k, Hkv, D), H a multiple of Hkv.
+        v: (total_k, Hkv, Dv).
+        cu_seqlens_q: (n + 1,) integers that never fall, from 0 to total_q: where sequences begin
+            and end. Sequences may be empty.
+        cu_seqlens_k: the same for k and v, up to total_k; by default cu_seqlens_q.
+        return_lse: also return lse (H, total_q).
+
+    The other arguments are those of attention. Tensors with an entry for each token have those of
+    the packed tokens, in a batch of one: KeyBias and Forget (1, H, total_k), a query of Relative
+    (1, H, total_q, Dr), sink and temperature (1, H, total_q). Of tables that are read by position,
+    OffsetBias has (H, 2 n - 1) entries with offset 0 in the middle.
+
+    Outside of torch.compile, cu_seqlens_q and cu_seqlens_k are read by the host, and sequences of
+    one length that follow each other are a batch; within it, and with tensors that have an entry
+    for each token, or dropout, all sequences are one call with segments and positions, which
+    refuses rotations that depend on the length of a call.
+
+    Returns:
+        o (total_q, H, Dv) in q's dtype, or (o, lse). The queries of a sequence without keys get 0,
+        and lse = -inf.
+
+    Raises:
+        ValueError: a shape or a value.
+        TypeError: a dtype, a device, or an argument that is none of these.
+        NotImplementedError: as attention.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 100, 8, 64).unbind()
+        >>> lengths = [0, 30, 30, 100]  # 30, 0 and 70 tokens
+        >>> o = gnomon.varlen_attention(q, k, v, lengths, causal=True, position="alibi")
+    """
+    return_lse = check_flag(_NAME, "return_lse", return_lse)
+    check_tensors(_NAME, q=q, k=k, v=v)
+    for name, tokens in (("q", q), ("k", k), ("v", v)):
+        if tokens.dim() != 3:
+            raise ValueError(
+                f"gnomon.{_NAME}: {name} has shape {list(tokens.shape)}; expected three axes, "
+                "(total, heads, columns)"
+            )
+    for name in arguments:
+        if name not in VarlenArguments.__optional_keys__:
+            raise unknown_argument(_NAME, name, VarlenArguments)
+    ends_q = _ends("cu_seqlens_q", cu_seqlens_q, q)
+    ends_k = ends_q if cu_seqlens_k is None else _ends("cu_seqlens_k", cu_seqlens_k, k)
+    if ends_q.shape != ends_k.shape:
+        raise ValueError(
+            f"gnomon.{_NAME}: cu_seqlens_q has {ends_q.shape[0]} entries and cu_seqlens_k "
+            f"{ends_k.shape[0]}; expected the same number"
+        )
+    return _attend(q, k, v, Packing(ends_q, ends_k, cu_seqlens_k is None), return_lse, arguments)
+
+
+class Packing(NamedTuple):
+    """Where packed sequences begin and end, (n + 1,) each."""
+
+    queries: Tensor
+    keys: Tensor
+    #: Whether queries and keys are those of the same tokens.
+    is_self: bool
+
+    def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
+        """What attention is told of the sequences, where all are one row of tokens.
+
+        Without places positions are those of the packed tokens, whose differences are the same.
+        """
+        rows = torch.arange(total_q, device=self.queries.device)
+        of_queries = torch.searchsorted(self.queries[1:], rows, right=True)
+        if self.is_self:
+            arguments = {"query_segments": of_queries, "key_segments": of_queries}
+            if places:
+                arguments["positions"] = rows - self.queries[of_queries]
+            return arguments
+        columns = torch.arange(total_k, device=self.keys.device)
+        of_keys = torch.searchsorted(self.keys[1:], columns, right=True)
+        from_the_end = rows - self.queries[of_queries + 1]
+        return {
+            "query_segments": of_queries,
+            "key_segments": of_keys,
+            "positions": from_the_end + self.keys.diff()[of_queries],
+            "key_positions": columns - self.keys[of_keys],
+        }
+
+
+def _ends(name: str, given: Integers, tokens: Tensor) -> Tensor:
+    ends = check_integers(_NAME, name, given, tokens, "a Tensor or a sequence of integers")
+    if ends.dim() != 1 or ends.shape[0] < 1 or not is_integer_type(ends.dtype):
+        raise ValueError(
+            f"gnomon.{_NAME}: {name} has shape {list(ends.shape)} and dtype {ends.dtype}; expected "
+            "(sequences + 1,) integers"
+        )
+    return ends.to(torch.int64)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    return_lse: bool,
+    arguments: Mapping[str, Any],
+) -> Any:
+    given: Any = dict(arguments)
+    positions = to_positions(_NAME, given.get("position"))
+    if positions:
+        given["position"] = positions
+    is_one_call = is_compiling() or not _applies_to_each(positions, given)
+    if packing.queries.device.type == "meta":
+        is_one_call = True
+    elif not is_compiling():
+        lengths_q = _lengths("cu_seqlens_q", packing.queries, q.shape[0])
+        lengths_k = (
+            lengths_q if packing.is_self else _lengths("cu_seqlens_k", packing.keys, k.shape[0])
+        )
+    if is_one_call:
+        places = bool(positions) or given.get("chunks") is not None
+        given |= packing.arguments(q.shape[0], k.shape[0], places)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+        o, lse = attention(q, k, v, return_lse=True, **given)
+        return (o[0].transpose(0, 1), lse[0]) if return_lse else o[0].transpose(0, 1)
+    runs = [
+        (len(list(same)), *lengths)
+        for lengths, same in itertools.groupby(zip(lengths_q, lengths_k, strict=True))
+    ]
+    rows = [count * length for count, length, _ in runs]
+    columns = [count * length for count, _, length in runs]
+    outputs, sums = [], []
+    for (count, queries, keys), *tokens in zip(
+        runs, q.split(rows), k.split(columns), v.split(columns), strict=True
+    ):
+        a, b, c = (
+            x.unflatten(0, (count, length)).transpose(1, 2)
+            for x, length in zip(tokens, (queries, keys, keys), strict=True)
+        )
+        call = given if queries == keys else given | {"query_offset": keys - queries}
+        o, lse = attention(a, b, c, return_lse=True, **call)
+        outputs.append(o.transpose(1, 2).flatten(0, 1))
+        if return_lse:
+            sums.append(lse.transpose(0, 1).flatten(1))
+    if not runs:
+        outputs = [q.new_empty(0, q.shape[1], v.shape[2])]
+        sums = [q.new_empty(0, q.shape[1]).T.to(outputs[0].dtype)]
+    o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if not return_lse:
+        return o
+    return o, sums[0] if len(sums) == 1 else torch.cat(sums, 1)
+
+
+def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> bool:
+    """Whether a call for each sequence may be given these arguments as they are."""
+    if given.get("dropout", 0.0) != 0 and given.get("dropout") is not None:
+        return False
+    for name in ("sink", "temperature"):
+        value = given.get(name)
+        if isinstance(value, Tensor) and value.dim() > 1:
+            return False
+    for position in positions:
+        spec, tensors = lower(_NAME, None, position)[2:]
+        components = [component for part in spec for component in components_of(part)]
+        for component in components:
+            if set(component.tables(*_OF_TOKENS)) & set(component.tensors):
+                return False
+            if component.name == "sink" and any(tensor.dim() > 1 for tensor in tensors):
+                return False
+    return True
+
+
+def _lengths(name: str, ends: Tensor, total: int) -> list[int]:
+    numbers: list[int] = ends.tolist()
+    lengths = [end - begin for begin, end in itertools.pairwise(numbers)]
+    if numbers[0] != 0 or numbers[-1] != total or min(lengths, default=0) < 0:
+        raise ValueError(
+            f"gnomon.{_NAME}: {name} is {_shortened(numbers)}; expected numbers that never fall, "
+            f"from 0 to {total}, the number of tokens"
+        )
+    return lengths
+
+
+def _shortened(numbers: list[int]) -> str:
+    if len(numbers) <= 8:
+        return str(numbers)
+    return f"[{', '.join(map(str, numbers[:4]))}, ..., {', '.join(map(str, numbers[-3:]))}]"
+
+
+def nested_attention(
+    operator: str, q: Tensor, k: Tensor, v: Tensor, return_lse: bool, arguments: Mapping[str, Any]
+) -> Any:
+    """attention() of nested tensors (B, H, length, D) of the jagged layout."""
+    for name in arguments:
+        if name not in VarlenArguments.__optional_keys__:
+            raise NotImplementedError(
+                f"gnomon.{operator}: {name} with nested tensors; expected some of "
+                f"{', '.join(sorted(VarlenArguments.__optional_keys__))}"
+            )
+    values, ends = [], []
+    for name, tokens in (("q", q), ("k", k), ("v", v)):
+        if not tokens.is_nested:
+            raise TypeError(f"gnomon.{operator}: q is nested and {name} is not; expected all three")
+        packed: Any = tokens.transpose(1, 2) if tokens.dim() == 4 else tokens
+        if tokens.dim() != 4 or packed._ragged_idx != 1:
+            raise ValueError(
+                f"gnomon.{operator}: {name} has shape {list(tokens.shape)}; expected "
+                "(batch, heads, length, columns), the lengths jagged"
+            )
+        if packed.lengths() is not None:
+            raise NotImplementedError(
+                f"gnomon.{operator}: {name} is nested with gaps between its sequences; expected "
+                f"{name}.contiguous()"
+            )
+        values.append(packed.values())
+        ends.append(packed.offsets())
+    queries, keys, of_values = ends
+    if queries.shape != keys.shape or keys.shape != of_values.shape:
+        raise ValueError(f"gnomon.{operator}: q, k and v are nested of several batch sizes")
+    packing = Packing(queries, keys, keys is queries)
+    found = _attend(values[0], values[1], values[2], packing, return_lse, arguments)
+    o, lse = found if return_lse else (found, None)
+    nested: Any = nested_tensor_from_jagged(o, queries).transpose(1, 2)
+    if lse is None:
+        return nested
+    return nested, nested_tensor_from_jagged(lse.T, queries).transpose(1, 2)

@@ -1,0 +1,363 @@
+"""Packed and nested sequences against a loop over attention() of each sequence."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from formulas import POSITIONS, SIMILARITIES, Case, generator_of
+from operator_checks import peak_memory
+from torch.nested import nested_tensor_from_jagged
+
+import gnomon
+from gnomon import _varlen, position
+
+# An empty one, one token, several of one length in a row, and no keys for some queries.
+QUERIES = [5, 0, 1, 4, 4, 2, 7, 3]
+KEYS = [5, 0, 1, 6, 6, 2, 9, 0]
+H = 4
+
+
+def ends_of(lengths):
+    return [0, *itertools.accumulate(lengths)]
+
+
+@pytest.fixture(params=["each", "one call"])
+def way(request, monkeypatch):
+    """Both ways: a call for each length, and one call, which torch.compile takes."""
+    if request.param == "one call":
+        monkeypatch.setattr(_varlen, "_applies_to_each", lambda *_: False)
+    return request.param
+
+
+def looped(q, k, v, lengths_q, lengths_k, arguments):
+    """(total_q, H, Dv) and (H, total_q); arguments says those of a sequence."""
+    outputs, sums = [], []
+    parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
+    for n, tokens in enumerate(parts):
+        batch = [x.transpose(0, 1).unsqueeze(0) for x in tokens]
+        o, lse = gnomon.attention(
+            *batch,
+            return_lse=True,
+            **{"query_offset": lengths_k[n] - lengths_q[n]} | arguments(n),
+        )
+        outputs.append(o[0].transpose(0, 1))
+        sums.append(lse[0])
+    return torch.cat(outputs), torch.cat(sums, 1)
+
+
+def with_gradients(call, inputs):
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    o, lse = call(leaves)
+    d_o = torch.randn(o.shape, generator=generator_of(1), dtype=o.dtype)
+    d_lse = torch.randn(lse.shape, generator=generator_of(2), dtype=o.dtype)
+    seen = lse != -math.inf
+    gradients = torch.autograd.grad(
+        [o, lse.masked_fill(~seen, 0.0)], list(leaves.values()), [d_o, d_lse]
+    )
+    return [o.detach(), lse.detach(), *gradients]
+
+
+def same(ours, theirs, inputs):
+    for own, expected in zip(
+        with_gradients(ours, inputs), with_gradients(theirs, inputs), strict=True
+    ):
+        assert own.shape == expected.shape
+        torch.testing.assert_close(own, expected, atol=1e-11, rtol=1e-11)
+
+
+def packed_inputs(case):
+    inputs = case.inputs()
+    return inputs | {name: inputs[name][0].transpose(0, 1) for name in ("q", "k", "v")}
+
+
+# Each similarity and each position, with others in turn.
+SIMILARITY_NAMES, POSITION_NAMES = list(SIMILARITIES), list(POSITIONS)
+PAIRS = [
+    (SIMILARITY_NAMES[n % len(SIMILARITY_NAMES)], POSITION_NAMES[n % len(POSITION_NAMES)])
+    for n in range(max(len(SIMILARITY_NAMES), len(POSITION_NAMES)))
+]
+
+
+@pytest.mark.parametrize(("similarity", "its_position"), PAIRS)
+def test_every_similarity_and_position(similarity, its_position, way):
+    for lengths_k, causal in ((KEYS, True), (QUERIES, False)):
+        case = Case(similarity, its_position, 1, H, 2, sum(QUERIES), sum(lengths_k))
+
+        def terms(inputs, case=case, causal=causal):
+            return {
+                "similarity": SIMILARITIES[case.similarity].ours(inputs),
+                "position": case.positions(inputs),
+                # The table of T5 is of the past alone there.
+                "causal": causal or case.position == "t5 past",
+            }
+
+        def ours(inputs, lengths_k=lengths_k, terms=terms):
+            keys = None if lengths_k is QUERIES else torch.tensor(ends_of(lengths_k))
+            return gnomon.varlen_attention(
+                inputs["q"], inputs["k"], inputs["v"], torch.tensor(ends_of(QUERIES)), keys,
+                return_lse=True, **terms(inputs),
+            )  # fmt: skip
+
+        def theirs(inputs, lengths_k=lengths_k, terms=terms):
+            tokens = inputs["q"], inputs["k"], inputs["v"]
+            return looped(*tokens, QUERIES, lengths_k, lambda n: terms(inputs))
+
+        same(ours, theirs, packed_inputs(case))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"window": (2, 1)},
+        {"window": 1, "causal": True},
+        {"causal": True, "window": (3, None)},
+        {"chunks": (3, 1, 0)},
+        {"scale": 0.3, "tolerance": 0.0},
+        {"sink": 0.5, "temperature": 1.5},
+        {"aggregation": "einstein_midpoint"},
+    ],
+    ids=str,
+)
+def test_arguments(arguments, way):
+    """All of attention's that do not depend on lengths; windows are aligned at the last key."""
+    case = Case("dot", "alibi", 1, H, 2, sum(QUERIES), sum(KEYS))
+
+    def ours(inputs):
+        return gnomon.varlen_attention(
+            inputs["q"], inputs["k"], inputs["v"], ends_of(QUERIES), ends_of(KEYS),
+            return_lse=True, **arguments,
+        )  # fmt: skip
+
+    def theirs(inputs):
+        tokens = inputs["q"], inputs["k"], inputs["v"]
+        return looped(*tokens, QUERIES, KEYS, lambda n: arguments)
+
+    inputs = packed_inputs(case)
+    same(ours, theirs, {name: inputs[name] for name in ("q", "k", "v")})
+
+
+TOTAL = sum(QUERIES)
+ENDS = ends_of(QUERIES)
+
+
+def of_sequence(x, axis, n):
+    return x.narrow(axis, ENDS[n], QUERIES[n])
+
+
+# Terms with an entry for each token, packed and of a sequence.
+OF_TOKENS = {
+    "key bias": ((1, H, TOTAL), position.KeyBias, lambda x, n: of_sequence(x, 2, n)),
+    "forget": (
+        (1, H, TOTAL),
+        lambda x: position.Forget(torch.nn.functional.logsigmoid(x)),
+        lambda x, n: of_sequence(x, 2, n),
+    ),
+    "relative": (
+        (1, H, TOTAL, 3),
+        lambda x: position.Relative(torch.linspace(-1, 1, 15).double().reshape(5, 3), 2, query=x),
+        lambda x, n: of_sequence(x, 2, n),
+    ),
+    "gate": ((1, H, TOTAL, 5), position.Gate, lambda x, n: of_sequence(x, 2, n)),
+    "absolute keys": (
+        (max(QUERIES), 8), position.AbsoluteKeys, lambda x, n: x[: QUERIES[n]],
+    ),
+    # Entry n - 1 is offset 0.
+    "offset bias": (
+        (H, 2 * max(QUERIES) - 1),
+        position.OffsetBias,
+        lambda x, n: x.narrow(
+            1, max(QUERIES) - max(QUERIES[n], 1), max(2 * QUERIES[n] - 1, 0)
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TOKENS)
+def test_terms_with_an_entry_for_each_token(name):
+    shape, make, part = OF_TOKENS[name]
+    torch.manual_seed(0)
+    inputs = {
+        "q": torch.randn(TOTAL, H, 8, dtype=torch.float64),
+        "k": torch.randn(TOTAL, H, 8, dtype=torch.float64),
+        "v": torch.randn(TOTAL, H, 5, dtype=torch.float64),
+        "x": torch.randn(shape, dtype=torch.float64),
+    }
+
+    def ours(p):
+        return gnomon.varlen_attention(
+            p["q"], p["k"], p["v"], ENDS, causal=True, position=make(p["x"]), return_lse=True
+        )
+
+    def theirs(p):
+        tokens = p["q"], p["k"], p["v"]
+        return looped(
+            *tokens, QUERIES, QUERIES,
+            lambda n: {"causal": True, "position": make(part(p["x"], n))} if QUERIES[n] else {},
+        )  # fmt: skip
+
+    same(ours, theirs, inputs)
+
+
+def test_sinks_and_temperatures_of_each_token():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, TOTAL, H, 8, dtype=torch.float64).unbind()
+    sink, temperature = torch.rand(2, 1, H, TOTAL, dtype=torch.float64).unbind()
+    ours = gnomon.varlen_attention(q, k, v, ENDS, sink=sink, temperature=temperature)
+    theirs, _ = looped(
+        q, k, v, QUERIES, QUERIES,
+        lambda n: {
+            "sink": of_sequence(sink, 2, n), "temperature": of_sequence(temperature, 2, n),
+        },
+    )  # fmt: skip
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_dropout_is_of_all_tokens_and_repeats():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, TOTAL, H, 8).unbind()
+
+    def dropped(seed):
+        return gnomon.varlen_attention(q, k, v, ENDS, dropout=0.5, seed=seed)
+
+    assert torch.equal(dropped(1), dropped(1))
+    assert not torch.equal(dropped(1), dropped(2))
+    # Sequences of the same tokens have masks of their own.
+    twice = gnomon.varlen_attention(
+        *(x[:5].repeat(2, 1, 1) for x in (q, k, v)), [0, 5, 10], dropout=0.5, seed=1
+    )
+    assert not torch.equal(twice[:5], twice[5:])
+
+
+def test_no_sequence_and_no_token():
+    x = torch.randn(0, H, 8)
+    for ends in ([0], [0, 0, 0]):
+        o, lse = gnomon.varlen_attention(x, x, x, ends, return_lse=True)
+        assert (o.shape, lse.shape) == ((0, H, 8), (H, 0))
+
+
+@pytest.mark.real_device
+def test_compiled_in_one_graph():
+    torch.manual_seed(0)
+    q = torch.randn(TOTAL, H, 8, requires_grad=True)
+    k = torch.randn(sum(KEYS), H, 8, requires_grad=True)
+    ends, ends_k = (torch.tensor(ends_of(lengths)) for lengths in (QUERIES, KEYS))
+
+    def step(q, k, ends, ends_k):
+        return gnomon.varlen_attention(q, k, k, ends, ends_k, causal=True, position="alibi")
+
+    ours = torch.compile(step, backend="aot_eager", fullgraph=True)(q, k, ends, ends_k)
+    expected = step(q, k, ends, ends_k)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours.square().sum(), (q, k)),
+        torch.autograd.grad(expected.square().sum(), (q, k)),
+    )
+
+
+@pytest.mark.cpu("a process is measured")
+def test_nothing_is_padded():
+    """One long sequence and many short ones: padded, they would take 500 times the memory."""
+    before = (
+        "q, k, v = (torch.randn(1000, 2, 16, requires_grad=True) for _ in range(3))\n"
+        "ends = [0, 500, *range(501, 1001)]"
+    )
+    step = "gnomon.varlen_attention(q, k, v, ends, causal=True).sum().backward()"
+    assert peak_memory(before, step) < 20_000
+
+
+WRONG = {
+    "ends": ({"cu_seqlens_q": [0, 3, 9]}, ValueError, r"cu_seqlens_q is \[0, 3, 9\]; .* 0 to 8"),
+    "falling ends": ({"cu_seqlens_q": [0, 5, 3, 8]}, ValueError, "numbers that never fall"),
+    "ends of keys": ({"cu_seqlens_k": [1, 3, 8]}, ValueError, "cu_seqlens_k is"),
+    "numbers of sequences": ({"cu_seqlens_k": [0, 8]}, ValueError, "3 entries and cu_seqlens_k 2"),
+    "floats": ({"cu_seqlens_q": torch.tensor([0.0, 8.0])}, ValueError, "integers"),
+    "a padded batch": ({"q": torch.ones(1, 8, 2, 4)}, ValueError, r"expected three axes, \(total"),
+    "max_seqlen_q": ({"max_seqlen_q": 5}, TypeError, "max_seqlen_q .*; leave it out"),
+    "key_lengths": ({"key_lengths": [3, 5]}, TypeError, "key_lengths is none of its arguments"),
+    "causl": ({"causl": True}, TypeError, "did you mean causal?"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name):
+    given, error, message = WRONG[name]
+    x = torch.ones(8, 2, 4)
+    arguments = {"q": x, "k": x, "v": x, "cu_seqlens_q": [0, 3, 8]} | given
+    with pytest.raises(error, match=message):
+        gnomon.varlen_attention(**arguments)
+
+
+def nest(x, ends):
+    return nested_tensor_from_jagged(x, ends).transpose(1, 2)
+
+
+@pytest.mark.parametrize("of_keys", [QUERIES, KEYS])
+def test_nested_tensors(of_keys, way):
+    torch.manual_seed(0)
+    ends = torch.tensor(ends_of(QUERIES))
+    ends_k = ends if of_keys is QUERIES else torch.tensor(ends_of(of_keys))
+    leaves = [
+        torch.randn(total, heads, 8, dtype=torch.float64, requires_grad=True)
+        for total, heads in ((TOTAL, H), (sum(of_keys), 2), (sum(of_keys), 2))
+    ]
+    q, k, v = leaves
+    arguments = {"causal": True, "position": "alibi", "similarity": "gaussian:gamma=0.5"}
+    o, lse = gnomon.attention(
+        nest(q, ends), nest(k, ends_k), nest(v, ends_k), return_lse=True, **arguments
+    )
+    expected, expected_lse = gnomon.varlen_attention(
+        q, k, v, ends, ends_k, return_lse=True, **arguments
+    )
+    assert o.is_nested
+    assert o.shape[:2] == (len(QUERIES), H)
+    assert torch.equal(o.transpose(1, 2).values(), expected)
+    assert torch.equal(lse.transpose(1, 2).values(), expected_lse.T)
+    # Of the same ragged length as q, so that both can be added.
+    (o + nest(q, ends)).transpose(1, 2).values().square().sum().backward()
+    gradients = torch.autograd.grad((expected + q).square().sum(), leaves)
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)
+
+
+def test_nested_tensors_in_scaled_dot_product_attention():
+    torch.manual_seed(0)
+    ends = torch.tensor(ENDS)
+    q, k, v = torch.randn(3, TOTAL, H, 8).unbind()
+    nested = [nest(x, ends) for x in (q, k, v)]
+    ours = gnomon.scaled_dot_product_attention(*nested, is_causal=True)
+    expected = gnomon.varlen_attention(q, k, v, ENDS, causal=True)
+    torch.testing.assert_close(ours.transpose(1, 2).values(), expected)
+    with pytest.raises(ValueError, match="attn_mask with nested tensors"):
+        gnomon.scaled_dot_product_attention(*nested, torch.ones(1, 1) > 0)
+
+
+@pytest.mark.real_device
+def test_nested_tensors_compiled():
+    ends = torch.tensor(ENDS)
+    x = nest(torch.randn(TOTAL, H, 8), ends)
+
+    def step(x):
+        return gnomon.attention(x, x, x, causal=True, position="alibi")
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(
+        compiled(x).transpose(1, 2).values(), step(x).transpose(1, 2).values()
+    )
+
+
+def test_nested_tensors_that_are_refused():
+    ends = torch.tensor(ENDS)
+    plain = torch.randn(TOTAL, H, 8)
+    x = nest(plain, ends)
+    with pytest.raises(NotImplementedError, match="mask with nested tensors; expected some of"):
+        gnomon.attention(x, x, x, mask=torch.ones(1, 1) > 0)
+    with pytest.raises(TypeError, match="q is nested and v is not"):
+        gnomon.attention(x, x, plain)
+    with pytest.raises(ValueError, match=r"expected \(batch, heads, length, columns\)"):
+        gnomon.attention(*[x.transpose(1, 2)] * 3)
+    gaps = torch.nested.narrow(
+        torch.randn(2, 9, H, 8), 1, torch.tensor([0, 1]), torch.tensor([3, 4]), layout=torch.jagged
+    )
+    with pytest.raises(NotImplementedError, match="gaps between its sequences"):
+        gnomon.attention(*[gaps.transpose(1, 2)] * 3)
