@@ -131,8 +131,8 @@ std::string ReadFile(const fs::path& path) {
   }
   int fault = Z_OK;
   gzerror(file.get(), &fault);
-  if (fault == Z_BUF_ERROR) throw Error(StrCat(name, " is not whole: its gzip is cut off"));
-  if (fault == Z_DATA_ERROR) throw Error(StrCat(name, " is damaged: it is not sound gzip"));
+  if (fault == Z_BUF_ERROR) throw Error(StrCat(name, " is truncated: its gzip data end early"));
+  if (fault == Z_DATA_ERROR) throw Error(StrCat(name, " is damaged: its gzip data are not valid"));
   if (count < 0) throw Error(StrCat("cannot read the data file ", name));
   return WithoutMark(std::move(bytes));
 }

@@ -123,12 +123,16 @@ class Reader {
   uint64_t DataSize() const { return bytes_.size() - data_; }
 
   json Header() {
-    if (bytes_.size() < 8) Fail(StrCat("it has ", bytes_.size(), " bytes"));
+    if (bytes_.empty()) Fail("it is empty");
+    if (bytes_.size() < 8) {
+      Fail(StrCat("it has ", bytes_.size(), " bytes, so it is truncated or of another format"));
+    }
     uint64_t length = 0;
     std::memcpy(&length, bytes_.data(), 8);
     if (length > kLongestHeader) Fail("it has no header (`gnomon data` makes one of other files)");
     if (length > bytes_.size() - 8) {
-      Fail(StrCat("a header of ", length, " bytes in a file of ", bytes_.size()));
+      Fail(StrCat("it is truncated: its header takes ", length, " bytes, and ", bytes_.size() - 8,
+                  " follow"));
     }
     data_ = 8 + length;
     std::set<std::string> names;
@@ -183,8 +187,10 @@ class Reader {
     }
     const auto begin = offsets[0].get<uint64_t>();
     const auto end = offsets[1].get<uint64_t>();
-    if (begin > end || end > DataSize()) {
-      fail(StrCat("lies at bytes ", begin, " to ", end, " of ", DataSize()));
+    if (begin > end) fail(StrCat("lies at bytes ", begin, " to ", end));
+    if (end > DataSize()) {
+      Fail(StrCat("it is truncated: the tensor '", name, "' lies at bytes ", begin, " to ", end,
+                  " of ", DataSize()));
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> sizes;
