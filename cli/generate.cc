@@ -47,12 +47,18 @@ int Run(const GenerateFlags& flags, models::Task& task) {
   if (task.generated_file() != nullptr && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
-  CatchInterrupts();
+  // Before it asks, a learner may wait for its standard input: there Ctrl-C ends the program.
+  bool is_caught = false;
+  const auto proceed = [&is_caught] {
+    if (!is_caught) CatchInterrupts();
+    is_caught = true;
+    return !Interrupted();
+  };
   NamingOptions(task.GenerationFlags(), [&] {
     checkpoint.learner->Generate(
         {.path = flags.out,
          .print = [](std::string_view text) { std::cout << text << std::flush; },
-         .proceed = [] { return !Interrupted(); }});
+         .proceed = proceed});
   });
   return Interrupted() ? kInterrupted : 0;
 }

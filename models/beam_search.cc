@@ -76,8 +76,9 @@ void Advance(const torch::Tensor& values, const torch::Tensor& places, int64_t v
 
 }  // namespace
 
-std::vector<Hypothesis> BeamSearch(Seq2Seq& model, const PaddedTokens& source, int64_t end,
-                                   const BeamOptions& options) {
+std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTokens& source,
+                                                  int64_t end, const BeamOptions& options,
+                                                  const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   const int64_t vocabulary = model->options().vocabulary;
   torch::Tensor encoded = model->encode(source);
@@ -94,6 +95,7 @@ std::vector<Hypothesis> BeamSearch(Seq2Seq& model, const PaddedTokens& source, i
   torch::Tensor tokens = torch::full({lengths.size(0), 1}, end, torch::kLong);
   torch::Tensor scores = torch::zeros({lengths.size(0), 1});
   for (int64_t length = 1; !searches.empty(); ++length) {
+    if (proceed != nullptr && !proceed()) return std::nullopt;
     // The same number of each sentence: one at first, then `beam`, or all that there are.
     const auto count = static_cast<int64_t>(searches.size());
     const int64_t followed = std::ssize(searches[0].followed);
@@ -145,13 +147,14 @@ std::optional<std::vector<std::string>> Translate(Seq2Seq& model, const Tokenize
                    [&](int64_t a, int64_t b) { return sentences[a].size() < sentences[b].size(); });
   std::vector<std::string> translations(sentences.size());
   for (int64_t at = 0; at < std::ssize(order); at += batch) {
-    if (proceed != nullptr && !proceed()) return std::nullopt;
     const int64_t count = std::min(batch, std::ssize(order) - at);
     std::vector<Sentence> together;
     for (int64_t n = 0; n < count; ++n) together.push_back(sentences[order[at + n]]);
-    const std::vector<Hypothesis> best = BeamSearch(model, PadTokens(together, end), end, options);
+    const std::optional<std::vector<Hypothesis>> best =
+        BeamSearch(model, PadTokens(together, end), end, options, proceed);
+    if (!best) return std::nullopt;
     for (int64_t n = 0; n < count; ++n) {
-      translations[order[at + n]] = DecodeSentence(tokenizer, best[n].tokens);
+      translations[order[at + n]] = DecodeSentence(tokenizer, (*best)[n].tokens);
     }
   }
   return translations;

@@ -33,14 +33,15 @@ struct Hypothesis {
 // and no more than the model's positions; what does not end there is finished as it is.
 //
 // The model must be in evaluation. `end` is the token that ends sentences, and that the decoder
-// begins with.
-std::vector<Hypothesis> BeamSearch(Seq2Seq& model, const PaddedTokens& source, int64_t end,
-                                   const BeamOptions& options);
+// begins with. `proceed` is asked before each step; none: it said no.
+std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTokens& source,
+                                                  int64_t end, const BeamOptions& options,
+                                                  const std::function<bool()>& proceed = nullptr);
 
 inline constexpr int64_t kExtraTokens = 50;
 
 // The translations of sentences, each with its end, in their order, translated in batches of like
-// lengths. `proceed` is asked between them; none: it said no.
+// lengths. `proceed` is asked before each token of a batch; none: it said no.
 std::optional<std::vector<std::string>> Translate(Seq2Seq& model, const Tokenizer& tokenizer,
                                                   const std::vector<Sentence>& sentences,
                                                   const BeamOptions& options,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import pathlib
 import random
+import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -342,6 +345,29 @@ def test_sentences_of_ones_own(folder, model, beam, tmp_path):
     assert succeed(*generate, "--source", tmp_path / "empty", cwd=folder) == ""
 
 
+def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
+    process = subprocess.Popen(
+        [PROGRAM, "generate", "--model", model],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
+    )  # fmt: skip
+    try:
+        wait = pathlib.Path(f"/proc/{process.pid}/wchan")
+        deadline = time.monotonic() + 60
+        # It has read the model, and waits for what is piped in.
+        while "pipe" not in (told := wait.read_text()):
+            if told == "0" and process.poll() is None and os.geteuid() != 0:
+                pytest.skip("the kernel does not say what a process waits for")
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) in (130, -signal.SIGINT)
+        assert process.stdout.read() == b""
+        assert process.stderr.read() == b""
+    finally:
+        process.kill()
+
+
 def test_wrong_sentences_are_one_line(folder, model, tmp_path):
     generate = ["generate", "--model", model, "--source"]
     (tmp_path / "wrong").write_bytes(b"eins\nzw\xffei\n")
@@ -670,7 +696,7 @@ def damage_gzip(path: pathlib.Path) -> None:
         (lambda p: write(p, "train.src.gz", ["a"]), "has both train.src and train.src.gz"),
         (lambda p: write(p, "dev.src", ["a"]), "has both "),
         (lambda p: [f.rename(f.with_suffix(".de")) for f in p.glob("*.src")], "--source-language"),
-        (cut_gzip, "train.src.gz is not whole"),
+        (cut_gzip, "train.src.gz is truncated"),
         (damage_gzip, "train.src.gz is damaged"),
         (name_gzip, "train.src.gz is not in gzip, as its name says"),
     ],
