@@ -102,22 +102,24 @@ void Save(Comparison* work, const char* status) {
                               {FormatTable(task, work->settings, record["summary"])});
 }
 
-void AddOnce(const models::Terms& terms, std::vector<models::Terms>* all) {
-  if (std::find(all->begin(), all->end(), terms) == all->end()) all->push_back(terms);
-}
-
 // The cross product of positions and similarities unless only single runs were asked for, then
-// those, each combination once.
+// those.
 std::vector<models::Terms> Combinations(const RunChoices& choices, bool product) {
   std::vector<models::Terms> all;
   if (product) {
     for (const std::string& similarity : choices.similarities) {
       for (const std::string& position : choices.positions) {
-        AddOnce({similarity, position}, &all);
+        all.push_back({similarity, position});
       }
     }
   }
-  for (const std::string& run : choices.runs) AddOnce(ParseTerms("--run", run), &all);
+  for (const std::string& run : choices.runs) {
+    models::Terms terms = ParseTerms("--run", run);
+    if (std::find(all.begin(), all.end(), terms) != all.end()) {
+      throw Error(StrCat("--run: ", run, " is given twice"));
+    }
+    all.push_back(std::move(terms));
+  }
   return all;
 }
 
@@ -184,10 +186,17 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
   models::CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
-  // What the data fill in may make two of them the same.
+  // What the data fill in may make two of them the same, which would be trained alike.
   std::vector<models::Terms> completed;
   for (const models::Terms& terms : settings.combinations) {
-    AddOnce(CompleteTerms(task, terms), &completed);
+    models::Terms complete = CompleteTerms(task, terms);
+    const auto same = std::find(completed.begin(), completed.end(), complete);
+    if (same != completed.end()) {
+      const models::Terms& first = settings.combinations[same - completed.begin()];
+      throw Error(
+          StrCat(terms.label(), " is given twice: ", first.label(), " is the same on these data"));
+    }
+    completed.push_back(std::move(complete));
   }
   settings.combinations = std::move(completed);
   CheckAll(&work);
@@ -400,12 +409,12 @@ int RunAll(const CLI::App& command, Comparison* work) {
     progress.Note(StrCat(title, ":", outcome, " ", Duration(result->seconds)));
   }
   Save(work, "finished");
-  const std::string missing = DrawReport(work->folder);
-  if (!missing.empty()) progress.Note(missing);
+  const Report report = DrawReport(work->folder);
+  if (!report.fault.empty()) progress.Note(report.fault);
   std::cout << FormatTable(*work->task, settings, work->record["summary"]) << "\n"
-            << (work->folder / (missing.empty() ? "report.html" : kTableName)).string()
+            << (work->folder / (report.fault.empty() ? "report.html" : kTableName)).string()
             << std::endl;
-  return 0;
+  return report.is_refused ? kWrongInput : 0;
 }
 
 int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) {

@@ -44,8 +44,8 @@ std::optional<int64_t> ParseInteger(const std::string& word) {
   return number;
 }
 
-// The items that words hold, joined by commas. Words that are empty are refused with those of other
-// options, once all are read.
+// The items that words hold, joined by commas, each once. Words that are empty are refused with
+// those of other options, once all are read.
 std::vector<std::string> Items(const std::string& name, const std::vector<std::string>& words) {
   std::vector<std::string> items;
   for (const std::string& word : words) {
@@ -57,6 +57,9 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
                            "', expected items joined by single commas"));
       }
       items.push_back(word.substr(begin, end - begin));
+      if (std::find(items.begin(), items.end() - 1, items.back()) != items.end() - 1) {
+        throw Error(StrCat(name, ": ", items.back(), " is given twice"));
+      }
       begin = end + 1;
     }
   }
@@ -97,6 +100,9 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
       if (!number || *number < lowest || *number > highest) {
         throw Error(
             StrCat(name, " has ", item, ", expected integers from ", lowest, " to ", highest));
+      }
+      if (std::find(numbers->begin(), numbers->end(), *number) != numbers->end()) {
+        throw Error(StrCat(name, ": ", *number, " is given twice"));
       }
       numbers->push_back(*number);
     }

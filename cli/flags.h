@@ -30,8 +30,8 @@ CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, 
                      double highest, const std::string& help);
 
 // Adds an option that takes items joined by commas, or integers from `lowest` to `highest`, and
-// shows those at hand as the default. An empty item, or another word than such an integer, is
-// refused with an Error that names the option and the word.
+// shows those at hand as the default. An empty item, an item that is given twice, or another word
+// than such an integer is refused with an Error that names the option and the word.
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std::string>* items,
                      const std::string& help);
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,

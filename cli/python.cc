@@ -102,17 +102,20 @@ std::pair<int, std::string> RunProgram(std::vector<std::string> words) {
 
 }  // namespace
 
-std::string DrawReport(const fs::path& folder) {
+Report DrawReport(const fs::path& folder) {
   const std::string python = FindPython();
   const auto [code, errors] = RunProgram({python, "-m", "gnomon.report", folder.string()});
-  if (code == 0) return "";
-  if (code < 0) return StrCat("no report.html: cannot run ", python);
+  if (code == 0) return {};
+  if (code < 0) return {StrCat("no report.html: cannot run ", python)};
   std::string last;
   std::istringstream lines(errors);
   for (std::string line; std::getline(lines, line);) {
     if (!OneLine(line).empty()) last = line;
   }
-  return OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", last));
+  // The module's own code for what it refuses; a failed import has another.
+  constexpr int kRefused = 2;
+  return {OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", last)),
+          code == kRefused};
 }
 
 int BecomePython(const std::string& module, std::vector<std::string> words) {

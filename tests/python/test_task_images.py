@@ -319,8 +319,16 @@ def test_positions_of_volumes(folder):
 
 
 def test_the_grid_is_filled_in_once_and_kept(folder):
-    positions = "rope:shape=grid+alibi,rope:shape=2x2+alibi,rope:shape=grid:prefix=0,grid_bias"
+    positions = "rope:shape=grid+alibi,rope:shape=grid:prefix=0,grid_bias"
     words = ["--pool", "mean", "--sizes", "12", "--steps", 1]
+    # Two that are the same once it is filled in.
+    message = refused(
+        "compare", "--task", "images", "--data", "grey", *words, *tiny(), "--out", "never",
+        "--position", f"{positions},rope:shape=2x2+alibi", cwd=folder,
+    )  # fmt: skip
+    assert "dot/rope:shape=2x2+alibi is given twice" in message
+    assert "dot/rope:shape=grid+alibi is the same on these data" in message
+    assert not (folder / "never").exists()
     record = compare(folder, "once", "--data", "grey", *words, "--position", positions)
     assert [c["position"] for c in record["settings"]["combinations"]] == [
         "rope:shape=2x2+alibi", "rope:shape=2x2:prefix=0", "grid_bias:shape=2x2",
