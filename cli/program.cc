@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/did_you_mean.h"
 #include "build_info.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -77,18 +78,40 @@ void RefuseEmptyWords(const CLI::App& app) {
   }
 }
 
+// "did you mean --position?" of the first word that looks like an option or command of `app`.
+std::string Suggestion(const CLI::App& app, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    std::vector<std::string> known;
+    if (word.starts_with('-')) {
+      for (const CLI::Option* option : app.get_options()) known.push_back(option->get_name());
+    } else {
+      for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+    }
+    // A value may be joined to its option.
+    const std::string near = DidYouMean(word.substr(0, word.find('=')), known);
+    if (!near.empty()) return near;
+  }
+  return "";
+}
+
 // CLI11's own message has the words in reverse, and does not say that options are a task's.
-[[noreturn]] void RefuseExtras(const CLI::App& app, const models::Task& task) {
+[[noreturn]] void RefuseExtras(const CLI::App& app, const TaskChoice& choice) {
   const std::vector<std::string> words = app.remaining(/*recurse=*/true);
   std::string help = "--help";
+  std::string near;
   for (const CLI::App* command : app.get_subcommands()) {
+    // Its options depend on the task, which is not known. --model of bench is no file.
+    if (!choice.fault.empty() && command->get_name() != "bench") throw Error(choice.fault);
+    near = Suggestion(*command, words);
     if (command->get_option_no_throw("--task") != nullptr) {
-      help = StrCat("--task ", task.name(), " ", help);
+      help = StrCat("--task ", choice.task->name(), " ", help);
     }
     help = StrCat(command->get_name(), " ", help);
   }
+  if (app.get_subcommands().empty()) near = Suggestion(app, words);
   throw Error(StrCat("The following ", words.size() == 1 ? "argument was" : "arguments were",
-                     " not expected: ", models::Join(words, " "), " (see ", help, ")"));
+                     " not expected: ", models::Join(words, " "), near.empty() ? "" : "; ", near,
+                     " (see ", help, ")"));
 }
 
 // Of a command that may do without, there is only what says something about it.
@@ -193,7 +216,8 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   try {
     RememberCommand(argc, argv);
     RunInEveryProcess(*processes, [&] {
-      const std::shared_ptr<models::Task> task = ChooseTask(argc, argv);
+      const TaskChoice choice = ChooseTask(argc, argv);
+      const std::shared_ptr<models::Task>& task = choice.task;
       AddTrain(app, task, processes, &action);
       AddEval(app, task, &action);
       AddGenerate(app, task, &action);
@@ -212,7 +236,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
         action = [&app, &processes, asked] { return processes->rank() == 0 ? app.exit(asked) : 0; };
         return;
       } catch (const CLI::ExtrasError&) {
-        RefuseExtras(app, *task);
+        RefuseExtras(app, choice);
       }
       RefuseEmptyWords(app);
       if (action == nullptr) throw Error("no command given (--help lists them)");

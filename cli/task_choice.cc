@@ -9,9 +9,12 @@
 #include "cli/results.h"
 #include "gnomon/attention.h"
 #include "training/checkpoint.h"
+#include "training/strings.h"
 
 namespace gnomon::cli {
 namespace {
+
+using models::StrCat;
 
 // What follows an option on the command line; none where that is empty.
 std::optional<std::string> ValueOf(std::string_view option, int argc, char** argv) {
@@ -31,22 +34,25 @@ std::optional<std::string> TaskOfRun(const std::string& path) {
   const std::filesystem::path record = std::filesystem::path(path) / kResultsName;
   std::error_code error;
   if (std::filesystem::exists(record, error)) return TaskOfRecord(record);
-  try {
-    return models::TaskOfCheckpoint(models::CheckpointFile(path));
-  } catch (const Error&) {  // the command says what is wrong with it
-    return std::nullopt;
-  }
+  return models::TaskOfCheckpoint(models::CheckpointFile(path));
 }
 
 }  // namespace
 
-std::shared_ptr<models::Task> ChooseTask(int argc, char** argv) {
+TaskChoice ChooseTask(int argc, char** argv) {
   std::optional<std::string> name = ValueOf("--task", argc, argv);
+  std::string fault;
   for (const char* option : {"--resume", "--model"}) {
     const std::optional<std::string> path = ValueOf(option, argc, argv);
-    if (!name && path) name = TaskOfRun(*path);
+    if (name || !path) continue;
+    try {
+      name = TaskOfRun(*path);
+      if (!name) fault = StrCat(option, ": ", *path, " does not name its task");
+    } catch (const Error& error) {
+      fault = error.what();
+    }
   }
-  return models::NewTask(name.value_or(models::kTextTask));
+  return {models::NewTask(name.value_or(models::kTextTask)), name ? "" : fault};
 }
 
 }  // namespace gnomon::cli

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/did_you_mean.h"
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
@@ -82,7 +83,9 @@ std::unique_ptr<Task> NewTask(const std::string& name) {
     if (task->name() == name) return std::move(task);
     names.emplace_back(task->name());
   }
-  throw Error(StrCat("--task is '", name, "', expected ", Join(names, ", ")));
+  const std::string near = DidYouMean(name, names);
+  throw Error(StrCat("--task is '", name, "'; ", near.empty() ? "expected " : near + " Expected ",
+                     Join(names, ", ")));
 }
 
 std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,

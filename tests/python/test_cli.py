@@ -225,6 +225,24 @@ def test_compare_without_python_keeps_results_and_says_so(folder, tmp_path):
     assert {p.name for p in (tmp_path / "run").iterdir()} == {"results.json", "table.md"}
 
 
+def test_compare_whose_report_cannot_be_written_fails(folder, tmp_path):
+    arguments = ["compare", "--data", folder / "text.txt", "--run", "dot/none", "--steps", 2,
+                 "--lengths", 16, "--evaluation-bytes", 64, *TINY]  # fmt: skip
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nmkdir -p run/report.html/x\nexec "{sys.executable}" "$@"\n', encoding="utf-8"
+    )
+    python.chmod(0o755)
+    done = gnomon(*arguments, "--out", "run", cwd=tmp_path, GNOMON_PYTHON=str(python))
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "report.html" in line]
+    assert line.startswith("no report.html: ")
+    assert "run/report.html: Is a directory" in line
+    # What is done is kept, and printed.
+    assert (tmp_path / "run" / "results.json").exists()
+    assert done.stdout.rstrip().endswith("run/table.md")
+
+
 def test_compare_of_encodings_and_grids(folder, tmp_path):
     """A grid ends at its tokens; a bias over it takes all of them at once."""
     ends = ["rope:shape=4x8", "alibi:shape=4x4:slopes=learned", "grid_bias:shape=4x4"]
@@ -464,6 +482,13 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*COMPARE, "--run", "dot"], ["SIMILARITY/POSITION"]),
         ([*COMPARE, "--run", "dot/nothing"], ["nothing"]),
         ([*COMPARE, "--lengths", "16,16"], ["16 is given twice"]),
+        ([*COMPARE, "--position", "rope,none,rope"], ["--position: rope is given twice"]),
+        ([*COMPARE, "--similarity", "dot,dot"], ["--similarity: dot is given twice"]),
+        ([*COMPARE, "--run", "dot/rope", "--run", "dot/rope"], ["--run: dot/rope is given twice"]),
+        (
+            [*COMPARE, "--position", "rope", "--run", "dot/rope"],
+            ["--run: dot/rope is given twice"],
+        ),
         ([*COMPARE, "--lengths", "0,16"], ["--lengths has 0,"]),
         ([*COMPARE, "--lengths", "16,100000"], ["too short", "validation", "100001"]),
         ([*COMPARE, "--seeds", "0"], ["--seeds"]),
@@ -472,6 +497,21 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["compare", "--resume", "absent"], ["absent/results.json"]),
         (["eval"], ["--model is required"]),
         (["eval", "--model", "absent"], ["no such checkpoint file or run folder: absent"]),
+        (["eval", "--model", "absent", "--beam", "4"], ["no such checkpoint file or run folder"]),
+        (["generate", "--model", "text.txt", "--beam", "4"], ["text.txt does not name its task"]),
+        (["train", "--resume", "absent", "--beam", "4"], ["no such checkpoint file or run folder"]),
+        (
+            [*COMPARE, "--positon", "rope"],
+            ["not expected: --positon rope; did you mean --position?"],
+        ),
+        ([*COMPARE, "--steps=3", "--sed=4"], ["--sed=4; did you mean --seed?"]),
+        (["eval", "--model", "model", "--lenghts", "4"], ["did you mean --lengths?"]),
+        (["bench", "--model", "dot/none", "--detph", "2"], ["did you mean --depth?"]),
+        (["comapre", "--data", "text.txt"], ["comapre", "did you mean compare?"]),
+        (["list", "--jsn"], ["did you mean --json?"]),
+        ([*TRAIN, "--task", "image"], ["--task is 'image'; did you mean images? Expected "]),
+        ([*TRAIN, "--task", "xyzzy"], ["--task is 'xyzzy'; expected diffusion"]),
+        ([*TRAIN, "--position", "t5:bucket=3"], ["did you mean buckets?"]),
         (["eval", "--model", "text.txt"], ["text.txt is not a valid safetensors file"]),
         (["eval", "--model", "comparison"], ["holds no checkpoint.safetensors"]),
         (["eval", "--model", "model", "--lengths", "-4"], ["--lengths has -4,"]),

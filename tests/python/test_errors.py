@@ -320,11 +320,11 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; nearest: rope.*; known: none, rope, rope_mixed, alibi',
+        'unknown position "rop"; did you mean rope.*\\? Known: none, rope, rope_mixed, alibi',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
-        'unknown similarity "umbrall"; nearest: umbral.*; known: dot, additive',
+        'unknown similarity "umbrall"; did you mean umbral\\? Known: dot, additive',
     ),
     "a sum's end": (
         lambda: nn.MultiheadAttention(8, 4, position="rope+"),
@@ -340,7 +340,27 @@ VALUE_ERRORS = {
     ),
     "an unknown option": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0.1:nu=3"),
-        'hype has no option "nu"; it has tau, mu, mode',
+        'hype has no option "nu"; did you mean mu\\? It has tau, mu, mode',
+    ),
+    "a misspelt option": (
+        lambda: gnomon.attention(*[torch.zeros(1, 4, 3, 4)] * 3, position="alibi:slope=0.5"),
+        'alibi has no option "slope"; did you mean slopes\\? It has ',
+    ),
+    "an option like no other": (
+        lambda: nn.MultiheadAttention(8, 4, position="hype:width=3"),
+        'hype has no option "width"; it has tau, mu, mode',
+    ),
+    "a name in capitals": (
+        lambda: nn.MultiheadAttention(8, 4, position="ALiBi"),
+        'unknown position "ALiBi"; did you mean alibi\\?',
+    ),
+    "letters that changed places": (
+        lambda: nn.MultiheadAttention(8, 4, position="hyep"),
+        'unknown position "hyep"; did you mean hype\\?',
+    ),
+    "the beginning of a name": (
+        lambda: nn.TokenPosition("sinus", 8, 16),
+        'unknown position "sinus"; did you mean sinusoidal',
     ),
     "an option of an optionless": (
         lambda: nn.MultiheadAttention(8, 4, position="none:mu=1"),

@@ -424,10 +424,10 @@ def test_rank(draw):
 
 
 WRONG = {
-    "no picture": (["decya"], 'unknown picture "decya"; nearest: decay'),
+    "no picture": (["decya"], 'unknown picture "decya"; did you mean decay?'),
     "no picture named": ([], "PICTURE"),
     "option": (["decay", "--lenght", "3"], "--lenght"),
-    "position": (["decay", "--position", "alibbi"], 'unknown position "alibbi"; nearest: alibi'),
+    "position": (["decay", "--position", "alibbi"], "did you mean alibi?"),
     "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds nothing to scores'),
     "no encoding": (["encoding", "--position", "alibi"], '"alibi" adds nothing to embeddings'),
     "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
@@ -437,13 +437,13 @@ WRONG = {
     "model": (["attention", "--model", "absent"], "no such checkpoint file or run folder: absent"),
     "out": (["cones", "--out", "cones.svg"], "cones.svg; expected a file NAME.png"),
     "folder of out": (["terms", "--out", "/dev/null/x.png"], "/dev/null"),
-    "cone": (["cones", "--cone", "penumbra"], 'unknown cone "penumbra"; nearest: penumbral'),
+    "cone": (["cones", "--cone", "penumbra"], 'unknown cone "penumbra"; did you mean penumbral?'),
     "pair": (["cones", "--pair", "1,2,3"], "'1,2,3'; expected four numbers"),
     "height": (["cones", "--pair", "1,2,3,-1"], "heights above 0"),
     "above the light": (["cones", "--pair", "0,2,1,1"], "below the height r = 1"),
     "radius": (["cones", "--r", "0"], "--r is 0"),
     "text": (["terms", "--text", "a"], "2 to 256"),
-    "similarity": (["rank", "--similarity", "dott"], 'unknown similarity "dott"; nearest: dot'),
+    "similarity": (["rank", "--similarity", "dott"], "did you mean dot?"),
     "dims": (["rank", "--dims", "2,x"], "--dims: '2,x'; expected integers from 2"),
     "one dimension": (["rank", "--dims", "1"], "--dims: '1'; expected integers from 2"),
     "depth": (["rank", "--depth", "30"], "a tree that is small"),
@@ -513,7 +513,7 @@ def test_the_program_hands_its_words_over(folder, tmp_path):
     assert "--shift" in succeed("inspect", "rotation", "--help", cwd=tmp_path)
     assert succeed("inspect", "rotation", "--shift", "-2", cwd=tmp_path) == "rotation.png\n"
     assert {p.name for p in tmp_path.iterdir()} == {"rotation.png", "rotation.json"}
-    assert "nearest: cones" in refused("inspect", "cone", cwd=tmp_path)
+    assert "did you mean cones?" in refused("inspect", "cone", cwd=tmp_path)
     done = gnomon_program("inspect", "cones", cwd=tmp_path, GNOMON_PYTHON="/no/such/python")
     assert done.returncode == 2
     assert done.stderr == "gnomon: cannot run /no/such/python\n"

@@ -73,9 +73,9 @@ def signed(values: Tensor) -> dict[str, Any]:
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     """The error for a name that there is not."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, cutoff=0.4)
-    nearest = f"; nearest: {', '.join(near)}" if near else ""
-    return ValueError(f'unknown {kind} "{name}"{nearest}; known: {", ".join(known)}')
+    near = difflib.get_close_matches(name, known)
+    told = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
+    return ValueError(f'unknown {kind} "{name}"; {told}{", ".join(known)}')
 
 
 def _plain(value: Any) -> Any:

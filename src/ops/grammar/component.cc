@@ -8,7 +8,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <numeric>
+
+#include "base/did_you_mean.h"
 
 namespace gnomon {
 namespace {
@@ -69,22 +70,6 @@ std::optional<std::vector<double>> ParseNumbers(std::string_view text) {
   return numbers;
 }
 
-// Levenshtein's distance.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t substitute = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substitute, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
 bool IsWithin(const CatalogueParameter& parameter, double number) {
   if (parameter.lowest && number < *parameter.lowest) return false;
   if (parameter.above && number == *parameter.lowest) return false;
@@ -121,13 +106,15 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
   return false;
 }
 
-// Those that a text can set.
-std::string OptionNames(const CatalogueEntry& entry) {
+// The message for an option that the entry does not have, with those that a text can set.
+std::string UnknownOption(const CatalogueEntry& entry, const std::string& key) {
   std::vector<std::string> names;
   for (const CatalogueParameter& parameter : entry.parameters) {
     if (parameter.kind != Kind::kTable) names.push_back(parameter.name);
   }
-  return names.empty() ? "none" : Join(names);
+  const std::string near = DidYouMean(key, names);
+  return "gnomon: " + entry.name + " has no option \"" + key + "\"; " +
+         (near.empty() ? "it has " : near + " It has ") + (names.empty() ? "none" : Join(names));
 }
 
 // What Takes asks for, in words.
@@ -329,7 +316,7 @@ void Component::Check() const {
     const CatalogueParameter* parameter = entry_->Find(key);
     TORCH_CHECK_VALUE(
         parameter != nullptr && (parameter->kind != Kind::kTable || value == "tensor"),
-        "gnomon: ", name_, " has no option \"", key, "\"; it has ", OptionNames(*entry_));
+        UnknownOption(*entry_, key));
     if (!Takes(*parameter, value)) {
       const bool is_number = ParseDouble(value) && !ParseNumber(value);
       Fail(key, value, Expected(*parameter) + (is_number ? " that float32 holds" : ""));
@@ -384,18 +371,9 @@ std::vector<Component> ParseSum(std::string_view text) {
 
 std::string UnknownName(std::string_view kind, std::string_view name,
                         const std::vector<std::string>& known) {
-  std::vector<std::pair<size_t, std::string>> near;
-  for (const std::string& candidate : known) {
-    const size_t distance = EditDistance(name, candidate);
-    if (distance <= std::max<size_t>(1, candidate.size() / 2))
-      near.emplace_back(distance, candidate);
-  }
-  std::stable_sort(near.begin(), near.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<std::string> nearest;
-  for (size_t i = 0; i < std::min<size_t>(near.size(), 3); ++i) nearest.push_back(near[i].second);
-  return "gnomon: unknown " + std::string(kind) + " \"" + std::string(name) + "\"" +
-         (nearest.empty() ? "" : "; nearest: " + Join(nearest)) + "; known: " + Join(known);
+  const std::string near = DidYouMean(name, known);
+  return "gnomon: unknown " + std::string(kind) + " \"" + std::string(name) + "\"; " +
+         (near.empty() ? "known: " : near + " Known: ") + Join(known);
 }
 
 }  // namespace gnomon
