@@ -3,8 +3,11 @@
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
 from docutils.utils.math import latex2mathml
 from sphinx.pycode import ModuleAnalyzer
 
@@ -82,6 +85,56 @@ def break_long_names(app, doctree, docname):
                 literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
 
 
+def shorten_numbers(app, doctree, docname):
+    """Defaults in signatures as people write them."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text.astext() == "5.960464477539063e-08":
+            text.parent.replace(text, nodes.Text("2**-24"))
+
+
+class ProgramHelp(Directive):
+    """``.. program-help:: train --task images``: the program's own help, its options as tables."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self):
+        command = [sys.executable, "-m", "gnomon", *self.arguments[0].split(), "--help"]
+        text = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
+        if "\nUsage: " not in text:  # commands written in Python
+            return [nodes.literal_block(text, text, language="text")]
+        # A row that is too long has its meaning on the next line.
+        text = re.sub(r"^(  \S.*)\n {20,}(?=\S)", r"\1  ", text, flags=re.MULTILINE)
+        heading, rows, found = "", [], []
+        for line in [*text.splitlines(), ":"]:
+            if row := re.match(r"  (-\S.*?) {2,}(\S.*)", line):
+                rows.append(row.groups())
+            elif re.fullmatch(r"[\w ]*:", line):
+                found += [option_table(heading, rows)] if rows else []
+                heading, rows = line.rstrip(":"), []
+        return [nodes.paragraph("", text.partition("\n")[0]), *found]
+
+
+def option_table(heading, rows):
+    group = nodes.tgroup(cols=2)
+    group += [nodes.colspec(colwidth=width) for width in (35, 65)]
+    head, body = nodes.thead(), nodes.tbody()
+    group += [head, body]
+    for section, left, right in [
+        (head, nodes.Text(heading), "meaning"),
+        *((body, nodes.literal("", option), meaning) for option, meaning in rows),
+    ]:
+        row = nodes.row()
+        row += [
+            nodes.entry("", nodes.paragraph("", "", left)),
+            nodes.entry("", nodes.paragraph("", right)),
+        ]
+        section += row
+    table = nodes.table(classes=["colwidths-given"])
+    table += group
+    return table
+
+
 def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
     """One signature stands for all overloads."""
     analyze(self)
@@ -100,5 +153,7 @@ for package in (gnomon.nn, gnomon.models):
 def setup(app):
     app.connect("doctree-resolved", break_long_names)
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
+    app.add_directive("program-help", ProgramHelp)
     app.connect("autodoc-process-docstring", escape_formulas, priority=400)
+    app.connect("doctree-resolved", shorten_numbers)
     app.connect("autodoc-process-bases", hide_private_bases)
