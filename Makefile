@@ -18,6 +18,8 @@ ONLY ?=
 DATA ?=
 # The study of make study.
 NAME ?=
+# The interpreter of make sweep, whose transformers it compares with.
+SWEEP_PYTHON ?= $(BIN)/python
 # Where make install puts things.
 PREFIX ?= /usr/local
 # ON compiles the kernels for this machine's instruction set alone; OFF for all of them, as a build
@@ -137,7 +139,7 @@ nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-c
 
 .PHONY: sweep
 sweep: .venv/.setup-test build ## all model types of transformers against eager; writes docs/transformers.md (an hour; goes on)
-	$(BIN)/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
+	$(SWEEP_PYTHON) tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
 .PHONY: bench
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew

@@ -54,6 +54,7 @@ def sweep(monkeypatch):
 
 def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     outcome = {"type": "bert", "class": "equal", "why": "", "interface": True, "as_sdpa": True}
+    outcome["transformers"] = "5.24.0"
     now = outcome | {"code": sweep._code()}
     page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, 3)
     assert "1 model types were compared before" in page
@@ -65,8 +66,29 @@ def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     assert "stay dense" not in page.split("What to do")[0]
 
 
+def test_outcomes_of_several_releases_are_in_one_file(sweep, tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    lines = [
+        {"type": "bert", "class": "equal", "transformers": "5.9.2"},
+        {"type": "t5", "class": "refused", "transformers": "5.24.1"},
+        {"type": "t5", "class": "equal", "transformers": "5.24.0"},
+        {"type": "t5", "class": "crashed", "transformers": "5.9.2"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert {name: o["class"] for name, o in sweep.read(path).items()} == {
+        "bert": "equal",
+        "t5": "equal",
+    }
+    assert sweep.read(path, "5.24.3").keys() == {"t5"}
+    assert sweep.read(path, "5.9.0")["t5"]["class"] == "crashed"
+    page = sweep.to_markdown(
+        {name: o | {"why": ""} for name, o in sweep.read(path).items()}, count=2
+    )
+    assert "Compared by release of transformers: 1 with 5.24, 1 with 5.9." in page
+
+
 def test_shares_count_what_attends(sweep):
-    outcome = {"why": "", "interface": True, "code": sweep._code()}
+    outcome = {"why": "", "interface": True, "code": sweep._code(), "transformers": "5.24.0"}
     classes = ["equal", "dense in part", "refused", "no attention"]
     outcomes = {name: outcome | {"type": name, "class": name} for name in classes}
     outcomes["without"] = outcome | {"type": "without", "class": "equal", "interface": False}

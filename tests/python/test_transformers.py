@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import inspect
 import pickle
 import pkgutil
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,19 @@ from torch.utils._pytree import tree_leaves
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
 from transformers import masking_utils as masks  # noqa: E402
+from transformers.models.bloom.modeling_bloom import BloomAttention  # noqa: E402
+from transformers.models.deberta_v2.modeling_deberta_v2 import (  # noqa: E402
+    DebertaV2Attention,
+    DebertaV2Encoder,
+)
+from transformers.models.mpt.modeling_mpt import MptAttention  # noqa: E402
+from transformers.models.mt5.modeling_mt5 import MT5Attention  # noqa: E402
+from transformers.models.sew_d.modeling_sew_d import (  # noqa: E402
+    SEWDAttention,
+    SEWDTransformerEncoder,
+)
+from transformers.models.swin.modeling_swin import SwinAttention, SwinLayer  # noqa: E402
+from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
@@ -29,6 +44,7 @@ from gnomon.integrations.transformers import (  # noqa: E402
     _interface,
     _products,
     _switch,
+    _versions,
 )
 from gnomon.integrations.transformers._interface import SIMILARITY  # noqa: E402
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
@@ -706,6 +722,48 @@ def test_masks_as_arrays():
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_masks_of_a_row_for_each_query(family, dtype):
+    """(B, Lq, Lk), which transformers takes in four axes alone; a causal model stays causal."""
+    theirs, ours = both(family)
+    inputs, _ = inputs_of(family)
+    mask = torch.rand(3, 13, 13, generator=generator_of(0)) < 0.7
+    mask |= torch.eye(13, dtype=torch.bool)
+    mask[1] = padded("right")[0].bool()
+    seen = mask.tril() if family == "llama" else mask
+    expected = output_of(theirs, inputs | {"attention_mask": as_added(seen[:, None])}, ...)
+    found = output_of(ours, inputs | {"attention_mask": mask.to(dtype)}, ...)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    # One for all queries, or for all of the batch.
+    for part in (mask[:, :1], mask[:1]):
+        found = output_of(ours, inputs | {"attention_mask": part.to(dtype)}, ...)
+        whole = part.expand(3, 13, 13).to(dtype)
+        expected = output_of(ours, inputs | {"attention_mask": whole}, ...)
+        torch.testing.assert_close(found, expected)
+
+
+def test_masks_of_other_shapes_are_refused():
+    _, ours = both("bert")
+    ids = inputs_of("bert")[0]["input_ids"]
+    for shape, match in (
+        ((13,), r"attention_mask has shape \[13\]; expected \(B, Lk\)"),
+        ((3, 5, 13), r"attention_mask has shape \[3, 5, 13\]; .* = \(3, 13, 13\)"),
+        ((3, 1, 13, 12), r"of BertSelfAttention has shape \[3, 1, 13, 12\]; .*\[3, 4, 13, 13\]"),
+        ((3, 1, 1, 13, 13), r"attention_mask has shape \[3, 1, 1, 13, 13\]"),
+    ):
+        mask = torch.ones(shape, dtype=torch.int64)
+        mask.view(-1)[-1] = 0
+        with pytest.raises(ValueError, match=match):
+            ours(input_ids=ids, attention_mask=mask)
+    with pytest.raises(TypeError, match=r"dtype torch\.float32; expected booleans or int"):
+        ours(input_ids=ids, attention_mask=torch.zeros(3, 13, 13))
+    # One that hides nothing may be of any length, as transformers has it.
+    torch.testing.assert_close(
+        ours(input_ids=ids, attention_mask=torch.ones(3, 20)).logits, ours(input_ids=ids).logits
+    )
+
+
 @pytest.mark.parametrize("queries", [1, 4, 9])
 def test_bands_are_read_from_arrays(queries):
     keys = 9
@@ -754,8 +812,11 @@ def test_masks_that_are_no_bands():
     attend = transformers.AttentionInterface()[integration.NAME]
     q = torch.randn(2, 4, 5, 8)
     anything = masks.or_masks(masks.causal_mask_function, lambda b, h, q, k: k < 2)
-    chunks = masks.packed_sequence_compatibility_function(
-        FUNCTIONS["chunked"](), torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])
+    chunks = masks.and_masks(
+        masks.packed_sequence_mask_function(torch.tensor([[0, 0, 0, 1, 1]])),
+        masks.remap_positions_for_packed_sequence(
+            FUNCTIONS["chunked"](), torch.tensor([[0, 1, 2, 0, 1]])
+        ),
     )
     for function in (anything, chunks, masks.blockwise_overlay(torch.tensor([[0, 0, 1, 1, 0]]))):
         arguments = {"mask_function": function, "device": torch.get_default_device()}
@@ -805,17 +866,71 @@ def test_arguments_that_are_not_known_are_refused(monkeypatch):
     class Layer(torch.nn.Module):
         pass
 
-    def eager_attention_forward(module, query, key, value, attention_mask, temperature=None):
+    def eager_attention_forward(module, query, key, value, attention_mask, temperature=1.5):
         pass
 
     monkeypatch.setattr(
         sys.modules[__name__], "eager_attention_forward", eager_attention_forward, raising=False
     )
     _interface._extra_arguments.cache_clear()
-    attend_with(Layer(), temperature=None, another=3)
+    for harmless in (None, False, (None, None)):
+        attend_with(Layer(), temperature=harmless, another=3)
+    attend_with(Layer(), temperature=1.5)  # the default
     with pytest.raises(NotImplementedError, match="Layer gives its attention temperature"):
         attend_with(Layer(), temperature=torch.ones(5))
     _interface._extra_arguments.cache_clear()
+
+
+REPLACED = [
+    (layer, method, ours)
+    for layer, method, ours in (
+        *((layer, "forward", _adapters._t5_forward) for layer in (T5Attention, MT5Attention)),
+        (BloomAttention, "forward", _adapters._bloom_forward),
+        (MptAttention, "forward", _adapters._mpt_forward),
+        (DebertaV2Attention, "forward", _adapters._deberta_forward),
+        (DebertaV2Encoder, "get_rel_pos", _adapters._no_distances),
+        (SEWDAttention, "forward", _adapters._deberta_forward),
+        (SEWDTransformerEncoder, "get_rel_pos", _adapters._no_distances),
+        (SwinAttention, "forward", _adapters._swin_forward),
+        (SwinLayer, "get_attn_mask", _adapters._swin_segments),
+    )
+]
+
+
+@pytest.mark.parametrize("replaced", REPLACED, ids=lambda replaced: replaced[0].__name__)
+def test_what_replaced_functions_take_is_known(replaced):
+    """An argument that a release of transformers adds is found here, before a model is."""
+    layer, method, ours = replaced
+    integration.register()
+    theirs = getattr(layer, method)
+    assert inspect.unwrap(theirs) is not theirs
+    assert _interface.extra_arguments(theirs, ours, _adapters._KNOWN) == {}
+
+
+def test_what_a_release_adds_to_a_replaced_function_is_refused_unless_it_is_harmless():
+    class Layer(torch.nn.Module):
+        def forward(self, x, gain=1.0, bias=None, use_cache=False):
+            return "theirs"
+
+    def ours(layer, x, **kwargs):
+        return "ours"
+
+    _adapters._replace(Layer, "forward", ours, lambda _layer, kwargs: "theirs" not in kwargs)
+    for harmless in ({}, {"gain": 1.0}, {"bias": None, "use_cache": True}, {"bias": [None, None]}):
+        assert Layer()(0, **harmless) == "ours"
+    for name, value in (("gain", 2.0), ("gain", torch.ones(2)), ("bias", torch.zeros(2))):
+        with pytest.raises(NotImplementedError, match=f"Layer gives its attention {name}"):
+            Layer()(0, **{name: value})
+
+
+def test_caches_of_layers_are_told_from_paged_ones():
+    class PagedAttentionCache:
+        pass
+
+    for cache in (None, transformers.DynamicCache(), transformers.EncoderDecoderCache):
+        _interface.refuse({"cache": cache})
+    with pytest.raises(NotImplementedError, match="paged caches"):
+        _interface.refuse({"cache": PagedAttentionCache()})
 
 
 def test_keys_that_are_chosen():
@@ -1447,6 +1562,9 @@ ROTATING = {
         audio_pad_token_id=4,
         pad_token_id=0,
     ),
+    # All of a head, and neighbours (a layer of its own rotation before transformers 5.24).
+    "gptj": lambda: transformers.GPTJConfig(**SIZES, **TOKENS, rotary_dim=8),
+    "codegen": lambda: transformers.CodeGenConfig(**SIZES, **TOKENS, rotary_dim=8),
     # A number for each pair.
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES,
@@ -1480,6 +1598,8 @@ ROTATING = {
 
 @pytest.mark.parametrize("kind", ROTATING)
 def test_other_rotations_leave_heights(kind):
+    if kind in ("gptj", "codegen") and _versions.release_of(transformers.__version__) < (5, 24):
+        pytest.skip("its layers rotate by themselves")
     torch.manual_seed(0)
     config = ROTATING[kind]()
     ids = inputs_of("llama")[0]["input_ids"]
@@ -1578,11 +1698,16 @@ def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
     torch.testing.assert_close(output_of(compiled, inputs, rows), expected, atol=1e-5, rtol=1e-5)
 
 
+class TurningAttention(torch.nn.Module):
+    """As GPT-J's was before transformers 5.24."""
+
+    def forward(self, q, k):
+        return apply_rotary_pos_emb(q), apply_rotary_pos_emb(k)  # noqa: F821
+
+
 def test_rotations_by_the_layer_itself_are_refused():
-    model = transformers.GPTJForCausalLM(HANDWRITTEN["gptj"]())
-    with pytest.raises(NotImplementedError, match="GPTJAttention rotates queries and keys by"):
-        integration.with_cone_attention(model)
-    integration.with_cone_attention(model, "laplacian")
+    with pytest.raises(NotImplementedError, match="TurningAttention rotates queries and keys by"):
+        _cones.check_rotation(TurningAttention())
 
 
 def test_cones_of_one_layer():
@@ -1664,6 +1789,27 @@ def test_tokens_are_no_points(similarity):
 def test_gnomon_needs_no_transformers():
     script = "import sys, gnomon; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_tested_range_is_what_pages_and_requirements_say():
+    oldest, newest = _versions.OLDEST_NAME, _versions.NEWEST_NAME
+    root = Path(__file__).resolve().parents[2]
+    said = f"{oldest} to {newest}"
+    for page in (root / "README.md", *root.glob("docs/**/huggingface.md")):
+        assert said in page.read_text(), page
+    assert f'transformers = ["transformers>={oldest}"]' in (root / "pyproject.toml").read_text()
+    assert f"\ntransformers=={newest}." in (root / "requirements-test.txt").read_text()
+    assert _versions.OLDEST <= _versions.release_of(transformers.__version__) <= _versions.NEWEST
+
+
+def test_a_newer_release_is_warned_of(monkeypatch):
+    name = "gnomon.integrations.transformers"
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.99.0.dev0")
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.warns(
+        UserWarning, match=r"transformers is 5.99.0.dev0; tested with 5.\d+ to 5.\d+"
+    ):
+        importlib.import_module(name)
 
 
 @pytest.mark.parametrize("version", [None, "4.57.1"])

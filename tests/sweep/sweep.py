@@ -3,6 +3,9 @@
 
     .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
+Outcomes are those of the transformers that the interpreter has; that of another environment adds
+its own to the same file, and the page has the newest of each type.
+
 Each type is a process of its own, with a limit of time, so that one that crashes or hangs costs
 none but itself. The limit is of the processor's time, which a busy machine does not change; one
 that waits instead ends after ten times as long. The file gets a line of JSON for each as
@@ -105,22 +108,46 @@ class _Job:
             found = json.loads(text) if text else {"class": "crashed", "why": why}
         os.close(self._from_child)
         seconds = round(used.ru_utime + used.ru_stime, 1)
-        return {"type": self.model_type} | found | {"seconds": seconds, "code": _code()}
+        return (
+            {"type": self.model_type}
+            | found
+            | {"seconds": seconds, "code": _code(), "transformers": _installed()}
+        )
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """The outcomes of a file by type, the last of each."""
+def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
+    """The outcomes of a file by type: the last of the newest release of transformers, or of one."""
     if not path.exists():
         return {}
-    outcomes = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     for line in path.read_text().splitlines():
         try:
             outcome = json.loads(line)
         except json.JSONDecodeError:
             # The sweep was stopped while it wrote.
             continue
-        outcomes[outcome["type"]] = outcome
+        before = outcomes.get(outcome["type"])
+        if release is not None and _release_of(outcome) != _numbers(release):
+            continue
+        if before is None or _release_of(outcome) >= _release_of(before):
+            outcomes[outcome["type"]] = outcome
     return outcomes
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: a release without its corrections."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _release_of(outcome: dict[str, Any]) -> tuple[int, ...]:
+    return _numbers(outcome["transformers"])
+
+
+@functools.cache
+def _installed() -> str:
+    import transformers
+
+    return str(transformers.__version__)
 
 
 def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
@@ -207,6 +234,14 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
         lines.append(f"| not compared | {missing} | | the sweep goes on with them |")
     lines.append(f"| all | {max(count, len(outcomes))} | | |")
     lines += ["", *_shares(outcomes)]
+    releases = sorted({_release_of(outcome) for outcome in outcomes.values()}, reverse=True)
+    if releases:
+        by_release = ", ".join(
+            f"{sum(_release_of(o) == release for o in outcomes.values())} with "
+            f"{'.'.join(map(str, release))}"
+            for release in releases
+        )
+        lines += ["", f"Compared by release of transformers: {by_release}."]
     older = sum(o.get("code") != _code() for o in outcomes.values())
     if older:
         lines += [
@@ -317,7 +352,7 @@ def main() -> int:
     if unknown := sorted(set(options.types) - set(tiny_models.model_types())):
         parser.error(f"no model types of this transformers: {', '.join(unknown)}")
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    known = read(options.file)
+    known = read(options.file, _installed())
     again = set(options.again or ())
     types = [
         name

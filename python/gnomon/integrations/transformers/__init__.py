@@ -30,19 +30,36 @@ neither is read. Its graph breaks at modules that are watched. A query that sees
 the left, gives 0, where the eager implementation gives the mean of all values.
 """
 
+import warnings
+
+from gnomon.integrations.transformers._versions import (
+    NEWEST,
+    NEWEST_NAME,
+    OLDEST,
+    OLDEST_NAME,
+    release_of,
+)
+
 try:
     import transformers
 except ImportError as error:
     raise ImportError(
-        "gnomon.integrations.transformers: the package transformers, 5.23 or newer, is needed: "
-        "pip install 'transformers>=5.23'"
+        f"gnomon.integrations.transformers: the package transformers, {OLDEST_NAME} or newer, is "
+        f"needed: pip install 'transformers>={OLDEST_NAME}'"
     ) from error
 
 # The attention of older models has other arguments.
-if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
+if release_of(transformers.__version__) < OLDEST:
     raise ImportError(
         f"gnomon.integrations.transformers: transformers is {transformers.__version__}; "
-        "expected 5.23 or newer"
+        f"expected {OLDEST_NAME} or newer"
+    )
+if release_of(transformers.__version__) > NEWEST:
+    warnings.warn(
+        f"gnomon.integrations.transformers: transformers is {transformers.__version__}; tested "
+        f"with {OLDEST_NAME} to {NEWEST_NAME}. Compare the outputs of your model before and after "
+        "use_gnomon()",
+        stacklevel=2,
     )
 
 from gnomon.integrations.transformers._adapters import NAME

@@ -27,8 +27,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from gnomon._encodings import alibi_slopes
 from gnomon.integrations.transformers._interface import (
     attend,
+    extra_arguments,
     refusal,
     refuse,
+    refuse_extra,
 )
 from gnomon.integrations.transformers._masks import Mask, given_or_plain
 from gnomon.nn._heads import split_heads
@@ -36,6 +38,8 @@ from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias
 
 #: The value of attn_implementation.
 NAME = "gnomon"
+#: What the functions here need not name: it changes no output, or refuse() looks at it.
+_KNOWN = ("self", "use_cache", "output_attentions", "head_mask")
 #: What is replaced.
 ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
 
@@ -62,10 +66,15 @@ def _replace(
     is_ours: Callable[[torch.nn.Module, Mapping[str, Any]], bool],
 ) -> None:
     theirs = getattr(layer, method)
+    extra = {} if ours is _mpt_block_forward else extra_arguments(theirs, ours, _KNOWN)
 
     @functools.wraps(theirs)
     def chosen(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (ours if is_ours(self, kwargs) else theirs)(self, *args, **kwargs)
+        if not is_ours(self, kwargs):
+            return theirs(self, *args, **kwargs)
+        # What a newer release adds would be lost in **kwargs.
+        refuse_extra(self, kwargs, extra)
+        return ours(self, *args, **kwargs)
 
     setattr(layer, method, chosen)
 
@@ -89,23 +98,30 @@ def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoRetu
     raise refusal("output_attentions")
 
 
+def _one_cache(cache: Any, past_key_values: Any) -> Any:
+    """The cache of keys and values, by its name or by the one before transformers 5.24."""
+    return past_key_values if cache is None else cache
+
+
 def _t5_forward(
     layer: Any,
     hidden_states: Tensor,
     mask: Mask | Tensor | None = None,
     key_value_states: Tensor | None = None,
     position_bias: Position | Tensor | None = None,
+    cache: Any = None,
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, Position | None, None]:
     """The first layer makes the bias and hands it on, as a term instead of an array."""
-    refuse(kwargs)
+    whole = _one_cache(cache, past_key_values)
+    refuse({**kwargs, "cache": whole})
     q = split_heads(layer.q(hidden_states), layer.n_heads)
     crosses = key_value_states is not None
-    cache, is_kept = past_key_values, False
-    if isinstance(cache, transformers.EncoderDecoderCache):
-        is_kept = crosses and bool(cache.is_updated.get(layer.layer_idx))
-        cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
+    cache, is_kept = whole, False
+    if isinstance(whole, transformers.EncoderDecoderCache):
+        is_kept = crosses and bool(whole.is_updated.get(layer.layer_idx))
+        cache = whole.cross_attention_cache if crosses else whole.self_attention_cache
     if is_kept:
         k, v = cache.layers[layer.layer_idx].keys, cache.layers[layer.layer_idx].values
     else:
@@ -113,8 +129,8 @@ def _t5_forward(
         k, v = (split_heads(part(source), layer.n_heads) for part in (layer.k, layer.v))
         if cache is not None:
             k, v = cache.update(k, v, layer.layer_idx)
-            if cache is not past_key_values and crosses:
-                past_key_values.is_updated[layer.layer_idx] = True
+            if cache is not whole and crosses:
+                whole.is_updated[layer.layer_idx] = True
     if layer.has_relative_attention_bias:
         position_bias = T5(
             layer.relative_attention_bias.weight,
@@ -146,7 +162,7 @@ def _bloom_forward(
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Its array of biases, slope * column, differs from ALiBi's by a constant of the row."""
-    refuse(kwargs)
+    refuse({**kwargs, "cache": layer_past})
     qkv = split_heads(layer.query_key_value(hidden_states), layer.num_heads)
     q, k, v = qkv.chunk(3, -1)
     if layer_past is not None:
@@ -193,8 +209,8 @@ def _has_disentangled_layers(encoder: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _no_distances(
     _encoder: Any,
-    _hidden_states: Tensor,
-    _query_states: Tensor | None = None,
+    hidden_states: Tensor,
+    query_states: Tensor | None = None,
     relative_pos: Tensor | None = None,
 ) -> Tensor | None:
     """None for those of one token after the other, which layers make themselves if they want."""
@@ -274,18 +290,20 @@ def _mpt_forward(
     layer: Any,
     hidden_states: Tensor,
     position_bias: Tensor | None,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: Mask | None = None,
+    past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Its biases (H, 1, n), slope * (column - (n - 1)), have the slopes one before the end."""
-    refuse(kwargs)
+    cache = _one_cache(cache, past_key_values)
+    refuse({**kwargs, "cache": cache})
     qkv = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         qkv = qkv.clamp(-layer.clip_qkv, layer.clip_qkv)
     q, k, v = (split_heads(part, layer.n_heads) for part in qkv.chunk(3, -1))
-    if past_key_values is not None:
-        k, v = past_key_values.update(k, v, layer.layer_idx)
+    if cache is not None:
+        k, v = cache.update(k, v, layer.layer_idx)
     position = None
     if position_bias is not None and position_bias.shape[2] > 1:
         position = ALiBi(_slopes_for(q, -position_bias[:, 0, -2]))

@@ -22,6 +22,8 @@ from gnomon.similarity import Similarity, Specified
 _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
 #: A layer's attribute: how cosines lie in the model's own rotation.
 _LAYOUT = "_gnomon_cosines_lie_in"
+#: How a layer unpacks them where the sines come first (GPT-J).
+_SINES_FIRST = re.compile(rf"\bsin, cos = ({'|'.join(_ANGLES)})\b")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 
@@ -177,11 +179,18 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
         angles = angles.clone()
         angles[..., height] = 1
         return angles
-    cos, sin = angles
+    sines_first = _SINES_FIRST.search(source_of(type(layer))) is not None
+    cos, sin = reversed(angles) if sines_first else angles
     rotated = cos.shape[-1]
     _, width = shape_of_heads(layer)
     layout = _layout(layer, cos, width)
-    if 2 * rotated == width and layout is None and not _rotates_a_part(layer):
+    rotary_dim = getattr(layer, "rotary_dim", None)
+    if layout is None and rotary_dim == 2 * rotated:
+        # A number for each pair of the first coordinates.
+        if height == -1 and rotary_dim < width:
+            return angles
+        places = [height % rotated]
+    elif 2 * rotated == width and layout is None and not _rotates_a_part(layer):
         places = [height % rotated]  # a number for each pair
     elif rotated < width and _rotates_the_end(layer) != (height == -1):
         return angles
@@ -200,9 +209,8 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
         )
     cos, sin = cos.clone(), sin.clone()
     cos[..., places], sin[..., places] = 1, 0
-    return (
-        type(angles)((cos, sin)) if isinstance(angles, (tuple, list)) else torch.stack((cos, sin))
-    )
+    both = (sin, cos) if sines_first else (cos, sin)
+    return type(angles)(both) if isinstance(angles, (tuple, list)) else torch.stack(both)
 
 
 def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:

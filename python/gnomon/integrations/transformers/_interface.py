@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,17 @@ from transformers.utils.output_capturing import _active_collector
 from gnomon._attention import attention
 from gnomon._catalogue import entry_of
 from gnomon._position import to_positions
-from gnomon.integrations.transformers._masks import Mask, both, given_or_plain, read_array, seen_by
+from gnomon.integrations.transformers._masks import (
+    OPERATOR,
+    Mask,
+    both,
+    given_or_plain,
+    read_array,
+    seen_by,
+)
 from gnomon.position import PairBias, Position
 from gnomon.similarity import Dot
 
-OPERATOR = "gnomon.integrations.transformers"
 #: The similarity of an attention module that has another than the dot product.
 SIMILARITY = "gnomon_similarity"
 
@@ -43,8 +49,28 @@ def refuse(arguments: Mapping[str, object]) -> None:
     """Raises where one of these arguments asks for what is not supported."""
     for name in _REFUSED:
         value = arguments.get(name)
-        if value is not None and value is not False:
+        if name == "cache" and not _is_paged(value):
+            # Since 5.24 layers name their cache of keys so.
+            continue
+        if asks_for_something(value):
             raise refusal(name)
+
+
+def _is_paged(cache: object) -> bool:
+    """Whether it is a cache of generate_batch(), which attends over several sequences at once."""
+    return any(kind.__name__ == "PagedAttentionCache" for kind in type(cache).__mro__)
+
+
+def asks_for_something(value: object, default: object = None) -> bool:
+    """Whether an argument asks for anything: None, False and the default do not."""
+    if value is None or value is False or value is default:
+        return False
+    if isinstance(value, (list, tuple)):
+        # One for each layer or head.
+        return any(asks_for_something(part) for part in value)
+    if isinstance(value, (bool, int, float, str)):
+        return type(value) is not type(default) or value != default
+    return True
 
 
 def weights_are_collected() -> bool:
@@ -131,25 +157,41 @@ _KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 
 @functools.cache
-def _extra_arguments(module_name: str) -> frozenset[str]:
-    """What the eager implementation beside a class of modules has that is not known here."""
+def _extra_arguments(module_name: str) -> dict[str, object]:
+    """What the eager implementation beside a class of modules has that is not known here.
+
+    By name, with the default.
+    """
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
-    if eager is None:
-        return frozenset()
-    parameters = inspect.signature(eager).parameters.values()
-    return frozenset(
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ) - {*inspect.signature(attention_forward).parameters, *_KNOWN}
+    return {} if eager is None else extra_arguments(eager, attention_forward, _KNOWN)
+
+
+def extra_arguments(
+    theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
+) -> dict[str, object]:
+    """The arguments that a function of transformers has beyond one of ours, with their defaults."""
+    names = {*inspect.signature(ours).parameters, *known}
+    return {
+        name: None if parameter.default is inspect.Parameter.empty else parameter.default
+        for name, parameter in inspect.signature(theirs).parameters.items()
+        if name not in names
+        and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    }
 
 
 def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
     """Raises where a layer gives its implementation what would be ignored here."""
     if torch.compiler.is_compiling():
         return
-    for name in _extra_arguments(type(module).__module__):
-        if arguments.get(name) is not None:
+    refuse_extra(module, arguments, _extra_arguments(type(module).__module__))
+
+
+def refuse_extra(
+    module: torch.nn.Module, arguments: Mapping[str, Any], extra: Mapping[str, object]
+) -> None:
+    """Raises where one of the extra arguments, by name with its default, asks for something."""
+    for name, default in extra.items():
+        if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(
                 f"{OPERATOR}: {type(module).__name__} gives its attention {name}, which is not "
                 "supported; call use_eager(model)"
@@ -223,7 +265,7 @@ def call(
         (B, H, Lq, Dv).
     """
     shape = (q.shape[0], 1, q.shape[2], k.shape[2])
-    if mask is None:
+    if mask is None or (mask.is_none and mask.shape[2:] != shape[2:]):
         mask = Mask(shape, device=q.device)
     if mask.shape[2:] == (1, shape[3]) and not mask.causal and mask.window == (None, None):
         # One row for all.
@@ -234,6 +276,7 @@ def call(
             f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
             "supported; call use_eager(model)"
         )
+    _check_arrays(module, (*shape[:1], q.shape[1], *shape[2:]), (*biases, hidden))
     mask, left_over = _with_arrays(mask, biases, hidden, shape)
     positions = [] if position is None else [position]
     positions += [PairBias(bias.to(q.dtype)) for bias in left_over]
@@ -264,6 +307,22 @@ def _has_content(position: Position | None) -> bool:
     """Whether it has products with tokens of its own, which the scale multiplies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
+
+
+def _check_arrays(
+    module: torch.nn.Module, shape: tuple[int, ...], arrays: tuple[Tensor | None, ...]
+) -> None:
+    """Raises where one does not broadcast to (B, H, Lq, Lk)."""
+    for array in arrays:
+        if array is None:
+            continue
+        pairs = zip(reversed(array.shape), reversed(shape), strict=False)
+        if array.dim() > len(shape) or any(size not in (1, whole) for size, whole in pairs):
+            raise ValueError(
+                f"{OPERATOR}: a mask or a bias of {type(module).__name__} has shape "
+                f"{list(array.shape)}; expected (B, H, Lq, Lk) = {list(shape)}, or what "
+                "broadcasts to it"
+            )
 
 
 def _with_arrays(

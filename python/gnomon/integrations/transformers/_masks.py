@@ -12,6 +12,7 @@ from transformers import masking_utils
 
 from gnomon._attention import Window
 
+OPERATOR = "gnomon.integrations.transformers"
 #: The segment of keys that no query sees.
 _HIDDEN = -(2**31)
 #: What is added to the scores of a key that is hidden is not more.
@@ -239,10 +240,16 @@ def to_mask(
     """The mask function that transformers calls, once for a forward and a kind of layer."""
     if isinstance(attention_mask, Mask):
         return attention_mask
+    if attention_mask is not None and attention_mask.dim() not in (2, 3):
+        raise ValueError(
+            f"{OPERATOR}: attention_mask has shape {list(attention_mask.shape)}; expected (B, Lk), "
+            "(B, Lq, Lk) or (B, 1 or H, Lq, Lk)"
+        )
     first_query, first_key = _offset(q_offset), int(kv_offset)
     shape = (batch_size, 1, q_length, kv_length)
     pattern = _read(mask_function, _Pattern())
     if pattern is None:
+        rows = attention_mask if attention_mask is not None and attention_mask.dim() == 3 else None
         seen = masking_utils.sdpa_mask(
             batch_size,
             q_length,
@@ -250,12 +257,15 @@ def to_mask(
             first_query,
             first_key,
             mask_function,
-            attention_mask,
+            attention_mask if rows is None else None,
             allow_is_causal_skip=False,
             use_vmap=use_vmap,
             device=device,
         )
-        return Mask(shape, seen=seen, dtype=dtype, device=device)
+        mask = Mask(shape, seen=seen, dtype=dtype, device=device)
+        if rows is None:
+            return mask
+        return replace(mask, seen=seen & _seen_by_rows(rows, mask, first_key))
     mask = Mask(
         shape,
         query_offset=first_query - first_key,
@@ -284,11 +294,32 @@ def to_mask(
     )
     if attention_mask is None:
         return replace(mask, is_none=is_plain)
+    if attention_mask.dim() == 3:
+        return replace(mask, seen=_seen_by_rows(attention_mask, mask, first_key))
     # Of several codebooks (MusicGen) there are more rows, of which the first ones count.
     visible = attention_mask[:batch_size, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
     narrowed = without_padding(mask, visible)
     return replace(mask, is_none=is_plain) if narrowed is mask else narrowed
+
+
+def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
+    """(B, 1, Lq, Lk) of a mask (1 or B, 1 or Lq, Lk), 1 where a query sees a key."""
+    batch, _, queries, keys = mask.shape
+    given = list(attention_mask.shape)
+    if attention_mask.is_floating_point():
+        raise TypeError(
+            f"{OPERATOR}: attention_mask (B, Lq, Lk) has dtype {attention_mask.dtype}; expected "
+            "booleans or integers, 1 where a query sees a key; a mask that is added to the scores "
+            "has four axes, (B, 1 or H, Lq, Lk)"
+        )
+    seen = attention_mask[..., first_key : first_key + keys]
+    if given[0] not in (1, batch) or given[1] not in (1, queries) or seen.shape[-1] != keys:
+        raise ValueError(
+            f"{OPERATOR}: attention_mask has shape {given}; expected (B, Lq, Lk) = "
+            f"({batch}, {queries}, {first_key + keys})"
+        )
+    return seen.bool()[:, None].expand(mask.shape)
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:
@@ -338,7 +369,7 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
     causal = causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
-            f"gnomon.integrations.transformers: {queries} causal queries of {keys} keys without a "
+            f"{OPERATOR}: {queries} causal queries of {keys} keys without a "
             "mask do not say where they stand; give the model an attention_mask"
         )
     return Mask((q.shape[0], 1, queries, keys), causal=causal, device=q.device)
