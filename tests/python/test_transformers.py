@@ -38,6 +38,11 @@ from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
+from gnomon.integrations._terms import (  # noqa: E402
+    POSITION,
+    SIMILARITY,
+    LearnedSimilarity,
+)
 from gnomon.integrations.transformers import (  # noqa: E402
     _adapters,
     _cones,
@@ -46,7 +51,6 @@ from gnomon.integrations.transformers import (  # noqa: E402
     _switch,
     _versions,
 )
-from gnomon.integrations.transformers._interface import SIMILARITY  # noqa: E402
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
 # Models are copied with their buffers, and loaded (test_devices.py has some that are not).
@@ -285,6 +289,66 @@ def test_packed_sequences():
     places = torch.cat([torch.arange(6), torch.arange(3), torch.arange(4)]).expand(3, -1)
     inputs = {"input_ids": inputs["input_ids"], "position_ids": places, "use_cache": False}
     check_outputs_and_gradients(theirs, ours, inputs, ...)
+
+
+LENGTHS = (5, 1, 7)
+PACKED = ["llama", "mistral", "gpt2", "bert"]
+
+
+def packed_as_arrays(causal, window=None):
+    """The mask of sequences of these lengths in one row."""
+    document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))
+    seen = document[:, None] == document
+    behind = torch.arange(13)[:, None] - torch.arange(13)
+    seen &= (behind >= 0) | torch.tensor(not causal)
+    return seen if window is None else seen & (behind < window)
+
+
+@pytest.mark.parametrize("with_positions", [False, True])
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_sequences_by_their_ends(family, with_positions):
+    """cu_seq_lens_q and cu_seq_lens_k alone, which eager attention does not read."""
+    theirs, ours = both(family)
+    ids = torch.randint(1, 61, (1, 13), generator=generator_of(0))
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 7, "max_length_k": 7}
+    kwargs = {"input_ids": ids} if family == "bert" else {"input_ids": ids, "use_cache": False}
+    if with_positions:
+        kwargs["position_ids"] = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    seen = packed_as_arrays(family != "bert", 5 if family == "mistral" else None)
+    expected = theirs(**kwargs, attention_mask=as_added(seen[None, None])).logits
+    torch.testing.assert_close(ours(**kwargs, **packed).logits, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_packed_sequences_that_nobody_reads_are_refused():
+    _, ours = both("llama")
+    ids = torch.randint(1, 61, (2, 6), generator=generator_of(0))
+
+    def call(model, of_queries, of_keys=None):
+        of_keys = of_queries if of_keys is None else of_keys
+        ends = {"cu_seq_lens_q": of_queries, "cu_seq_lens_k": of_keys}
+        return model(
+            ids, **{name: None if x == [] else torch.tensor(x) for name, x in ends.items()}
+        )
+
+    call(ours, [0, 4, 6, 12])
+    for wrong in ([0, 4, 6, 11], [0, 4, 12], [4, 6, 12]):
+        with pytest.raises(ValueError, match=r"cu_seq_lens_q is .*; expected 0 first, 12 last"):
+            call(ours, wrong)
+    with pytest.raises(ValueError, match="one of cu_seq_lens_q and cu_seq_lens_k is given"):
+        call(ours, [0, 6, 12], [])
+    with pytest.raises(NotImplementedError, match="cu_seq_lens_q and cu_seq_lens_k differ in caus"):
+        call(ours, [0, 4, 6, 12], [0, 5, 6, 12])
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    ends = torch.tensor([0, 4, 6, 12])
+    packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
+    torch.testing.assert_close(compiled(ids, **packed).logits, ours(ids, **packed).logits)
+    # Those whose layers are not told.
+    for deaf in (both("bloom")[1], small(HANDWRITTEN["falcon"]())[1]):
+        with pytest.raises(NotImplementedError, match="CausalLM does not give its attention cu_se"):
+            call(deaf, [0, 6, 12])
+        integration.use_eager(deaf)
+        call(deaf, [0, 6, 12])
 
 
 def generate(model, family, **options):
@@ -1149,7 +1213,7 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
     )
     assert ours(**inputs, output_attentions=True).attentions[0].shape == (3, 4, 13, 13)
     integration.with_cone_attention(ours, "laplacian")
-    with pytest.raises(ValueError, match="has the similarity of with_cone_attention"):
+    with pytest.raises(ValueError, match="has terms of with_attention"):
         integration.use_eager(ours)
     with pytest.raises(TypeError, match="model is an int"):
         integration.use_eager(3)
@@ -1341,7 +1405,7 @@ def test_cones_of_an_encoder_alone_are_saved(tmp_path):
 def test_a_similarity_is_not_taken_from_a_model(tmp_path):
     model = integration.with_cone_attention(eager("llama"))
     for name in ("eager", "sdpa", {"": "eager"}):
-        with pytest.raises(ValueError, match="has the similarity of with_cone_attention"):
+        with pytest.raises(ValueError, match="has terms of with_attention"):
             model.set_attn_implementation(name)
     model.set_attn_implementation("gnomon")
     inputs, rows = inputs_of("llama")
@@ -1742,7 +1806,7 @@ def test_cones_of_one_layer():
 def test_a_similarity_has_the_values_of_a_module(dtype):
     """Those that it learns, also in a layer whose queries are wider than its parameters."""
     spec = "lorentz:c=learned:bias=0.5"
-    its = _cones.LearnedSimilarity(spec, 4, 8).to(torch.get_default_device(), dtype)
+    its = LearnedSimilarity(spec, 4, 8).to(torch.get_default_device(), dtype)
     module = gnomon.nn.MultiheadAttention(32, 4, similarity=spec)
     assert its.state_dict().keys() == {"scale_start", "scale_theta", "c_theta"}
     for part in (its.scale_theta, its.c_theta):
@@ -1758,7 +1822,7 @@ def test_a_similarity_has_the_values_of_a_module(dtype):
     sum(value.sum() for value in term.tensors).backward()
     assert its.scale_theta.grad.abs().min() > 0
     assert its.c_theta.grad.abs().min() > 0
-    fixed = _cones.LearnedSimilarity("umbral:gamma=fixed", 4, 8)
+    fixed = LearnedSimilarity("umbral:gamma=fixed", 4, 8)
     (gamma,) = fixed(torch.zeros(1, 4, 1, 8)).tensors
     torch.testing.assert_close(gamma, fixed.gamma_start.expand(4))
 
@@ -1781,6 +1845,113 @@ def test_tokens_are_no_points(similarity):
     name = similarity.split(":")[0]
     integration.with_cone_attention(model, name)
     assert model.config.gnomon_similarity == name
+
+
+# Positions and sinks beside the similarity.
+
+
+def alibi_array(heads, length):
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    return -gnomon.alibi_slopes(heads)[:, None, None] * distance
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
+def test_a_position_is_added_to_those_of_a_model(family):
+    """Against eager attention with an array of biases as its mask."""
+    theirs, ours = both(family)
+    integration.with_attention(ours, position="alibi")
+    inputs, _ = inputs_of(family)
+    bias = alibi_array(4, 13)[None]
+    if family in ("llama", "gpt2"):
+        bias = bias + as_added(torch.ones(13, 13, dtype=torch.bool).tril())
+    if family == "t5":
+        # Its encoder alone: its decoder's cross attention has no position.
+        theirs, ours = theirs.encoder, ours.encoder
+        inputs.pop("decoder_input_ids")
+    expected = output_of(theirs, inputs | {"attention_mask": bias}, ...)
+    torch.testing.assert_close(output_of(ours, inputs, ...), expected, atol=2e-5, rtol=2e-5)
+    assert not torch.allclose(expected, output_of(theirs, inputs, ...), atol=1e-3)
+
+
+@pytest.mark.parametrize("position", ["alibi+sink", "t5", "hype:tau=learned", "relative", "rope"])
+@pytest.mark.parametrize("similarity", [None, "penumbral"])
+def test_positions_train_generate_and_are_saved(position, similarity, tmp_path):
+    model = integration.with_attention(eager("llama"), similarity, position)
+    learned = [p for n, p in model.named_parameters() if "gnomon_position" in n]
+    assert bool(learned) == (position not in ("alibi", "rope"))
+    for parameter in learned:
+        torch.nn.init.normal_(parameter, std=0.2)
+    sequences, logits = generate(model, "llama")
+    found, its_logits = generate(model, "llama", use_cache=False)
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+    inputs, rows = inputs_of("llama", "left")
+    out = output_of(model, inputs, rows)
+    out.square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in learned)
+    model.save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.gnomon_position == position
+    assert getattr(again.config, "gnomon_similarity", None) == similarity
+    torch.testing.assert_close(output_of(again, inputs, rows), out, atol=0, rtol=0)
+    with pytest.raises(ValueError, match="has terms of with_attention"):
+        integration.use_eager(again)
+
+
+def test_sinks_of_positions():
+    model = integration.with_attention(eager("llama"), position=["sink"])
+    layer = model.model.layers[0].self_attn
+    score = layer.gnomon_position.sink_score
+    torch.nn.init.normal_(score)
+    q, k, v, o = attend_with(layer)
+    scores = torch.cat([q @ k.mT / 8**0.5, score.view(4, 1, 1).expand(2, 4, 5, 1)], -1)
+    torch.testing.assert_close(o, scores.softmax(-1)[..., :-1] @ v)
+
+
+def test_layers_that_attend_to_an_encoder_get_no_position():
+    model = integration.with_attention(eager("bart"), "laplacian", "alibi")
+    with_positions, without = set(), set()
+    for name, layer in model.named_modules():
+        if hasattr(layer, SIMILARITY):
+            (with_positions if hasattr(layer, POSITION) else without).add(name.split(".")[-1])
+    assert with_positions == {"self_attn"}
+    assert without == {"encoder_attn"}
+    sequences, logits = generate(model, "bart")
+    found, its_logits = generate(model, "bart", use_cache=False)
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
+def test_a_similarity_and_a_position_by_and_by():
+    model = eager("llama")
+    inputs, rows = inputs_of("llama")
+    whole = integration.with_attention(copy.deepcopy(model), "laplacian", "alibi")
+    integration.with_attention(model, position="alibi")
+    integration.with_attention(model, "laplacian")
+    torch.testing.assert_close(output_of(model, inputs, rows), output_of(whole, inputs, rows))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    inputs["use_cache"] = False
+    torch.testing.assert_close(output_of(compiled, inputs, rows), output_of(whole, inputs, rows))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({}, ValueError, "neither a similarity nor a position is given"),
+        ({"position": 3}, TypeError, "position is an int"),
+        ({"position": ["alibi", 3]}, TypeError, "position is a list"),
+        ({"position": "sinusoidal"}, NotImplementedError, "'sinusoidal' is added to the embedd"),
+        ({"position": "forget"}, NotImplementedError, "'forget' projects the tokens of a layer"),
+        ({"position": "nonsense"}, ValueError, "nonsense"),
+        ({"similarity": 3}, TypeError, "similarity is an int"),
+    ],
+)
+def test_positions_that_are_refused(arguments, error, match):
+    model = eager("llama")
+    with pytest.raises(error, match=match):
+        integration.with_attention(model, **arguments)
+    assert model.config._attn_implementation == "eager"
+    assert not any("gnomon" in name for name, _ in model.named_modules())
 
 
 # The package itself.

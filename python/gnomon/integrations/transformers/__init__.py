@@ -67,7 +67,8 @@ from gnomon.integrations.transformers._switch import (
     register,
     use_eager,
     use_gnomon,
+    with_attention,
     with_cone_attention,
 )
 
-__all__ = ["NAME", "register", "use_eager", "use_gnomon", "with_cone_attention"]
+__all__ = ["NAME", "register", "use_eager", "use_gnomon", "with_attention", "with_cone_attention"]

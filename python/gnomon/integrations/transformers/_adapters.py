@@ -27,6 +27,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from gnomon._encodings import alibi_slopes
 from gnomon.integrations.transformers._interface import (
     attend,
+    documents_of,
     extra_arguments,
     refusal,
     refuse,
@@ -145,6 +146,7 @@ def _t5_forward(
         k,
         v,
         given_or_plain(mask, q, k, layer.is_causal),
+        documents=documents_of(kwargs, q, k),
         position=position_bias,
         scale=layer.scaling,
         dropout=layer.dropout if layer.training else 0.0,
@@ -179,6 +181,7 @@ def _bloom_forward(
         k,
         v,
         attention_mask,
+        documents=documents_of(kwargs, q, k),
         position=position,
         scale=layer.inv_norm_factor,
         dropout=layer.attention_dropout.p if layer.training else 0.0,
@@ -313,6 +316,7 @@ def _mpt_forward(
         k,
         v,
         given_or_plain(attention_mask, q, k, causal=True),
+        documents=documents_of(kwargs, q, k),
         position=position,
         scale=layer.softmax_scale,
         dropout=layer.attn_dropout_p if layer.training else 0.0,

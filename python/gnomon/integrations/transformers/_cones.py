@@ -1,4 +1,4 @@
-"""Another similarity than the dot product in the layers of a model."""
+"""The heads of a model's layers, and their rotations where a coordinate is a height."""
 
 from __future__ import annotations
 
@@ -11,82 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon._catalogue import components_of, module_tensors
-from gnomon._library import ops
-from gnomon._terms import to_spec
-from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY
+from gnomon.integrations._terms import SIMILARITY
+from gnomon.integrations.transformers._masks import OPERATOR
 from gnomon.integrations.transformers._sources import source_of
-from gnomon.similarity import Similarity, Specified
 
 #: The names of forwards' arguments that are cosines and sines, or complex numbers, of positions.
 _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
 #: A layer's attribute: how cosines lie in the model's own rotation.
 _LAYOUT = "_gnomon_cosines_lie_in"
+#: In the names of layers that attend to an encoder's tokens.
+_CROSSES = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
 #: How a layer unpacks them where the sines come first (GPT-J).
 _SINES_FIRST = re.compile(rf"\bsin, cos = ({'|'.join(_ANGLES)})\b")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
-
-
-def check_map(spec: str) -> None:
-    """Raises where a similarity takes tokens for points, which a model's projections are not."""
-    if option := ops.points_option(spec):
-        (component,) = components_of(spec)
-        raise ValueError(
-            f"{OPERATOR}: {spec!r}: {option} takes queries and keys for points already, which lie "
-            f"where {component.name} has them; those of a model are any numbers; leave "
-            f"{option.split('=')[0]} out, or give another one"
-        )
-
-
-class LearnedSimilarity(torch.nn.Module):
-    """A similarity with a factor for each head; parameters as in gnomon.nn.MultiheadAttention."""
-
-    def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        names, starts, learned = ops.module_tensors(
-            spec, "none", num_heads, head_dim, head_dim, 1, 0, 0, []
-        )
-        (component,) = components_of(spec)
-        # To the operator, the values of what is held here, learned or not, are tensors.
-        held = [tensor.parameter for tensor in module_tensors(spec, "none")]
-        options = dict(component.options) | dict.fromkeys(held, "tensor")
-        self.spec = to_spec(component.name, **options)
-        # What the operator of the values reads.
-        self._module_spec = spec
-        self._names = tuple(names)
-        #: As numbers: memory of a checkpoint's loading holds none where the checkpoint has none.
-        self._begin: dict[str, list[float]] = {}
-        for name, start, is_learned in zip(names, starts, learned, strict=True):
-            self._begin[name] = start.double().flatten().tolist()
-            value = start.to(torch.get_default_dtype())
-            if is_learned:
-                self.register_parameter(name, torch.nn.Parameter(value))
-            else:
-                self.register_buffer(name, value)
-        #: The coordinate that is a height, which a rotation would mix with another: -1, the last,
-        #: or 0, the first; None: there is none.
-        self.height: int | None = ops.height_coordinate(spec)
-        #: Whether the model's scale applies.
-        self.takes_scale: bool = component.entry["takes_scale"]
-
-    @torch.no_grad()
-    def begin_what_is_missing(self) -> None:
-        """Sets what from_pretrained() has found no tensor for to what a new similarity has."""
-        for name, numbers in self._begin.items():
-            tensor: Tensor = getattr(self, name)
-            if not getattr(tensor, "_is_hf_initialized", False):
-                tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
-
-    def forward(self, q: Tensor) -> Similarity:
-        """The similarity of the present parameters, for queries q (B, H, L, D) of any dtype."""
-        tensors = [getattr(self, name) for name in self._names]
-        values = ops.module_similarity(q, self._module_spec, tensors)
-        return Specified(self.spec, tuple(values))
-
-    def extra_repr(self) -> str:
-        """The specification, for print()."""
-        return repr(self.spec)
 
 
 def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
@@ -116,6 +53,22 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
             f"{'num_attention_heads' if heads is None else 'head_dim'}; give it that attribute"
         )
     return heads, width
+
+
+def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
+    """The width of a head's values."""
+    for holder in (layer, getattr(layer, "config", None)):
+        if isinstance(width := getattr(holder, "v_head_dim", None), int):
+            return width
+    return head_dim
+
+
+def crosses(name: str, layer: torch.nn.Module) -> bool:
+    """Whether a layer of that name attends to other tokens than those of its queries."""
+    if getattr(layer, "is_cross_attention", False) is True:
+        return True
+    words = ".".join([*name.split(".")[-2:], type(layer).__name__])
+    return _CROSSES.search(words) is not None
 
 
 def check_rotation(layer: torch.nn.Module) -> None:

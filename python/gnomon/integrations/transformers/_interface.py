@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
-from gnomon._attention import attention
+from gnomon._attention import AttentionArguments, attention, lower_call, passed
 from gnomon._catalogue import entry_of
+from gnomon._checks import as_autocast
+from gnomon._library import ops
 from gnomon._position import to_positions
+from gnomon.integrations._terms import POSITION, SIMILARITY
 from gnomon.integrations.transformers._masks import (
     OPERATOR,
     Mask,
@@ -23,12 +26,11 @@ from gnomon.integrations.transformers._masks import (
     given_or_plain,
     read_array,
     seen_by,
+    segments_of,
+    within_documents,
 )
-from gnomon.position import PairBias, Position
+from gnomon.position import PairBias, Position, Sum
 from gnomon.similarity import Dot
-
-#: The similarity of an attention module that has another than the dot product.
-SIMILARITY = "gnomon_similarity"
 
 #: Beside it no score counts, and it may be multiplied by log2(e).
 _LOWEST_SCORE = -1e30
@@ -110,10 +112,35 @@ def attention_forward(
         dropout=dropout,
         biases=() if bias is None else (bias,),
         chosen=_chosen(module, query, key, kwargs),
+        documents=documents_of(kwargs, query, key),
         sink=_sink(module, kwargs),
         softcap=kwargs.get("softcap"),
     )
     return o, None
+
+
+#: How many times packed sequences were read; a model that was given some is to read them.
+packed_reads = 0
+
+
+def documents_of(
+    arguments: Mapping[str, Any], q: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """The segments of packed sequences that cu_seq_lens_q and cu_seq_lens_k name; None: neither."""
+    global packed_reads
+    ends = [arguments.get(f"cu_seq_lens_{which}") for which in "qk"]
+    if ends == [None, None]:
+        return None
+    if any(part is None for part in ends):
+        raise ValueError(
+            f"{OPERATOR}: one of cu_seq_lens_q and cu_seq_lens_k is given; expected both"
+        )
+    packed_reads += 1
+    of_queries, of_keys = (
+        segments_of(f"cu_seq_lens_{which}", part, x.shape[0], x.shape[2])
+        for which, part, x in zip("qk", ends, (q, k), strict=True)
+    )
+    return of_queries, of_keys
 
 
 def _chosen(
@@ -207,12 +234,14 @@ def attend(
     *,
     biases: tuple[Tensor, ...] = (),
     chosen: Tensor | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
     **arguments: Any,
 ) -> Tensor:
     """As call(), whose arguments it takes, of a mask that may be an array.
 
     Args:
         chosen: True for the keys that each query sees at most.
+        documents: the segments of queries (B, Lq) and keys (B, Lk), beside those of the mask.
 
     Returns:
         (B, Lq, H, Dv), contiguous.
@@ -224,12 +253,17 @@ def attend(
         mask = replace(mask, seen=chosen if mask.seen is None else mask.seen & chosen)
     elif chosen is not None:
         biases, mask, is_bias = (*biases, mask), chosen, False
+    intervals = mask if isinstance(mask, Mask) else None
+    if documents is not None:
+        if intervals is None:
+            intervals = Mask((q.shape[0], 1, q.shape[2], k.shape[2]), device=q.device)
+        intervals = within_documents(intervals, *documents)
     o = call(
         module,
         q,
         k,
         v,
-        mask if isinstance(mask, Mask) else None,
+        intervals,
         biases=(*biases, mask) if isinstance(mask, Tensor) and is_bias else biases,
         hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
         **arguments,
@@ -280,27 +314,60 @@ def call(
     mask, left_over = _with_arrays(mask, biases, hidden, shape)
     positions = [] if position is None else [position]
     positions += [PairBias(bias.to(q.dtype)) for bias in left_over]
-    learned = getattr(module, SIMILARITY, None)
+    learned, own = getattr(module, SIMILARITY, None), getattr(module, POSITION, None)
     offset = mask.query_offset
-    return attention(
+    takes_scale = learned is None or learned.takes_scale or _has_content(position)
+    arguments: AttentionArguments = {
+        "causal": mask.causal,
+        "window": mask.window,
+        "key_starts": mask.key_starts,
+        "key_lengths": mask.key_lengths,
+        "query_segments": mask.query_segments,
+        "key_segments": mask.key_segments,
+        "query_offset": offset.expand(shape[0]) if isinstance(offset, Tensor) else offset,
+        "mask": mask.seen,
+        "scale": scale if takes_scale or (own is not None and own.takes_scale) else None,
+        "sink": sink,
+        "dropout": dropout,
+    }
+    # A cap is the dot product's, as the scale is.
+    dot = Dot(softcap=softcap)
+    if own is None:
+        arguments["similarity"] = dot if learned is None else learned(q)
+        arguments["position"] = positions
+        return attention(q, k, v, **arguments)
+    _check_offset(module, own, mask)
+    own.warn_if_frozen(q)
+    q, k, v = as_autocast(q, k, v)
+    similarity_spec = dot._lower()[0] if learned is None else learned.module_spec
+    spec, given = Sum(positions)._lower()
+    o: Tensor = ops.module_attention.default(
         q,
         k,
         v,
-        # A cap is the dot product's, as the scale is.
-        similarity=Dot(softcap=softcap) if learned is None else learned(q),
-        position=positions,
-        causal=mask.causal,
-        window=mask.window,
-        key_starts=mask.key_starts,
-        key_lengths=mask.key_lengths,
-        query_segments=mask.query_segments,
-        key_segments=mask.key_segments,
-        query_offset=offset.expand(shape[0]) if isinstance(offset, Tensor) else offset,
-        mask=mask.seen,
-        scale=scale if learned is None or learned.takes_scale or _has_content(position) else None,
-        sink=sink,
-        dropout=dropout,
+        similarity_spec,
+        own.module_spec + ("" if spec == "none" else f"+{spec}"),
+        [*(() if learned is None else learned.held()), *own.held(), *given],
+        *passed(lower_call(OPERATOR.removeprefix("gnomon."), q, arguments, AttentionArguments)),
     )
+    return o
+
+
+def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
+    """Raises where a position of with_attention would not know where the queries stand."""
+    queries, keys = mask.shape[2:]
+    is_plain = not mask.causal and mask.window == (None, None)
+    if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
+        raise NotImplementedError(
+            f"{OPERATOR}: {type(module).__name__} attends from {queries} queries to {keys} keys "
+            "that do not say where the queries stand, and has the position "
+            f"{own.module_spec!r} of with_attention; give that the parts of the model that attend "
+            "to their own tokens"
+        )
+
+
+def _is_zero(offset: int | Tensor) -> bool:
+    return not isinstance(offset, Tensor) and offset == 0
 
 
 def _has_content(position: Position | None) -> bool:

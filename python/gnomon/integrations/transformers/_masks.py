@@ -366,13 +366,52 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
         return mask
     queries, keys = q.shape[2], k.shape[2]
     # As transformers has it: a single query is the last one, and sees all.
-    causal = causal and queries > 1
+    is_causal, causal = causal, causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
             f"{OPERATOR}: {queries} causal queries of {keys} keys without a "
             "mask do not say where they stand; give the model an attention_mask"
         )
-    return Mask((q.shape[0], 1, queries, keys), causal=causal, device=q.device)
+    shape = (q.shape[0], 1, queries, keys)
+    offset = keys - 1 if queries == 1 and is_causal else 0
+    return Mask(shape, query_offset=offset, causal=causal, device=q.device)
+
+
+def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
+    """(B, L): the number of each token's sequence, of the ends (n + 1,) of all in one row."""
+    total = batch * length
+    ends = ends.long()
+    if not torch.compiler.is_compiling():
+        rows = torch.arange(0, total + 1, length, device=ends.device)
+        if int(ends[0]) != 0 or int(ends[-1]) != total or not bool(torch.isin(rows, ends).all()):
+            raise ValueError(
+                f"{OPERATOR}: {name} is {ends.tolist()}; expected 0 first, {total} last, the "
+                f"number of tokens, and the {batch} rows of {length} to begin with a sequence each"
+            )
+    places = torch.arange(total, device=ends.device)
+    return torch.searchsorted(ends, places, right=True).view(batch, length)
+
+
+def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
+    """Narrowed to keys of the query's document: (B, Lq) and (B, Lk) numbers from 1 on."""
+    if mask.causal or mask.window != (None, None):
+        if of_queries.shape != of_keys.shape or not (
+            torch.compiler.is_compiling() or torch.equal(of_queries, of_keys)
+        ):
+            raise NotImplementedError(
+                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ in causal attention or in a "
+                "window, and where the queries of a sequence stand is not known; expected the same"
+            )
+    if mask.query_segments is None or mask.key_segments is None:
+        return replace(mask, query_segments=of_queries, key_segments=of_keys)
+    # A pair of numbers as one, of as many documents as there are tokens at most.
+    count = max(mask.shape[2:]) * mask.shape[0] + 1
+    keys = mask.key_segments * count + of_keys
+    return replace(
+        mask,
+        query_segments=mask.query_segments * count + of_queries,
+        key_segments=keys.masked_fill(mask.key_segments == _HIDDEN, _HIDDEN),
+    )
 
 
 def seen_by(array: Tensor) -> Tensor | None:

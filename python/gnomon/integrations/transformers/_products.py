@@ -23,14 +23,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map_only
 
 from gnomon._checks import as_autocast
+from gnomon.integrations._terms import POSITION, SIMILARITY
+from gnomon.integrations.transformers import _interface
 from gnomon.integrations.transformers._interface import (
-    OPERATOR,
-    SIMILARITY,
     call,
     refusal,
     weights_are_collected,
 )
-from gnomon.integrations.transformers._masks import LOWEST, Mask
+from gnomon.integrations.transformers._masks import LOWEST, OPERATOR, Mask
 from gnomon.nn._heads import split_heads
 
 
@@ -511,7 +511,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     # Of several axes before the last two, the last one is that of heads. A single one is the
     # batch's, or has all heads of one batch after the other (DeBERTa), which a similarity tells
     # apart.
-    learned = getattr(seen.module, SIMILARITY, None)
+    learned = getattr(seen.module, SIMILARITY, getattr(seen.module, POSITION, None))
     heads = lead[-1] if len(lead) > 1 else 1
     if learned is not None and len(lead) == 1 and product.mask is None:
         heads = learned.num_heads if lead[0] % learned.num_heads == 0 else 1
@@ -669,6 +669,9 @@ def _multi_head(
 
 # Modules.
 
+#: An attribute of models while they run: how many times packed sequences were read before.
+_READS = "_gnomon_packed_reads"
+
 
 def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
     """Has a module run as this file says while its configuration names this implementation."""
@@ -685,6 +688,7 @@ def refuse_weights(model: torch.nn.Module, name: str) -> None:
         for hook in model._forward_pre_hooks.values()
     ):
         model.register_forward_pre_hook(functools.partial(_refuse, name), with_kwargs=True)
+        model.register_forward_hook(functools.partial(_check_packed, name), with_kwargs=True)
 
 
 def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
@@ -693,6 +697,19 @@ def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         asked = getattr(model.config, "output_attentions", False)
     if asked and model.config._attn_implementation == name:
         raise refusal("output_attentions")
+    if kwargs.get("cu_seq_lens_q") is not None and not torch.compiler.is_compiling():
+        model.__dict__[_READS] = _interface.packed_reads
+
+
+def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
+    """Raises where a model was given packed sequences and no layer has read where they end."""
+    before = model.__dict__.pop(_READS, None)
+    if before == _interface.packed_reads and model.config._attn_implementation == name:
+        raise NotImplementedError(
+            f"{OPERATOR}: {type(model).__name__} does not give its attention cu_seq_lens_q and "
+            "cu_seq_lens_k, and its tokens would attend to those of other sequences; give it "
+            "position_ids that begin anew with each sequence, or a padded batch"
+        )
 
 
 # A compiler would trace what the module does and see none of it stand for something else: it breaks
@@ -718,8 +735,10 @@ def _forward(
         seen.needed_by = seen.needed_by or "softmax"
     if seen.needed_by and (seen.is_dense or not seen.calls):
         what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
-        if hasattr(module, SIMILARITY):
-            raise NotImplementedError(f"{what}, and keeps the dot product")
+        if hasattr(module, SIMILARITY) or hasattr(module, POSITION):
+            raise NotImplementedError(
+                f"{what}, and keeps the dot product and the positions that it has"
+            )
         which = "some of its attention" if seen.calls else "its attention"
         warnings.warn(f"{what}: {which} stays dense", stacklevel=2)
     if isinstance(output, _Standing):

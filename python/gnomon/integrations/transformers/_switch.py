@@ -6,8 +6,8 @@ import copy
 import functools
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -18,10 +18,18 @@ from transformers import (
 )
 
 from gnomon._checks import wrong_type
+from gnomon.integrations._terms import (
+    POSITION,
+    SIMILARITY,
+    LearnedPosition,
+    LearnedSimilarity,
+    check_position,
+    check_similarity,
+)
 from gnomon.integrations.transformers import _cones
 from gnomon.integrations.transformers._adapters import ADAPTED, NAME, replace_forwards
-from gnomon.integrations.transformers._interface import OPERATOR, SIMILARITY, attention_forward
-from gnomon.integrations.transformers._masks import give_arrays, to_mask
+from gnomon.integrations.transformers._interface import attention_forward
+from gnomon.integrations.transformers._masks import OPERATOR, give_arrays, to_mask
 from gnomon.integrations.transformers._products import refuse_weights, see_products
 from gnomon.integrations.transformers._sources import (
     asks_for_an_array,
@@ -30,8 +38,11 @@ from gnomon.integrations.transformers._sources import (
     is_named_attention,
 )
 
-#: The field of a configuration with the similarity of a model's layers.
-_FIELD = "gnomon_similarity"
+#: The fields of a configuration with the terms of a model's layers, and these's submodules.
+_FIELDS = (SIMILARITY, POSITION)
+_NAME = OPERATOR.removeprefix("gnomon.")
+#: A model of transformers, or of PEFT around one.
+Model = TypeVar("Model", bound=torch.nn.Module)
 #: An attribute of modules: the configuration that theirs is a copy of, perhaps a larger model's.
 _SHARED = "_gnomon_shared_config"
 
@@ -44,7 +55,7 @@ def register() -> None:
     model's implementation is "gnomon", and PreTrainedModel's __init__, post_init, _from_config and
     from_pretrained to functions that call these: the first adds the name to a model's table of
     classes of attention (Falcon, GPT-J), the second makes the models that are built or loaded from
-    then on what use_gnomon and with_cone_attention make of others, and the others warn of a model
+    then on what use_gnomon and with_attention make of others, and the others warn of a model
     that cannot attend as it was asked to. So are its save_pretrained, which names the similarity of
     a model's parts in its configuration, _initialize_weights, which starts similarities that a
     checkpoint lacks, and set_attn_implementation, which refuses to take a similarity from a model.
@@ -59,8 +70,9 @@ def register() -> None:
     @functools.wraps(theirs)
     def post_init(self: PreTrainedModel) -> None:
         theirs(self)
-        if (similarity := getattr(self.config, _FIELD, None)) is not None:
-            with_cone_attention(self, similarity)
+        similarity, position = (getattr(self.config, field, None) for field in _FIELDS)
+        if similarity is not None or position is not None:
+            with_attention(self, similarity, position)
         elif self.config._attn_implementation == NAME:
             _switch_parts(self)
 
@@ -83,10 +95,10 @@ def _warn_after(name: str) -> None:
         # from_pretrained may return what it knows of the loading beside the model.
         model = result[0] if isinstance(result, tuple) else result
         asked = kwargs.get("attn_implementation")
-        if asked not in (None, NAME) and _has_similarity(model):
+        if asked not in (None, NAME) and _has_terms(model):
             warnings.warn(
                 f"{OPERATOR}: attn_implementation is {asked!r}, which does not know the similarity "
-                f"of this {cls.__name__}; it uses gnomon",
+                f"or the position of this {cls.__name__}; it uses gnomon",
                 stacklevel=2,
             )
         if model.config._attn_implementation == NAME and not _has_attention(model):
@@ -114,7 +126,7 @@ def _wrap(name: str, first: Callable[..., None]) -> None:
 def _begin_similarity(
     _model: PreTrainedModel, module: torch.nn.Module, *_args: Any, **_kwargs: Any
 ) -> None:
-    if isinstance(module, _cones.LearnedSimilarity):
+    if isinstance(module, (LearnedSimilarity, LearnedPosition)):
         module.begin_what_is_missing()
 
 
@@ -122,18 +134,18 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
     names = attn_implementation
     if isinstance(names, dict):
         names = set(names.values())
-    if names != NAME and names != {NAME} and _has_similarity(model):
+    if names != NAME and names != {NAME} and _has_terms(model):
         raise ValueError(
             f"{OPERATOR}: attn_implementation is {attn_implementation!r}, and "
-            f"{type(model).__name__} has the similarity of with_cone_attention, which it does not "
-            f"know; expected {NAME!r}, or a model without one"
+            f"{type(model).__name__} has terms of with_attention, which it does not know; expected "
+            f"{NAME!r}, or a model without them"
         )
 
 
 def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
     """Has a model's configuration be made of those of its parts, where these have got their own.
 
-    with_cone_attention may have been given a part.
+    with_attention may have been given a part.
     """
     own = {
         id(shared): part.config
@@ -172,15 +184,27 @@ def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None
                     table.setdefault(NAME, eager)
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, PreTrainedModel):
+def _base_of(model: object) -> PreTrainedModel:
+    """The model of transformers itself, of a model of PEFT the one that it adapts."""
+    base = model
+    if not isinstance(model, PreTrainedModel) and callable(
+        get_base := getattr(model, "get_base_model", None)
+    ):
+        base = get_base()
+    if not isinstance(base, PreTrainedModel):
         raise wrong_type(
-            "integrations.transformers", "model", model, "a transformers.PreTrainedModel"
+            "integrations.transformers",
+            "model",
+            model,
+            "a transformers.PreTrainedModel, or a PEFT model of one",
         )
+    return base
 
 
-def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
+def use_gnomon(model: Model) -> Model:
     """Calls register() and makes a model that exists use gnomon; returns it.
+
+    It may be one of PEFT, whose base model is switched.
 
     Modules that write their attention by hand, and so would not know, are watched while they run:
     their softmax of a product, times values, becomes a call of the operator. Where one of them
@@ -188,25 +212,25 @@ def use_gnomon(model: PreTrainedModel) -> PreTrainedModel:
     of modules that are called attention and have neither.
 
     Raises:
-        TypeError: it is no transformers.PreTrainedModel.
+        TypeError: it is no transformers.PreTrainedModel, nor one in a PEFT model.
         NotImplementedError: it has no attention that is known. The model is as it was.
     """
-    _check_model(model)
+    base = _base_of(model)
     register()
-    if not _has_attention(model):
+    if not _has_attention(base):
         raise NotImplementedError(
-            f"{OPERATOR}: {type(model).__name__} has no attention that is known: none through "
+            f"{OPERATOR}: {type(base).__name__} has no attention that is known: none through "
             "transformers' AttentionInterface, and none that is a softmax of a product of its own; "
             "leave it as it is"
         )
-    if dense := _unknown(model):
+    if dense := _unknown(base):
         # Before anything is switched, lest a warning that is an error leave half of it.
         warnings.warn(
-            f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
+            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} attend in a way that is not "
             "known, and stay as they are",
             stacklevel=2,
         )
-    _switch_parts(model)
+    _switch_parts(base)
     return model
 
 
@@ -232,28 +256,29 @@ def attends(layer: torch.nn.Module) -> bool:
     return isinstance(layer, ADAPTED) or has_interface(kind) or has_own_softmax(kind)
 
 
-def use_eager(model: PreTrainedModel) -> PreTrainedModel:
+def use_eager(model: Model) -> Model:
     """Undoes use_gnomon: a model attends as transformers writes it; returns the model.
 
     For models of the AttentionInterface this is set_attn_implementation("eager"), which others do
     not have. use_gnomon may follow again.
 
     Raises:
-        TypeError: it is no transformers.PreTrainedModel.
-        ValueError: with_cone_attention gave it a similarity, which its own attention does not know.
+        TypeError: it is no transformers.PreTrainedModel, nor one in a PEFT model.
+        ValueError: with_attention gave it a similarity or a position, which its own attention does
+            not know.
     """
-    _check_model(model)
-    if _has_similarity(model):
+    base = _base_of(model)
+    if _has_terms(base):
         raise ValueError(
-            f"{OPERATOR}: {type(model).__name__} has the similarity of with_cone_attention, which "
-            "eager attention does not know; expected a model without one"
+            f"{OPERATOR}: {type(base).__name__} has terms of with_attention, which eager attention "
+            "does not know; expected a model without them"
         )
-    _set_implementation(model, "eager")
+    _set_implementation(base, "eager")
     return model
 
 
-def _has_similarity(model: torch.nn.Module) -> bool:
-    return any(hasattr(layer, SIMILARITY) for layer in model.modules())
+def _has_terms(model: torch.nn.Module) -> bool:
+    return any(hasattr(layer, field) for layer in model.modules() for field in _FIELDS)
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
@@ -286,56 +311,156 @@ def _switch_parts(model: PreTrainedModel) -> None:
                 give_arrays(layer)
 
 
-def with_cone_attention(model: PreTrainedModel, similarity: str = "penumbral") -> PreTrainedModel:
-    """Calls use_gnomon and swaps the similarity of all attention layers; returns the model.
+def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
+    """with_attention(model, similarity): cones in the place of the dot product in all layers."""
+    if not isinstance(similarity, str):
+        raise wrong_type(_NAME, "similarity", similarity, "a specification, a string")
+    return with_attention(model, similarity)
+
+
+def with_attention(
+    model: Model, similarity: str | None = None, position: str | Sequence[str] | None = None
+) -> Model:
+    """Calls use_gnomon and gives all attention layers another similarity, a position, or both.
+
+        with_attention(model, "penumbral", position="alibi+sink")
 
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
     and the buffer "gamma_start" (or of beta, scale: what the similarity calls its factor), as in
     gnomon.nn.MultiheadAttention: gamma = gamma_start * exp(5 theta), and theta starts at 0, where
-    the logits of N(0, 1) tokens have a spread of 1. They train, and are saved with the model: its
-    configuration names the similarity, so that after register() from_pretrained() loads them.
-    Calling it again starts the similarity anew. The model's own scale of the dot product has no
-    meaning then, but where a layer that writes its products itself multiplies queries or keys by it
-    first: the similarity reads them so.
+    the logits of N(0, 1) tokens have a spread of 1. A position is a submodule "gnomon_position"
+    with the tensors that gnomon.nn.MultiheadAttention has for it, "t5_table". They train, and are
+    saved with the model: its configuration names the terms, so that after register()
+    from_pretrained() loads them. Calling it again starts what is given anew, and leaves the other
+    as it is. The model's own scale of the dot product has no meaning to another similarity, but
+    where a layer that writes its products itself multiplies queries or keys by it first: the
+    similarity reads them so.
 
-    Rotary positions leave the coordinate of a head that is a height, the last one of cones, and the
-    coordinate that it is paired with as they are, as gnomon.position.RoPE does.
+    A position comes on top of those that the model has, rotations and biases; layers that attend to
+    the tokens of an encoder get none. Rotary positions leave the coordinate of a head that is a
+    height, the last one of cones, and the coordinate that it is paired with as they are, as
+    gnomon.position.RoPE does.
+
+    In a model of PEFT the submodules are modules_to_save of its adapters: they train and
+    save_pretrained() writes them. To load them, give the base model the same terms before
+    PeftModel.from_pretrained(). Of a base model that has them already PEFT trains what its
+    configuration names: LoraConfig(..., modules_to_save=["gnomon_similarity", "gnomon_position"]).
 
     Args:
         model: of transformers, one that use_gnomon takes, with two coordinates a head or more.
-        similarity: a specification of the catalogue, "penumbral:score=height2". The model's
-            configuration, which names it, is a copy from then on.
+        similarity: a specification of the catalogue, "penumbral:score=height2"; None leaves the one
+            that the layers have. The model's configuration, which names it, is a copy from then on.
+        position: a specification, "alibi", "t5+sink" or "hype:tau=learned", or a list of these for
+            their sum; None leaves the one that the layers have.
 
     Raises:
-        ValueError: the specification, map=none among it, since tokens of a model are no points of a
-            space; or a width of the heads that the similarity does not take.
+        ValueError: neither is given; the specification, map=none among it, since tokens of a model
+            are no points of a space; or a width of the heads that a term does not take.
         NotImplementedError: as use_gnomon, or the heads of a layer are not known, or it rotates
-            them in a way that is not known. But in a forward pass, the model is as it was.
+            them in a way that is not known, or a position reads more than queries and keys
+            ("forget", "sinusoidal"), or adapters cannot save the parameters. But in a forward pass,
+            the model is as it was.
     """
-    if not isinstance(similarity, str):
-        raise wrong_type(
-            "integrations.transformers", "similarity", similarity, "a specification, a string"
+    base = _base_of(model)
+    if position is not None and not isinstance(position, str):
+        if not isinstance(position, Sequence) or not all(isinstance(p, str) for p in position):
+            raise wrong_type(_NAME, "position", position, "a specification, or a list of them")
+        position = "+".join(position)
+    if similarity is not None and not isinstance(similarity, str):
+        raise wrong_type(_NAME, "similarity", similarity, "a specification, a string")
+    if similarity is None and position is None:
+        raise ValueError(
+            f"{OPERATOR}: neither a similarity nor a position is given; expected one of them"
         )
-    _check_model(model)
-    _cones.check_map(similarity)
-    if dense := _unknown(model):
+    if similarity is not None:
+        check_similarity(OPERATOR, similarity)
+    if position is not None:
+        check_position(OPERATOR, position)
+    if base is not model:
+        _check_adapters(model)
+    if dense := _unknown(base):
         raise NotImplementedError(
-            f"{OPERATOR}: {', '.join(dense)} of {type(model).__name__} attend in a way that is not "
-            "known, and would keep the dot product; give a part of the model without them"
+            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} attend in a way that is not "
+            "known, and would keep the dot product and their positions; give a part of the model "
+            "without them"
         )
-    layers = [layer for layer in model.modules() if attends(layer)]
-    learned = [
-        _cones.LearnedSimilarity(similarity, *_cones.shape_of_heads(layer)) for layer in layers
-    ]
-    for layer, its in zip(layers, learned, strict=True):
-        if its.height is not None:
+    made = []
+    for name, layer in base.named_modules():
+        if not attends(layer):
+            continue
+        heads, width = _cones.shape_of_heads(layer)
+        its = None if similarity is None else LearnedSimilarity(similarity, heads, width)
+        if its is not None and its.height is not None:
             _cones.check_rotation(layer)
-    if getattr(model.config, _FIELD, None) != similarity:
-        _separate_configurations(model)
-    use_gnomon(model)
-    for layer, its in zip(layers, learned, strict=True):
-        if not hasattr(layer, SIMILARITY):
-            _cones.keep_heights(layer)
-        setattr(layer, SIMILARITY, its.to(model.device, model.dtype))
-    setattr(model.config, _FIELD, similarity)
+        where = None
+        if position is not None and not _cones.crosses(name, layer):
+            values, length = _cones.width_of_values(layer, width), _length_of(base)
+            where = LearnedPosition(position, heads, width, values, length)
+        made.append((layer, its, where))
+    if position is not None and all(where is None for _, _, where in made):
+        raise NotImplementedError(
+            f"{OPERATOR}: no layer of {type(base).__name__} attends to its own tokens, as a "
+            "position expects; give the model that has such layers"
+        )
+    given = {SIMILARITY: similarity, POSITION: position}
+    if any(
+        spec is not None and getattr(base.config, field, None) != spec
+        for field, spec in given.items()
+    ):
+        _separate_configurations(base)
+    use_gnomon(base)
+    for layer, its, where in made:
+        if its is not None:
+            if not hasattr(layer, SIMILARITY):
+                _cones.keep_heights(layer)
+            setattr(layer, SIMILARITY, its.to(base.device, base.dtype))
+        if where is not None:
+            setattr(layer, POSITION, where.to(base.device, base.dtype))
+    for field, spec in given.items():
+        if spec is not None:
+            setattr(base.config, field, spec)
+    if base is not model:
+        _add_to_adapters(model, [layer for layer, _, _ in made])
     return model
+
+
+def _length_of(model: PreTrainedModel) -> int:
+    """The most tokens, for tables that have a row for each."""
+    config = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) else 512
+
+
+def _check_adapters(model: Any) -> None:
+    """Raises where a model of PEFT cannot save other modules."""
+    for name, config in model.peft_config.items():
+        if not hasattr(config, "modules_to_save"):
+            raise NotImplementedError(
+                f"{OPERATOR}: the adapter {name!r} is of {type(config).__name__}, which has no "
+                "modules_to_save and would not save what with_attention adds; give it the base "
+                "model, before get_peft_model, and save both"
+            )
+
+
+def _add_to_adapters(model: Any, layers: list[torch.nn.Module]) -> None:
+    """Has the adapters of a model of PEFT train and save the terms of its layers."""
+    from peft.utils import ModulesToSaveWrapper
+
+    fields = [f for f in _FIELDS if any(hasattr(layer, f) for layer in layers)]
+    for layer in layers:
+        for field in fields:
+            part = getattr(layer, field, None)
+            if part is None or isinstance(part, ModulesToSaveWrapper):
+                continue
+            first, *others = model.peft_config
+            wrapper = ModulesToSaveWrapper(part, first)
+            for name in others:
+                wrapper.update(name)
+            active = model.active_adapters
+            frozen = all(model.peft_config[name].inference_mode for name in active)
+            wrapper.set_adapter(active, inference_mode=frozen)
+            setattr(layer, field, wrapper)
+    for config in model.peft_config.values():
+        config.modules_to_save = sorted({*(config.modules_to_save or ()), *fields})
+    # Of the base model, a copy by now.
+    model.config = model.get_base_model().config

@@ -1,0 +1,151 @@
+"""Similarities and positions with learned parameters, for attention layers of other libraries."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from gnomon._catalogue import components_of, module_tensors
+from gnomon._library import ops
+from gnomon._terms import to_spec
+from gnomon.similarity import Similarity, Specified
+
+#: The submodules of a layer that has another similarity than the dot product, or a position.
+SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
+
+
+def check_similarity(operator: str, spec: str) -> None:
+    """Raises where a similarity takes tokens for points, which a model's projections are not."""
+    if option := ops.points_option(spec):
+        (component,) = components_of(spec)
+        raise ValueError(
+            f"{operator}: {spec!r}: {option} takes queries and keys for points already, which lie "
+            f"where {component.name} has them; those of a model are any numbers; leave "
+            f"{option.split('=')[0]} out, or give another one"
+        )
+
+
+def check_position(operator: str, spec: str) -> None:
+    """Raises where a position reads more than the queries and the keys of a layer."""
+    for component in components_of(spec):
+        if component.entry.get("role") == "embedding":
+            raise NotImplementedError(
+                f"{operator}: position {component.name!r} is added to the embeddings, which the "
+                "model makes; expected one of attention, such as 'alibi', 'rope' or 'sink'"
+            )
+    if ops.module_has_projections(spec):
+        raise NotImplementedError(
+            f"{operator}: position {spec!r} projects the tokens of a layer, and only its queries "
+            "and keys are known here; use gnomon.nn.MultiheadAttention"
+        )
+
+
+class _Terms(torch.nn.Module):
+    """The parameters and buffers that gnomon.nn.MultiheadAttention has for its terms."""
+
+    _warned = False
+
+    def __init__(
+        self,
+        similarity: str,
+        position: str,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int,
+        max_length: int,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        names, starts, learned = ops.module_tensors(
+            similarity, position, num_heads, head_dim, value_dim, max_length, 0, 0, []
+        )
+        self._names = tuple(names)
+        #: As numbers: memory of a checkpoint's loading holds none where the checkpoint has none.
+        self._begin: dict[str, list[float]] = {}
+        for name, start, is_learned in zip(names, starts, learned, strict=True):
+            self._begin[name] = start.double().flatten().tolist()
+            value = start.detach().to(torch.get_default_dtype(), copy=True)
+            if is_learned:
+                self.register_parameter(name, torch.nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    @torch.no_grad()
+    def begin_what_is_missing(self) -> None:
+        """Sets what from_pretrained() has found no tensor for to what a new one has."""
+        for name, numbers in self._begin.items():
+            tensor: Tensor = getattr(self, name)
+            if not getattr(tensor, "_is_hf_initialized", False):
+                tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
+
+    def held(self) -> list[Tensor]:
+        """The tensors, in the order of the operator for modules."""
+        return [getattr(self, name) for name in self._names]
+
+    def warn_if_frozen(self, q: Tensor) -> None:
+        """Warns once where a model trains and these parameters do not."""
+        if torch.compiler.is_compiling() or _Terms._warned or not self.training:
+            return
+        if not (torch.is_grad_enabled() and q.requires_grad):
+            return
+        parameters = list(self.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            _Terms._warned = True
+            warnings.warn(
+                "gnomon.integrations: the parameters of a similarity or a position do not train: "
+                "requires_grad is False. PEFT freezes what its configuration does not name; give "
+                f"it modules_to_save=[{SIMILARITY!r}, {POSITION!r}], or call with_attention after "
+                "get_peft_model",
+                stacklevel=3,
+            )
+
+
+class LearnedSimilarity(_Terms):
+    """A similarity with a factor for each head; parameters as in gnomon.nn.MultiheadAttention."""
+
+    def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
+        super().__init__(spec, "none", num_heads, head_dim, head_dim, 1)
+        (component,) = components_of(spec)
+        # To the operator, the values of what is held here, learned or not, are tensors.
+        held = [tensor.parameter for tensor in module_tensors(spec, "none")]
+        options = dict(component.options) | dict.fromkeys(held, "tensor")
+        self.spec = to_spec(component.name, **options)
+        #: What the operator for modules reads.
+        self.module_spec = spec
+        #: The coordinate that is a height, which a rotation would mix with another: -1, the last,
+        #: or 0, the first; None: there is none.
+        self.height: int | None = ops.height_coordinate(spec)
+        #: Whether the model's scale applies.
+        self.takes_scale: bool = component.entry["takes_scale"]
+
+    def forward(self, q: Tensor) -> Similarity:
+        """The similarity of the present parameters, for queries q (B, H, L, D) of any dtype."""
+        self.warn_if_frozen(q)
+        values = ops.module_similarity(q, self.module_spec, self.held())
+        return Specified(self.spec, tuple(values))
+
+    def extra_repr(self) -> str:
+        """The specification, for print()."""
+        return repr(self.spec)
+
+
+class LearnedPosition(_Terms):
+    """A position, or a sum of them; parameters as in gnomon.nn.MultiheadAttention."""
+
+    def __init__(
+        self, spec: str, num_heads: int, head_dim: int, value_dim: int, max_length: int
+    ) -> None:
+        super().__init__("dot", spec, num_heads, head_dim, value_dim, max_length)
+        #: What the operator for modules reads.
+        self.module_spec = spec
+        roles = {component.entry.get("role") for component in components_of(spec)}
+        #: Whether the model's scale applies whatever the similarity.
+        self.takes_scale: bool = "content" in roles
+        #: Whether it depends on where queries and keys stand.
+        self.reads_positions: bool = not roles <= {"sink", "norm"}
+
+    def extra_repr(self) -> str:
+        """The specification, for print()."""
+        return repr(self.module_spec)
