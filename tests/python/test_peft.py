@@ -123,6 +123,39 @@ def test_terms_that_lora_freezes_are_warned_of(monkeypatch):
         loss_of(model)  # once
 
 
+def trained_by_the_trainer(model, folder):
+    """The losses that Hugging Face's Trainer logs, step by step, and what is trained."""
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        output_dir=folder, max_steps=4, per_device_train_batch_size=2, learning_rate=0.02,
+        logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, seed=1,
+    )  # fmt: skip
+    rows = torch.arange(8 * 13).view(8, 13) % 60 + 1
+    data = [{"input_ids": row, "labels": row.clone()} for row in rows]
+    # A row that is padded.
+    data[2]["attention_mask"] = (torch.arange(13) < 9).long()
+    for row in data:
+        row.setdefault("attention_mask", torch.ones(13, dtype=torch.long))
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    return losses, trained
+
+
+def test_the_trainer_with_lora_is_the_same_as_without(tmp_path):
+    theirs = with_lora(llama()).double()
+    theirs.set_attn_implementation("sdpa")
+    ours = use_gnomon(copy.deepcopy(theirs))
+    expected, their_parameters = trained_by_the_trainer(theirs, tmp_path / "theirs")
+    found, our_parameters = trained_by_the_trainer(ours, tmp_path / "ours")
+    assert len(found) == 4
+    assert found[-1] < found[0]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    for name, parameter in their_parameters.items():
+        torch.testing.assert_close(our_parameters[name], parameter, atol=1e-9, rtol=1e-9, msg=name)
+
+
 def test_two_adapters_have_terms_of_their_own():
     model = with_lora(llama())
     model.add_adapter("other", peft.LoraConfig(target_modules=["q_proj"], r=2))

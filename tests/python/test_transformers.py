@@ -37,6 +37,7 @@ from transformers.models.swin.modeling_swin import SwinAttention, SwinLayer  # n
 from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
 
 import gnomon  # noqa: E402
+from gnomon.integrations import _terms  # noqa: E402
 from gnomon.integrations import transformers as integration  # noqa: E402
 from gnomon.integrations._terms import (  # noqa: E402
     POSITION,
@@ -1573,18 +1574,18 @@ def test_heads_that_are_rotated_in_part_or_otherwise():
 def rotates_no_height(model, ids, height=-1):
     """Whether one coordinate of all queries, -1 or 0, is the same of tokens that are."""
     found = []
-    attend = _cones_attend = gnomon.integrations.transformers._interface.attention
+    attend = _cones_attend = _terms.attention
 
     def watch(q, k, v, **options):
         found.append((q, k))
         return attend(q, k, v, **options)
 
-    gnomon.integrations.transformers._interface.attention = watch
+    _terms.attention = watch
     try:
         with torch.no_grad():
             model(torch.full_like(ids, 7))
     finally:
-        gnomon.integrations.transformers._interface.attention = _cones_attend
+        _terms.attention = _cones_attend
     # Of the first layer, whose tokens have no other position.
     return all(
         torch.allclose(x[..., height], x[..., :1, height].expand_as(x[..., height]), atol=1e-5)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gnomon._attention import AttentionArguments, attention, lower_call, passed
 from gnomon._catalogue import components_of, module_tensors
+from gnomon._checks import as_autocast
 from gnomon._library import ops
 from gnomon._terms import to_spec
-from gnomon.similarity import Similarity, Specified
+from gnomon.position import Position, Sum
+from gnomon.similarity import Dot, Similarity, Specified
 
 #: The submodules of a layer that has another similarity than the dot product, or a position.
 SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
@@ -149,3 +153,38 @@ class LearnedPosition(_Terms):
     def extra_repr(self) -> str:
         """The specification, for print()."""
         return repr(self.module_spec)
+
+
+def attend(
+    operator: str,
+    layer: torch.nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Sequence[Position],
+    arguments: AttentionArguments,
+    softcap: float | None = None,
+) -> Tensor:
+    """gnomon.attention with the similarity and the position that a layer has, and other positions.
+
+    softcap is the dot product's.
+    """
+    learned, own = getattr(layer, SIMILARITY, None), getattr(layer, POSITION, None)
+    dot = Dot(softcap=softcap)
+    if own is None:
+        arguments["similarity"] = dot if learned is None else learned(q)
+        arguments["position"] = list(positions)
+        return attention(q, k, v, **arguments)
+    own.warn_if_frozen(q)
+    q, k, v = as_autocast(q, k, v)
+    spec, given = Sum(positions)._lower()
+    o: Tensor = ops.module_attention.default(
+        q,
+        k,
+        v,
+        dot._lower()[0] if learned is None else learned.module_spec,
+        own.module_spec + ("" if spec == "none" else f"+{spec}"),
+        [*(() if learned is None else learned.held()), *own.held(), *given],
+        *passed(lower_call(operator, q, arguments, AttentionArguments)),
+    )
+    return o

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
-from gnomon._attention import AttentionArguments, attention, lower_call, passed
+from gnomon._attention import AttentionArguments
 from gnomon._catalogue import entry_of
-from gnomon._checks import as_autocast
-from gnomon._library import ops
 from gnomon._position import to_positions
+from gnomon.integrations import _terms
 from gnomon.integrations._terms import POSITION, SIMILARITY
 from gnomon.integrations.transformers._masks import (
     OPERATOR,
@@ -29,8 +28,7 @@ from gnomon.integrations.transformers._masks import (
     segments_of,
     within_documents,
 )
-from gnomon.position import PairBias, Position, Sum
-from gnomon.similarity import Dot
+from gnomon.position import PairBias, Position
 
 #: Beside it no score counts, and it may be multiplied by log2(e).
 _LOWEST_SCORE = -1e30
@@ -330,27 +328,11 @@ def call(
         "sink": sink,
         "dropout": dropout,
     }
+    if own is not None:
+        _check_offset(module, own, mask)
     # A cap is the dot product's, as the scale is.
-    dot = Dot(softcap=softcap)
-    if own is None:
-        arguments["similarity"] = dot if learned is None else learned(q)
-        arguments["position"] = positions
-        return attention(q, k, v, **arguments)
-    _check_offset(module, own, mask)
-    own.warn_if_frozen(q)
-    q, k, v = as_autocast(q, k, v)
-    similarity_spec = dot._lower()[0] if learned is None else learned.module_spec
-    spec, given = Sum(positions)._lower()
-    o: Tensor = ops.module_attention.default(
-        q,
-        k,
-        v,
-        similarity_spec,
-        own.module_spec + ("" if spec == "none" else f"+{spec}"),
-        [*(() if learned is None else learned.held()), *own.held(), *given],
-        *passed(lower_call(OPERATOR.removeprefix("gnomon."), q, arguments, AttentionArguments)),
-    )
-    return o
+    name = OPERATOR.removeprefix("gnomon.")
+    return _terms.attend(name, module, q, k, v, positions, arguments, softcap)
 
 
 def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
