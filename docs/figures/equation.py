@@ -70,7 +70,7 @@ def main() -> None:
         axes[2],
         np.where(seen, 1.0, 0.0),
         "mask",
-        "one interval of keys\nfor each row",
+        "one interval of keys\nper row",
         cmap="Greys",
         limits=(0, 2.2),
     )
@@ -78,7 +78,7 @@ def main() -> None:
         axes[3],
         weights,
         r"weights  $p_{ij}$",
-        "each tile meets its values\nand is forgotten",
+        "multiplied by the values,\nthen discarded",
         cmap="Oranges",
         limits=(0, 0.9),
     )
@@ -101,7 +101,7 @@ def main() -> None:
     figure.text(
         0.03,
         0.075,
-        r"all that is stored of $\beta_h$:",
+        r"the only storage for $\beta_h$:",
         ha="left",
         va="center",
         fontsize=9,
@@ -110,7 +110,7 @@ def main() -> None:
     figure.text(
         0.5,
         0.93,
-        "Pale: never computed as a whole.  Framed: the tile in cache.",
+        "Pale: never stored as a whole.  Framed: the tile in cache.",
         ha="center",
         fontsize=10,
         color=TILE_COLOR,
