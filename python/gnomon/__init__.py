@@ -1,6 +1,17 @@
 """Attention with any similarity and any position, exact and linear in memory."""
 
-from gnomon import _library, _vmap, cones, distributed, lorentz, models, nn, position, similarity
+from gnomon import (
+    _flops,
+    _library,
+    _vmap,
+    cones,
+    distributed,
+    lorentz,
+    models,
+    nn,
+    position,
+    similarity,
+)
 from gnomon._attention import attention, attention_weights
 from gnomon._catalogue import catalogue, load_terms
 from gnomon._encodings import (
@@ -10,11 +21,12 @@ from gnomon._encodings import (
     sinusoid,
     t5_bucket,
 )
-from gnomon._graph_attention import graph_attention
+from gnomon._graph_attention import csr, graph_attention
 from gnomon._linear_attention import favor_projection, linear_attention
 from gnomon._sdpa import scaled_dot_product_attention
 from gnomon._varlen import varlen_attention
 
+_flops.register()
 _vmap.register()
 
 __version__ = _library.VERSION
@@ -25,6 +37,7 @@ __all__ = [
     "attention_weights",
     "catalogue",
     "cones",
+    "csr",
     "distributed",
     "favor_projection",
     "graph_attention",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from gnomon._attention import Integers
 from gnomon._checks import (
     check_flag,
+    check_integer,
     check_integers,
+    check_number,
     check_optional_number,
     check_tensors,
+    is_integer_type,
 )
 from gnomon._library import ops
 from gnomon._similarity import Similarity, to_similarity
@@ -27,6 +33,7 @@ def graph_attention(
     similarity: Similarity | str | None = ...,
     *,
     scale: float | None = ...,
+    sink: Tensor | float | None = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -39,6 +46,7 @@ def graph_attention(
     similarity: Similarity | str | None = ...,
     *,
     scale: float | None = ...,
+    sink: Tensor | float | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 def graph_attention(
@@ -50,14 +58,16 @@ def graph_attention(
     similarity: Similarity | str | None = None,
     *,
     scale: float | None = None,
+    sink: Tensor | float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """sum_e p_e v_j over the edges e of each node i, p the softmax of the similarities of i and j.
 
     Every similarity, with exact gradients. The graph is in compressed rows (CSR): row i lists the
-    keys that node i sees, which are indices[indptr[i]] ... indices[indptr[i + 1] - 1]. An edge that
-    is there twice counts twice. Memory is linear in the number of edges. Graph attention networks
-    (Velickovic et al. 2018) have Additive(), q and k the scores of targets and sources, (N, H, 1).
+    keys that node i sees, which are indices[indptr[i]] ... indices[indptr[i + 1] - 1]; csr makes it
+    from PyTorch Geometric's edge_index. An edge that is there twice counts twice. Memory is linear
+    in the number of edges. Graph attention networks (Velickovic et al. 2018) have Additive(), q and
+    k the scores of targets and sources, (N, H, 1).
 
     Args:
         q: (N, H, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or but
@@ -69,6 +79,8 @@ def graph_attention(
         similarity: of gnomon.similarity, or a specification; None is Dot(). Its tensors have q's
             dtype, or float32 where that is lower; they are (H,), or without axes for all heads.
         scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
+        sink: (H,) or (N, H), or one number: one more score in each node's softmax, without a value,
+            as in attention; lse then includes it. -inf means no sink.
         return_lse: also return lse (N, H), the natural logarithm of the sum of exp(s) over a row's
             edges; differentiable.
 
@@ -89,4 +101,72 @@ def graph_attention(
     return_lse = check_flag(operator, "return_lse", return_lse)
     spec, tensors = to_similarity(operator, similarity)._lower()
     o, lse = ops.graph_attention(q, k, v, indptr, indices, spec, tensors, scale)
+    if sink is not None:
+        o, lse = _with_sink(o, lse, sink)
     return (o, lse) if return_lse else o
+
+
+def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Tensor]:
+    operator = "graph_attention"
+    if not isinstance(sink, Tensor):
+        number = check_number(operator, "sink", sink, "a Tensor, a number, or None")
+        sink = torch.tensor(number, dtype=lse.dtype, device=lse.device)
+    if sink.dim() > 2 or sink.shape not in ((), lse.shape[1:], lse.shape):
+        raise ValueError(
+            f"gnomon.{operator}: sink has shape {list(sink.shape)}; expected (), (H,) or (N, H) = "
+            f"{tuple(lse.shape)}"
+        )
+    score = sink.to(lse.dtype).expand_as(lse)
+    # Differences of infinities are no numbers, nor are their gradients.
+    nothing = -1e30
+    finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
+    total = torch.logaddexp(finite, score)
+    keys = torch.sigmoid(finite - score)
+    keys = torch.where(lse == -math.inf, 0.0, keys)
+    total = torch.where(total <= nothing / 2, -math.inf, total)
+    return (o * keys.unsqueeze(-1)).to(o.dtype), total
+
+
+def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The compressed rows of a graph in PyTorch Geometric's form, as graph_attention takes them.
+
+    An edge (j, i) of edge_index is a message from j to i: node i sees j. Within a row edges keep
+    their order.
+
+    Args:
+        edge_index: (2, E) integers, the sources j and the targets i.
+        num_nodes: the number of targets.
+
+    Returns:
+        indptr (num_nodes + 1,) and indices (E,), int64.
+
+    Raises:
+        ValueError: a shape, or a target that is no node.
+        TypeError: a type.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # a path of three nodes
+        >>> indptr, indices = gnomon.csr(edge_index, 3)
+        >>> x = torch.randn(3, 2, 8)  # 3 nodes, 2 heads
+        >>> o = gnomon.graph_attention(x, x, x, indptr, indices)
+    """
+    edges = check_integers("csr", "edge_index", edge_index, expected="a Tensor (2, E)")
+    num_nodes = check_integer("csr", "num_nodes", num_nodes)
+    if edges.dim() != 2 or edges.shape[0] != 2 or not is_integer_type(edges.dtype):
+        raise ValueError(
+            f"gnomon.csr: edge_index has shape {list(edges.shape)} and dtype {edges.dtype}; "
+            "expected (2, E) integers"
+        )
+    if num_nodes < 0:
+        raise ValueError(f"gnomon.csr: num_nodes is {num_nodes}; expected at least 0")
+    source, target = edges.to(torch.int64).unbind()
+    target, order = target.sort(stable=True)
+    if not is_compiling() and target.shape[0] > 0 and target.device.type != "meta":
+        least, most = int(target[0]), int(target[-1])
+        if least < 0 or most >= num_nodes:
+            raise ValueError(
+                f"gnomon.csr: edge_index has targets from {least} to {most}; expected 0 to "
+                f"{num_nodes - 1}, the nodes"
+            )
+    nodes = torch.arange(num_nodes + 1, device=target.device)
+    return torch.searchsorted(target, nodes), source[order]

@@ -268,6 +268,85 @@ def test_gat_conv():
         torch.testing.assert_close(got, want)
 
 
+def test_csr_of_an_edge_index():
+    torch.manual_seed(0)
+    nodes = 30
+    edge_index = torch.randint(nodes, (2, 200))
+    indptr, indices = gnomon.csr(edge_index, nodes)
+    assert (indptr.shape, indices.shape) == ((nodes + 1,), (200,))
+    source, target = edge_index
+    for i in range(nodes):
+        assert torch.equal(indices[indptr[i] : indptr[i + 1]], source[target == i])
+    empty = gnomon.csr(torch.zeros(2, 0, dtype=torch.int64), 3)
+    assert [x.tolist() for x in empty] == [[0, 0, 0, 0], []]
+    assert [x.tolist() for x in gnomon.csr([[0, 1], [1, 0]], 2)] == [[0, 1, 2], [1, 0]]
+
+
+@pytest.mark.real_device
+def test_csr_compiled():
+    edge_index = torch.randint(9, (2, 40), generator=generator_of(0))
+    x = torch.randn(9, 2, 4)
+
+    def step(x, edge_index):
+        return gnomon.graph_attention(x, x, x, *gnomon.csr(edge_index, 9))
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, edge_index), step(x, edge_index))
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "nodes", "error", "message"),
+    [
+        (torch.zeros(3, 4, dtype=torch.int64), 4, ValueError, r"has shape \[3, 4\]"),
+        (torch.zeros(2, 4), 4, ValueError, "expected .2, E. integers"),
+        (torch.tensor([[0, 0], [1, 4]]), 4, ValueError, "targets from 1 to 4; expected 0 to 3"),
+        (torch.tensor([[0, 0], [-1, 3]]), 4, ValueError, "targets from -1 to 3"),
+        (torch.zeros(2, 4, dtype=torch.int64), -1, ValueError, "num_nodes is -1"),
+        (torch.zeros(2, 4, dtype=torch.int64), 1.5, TypeError, "num_nodes is a float"),
+    ],
+)
+def test_errors_of_csr(edge_index, nodes, error, message):
+    with pytest.raises(error, match=message):
+        gnomon.csr(edge_index, nodes)
+
+
+@pytest.mark.parametrize("shape", [(4,), (9, 4), ()])
+def test_sinks_are_one_more_edge_without_a_value(shape):
+    torch.manual_seed(0)
+    rows = GRAPHS["few"]
+    x = torch.randn(3, 9, 4, 6, dtype=torch.float64).unbind()
+    sink = torch.randn(shape, dtype=torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (*x, sink)]
+    q, k, v, _ = leaves
+    o, lse = gnomon.graph_attention(q, k, v, *csr(rows), sink=sink, return_lse=True)
+    outputs, sums = [], []
+    for i, row in enumerate(rows):
+        scores = torch.einsum("hd,jhd->hj", q[i], k[row]) / math.sqrt(6)
+        its_sink = (sink[i] if sink.dim() == 2 else sink).expand(4)
+        with_sink = torch.cat([scores, its_sink.unsqueeze(1)], 1)
+        outputs.append(torch.einsum("hj,jhd->hd", with_sink.softmax(1)[:, :-1], v[row]))
+        sums.append(with_sink.logsumexp(1))
+    expected, expected_lse = torch.stack(outputs), torch.stack(sums)
+    torch.testing.assert_close(o, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    for got, want in zip(
+        torch.autograd.grad(o.square().sum() + lse.sum(), leaves),
+        torch.autograd.grad(expected.square().sum() + expected_lse.sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    torch.manual_seed(0)
+    x = torch.randn(3, 9, 4, 6).unbind()
+    graph = csr(GRAPHS["few"])
+    ours = gnomon.graph_attention(*x, *graph, sink=-math.inf, return_lse=True)
+    torch.testing.assert_close(ours, gnomon.graph_attention(*x, *graph, return_lse=True))
+    with pytest.raises(ValueError, match=r"sink has shape \[3\]"):
+        gnomon.graph_attention(*x, *graph, sink=torch.zeros(3))
+
+
 def low_level_arguments(dtype):
     torch.manual_seed(0)
     rows = GRAPHS["bipartite"]

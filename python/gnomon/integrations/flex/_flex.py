@@ -1,0 +1,232 @@
+"""What masks of FlexAttention are in gnomon, found in their values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+from gnomon._attention import attention
+from gnomon._checks import check_flag, check_integer, check_tensors, wrong_type
+
+_FLEX = "integrations.flex.flex_attention"
+_MASK = "integrations.flex.mask_arguments"
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# A mask is usually made once and called many times.
+_known: weakref.WeakKeyDictionary[BlockMask, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """PyTorch's flex_attention without score_mod, computed by gnomon.attention.
+
+    Args:
+        query: (B, H, Lq, D); key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) likewise.
+        score_mod: None; what replaces it is a position of gnomon.attention.
+        block_mask: which pairs are seen; mask_arguments reads it in the first call and keeps what
+            it finds.
+        scale: multiplies the scores, by default 1/sqrt(D).
+        enable_gqa: key and value may have fewer heads than query.
+        return_lse: also return the logarithms of the sums of the weights (B, H, Lq).
+
+    Returns:
+        (B, H, Lq, Dv), or it and lse. A query that sees no key gives 0, and lse = -inf.
+
+    Raises:
+        ValueError: a shape or a value.
+        TypeError: a type or a device.
+        NotImplementedError: a score_mod.
+    """
+    check_tensors(_FLEX, query=query, key=key, value=value)
+    if score_mod is not None:
+        raise NotImplementedError(
+            f"gnomon.{_FLEX}: score_mod is given; expected None, and gnomon.attention with "
+            "position=, one of gnomon.position: OffsetBias adds a table by offset, PairBias any "
+            "numbers"
+        )
+    if not check_flag(_FLEX, "enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"gnomon.{_FLEX}: query has {query.shape[1]} heads and key {key.shape[1]}; expected "
+            "the same, or enable_gqa=True"
+        )
+    arguments: dict[str, Any] = {}
+    if block_mask is not None:
+        if not isinstance(block_mask, BlockMask):
+            raise wrong_type(_FLEX, "block_mask", block_mask, "a BlockMask, or None")
+        lengths = list(block_mask.seq_lengths)
+        if lengths != [query.shape[2], key.shape[2]]:
+            raise ValueError(
+                f"gnomon.{_FLEX}: block_mask is for {lengths[0]} queries and {lengths[1]} keys; "
+                f"expected {query.shape[2]} and {key.shape[2]}"
+            )
+        if block_mask not in _known:
+            _known[block_mask] = mask_arguments(block_mask)
+        arguments = dict(_known[block_mask])
+    if scale is not None:
+        arguments["scale"] = scale
+    return attention(query, key, value, return_lse=return_lse, **arguments)  # type: ignore[call-overload,no-any-return]
+
+
+def mask_arguments(
+    mask: BlockMask | MaskMod,
+    B: int | None = None,
+    H: int | None = None,
+    Q_LEN: int | None = None,
+    KV_LEN: int | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, Any]:
+    """The arguments of gnomon.attention that hide the same pairs as a mask of FlexAttention.
+
+    The mask is computed once, for all pairs, and compared with each form: what is returned is the
+    same mask. causal, windows, lengths and starts of batches, documents and chunks, in any
+    combination, become arguments that take no memory for pairs; any other is ``mask``, booleans.
+    Call it once, and keep the result. A causal mask of Lq and Lk that differ comes with
+    query_offset, by which positions go, too.
+
+    Args:
+        mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
+        B: as in create_block_mask, of a mask_mod: the batches that it tells apart, or None.
+        H: the same of heads.
+        Q_LEN: the number of queries, of a mask_mod.
+        KV_LEN: the number of keys, of a mask_mod.
+        device: of the tensors, by default that of the BlockMask, or torch's default.
+
+    Returns:
+        Keyword arguments, of causal, window, query_offset, key_starts, key_lengths,
+        query_segments, key_segments and mask those that are needed.
+
+    Raises:
+        ValueError: lengths are missing.
+        TypeError: it is neither.
+
+    Example:
+        >>> causal = mask_arguments(lambda b, h, q, k: q >= k, Q_LEN=128, KV_LEN=128)
+        >>> causal
+        {'causal': True}
+    """
+    if isinstance(mask, BlockMask):
+        batch, heads = mask.shape[:2]
+        queries, keys = mask.seq_lengths
+        device = mask.kv_num_blocks.device if device is None else device
+        mask_mod = mask.mask_mod
+    elif callable(mask):
+        if Q_LEN is None or KV_LEN is None:
+            raise ValueError(f"gnomon.{_MASK}: mask is a mask_mod; expected Q_LEN and KV_LEN")
+        batch, heads = B or 1, H or 1
+        queries = check_integer(_MASK, "Q_LEN", Q_LEN)
+        keys = check_integer(_MASK, "KV_LEN", KV_LEN)
+        mask_mod = mask
+    else:
+        raise wrong_type(_MASK, "mask", mask, "a BlockMask or a mask_mod")
+    device = torch.get_default_device() if device is None else torch.device(device)
+    with torch.no_grad():
+        seen: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(device))
+        if seen.numel() == 0:
+            return {}
+        # What all share is once.
+        for axis in (0, 1):
+            first = seen.narrow(axis, 0, 1)
+            if torch.equal(first.expand_as(seen), seen):
+                seen = first
+        if seen.shape[1] == 1:
+            by_columns, found = _by_columns(seen[:, 0])
+            if not found:
+                by_columns, found = _by_segments(seen[:, 0])
+            if found:
+                return by_columns
+        return {"mask": seen}
+
+
+def _offsets(seen: Tensor) -> Tensor:
+    rows = torch.arange(seen.shape[1], dtype=torch.int32, device=seen.device)
+    columns = torch.arange(seen.shape[2], dtype=torch.int32, device=seen.device)
+    return columns - rows[:, None]
+
+
+def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
+    """The window that makes the mask (B, Lq, Lk) of the candidates, and whether there is one."""
+    if not seen.any():
+        return {}, not candidates.any()
+    offsets = _offsets(seen)
+    of_seen = offsets.expand_as(seen)[seen]
+    first, last = int(of_seen.min()), int(of_seen.max())
+    inside = candidates & (offsets >= first) & (offsets <= last)
+    if not torch.equal(inside, seen):
+        return {}, False
+    left = -first if bool((candidates & (offsets < first)).any()) else None
+    right = last if bool((candidates & (offsets > last)).any()) else None
+    if left is None and right is None:
+        return {}, True
+    arguments: dict[str, Any] = {}
+    # p_i = offset + i, both ends of the window at least 0.
+    is_square = seen.shape[1] == seen.shape[2]
+    offset = 0 if right is None or (is_square and right >= 0) else right
+    if left is not None:
+        offset = max(offset, -left)
+    if right == offset:
+        arguments["causal"] = True
+    if left is not None or right != offset:
+        most_right = None if right is None or right == offset else right - offset
+        arguments["window"] = (None if left is None else left + offset, most_right)
+    if offset != 0 or not is_square:
+        arguments["query_offset"] = offset
+    return arguments, right is None or right >= offset
+
+
+def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
+    """By an interval of columns for each batch, and a window."""
+    keys = seen.shape[2]
+    visible = seen.any(1)
+    starts = visible.int().argmax(1)
+    ends = keys - visible.flip(1).int().argmax(1)
+    ends = torch.where(visible.any(1), ends, starts)
+    columns = torch.arange(keys, device=seen.device)
+    inside = (columns >= starts[:, None]) & (columns < ends[:, None])
+    arguments, found = _within(seen, inside[:, None].expand_as(seen))
+    if not found:
+        return {}, False
+    # The columns beyond may be hidden by the window alone.
+    alone, is_window = _within(seen, torch.ones_like(seen))
+    if is_window:
+        return alone, True
+    if bool((starts > 0).any()):
+        arguments["key_starts"] = starts if starts.shape[0] > 1 else int(starts)
+    if bool((ends < keys).any()):
+        arguments["key_lengths"] = ends if ends.shape[0] > 1 else int(ends)
+    return arguments, True
+
+
+def _by_segments(seen: Tensor) -> tuple[dict[str, Any], bool]:
+    """By segments, and a window: those are the parts that the mask connects."""
+    keys = seen.shape[2]
+    labels = torch.arange(keys, device=seen.device).expand(seen.shape[0], keys)
+    for _ in range(64):
+        of_rows = torch.where(seen, labels[:, None], keys).amin(2)
+        spread = torch.where(seen, of_rows[:, :, None], keys).amin(1)
+        spread = torch.where(seen.any(1), spread, labels)
+        if torch.equal(spread, labels):
+            break
+        labels = spread
+    # A query that sees nothing, and a key that nothing sees, are alone.
+    of_rows = torch.where(of_rows == keys, -1, of_rows)
+    labels = torch.where(seen.any(1), labels, -2)
+    arguments, found = _within(seen, of_rows[:, :, None] == labels[:, None])
+    if not found:
+        return {}, False
+    is_shared = seen.shape[0] == 1
+    arguments["query_segments"] = of_rows[0] if is_shared else of_rows
+    arguments["key_segments"] = labels[0] if is_shared else labels
+    return arguments, True
