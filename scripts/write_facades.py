@@ -18,7 +18,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,7 +283,17 @@ def docstring(lines: list[str], indent: str) -> list[str]:
     ]
 
 
-def class_docstring(entry: dict[str, Any], arguments: list[Argument]) -> list[str]:
+#: The last arguments of a module, as those of torch.nn, and what they mean.
+FACTORY = "device: Device = None, dtype: torch.dtype | None = None"
+FACTORY_MEANING = (
+    "device: where parameters are, the default device if None.",
+    "dtype: theirs, a floating-point one; the default dtype if None.",
+)
+
+
+def class_docstring(
+    entry: dict[str, Any], arguments: list[Argument], others: Sequence[str] = ()
+) -> list[str]:
     text: list[str] = []
     for paragraph in paragraphs_of(entry):
         text += ([""] if text else []) + wrap_paragraph(paragraph, WIDTH - 7)
@@ -291,6 +301,7 @@ def class_docstring(entry: dict[str, Any], arguments: list[Argument]) -> list[st
         text += ["", "Args:"]
     for argument in arguments:
         text += wrap(f"{argument.name}: {argument.meaning}.", WIDTH - 4, " " * 4, " " * 8)
+    text += [" " * 4 + line for line in others]
     return docstring(text, "    ")
 
 
@@ -377,10 +388,10 @@ def encoding_class(entry: dict[str, Any]) -> Iterator[str]:
     arguments = encoding_arguments(entry)
     name = entry["class_name"]
     yield f"class {name}(TokenEncoding):"
-    yield from class_docstring(entry, arguments)
+    yield from class_docstring(entry, arguments, FACTORY_MEANING)
     yield ""
     fields = ", ".join(argument.python for argument in arguments)
-    yield f"    def __init__(self, {fields}) -> None:"
+    yield f"    def __init__(self, {fields}, {FACTORY}) -> None:"
     own = [argument for argument in arguments if argument.key]
     for argument in own:
         if argument.kind == "integer":
@@ -389,8 +400,9 @@ def encoding_class(entry: dict[str, Any]) -> Iterator[str]:
             words = f'"nn.{name}", "{argument.name}"'
             yield f"        {argument.name} = {check}({words}, {argument.name})"
     options = "".join(f", {argument.key}={argument.name}" for argument in own)
-    causal = ", causal" if entry["takes_causal"] else ""
-    yield f'        super().__init__(to_spec("{entry["name"]}"{options}), dim{causal})'
+    causal = "causal" if entry["takes_causal"] else "False"
+    spec = f'to_spec("{entry["name"]}"{options})'
+    yield f"        super().__init__({spec}, dim, {causal}, device, dtype)"
 
 
 def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
@@ -403,9 +415,9 @@ def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
         lines += ["from collections.abc import Sequence", ""]
     if "Literal[" in body:
         lines += ["from typing import Literal", ""]
+    lines += ["import torch", ""]
     checks = [name for name in ("check_integer", "check_optional_integer") if f"{name}(" in body]
-    if checks:
-        lines.append(f"from gnomon._checks import {', '.join(checks)}")
+    lines.append(f"from gnomon._checks import {', '.join(['Device', *checks])}")
     lines.append("from gnomon._terms import to_spec")
     lines += ["from gnomon.nn._token_encodings import TokenEncoding", ""]
     names = sorted(entry["class_name"] for entry in entries)

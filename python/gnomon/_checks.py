@@ -6,11 +6,14 @@ import difflib
 import operator as operators
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import SymFloat, SymInt, Tensor, strided
 from torch.compiler import is_compiling
+
+#: What torch.nn's modules take as a device.
+Device: TypeAlias = torch.device | str | int | None
 
 
 def kind_of(value: object) -> str:
@@ -53,9 +56,15 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def by_default(start: Tensor) -> Tensor:
-    """What an operator has made on the CPU, as torch.empty would have made it by default."""
-    return start.to(torch.get_default_device(), torch.get_default_dtype())
+def by_default(
+    start: Tensor, device: Device = None, dtype: torch.dtype | None = None, *, copy: bool = False
+) -> Tensor:
+    """What an operator has made on the CPU, on the device and in the dtype of torch.empty().
+
+    torch.compile does not trace torch.get_default_device().
+    """
+    like = torch.empty(0, device=device, dtype=dtype)
+    return start.to(like.device, like.dtype, copy=copy)
 
 
 def plain(value: Any) -> Any:

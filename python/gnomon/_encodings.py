@@ -74,7 +74,7 @@ def grid_sinusoid(
     check_string("grid_sinusoid", "layout", layout)
     prefix = check_integer("grid_sinusoid", "prefix", prefix)
     table: Tensor = ops.grid_sinusoid(sizes, dim, layout, prefix)
-    return table.to(torch.get_default_device())
+    return by_default(table, dtype=table.dtype)
 
 
 def hype_augment(

@@ -32,7 +32,7 @@ def theirs(dtype=torch.float64, seed=0, **arguments):
 )
 def test_from_torch(dtype, bias, widths, batch_first, padded):
     module = theirs(dtype, bias=bias, batch_first=batch_first, **widths)
-    own = nn.MultiheadAttention.from_torch(module)
+    own = nn.MultiheadAttention.from_torch(module, batch_first=True)
     query = torch.randn(3, 7, 32).to(dtype)
     key = torch.randn(3, 9, module.kdim).to(dtype)
     value = torch.randn(3, 9, module.vdim).to(dtype)
@@ -48,6 +48,9 @@ def test_from_torch(dtype, bias, widths, batch_first, padded):
     if not padded:
         mine = own.attention_weights(query, key, slice(None)).mean(1)
         torch.testing.assert_close(mine, weights, atol=tolerance, rtol=tolerance)
+    elif dtype == torch.float64:
+        mine = own.attention_weights(query, key, slice(None), key_padding_mask=mask).mean(1)
+        torch.testing.assert_close(mine, weights)
 
 
 def test_gradients_from_torch():
@@ -121,6 +124,33 @@ REFUSED = {
         NotImplementedError,
         "add_zero_attn is True",
     ),
+    "length first": (
+        lambda: nn.MultiheadAttention.from_torch(theirs(batch_first=False)),
+        ValueError,
+        r"tokens of module are \(L, B, ...\).*expected drop_in=True.*or batch_first=True",
+    ),
+    "a drop-in with add_bias_kv": (
+        lambda: nn.MultiheadAttention.from_torch(theirs(add_bias_kv=True), drop_in=True),
+        NotImplementedError,
+        "add_bias_kv is True; expected False",
+    ),
+    "a drop-in with other heads": (
+        lambda: nn.TorchMultiheadAttention(32, 4, similarity="additive"),
+        ValueError,
+        "whose heads have 1 columns, and those of the module 8",
+    ),
+    "a drop-in's mask": (
+        lambda: nn.TorchMultiheadAttention(8, 2)(
+            *[torch.ones(4, 3, 8)] * 3, attn_mask=torch.ones(3, 3)
+        ),
+        ValueError,
+        r"attn_mask has shape \[3, 3\]; expected \(Lq, Lk\) = \(4, 4\)",
+    ),
+    "a drop-in's causal call without a mask": (
+        lambda: nn.TorchMultiheadAttention(8, 2)(*[torch.ones(4, 3, 8)] * 3, is_causal=True),
+        RuntimeError,
+        "is_causal is True and attn_mask None",
+    ),
     "another module": (
         lambda: nn.MultiheadAttention.from_torch(torch.nn.Linear(3, 3)),
         TypeError,
@@ -150,11 +180,6 @@ REFUSED = {
         TypeError,
         "key_padding_mask has dtype torch.int64; expected booleans",
     ),
-    "a mask of other numbers": (
-        lambda: nn.MultiheadAttention(8, 2)(torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 3)),
-        NotImplementedError,
-        "key_padding_mask has numbers other than 0 and -inf",
-    ),
     "a mask and segments": (
         lambda: nn.MultiheadAttention(8, 2)(
             torch.ones(2, 3, 8),
@@ -170,13 +195,6 @@ REFUSED = {
         lambda: nn.MultiheadAttention(8, 2, kdim=5)(torch.ones(1, 3, 8)),
         ValueError,
         r"key has shape \(1, 3, 8\); expected \(B, L, 5\)",
-    ),
-    "any mask": (
-        lambda: nn.TransformerEncoderLayer(8, 2)(
-            torch.ones(3, 2, 8), torch.tensor([[0, 1, 0]] * 3).bool()
-        ),
-        NotImplementedError,
-        "nn.TransformerEncoderLayer: src_mask is neither causal nor empty",
     ),
     "activation": (
         lambda: nn.TransformerEncoderLayer(8, 2, activation="tanh"),
@@ -233,6 +251,209 @@ def test_refused(call, error, message):
         call()
 
 
+MASKS = {
+    "none": lambda *sizes: None,
+    "booleans": lambda *sizes: (torch.rand(sizes) < 0.3).index_fill(-1, torch.tensor(0), False),
+    "numbers": lambda *sizes: torch.randn(sizes, dtype=torch.float64),
+    "0 and -inf": lambda *sizes: float_mask(MASKS["booleans"](*sizes)),
+}
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("widths", [{}, {"kdim": 20, "vdim": 12, "bias": False}], ids=str)
+@pytest.mark.parametrize("keys", MASKS)
+@pytest.mark.parametrize("pairs", MASKS)
+def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first):
+    if "none" not in (pairs, keys) and (pairs == "booleans") != (keys == "booleans"):
+        return  # torch warns of mixed kinds
+    module = theirs(batch_first=batch_first, **widths)
+    own = nn.MultiheadAttention.from_torch(module, drop_in=True)
+    assert isinstance(own, torch.nn.MultiheadAttention)
+    assert {n: t.shape for n, t in own.state_dict().items()} == {
+        n: t.shape for n, t in module.state_dict().items()
+    }
+    query, key, value = (
+        torch.randn(3, n, columns, dtype=torch.float64).transpose(0, 0 if batch_first else 1)
+        for n, columns in ((5, 32), (7, module.kdim), (7, module.vdim))
+    )
+    hidden = MASKS[keys](3, 7)
+    for sizes, average, need in itertools.product(
+        [(5, 7), (12, 5, 7)], [True, False], [True, False]
+    ):
+        arguments = {
+            "key_padding_mask": hidden,
+            "attn_mask": MASKS[pairs](*sizes),
+            "average_attn_weights": average,
+            "need_weights": need,
+        }
+        expected, found = (m(query, key, value, **arguments) for m in (module, own))
+        torch.testing.assert_close(found, expected)
+    # Without a batch, where a mask may be one for each head.
+    one = [x[0] if batch_first else x[:, 0] for x in (query, key, value)]
+    arguments = {
+        "key_padding_mask": None if hidden is None else hidden[0],
+        "attn_mask": MASKS[pairs](4, 5, 7),
+        "average_attn_weights": False,
+    }
+    torch.testing.assert_close(own(*one, **arguments), module(*one, **arguments))
+    # A few rows of the weights alone.
+    weights = module(query, key, value)[1]
+    for rows, chosen in ((-1, [4]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2])):
+        torch.testing.assert_close(own(query, key, value, need_weights=rows)[1], weights[:, chosen])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_drop_in_trains(dropout):
+    module = theirs(dropout=dropout).train()
+    own = nn.MultiheadAttention.from_torch(module, drop_in=True)
+    x = torch.randn(2, 6, 32, dtype=torch.float64)
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    bias = torch.randn(8, 6, 6, dtype=torch.float64, requires_grad=True)
+    found = own(x, x, x, attn_mask=future, is_causal=True, need_weights=False)
+    assert found[1] is None
+    if dropout > 0:
+        # What is left of the weights is scaled up.
+        mean = sum(own(x, x, x, need_weights=False)[0].detach() for _ in range(800)) / 800
+        torch.testing.assert_close(mean, module.eval()(x, x, x)[0].detach(), atol=0.3, rtol=0)
+        return
+    torch.testing.assert_close(
+        found[0], module(x, x, x, attn_mask=future, is_causal=True, need_weights=False)[0]
+    )
+    gradients = [
+        torch.autograd.grad(m(x, x, x, attn_mask=bias)[0].square().sum(), [bias, *m.parameters()])
+        for m in (own, module)
+    ]
+    torch.testing.assert_close(*gradients)
+    learned = nn.TorchMultiheadAttention(32, 4, similarity="umbral", position="t5+alibi")
+    learned(*[x.float()] * 3)[0].square().sum().backward()
+    assert all(p.grad is not None for p in learned.parameters())
+    same = copy.deepcopy(learned)
+    torch.testing.assert_close(same(*[x.float()] * 3), learned(*[x.float()] * 3))
+    compiled = torch.compile(own, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, x, x, attn_mask=future), own(x, x, x, attn_mask=future))
+
+
+def test_causal_masks_of_positions_that_read_the_order():
+    """A causal mask says to them what is_causal does."""
+    torch.manual_seed(0)
+    x, future = torch.randn(2, 6, 32), torch.ones(6, 6, dtype=torch.bool).triu(1)
+    for place in ("t5", "forget", "transformer_xl"):
+        own = nn.TorchMultiheadAttention(32, 4, batch_first=True, position=place)
+        layer = nn.TransformerEncoderLayer(32, 4, batch_first=True, position=place).eval()
+        if place == "t5":
+            torch.nn.init.normal_(own.t5_table)
+            torch.nn.init.normal_(layer.self_attn.t5_table)
+        expected = own(x, x, x, attn_mask=future, is_causal=True)
+        for mask in (future, float_mask(future).float()):
+            torch.testing.assert_close(own(x, x, x, attn_mask=mask), expected)
+            torch.testing.assert_close(layer(x, src_mask=mask), layer(x, is_causal=True))
+
+
+class Subclass(torch.nn.MultiheadAttention):
+    """As those of projects that add something of their own."""
+
+
+def swapped(model, **terms):
+    """A copy with all modules of torch.nn.MultiheadAttention replaced."""
+    model = copy.deepcopy(model)
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, torch.nn.MultiheadAttention):
+            parent, _, child = name.rpartition(".")
+            own = nn.MultiheadAttention.from_torch(module, drop_in=True, **terms)
+            setattr(model.get_submodule(parent), child, own)
+    return model
+
+
+def test_subclasses_are_taken():
+    torch.manual_seed(0)
+    module = Subclass(8, 2, batch_first=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    expected = module(x, x, x)
+    torch.testing.assert_close(
+        nn.MultiheadAttention.from_torch(module, drop_in=True)(x, x, x), expected
+    )
+    torch.testing.assert_close(nn.MultiheadAttention.from_torch(module)(x), expected[0])
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_drop_ins_in_torch_s_transformer(batch_first, norm_first):
+    torch.manual_seed(0)
+    model = torch.nn.Transformer(
+        16, 2, 2, 2, 24, batch_first=batch_first, norm_first=norm_first, dropout=0.0
+    )
+    model = randomized(model).double()
+    own = swapped(model)
+    assert sum(isinstance(m, nn.TorchMultiheadAttention) for m in own.modules()) == 6
+    source, target = torch.randn(2, 7, 16).double(), torch.randn(2, 5, 16).double()
+    if not batch_first:
+        source, target = source.transpose(0, 1), target.transpose(0, 1)
+    future = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    padding = float_mask(torch.tensor([[0] * 7, [0] * 5 + [1] * 2]).bool())
+    arguments = {
+        "tgt_mask": future,
+        "tgt_is_causal": True,
+        "src_key_padding_mask": padding,
+        "memory_key_padding_mask": padding,
+    }
+    for training in (True, False):
+        model.train(training)
+        own.train(training)
+        torch.testing.assert_close(
+            own(source, target, **arguments), model(source, target, **arguments)
+        )
+    other = swapped(model, similarity="umbral")
+    assert not torch.allclose(
+        other(source, target, **arguments), model(source, target, **arguments)
+    )
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize("similarity", ["dot", "gaussian"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
+    """Neither where the encoder was built with it nor where it came later; padding included."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    model = randomized(torch.nn.TransformerEncoder(layer, 2))
+    assert model.use_nested_tensor
+    later = swapped(model, similarity=similarity).eval()
+    built = torch.nn.TransformerEncoder(swapped(layer, similarity=similarity), 2).eval()
+    built.load_state_dict(later.state_dict())
+    x = torch.randn(3, 6, 16)
+    hidden = torch.arange(6) >= torch.tensor([6, 4, 2])[:, None]
+    for padding in (None, hidden):
+        with torch.no_grad():
+            expected = model(x, src_key_padding_mask=padding)
+            fused = [own(x, src_key_padding_mask=padding) for own in (later, built)]
+        # With gradients torch calls its layers one part after the other.
+        slow = later(x, src_key_padding_mask=padding)
+        seen = torch.ones(3, 6, dtype=torch.bool) if padding is None else ~padding
+        for found in fused:
+            torch.testing.assert_close(found[seen], slow[seen], atol=1e-5, rtol=1e-5)
+            close = torch.allclose(found[seen], expected[seen], atol=1e-4)
+            assert close == (similarity == "dot")
+
+
+def test_drop_ins_in_torchvision_s_vision_transformer():
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = models.VisionTransformer(16, 4, 2, 2, 16, 24, num_classes=5).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # its head starts at 0
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    own = swapped(model)
+    torch.testing.assert_close(own(images), model(images))
+    # 16 patches after the class token.
+    other = swapped(model, similarity="penumbral", position="grid_bias:shape=4x4:prefix=1")
+    other(images).square().sum().backward()
+    learned = [p for n, p in other.named_parameters() if "gamma_theta" in n or "grid_bias" in n]
+    # The model reads the class token of the last layer, which has no place on the grid.
+    assert [bool((p.grad != 0).any()) for p in learned] == [True, True, True, False]
+
+
 VARIANTS = [
     dict(zip(("batch_first", "norm_first", "bias"), choice, strict=True))
     for choice in itertools.product([True, False], repeat=3)
@@ -256,7 +477,9 @@ def float_mask(mask):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-@pytest.mark.parametrize("masked", ["no", "causal", "padding", "both", "floats"])
+@pytest.mark.parametrize(
+    "masked", ["no", "causal", "padding", "both", "floats", "any", "each head", "added"]
+)
 def test_encoder_layers(variant, masked):
     torch.manual_seed(0)
     layer = randomized(torch.nn.TransformerEncoderLayer(16, 2, 24, **variant)).double()
@@ -273,6 +496,12 @@ def test_encoder_layers(variant, masked):
         arguments["src_mask"] = future
     if masked in ("padding", "both", "floats"):
         arguments["src_key_padding_mask"] = padding
+    if masked in ("any", "each head"):
+        hidden = torch.rand(*([6] * (masked == "each head")), 5, 5) < 0.4
+        arguments["src_mask"] = hidden & ~torch.eye(5, dtype=torch.bool)
+    if masked == "added":
+        arguments["src_mask"] = torch.randn(5, 5, dtype=torch.float64)
+        arguments["src_key_padding_mask"] = torch.randn(3, 5, dtype=torch.float64)
     expected = layer(x, **arguments)
     assert expected.isfinite().all()
     torch.testing.assert_close(own(x, **arguments), expected)

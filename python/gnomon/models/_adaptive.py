@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gnomon._checks import Device
+
 # Each band has this many times fewer columns than the one before.
 _REDUCTION = 4
 
@@ -36,7 +38,14 @@ class AdaptiveEmbedding(torch.nn.Module):
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.
     """
 
-    def __init__(self, vocabulary: int, dim: int, cutoffs: Sequence[int]) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        cutoffs: Sequence[int],
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, vocabulary], strict=True)):
             raise ValueError(
@@ -45,12 +54,21 @@ class AdaptiveEmbedding(torch.nn.Module):
             )
         self.bounds = [0, *cutoffs, vocabulary]
         for band, (tokens, columns) in enumerate(table_sizes(vocabulary, dim, cutoffs)):
-            table = torch.randn(tokens, columns) * columns**-0.5
+            table = torch.empty(tokens, columns, device=device, dtype=dtype)
             self.register_parameter(f"table_{band}", torch.nn.Parameter(table))
             if band > 0:
-                projection = torch.randn(dim, columns) * dim**-0.5
+                projection = torch.empty(dim, columns, device=device, dtype=dtype)
                 self.register_parameter(f"projection_{band}", torch.nn.Parameter(projection))
-        self.clusters = torch.nn.Parameter(torch.randn(len(cutoffs), dim) * dim**-0.5)
+        self.clusters = torch.nn.Parameter(
+            torch.empty(len(cutoffs), dim, device=device, dtype=dtype)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new tables and projections."""
+        for name, parameter in self.named_parameters():
+            columns = parameter.shape[0 if name.startswith("projection") else 1]
+            torch.nn.init.normal_(parameter, 0, columns**-0.5)
 
     @property
     def weight(self) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnomon._attention import Integers
-from gnomon._checks import check_optional_integers, check_tensors, wrong_type
+from gnomon._checks import Device, check_optional_integers, check_tensors, wrong_type
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._program import options as program_options
@@ -24,16 +24,18 @@ from gnomon.nn import (
     TokenPosition,
     attention_position,
 )
+from gnomon.nn._checks import check_factory
+from gnomon.nn._held_terms import Projection, reset_children
 
 
 class _TransformerBlock(torch.nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), as the options of a LanguageModel say."""
 
-    def __init__(self, options: Mapping[str, Any], position: str) -> None:
+    def __init__(self, options: Mapping[str, Any], position: str, made: dict[str, Any]) -> None:
         super().__init__()
         dim, mlp, bias = options["dim"], options["mlp"], not options["no_bias"]
         self.activation: str = options["activation"]
-        self.attention_norm = _norm(options)
+        self.attention_norm = _norm(options, made)
         self.attention = MultiheadAttention(
             dim,
             options["heads"],
@@ -43,17 +45,20 @@ class _TransformerBlock(torch.nn.Module):
             position=attention_position(position),
             bias=bias,
             max_length=options["max_length"],
+            **made,
         )
-        self.mlp_norm = _norm(options)
+        self.mlp_norm = _norm(options, made)
         hidden = 2 * mlp if self.activation in GATES else mlp
-        self.mlp_in = torch.nn.Linear(dim, hidden, bias=bias)
-        self.mlp_out = torch.nn.Linear(mlp, dim, bias=bias)
-        self.dropout = torch.nn.Dropout(options["dropout"])
         # Each of the 2 * depth residual branches adds its share of the stream's variance.
         residual = (2 * options["depth"]) ** -0.5
-        _initialize(self.attention.out_proj, residual)
-        _initialize(self.mlp_in, 1.0)
-        _initialize(self.mlp_out, residual)
+        self.attention.out_proj.with_gain(residual)
+        self.mlp_in = Projection(dim, hidden, bias=bias, **made)
+        self.mlp_out = Projection(mlp, dim, bias=bias, **made).with_gain(residual)
+        self.dropout = torch.nn.Dropout(options["dropout"])
+
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new model are; draws new weights."""
+        reset_children(self)
 
     def forward(
         self,
@@ -93,17 +98,18 @@ class _TransformerBlock(torch.nn.Module):
 GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 
 
-def _norm(options: Mapping[str, Any]) -> torch.nn.Module:
+def _norm(options: Mapping[str, Any], made: dict[str, Any]) -> torch.nn.Module:
     if options["norm"] == "rms":
-        return torch.nn.RMSNorm(options["dim"], eps=ops.rms_norm_epsilon())
-    return torch.nn.LayerNorm(options["dim"])
+        return torch.nn.RMSNorm(options["dim"], eps=ops.rms_norm_epsilon(), **made)
+    return torch.nn.LayerNorm(options["dim"], **made)
 
 
-def _initialize(linear: torch.nn.Linear, gain: float) -> None:
-    """Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2."""
-    torch.nn.init.normal_(linear.weight, 0, gain * linear.in_features**-0.5)
-    if linear.bias is not None:
-        torch.nn.init.zeros_(linear.bias)
+class _Embedding(torch.nn.Embedding):
+    """Rows N(0, 1 / columns): unit logits from a normalised stream."""
+
+    def reset_parameters(self) -> None:
+        """Draws new rows."""
+        torch.nn.init.normal_(self.weight, 0, self.embedding_dim**-0.5)
 
 
 class LanguageModel(torch.nn.Module):
@@ -135,6 +141,8 @@ class LanguageModel(torch.nn.Module):
         kv_heads: heads of keys and values, a divisor of heads; as many by default.
         qk_dim: columns of one head's queries and keys; by default dim / heads, as values have, or
             the only number that the similarity takes.
+        device: where parameters and buffers are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
     def __init__(
@@ -154,8 +162,11 @@ class LanguageModel(torch.nn.Module):
         adaptive: Sequence[int] = (),
         kv_heads: int | None = None,
         qk_dim: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        made = check_factory("models.LanguageModel", device, dtype)
         similarity, position = _to_specs(similarity, position)
         #: As given; see options.
         self._options = check_options(
@@ -178,18 +189,22 @@ class LanguageModel(torch.nn.Module):
             }
         )
         self.embedding: torch.nn.Embedding | AdaptiveEmbedding
-        # Unit logits from a normalised stream; forward() brings the inputs to unit variance.
+        # forward() brings the inputs to unit variance.
         if adaptive:
-            self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"])
+            self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"], **made)
         else:
-            self.embedding = torch.nn.Embedding(vocabulary, dim)
-            torch.nn.init.normal_(self.embedding.weight, 0, dim**-0.5)
+            self.embedding = _Embedding(vocabulary, dim, **made)
         parts = ops.layer_positions(position)
         self.blocks = torch.nn.ModuleList(
-            _TransformerBlock(self._options, parts[layer % len(parts)]) for layer in range(depth)
+            _TransformerBlock(self._options, parts[layer % len(parts)], made)
+            for layer in range(depth)
         )
-        self.norm = _norm(self._options)
-        self.token_position = TokenPosition("+".join(parts), dim, max_length, causal=True)
+        self.norm = _norm(self._options, made)
+        self.token_position = TokenPosition("+".join(parts), dim, max_length, True, **made)
+
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new model are; draws new weights."""
+        reset_children(self)
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -5,15 +5,19 @@ The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
 
 from gnomon._names import publish
 from gnomon.nn import _encodings
+from gnomon.nn._attention import Attention
 from gnomon.nn._caches import KVCache, TokenCache
 from gnomon.nn._encodings import *  # noqa: F403 -- its __all__ is written by `make facades`
 from gnomon.nn._grids import resize_grid, resize_grid_table
+from gnomon.nn._held_terms import LearnedValue
 from gnomon.nn._lorentz import LorentzMultiheadAttention
-from gnomon.nn._multihead_attention import LearnedValue, MultiheadAttention
+from gnomon.nn._multihead_attention import MultiheadAttention
 from gnomon.nn._token_encodings import TokenEncoding, TokenPosition, attention_position
+from gnomon.nn._torch_multihead_attention import TorchMultiheadAttention
 from gnomon.nn._transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
+    "Attention",
     "KVCache",
     "LearnedValue",
     "LorentzMultiheadAttention",
@@ -21,6 +25,7 @@ __all__ = [
     "TokenCache",
     "TokenEncoding",
     "TokenPosition",
+    "TorchMultiheadAttention",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
     "attention_position",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from gnomon._checks import check_tensors, wrong_type
+from gnomon._checks import Device, check_tensors, kind_of
+from gnomon.nn._held_terms import Projection
 
 SPECIFICATION = "a specification, a string"
 # The types that autocast casts to its own.
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """device= and dtype= of a module, as those of torch.nn take them."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        what = dtype if isinstance(dtype, torch.dtype) else kind_of(dtype)
+        raise TypeError(
+            f"gnomon.{operator}: dtype is {what}; expected a floating-point dtype, or None"
+        )
+    return {"device": device, "dtype": dtype}
 
 
 def check_embeddings(
@@ -23,8 +36,9 @@ def check_embeddings(
             f"(B, L, {dim})"
         )
     # Other layers, such as those with quantized weights, check what they read themselves.
-    if layer is None or type(layer) is not torch.nn.Linear:
+    if type(layer) not in (torch.nn.Linear, Projection):
         return
+    assert layer is not None
     weight = layer.weight
     if tokens.device != weight.device:
         raise TypeError(
@@ -39,23 +53,3 @@ def check_embeddings(
             f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module "
             f"{weight.dtype}; expected the same"
         )
-
-
-def is_hidden(operator: str, argument: str, mask: object) -> Tensor:
-    """A mask of torch.nn, True or -inf where hidden, as booleans."""
-    if not isinstance(mask, Tensor):
-        raise wrong_type(operator, argument, mask, "a Tensor, or None")
-    if mask.dtype == torch.bool:
-        return mask
-    if not mask.is_floating_point():
-        raise TypeError(
-            f"gnomon.{operator}: {argument} has dtype {mask.dtype}; expected booleans, or numbers "
-            "that are 0 or -inf"
-        )
-    hidden = mask == -torch.inf
-    if not torch.compiler.is_compiling() and not bool((hidden | (mask == 0)).all()):
-        raise NotImplementedError(
-            f"gnomon.{operator}: {argument} has numbers other than 0 and -inf, which are added to "
-            "scores; expected booleans"
-        )
-    return hidden

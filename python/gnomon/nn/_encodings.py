@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gnomon._checks import check_integer
+import torch
+
+from gnomon._checks import Device, check_integer
 from gnomon._terms import to_spec
 from gnomon.nn._token_encodings import TokenEncoding
 
@@ -46,6 +48,8 @@ class CAPE(TokenEncoding):
         shape: (height, width) of the grid, the numbers of its rows and of its columns, with tokens
             in row-major order: row by row, x running fastest.
         prefix: tokens before the grid, such as a class token.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class CAPE(TokenEncoding):
         normalize: bool = False,
         shape: Sequence[int] | None = None,
         prefix: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         prefix = check_integer("nn.CAPE", "prefix", prefix)
         super().__init__(
@@ -70,6 +76,9 @@ class CAPE(TokenEncoding):
                 prefix=prefix,
             ),
             dim,
+            False,
+            device,
+            dtype,
         )
 
 
@@ -90,12 +99,22 @@ class Convolutional(TokenEncoding):
         kernel: tokens that the kernel spans.
         groups: groups of columns, a divisor of E.
         causal: whether no token may see a later one.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
-    def __init__(self, dim: int, kernel: int = 128, groups: int = 16, causal: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        kernel: int = 128,
+        groups: int = 16,
+        causal: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         kernel = check_integer("nn.Convolutional", "kernel", kernel)
         groups = check_integer("nn.Convolutional", "groups", groups)
-        super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal)
+        super().__init__(to_spec("conv", kernel=kernel, groups=groups), dim, causal, device, dtype)
 
 
 class LearnedAbsolute(TokenEncoding):
@@ -108,11 +127,15 @@ class LearnedAbsolute(TokenEncoding):
     Args:
         max_length: rows of the table, one for each position.
         dim: E, the columns of the embeddings.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
-    def __init__(self, max_length: int, dim: int) -> None:
+    def __init__(
+        self, max_length: int, dim: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         max_length = check_integer("nn.LearnedAbsolute", "max_length", max_length)
-        super().__init__(to_spec("learned", length=max_length), dim)
+        super().__init__(to_spec("learned", length=max_length), dim, False, device, dtype)
 
 
 class Sinusoidal(TokenEncoding):
@@ -129,6 +152,8 @@ class Sinusoidal(TokenEncoding):
         layout: how sines and cosines are laid out over the columns, see sinusoid.
         shape: lengths of the axes of the grid that tokens lie on, in row-major order.
         prefix: tokens before the grid, such as a class token.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
     def __init__(
@@ -137,6 +162,14 @@ class Sinusoidal(TokenEncoding):
         layout: Literal["interleaved", "split", "split_xl"] = "interleaved",
         shape: Sequence[int] | None = None,
         prefix: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         prefix = check_integer("nn.Sinusoidal", "prefix", prefix)
-        super().__init__(to_spec("sinusoidal", layout=layout, shape=shape, prefix=prefix), dim)
+        super().__init__(
+            to_spec("sinusoidal", layout=layout, shape=shape, prefix=prefix),
+            dim,
+            False,
+            device,
+            dtype,
+        )

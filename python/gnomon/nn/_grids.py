@@ -12,7 +12,7 @@ from gnomon._catalogue import components_of, module_tensors
 from gnomon._checks import wrong_type
 from gnomon._library import ops
 from gnomon._terms import check_shape, to_spec
-from gnomon.nn._multihead_attention import MultiheadAttention
+from gnomon.nn._held_terms import HeldTerms
 from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
 
 #: What tables of rows along an axis of a grid are indexed by, in the order of the axes.
@@ -72,7 +72,7 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
     """Moves a model whose positions lie on a grid to a grid of another shape; returns it.
 
-    In place: the specifications of MultiheadAttention, TokenPosition and TokenEncoding with a shape
+    In place: the specifications with a shape of attention modules, TokenPosition and TokenEncoding
     get the new one, and their tables are interpolated as by resize_grid_table, biases ("grid_bias",
     "offset_bias" along an axis) as well as the rows of "relative2d", so that a model trained at one
     resolution starts well at another. Positions of sequences are left alone. Create a new optimiser
@@ -95,7 +95,7 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     parts = [
         part
         for part in module.modules()
-        if isinstance(part, (MultiheadAttention, TokenPosition, TokenEncoding))
+        if isinstance(part, (HeldTerms, TokenPosition, TokenEncoding))
         and any(component.lies_on_a_grid for component in components_of(_spec_of(part)))
     ]
     if not parts:
@@ -109,7 +109,7 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
                     f"{old}; expected as many axes"
                 )
     for part in parts:
-        if isinstance(part, MultiheadAttention):
+        if isinstance(part, HeldTerms):
             _resize_tables(part, sizes)
         spec = "+".join(
             to_spec(
@@ -123,7 +123,7 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
         )
         setattr(part, "spec" if isinstance(part, TokenEncoding) else "position", spec)
         if isinstance(part, TokenEncoding):
-            part.max_length = TokenEncoding(spec, part.dim, part.causal).max_length
+            part.max_length = TokenEncoding(spec, part.dim, part.causal, "meta").max_length
     for part in parts:
         if isinstance(part, TokenPosition):
             _, _, end = ops.token_encodings(part.position, 1)
@@ -132,11 +132,11 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     return module
 
 
-def _spec_of(part: MultiheadAttention | TokenPosition | TokenEncoding) -> str:
+def _spec_of(part: HeldTerms | TokenPosition | TokenEncoding) -> str:
     return part.spec if isinstance(part, TokenEncoding) else part.position
 
 
-def _resize_tables(module: MultiheadAttention, shape: list[int]) -> None:
+def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
     for tensor in module_tensors(module.similarity, module.position):
         component, index = tensor.component, tensor.indexed_by
         if index == "grid":
@@ -162,10 +162,12 @@ def _resize_rows(table: Tensor, size: int) -> Tensor:
     return moved[0] if table.dim() == 2 else torch.stack(moved)
 
 
-def _replace(module: MultiheadAttention, name: str, change: Callable[[Tensor], Tensor]) -> None:
+def _replace(module: HeldTerms, name: str, change: Callable[[Tensor], Tensor]) -> None:
     old = getattr(module, name)
     with torch.no_grad():
         new = change(old.detach()).contiguous()
+    if name in module._given_starts:
+        module._given_starts[name] = change(module._given_starts[name]).contiguous()
     if isinstance(old, torch.nn.Parameter):
         module.register_parameter(name, torch.nn.Parameter(new, requires_grad=old.requires_grad))
     else:

@@ -10,18 +10,20 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gnomon import lorentz, similarity
-from gnomon._attention import OrderArguments, attention, attention_weights, takes
-from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
+from gnomon._attention import MaskArguments, OrderArguments, takes
+from gnomon._checks import Device, check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._library import ops
-from gnomon._position import Position, to_positions
-from gnomon.nn._caches import KVCache, place_tokens
+from gnomon._position import Position, Sum, to_positions
+from gnomon.nn._caches import KVCache
+from gnomon.nn._checks import check_factory
 from gnomon.nn._heads import split_heads
+from gnomon.nn._held_terms import HeldTerms, Terms, reset_children, set_start
 from gnomon.position import RoPE
 
 _NAME = "nn.LorentzMultiheadAttention"
 
 
-class LorentzMultiheadAttention(torch.nn.Module):
+class LorentzMultiheadAttention(HeldTerms):
     """softmax(2 c + 2 (q.k)_L) over heads, and the centroids of values, all on one hyperboloid.
 
     The layer of HyperCore, with its arguments, parameters and results for attention_type "full", so
@@ -48,9 +50,12 @@ class LorentzMultiheadAttention(torch.nn.Module):
         trans_heads_concat: whether final_linear maps the points of all heads to one of
             num_heads out_channels columns; else the output is their centroid, of out_channels.
         normalize: whether the coordinates of space of q and k are divided by their length.
-        position: one of gnomon.position without tensors of its own, "rope", or several; they turn
-            coordinates of space, and biases are added to scores.
+        position: see MultiheadAttention, which names what it learns likewise, "hype_tau_theta";
+            rotations turn coordinates of space, and biases are added to scores.
         dropout: the probability of dropping a weight, in training.
+        max_length: see MultiheadAttention.
+        device: where parameters and buffers are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
 
     Raises:
         ValueError: a shape or a value.
@@ -72,8 +77,12 @@ class LorentzMultiheadAttention(torch.nn.Module):
         *,
         position: Position | Sequence[Position | str] | str | None = None,
         dropout: float = 0.0,
+        max_length: int = 512,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        made = check_factory(_NAME, device, dtype)
         self.in_channels = check_integer(_NAME, "in_channels", in_channels)
         self.out_channels = check_integer(_NAME, "out_channels", out_channels)
         self.num_heads = check_integer(_NAME, "num_heads", num_heads)
@@ -104,26 +113,59 @@ class LorentzMultiheadAttention(torch.nn.Module):
         self.attention_type = attention_type
         self.trans_heads_concat = check_flag(_NAME, "trans_heads_concat", trans_heads_concat)
         self.normalize = check_flag(_NAME, "normalize", normalize)
-        self.position = to_positions(_NAME, position)
+        position_spec, given = Sum(to_positions(_NAME, position))._lower()
+        max_length = check_integer(_NAME, "max_length", max_length)
         self.dropout = check_number(_NAME, "dropout", dropout)
         ops.check_module(f"gnomon.{_NAME}", self.dropout)
-        self._keep_curvature(manifold)
+        self._keep_curvature(manifold, made)
         tokens, space = self.num_heads * self.in_channels, self.num_heads * (self.out_channels - 1)
-        self.Wk = torch.nn.Linear(tokens, space)
-        self.Wq = torch.nn.Linear(tokens, space)
+        self.Wk = torch.nn.Linear(tokens, space, **made)
+        self.Wq = torch.nn.Linear(tokens, space, **made)
         if self.use_weight:
-            self.Wv = torch.nn.Linear(tokens, space)
+            self.Wv = torch.nn.Linear(tokens, space, **made)
         columns = self.num_heads * self.out_channels
-        self.scale = torch.nn.Parameter(torch.tensor([columns**0.5]))
-        self.bias = torch.nn.Parameter(torch.zeros(()))
+        self.scale = torch.nn.Parameter(torch.tensor([columns**0.5], **made))
+        self.bias = torch.nn.Parameter(torch.zeros((), **made))
         if self.trans_heads_concat:
-            self.final_linear = torch.nn.Linear(columns, columns - 1)
+            self.final_linear = torch.nn.Linear(columns, columns - 1, **made)
+        # The similarity's own tensors are scale, c and bias.
+        self._hold_terms(
+            "lorentz:scale=1",
+            position_spec,
+            given,
+            (self.num_heads, self.out_channels - 1, self.out_channels, max_length, tokens, tokens),
+            device,
+            dtype,
+        )
 
-    def _keep_curvature(self, manifold: Any) -> None:
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new module are; draws new weights.
+
+        A manifold that has its own c keeps it, unless it has reset_parameters().
+        """
+        reset_children(self)
+        set_start(self.scale, torch.tensor([(self.num_heads * self.out_channels) ** 0.5]))
+        torch.nn.init.zeros_(self.bias)
+        if isinstance(self._c_start, Tensor):
+            if self._c_start.is_meta and not self._curvature().is_meta:
+                raise RuntimeError(
+                    f"gnomon.{_NAME}: manifold was given as a tensor on the meta device, which has "
+                    "no numbers; expected a number, or a tensor with numbers"
+                )
+            set_start(self._curvature(), self._c_start)
+        self._reset_terms()
+
+    def _keep_curvature(self, manifold: Any, made: dict[str, Any]) -> None:
+        self._c_start: Tensor | None = None
+        if isinstance(manifold, Tensor):
+            start = manifold.detach()
+            self._c_start = start if start.is_meta else start.to(device="cpu", copy=True)
         if isinstance(manifold, torch.nn.Parameter):
             self.register_parameter("c", manifold)
+            if any(value is not None for value in made.values()):
+                self.to(**made)
         elif isinstance(manifold, Tensor):
-            self.register_buffer("c", manifold.detach().clone())
+            self.register_buffer("c", manifold.detach().to(**made, copy=True))
         elif hasattr(manifold, "c"):
             self.manifold = manifold
         else:
@@ -189,11 +231,11 @@ class LorentzMultiheadAttention(torch.nn.Module):
             split_heads(layer(tokens), self.num_heads)
             for layer, tokens in ((self.Wq, query_input), (self.Wk, source_input))
         )
-        positions = list(self.position)
         c = self._curvature()
         c = c.to(q.dtype).reshape(()) if isinstance(c, Tensor) else float(c)
+        turn = None
         if rot_pos is not None:
-            positions.append(self._angles(rot_pos, q, k))
+            turn = Terms(*self._angles(rot_pos, q)._lower())
         if self.normalize:
             q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
         if self.use_weight:
@@ -201,38 +243,36 @@ class LorentzMultiheadAttention(torch.nn.Module):
             v = lorentz.lift(space, c)
         else:
             v = split_heads(source_input, self.num_heads)
-        if cache is not None:
-            if not isinstance(cache, KVCache):
-                raise wrong_type(_NAME, "cache", cache, "a KVCache, or None")
-            places = place_tokens(_NAME, cache, query_input, source_input, arguments)
-            k, v = cache.joined(k, v)
-        seen = None if mask is None else ~_pairs(mask, q, k)
+        known = cache.length() if isinstance(cache, KVCache) else 0
+        given: MaskArguments = {**arguments}
+        if mask is not None:
+            given["mask"] = ~_pairs(mask, q, k.shape[2] + known)
         term = similarity.Lorentz(1 / self.scale.to(q.dtype).reshape(()), c, self.bias.to(q.dtype))
-        o = attention(
-            q,
-            k,
-            v,
-            similarity=term,
-            position=positions,
+        attended = self._attend(
+            _NAME,
+            (q, k, v),
+            (query_input, source_input),
+            given,
+            MaskArguments,
+            {},
             dropout=self.dropout if self.training else 0.0,
             aggregation="lorentz_centroid",
-            mask=seen,
-            **arguments,
+            cache=cache,
+            similarity=Terms(*term._lower()),
+            more=turn,
+            rows=list(range(q.shape[2])) if output_attentions else None,
         )
-        o = o.transpose(1, 2)
+        o = attended.o.transpose(1, 2)
         if self.trans_heads_concat:
             out = lorentz.lift(self.final_linear(o.flatten(2)), c)
         else:
             out = lorentz.centroid(o, c)
-        if output_attentions:
-            weights = attention_weights(
-                q, k, slice(None), similarity=term, position=positions, mask=seen, **arguments
-            )
-        if cache is not None:
-            cache.k, cache.v, cache.positions = k, v, places
-        return (out, weights) if output_attentions else out
+        attended.keep()
+        if attended.weights is not None:
+            return out, attended.weights
+        return out
 
-    def _angles(self, rot_pos: Tensor, q: Tensor, k: Tensor) -> Position:
+    def _angles(self, rot_pos: Tensor, q: Tensor) -> Position:
         if not rot_pos.is_complex() or rot_pos.dim() != 2:
             raise ValueError(
                 f"gnomon.{_NAME}: rot_pos has shape {list(rot_pos.shape)} and dtype "
@@ -244,7 +284,8 @@ class LorentzMultiheadAttention(torch.nn.Module):
     def extra_repr(self) -> str:
         """The arguments that are not the default, for print()."""
         c = self._curvature()
-        shown: list[str] = [str(float(c))] if not hasattr(self, "manifold") else ["manifold"]
+        is_known = not hasattr(self, "manifold") and not (isinstance(c, Tensor) and c.is_meta)
+        shown: list[str] = [str(float(c))] if is_known else ["manifold"]
         shown += [str(n) for n in (self.in_channels, self.out_channels, self.num_heads)]
         defaults = {"use_weight": True, "trans_heads_concat": False, "normalize": False}
         given = {name: getattr(self, name) for name in defaults}
@@ -252,11 +293,11 @@ class LorentzMultiheadAttention(torch.nn.Module):
         return ", ".join(shown)
 
 
-def _pairs(mask: object, q: Tensor, k: Tensor) -> Tensor:
+def _pairs(mask: object, q: Tensor, keys: int) -> Tensor:
     """HyperCore's masks as what broadcasts to (B, H, Lq, Lk)."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise wrong_type(_NAME, "mask", mask, "a Tensor of booleans, or None")
-    batch, heads, queries, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+    batch, heads, queries = q.shape[:3]
     shape = tuple(mask.shape)
     if shape == (queries, keys):
         return mask

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, lower_call, passed, takes
+from gnomon._attention import UNSET, MaskArguments, Rows, check_rows, takes
 from gnomon._checks import (
-    by_default,
+    Device,
     check_flag,
     check_integer,
     check_number,
@@ -21,22 +21,15 @@ from gnomon._checks import (
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
-from gnomon.nn._caches import KVCache, place_tokens
-from gnomon.nn._checks import check_embeddings, is_hidden
+from gnomon.nn._caches import KVCache
+from gnomon.nn._checks import check_embeddings, check_factory
 from gnomon.nn._heads import split_heads
+from gnomon.nn._held_terms import HeldTerms, Projection, reset_children
+from gnomon.nn._masks import to_masks
+from gnomon.nn._torch_multihead_attention import TorchMultiheadAttention
 
 
-class LearnedValue(NamedTuple):
-    """A value that a module has learned, as it acts, and where it started.
-
-    start is None where the module does not know it: for tables and for tensors given in terms.
-    """
-
-    value: Tensor
-    start: Tensor | None
-
-
-class MultiheadAttention(torch.nn.Module):
+class MultiheadAttention(HeldTerms):
     """softmax(similarity + position) over heads, between projections.
 
     Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
@@ -76,6 +69,8 @@ class MultiheadAttention(torch.nn.Module):
         sink: whether each head has a learned sink, see gnomon.attention: the parameter sink (H,),
             which starts at 0.
         tolerance: see gnomon.attention.
+        device: where parameters and buffers are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
 
     A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
     unchanged: as a parameter where it requires grad, the same object if it is a
@@ -101,6 +96,8 @@ class MultiheadAttention(torch.nn.Module):
         gate: bool = False,
         sink: bool = False,
         tolerance: float = UNSET["tolerance"],
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         operator = "nn.MultiheadAttention"
@@ -136,64 +133,41 @@ class MultiheadAttention(torch.nn.Module):
         self.kv_heads, self.qk_dim, self.kdim, self.vdim = ops.module_sizes(
             similarity_spec, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim
         )
-        #: The specifications; "<name>=tensor" says what came as a tensor.
-        self.similarity = similarity_spec
-        self.position = position_spec
         self.dropout = dropout
         self.tolerance = tolerance
         value_dim = embed_dim // num_heads
-        self.q_proj = torch.nn.Linear(embed_dim, num_heads * self.qk_dim, bias=bias)
-        self.k_proj = torch.nn.Linear(self.kdim, self.kv_heads * self.qk_dim, bias=bias)
-        self.v_proj = torch.nn.Linear(self.vdim, self.kv_heads * value_dim, bias=bias)
-        self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
+        made = check_factory(operator, device, dtype)
+        self.q_proj = Projection(embed_dim, num_heads * self.qk_dim, bias=bias, **made)
+        self.k_proj = Projection(self.kdim, self.kv_heads * self.qk_dim, bias=bias, **made)
+        self.v_proj = Projection(self.vdim, self.kv_heads * value_dim, bias=bias, **made)
+        self.out_proj = Projection(embed_dim, embed_dim, bias=bias, **made)
         if self.gate:
-            self.gate_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias)
+            self.gate_proj = Projection(embed_dim, embed_dim, bias=bias, **made)
         if self.qk_norm:
             epsilon = ops.rms_norm_epsilon()
-            self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
-            self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon)
-        sink_start = torch.nn.Parameter(torch.zeros(num_heads)) if has_sink else None
+            self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
+            self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
+        sink_start = torch.nn.Parameter(torch.zeros(num_heads, **made)) if has_sink else None
         self.register_parameter("sink", sink_start)
-        names, starts, learned = ops.module_tensors(
-            self.similarity,
-            self.position,
-            num_heads,
-            self.qk_dim,
-            value_dim,
-            max_length,
-            embed_dim,
-            self.kdim,
+        self._hold_terms(
+            similarity_spec,
+            position_spec,
             given,
+            (num_heads, self.qk_dim, value_dim, max_length, embed_dim, self.kdim),
+            device,
+            dtype,
         )
-        self._has_projections: bool = ops.module_has_projections(self.position)
-        self._term_names = tuple(names)
-        for name, start, is_learned in zip(names, starts, learned, strict=True):
-            own = next((tensor for tensor in given if tensor is start), None)
-            if isinstance(own, torch.nn.Parameter) and is_learned:
-                self.register_parameter(name, own)
-                continue
-            if own is None:
-                value = by_default(start.detach())
-            else:
-                value = own.detach().to(torch.get_default_dtype(), copy=True)
-            if is_learned:
-                self.register_parameter(name, torch.nn.Parameter(value))
-            else:
-                self.register_buffer(name, value)
-        if self.q_proj.weight.device.type not in ("cpu", "meta"):
-            # Tables start by the state of the CPU's generator, and weights elsewhere leave it as it
-            # is: the next module's tables would be these.
-            torch.empty((), dtype=torch.long, device="cpu").random_()
-        self.reset_parameters()
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
-        """Draws new weights for the projections."""
-        gate = [self.gate_proj] if self.gate else []
-        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, *gate):
-            torch.nn.init.normal_(layer.weight, 0, layer.in_features**-0.5)
-            if layer.bias is not None:
-                torch.nn.init.zeros_(layer.bias)
+        """Sets all parameters and buffers to what those of a new module are; draws new weights.
+
+        Tensors that came in terms are set to what they were then.
+        """
+        reset_children(self)
+        if self.sink is not None:
+            torch.nn.init.zeros_(self.sink)
+        self._reset_terms()
 
     @takes(MaskArguments)
     def forward(
@@ -204,6 +178,7 @@ class MultiheadAttention(torch.nn.Module):
         *,
         cache: KVCache | None = None,
         key_padding_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
         """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
@@ -211,8 +186,10 @@ class MultiheadAttention(torch.nn.Module):
         key defaults to query, value to key. The keys and values of this call are appended to the
         cache, the queries see all of it, and query_offset defaults to its previous length;
         positions and key_positions are those of this call's tokens, and the cache keeps them.
-        key_padding_mask (B, Lk), as in torch.nn, is True, or -inf, where a key is hidden, including
-        the keys of the cache; for padding at the ends, key_lengths and key_starts are shorter.
+        key_padding_mask (B, Lk), as in torch.nn, is True where a key is hidden, including the keys
+        of the cache, or has numbers that are added to the scores, -inf to hide a key; for padding
+        at the ends, key_lengths and key_starts are shorter. pair_bias (1 or B, 1 or H, Lq, Lk) is
+        added to the scores of this call.
         The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
         """
         key = query if key is None else key
@@ -225,70 +202,41 @@ class MultiheadAttention(torch.nn.Module):
             check_embeddings("MultiheadAttention", name, tokens, width, layer)
         q, k = self._queries_and_keys(query, key)
         v = split_heads(self.v_proj(value), self.kv_heads)
-        if cache is not None:
-            if not isinstance(cache, KVCache):
-                raise wrong_type("nn.MultiheadAttention", "cache", cache, "a KVCache, or None")
-            places = place_tokens("nn.MultiheadAttention", cache, query, key, arguments)
-            # The cache keeps them only once nothing can fail any more.
-            k, v = cache.joined(k, v)
-        tensors, of_keys = self._term_tensors(query, key)
-        projections = [tensors[n] for n in of_keys]
-        if cache is not None:
-            projections = cache.joined_projections(projections)
-            for n, joined in zip(of_keys, projections, strict=True):
-                tensors[n] = joined
-        if key_padding_mask is not None:
-            arguments["query_segments"], arguments["key_segments"] = _segments_of_padding(
-                key_padding_mask,
-                q,
-                k,
-                arguments.get("query_segments"),
-                arguments.get("key_segments"),
-            )
-        call = lower_call(
+        known = cache.length() if isinstance(cache, KVCache) else 0
+        masks = to_masks(
             "nn.MultiheadAttention",
+            (q.shape[0], self.num_heads, q.shape[2], k.shape[2] + known),
             q,
+            key_padding_mask,
+            pair_bias,
+        )
+        attended = self._attend(
+            "nn.MultiheadAttention",
+            (q, k, v),
+            (query, key),
             arguments,
             MaskArguments,
-            **self._own_arguments(dropout=self.dropout if self.training else 0.0),
+            self._own_arguments(),
+            dropout=self.dropout if self.training else 0.0,
+            cache=cache,
+            hidden=masks.hidden,
+            more=masks.biases,
         )
-        o = ops.module_attention.default(
-            q,
-            k,
-            v,
-            self.similarity,
-            self.position,
-            tensors,
-            *passed(call),
-        )
-        o = o.transpose(1, 2).flatten(2)
+        o = attended.o.transpose(1, 2).flatten(2)
         if self.gate:
             o = o * self.gate_proj(query).sigmoid()
         out: Tensor = self.out_proj(o)
-        if cache is not None:
-            cache.k, cache.v = k, v
-            cache.projections, cache.positions = projections, places
+        attended.keep()
         return out
 
-    def _own_arguments(self, dropout: float = 0.0) -> dict[str, Any]:
+    def _own_arguments(self) -> dict[str, Any]:
         """The arguments that the module sets in its calls, unless they have their defaults."""
         own: dict[str, Any] = {}
-        if dropout != 0:
-            own["dropout"] = dropout
         if self.sink is not None:
             own["sink"] = self.sink
         if self.tolerance != UNSET["tolerance"]:
             own["tolerance"] = self.tolerance
         return own
-
-    def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
-        """The tensors of the terms for a call, and which of them belong to keys."""
-        tensors = [getattr(self, name) for name in self._term_names]
-        if not self._has_projections:
-            return tensors, []
-        return ops.module_projections(
-            self.similarity, self.position, self.num_heads, tensors, query, key
-        )
 
     def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """(B, H, Lq, qk_dim) and (B, Hkv, Lk, qk_dim)."""
@@ -302,51 +250,62 @@ class MultiheadAttention(torch.nn.Module):
         query: Tensor,
         key: Tensor | None = None,
         rows: Rows = -1,
+        *,
+        key_padding_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
         """The weights (B, H, n, Lk) of n rows of query (B, Lq, embed_dim), the last by default.
 
         As gnomon.attention_weights, with the projections, the similarity and the position of this
-        module; without dropout.
+        module; without dropout. key_padding_mask and pair_bias are those of a call.
         """
         operator = "nn.MultiheadAttention.attention_weights"
         key = query if key is None else key
         check_embeddings("MultiheadAttention", "query", query, self.embed_dim, self.q_proj)
         check_embeddings("MultiheadAttention", "key", key, self.kdim, self.k_proj)
         q, k = self._queries_and_keys(query, key)
-        weights: Tensor = ops.module_attention_weights.default(
+        masks = to_masks(
+            operator,
+            (q.shape[0], self.num_heads, q.shape[2], k.shape[2]),
             q,
-            k,
+            key_padding_mask,
+            pair_bias,
+        )
+        return self._weights(
+            operator,
+            (q, k),
+            (query, key),
             check_rows(operator, rows, q),
-            self.similarity,
-            self.position,
-            self._term_tensors(query, key)[0],
-            self.embed_dim // self.num_heads,
-            *passed(lower_call(operator, q, arguments, MaskArguments, **self._own_arguments())),
+            arguments,
+            MaskArguments,
+            self._own_arguments(),
+            hidden=masks.hidden,
+            more=masks.biases,
         )
-        return weights
 
-    @torch.no_grad()
-    def learned_values(self) -> dict[str, LearnedValue]:
-        """What the similarity and the position have learned, as it acts, with its start.
-
-        By name, "gamma", "alibi_slopes", "hype_tau", "t5_table". Of one value per head (H,) it is
-        the value itself, start * exp(5 theta), not theta. The tensors are copies without gradients;
-        where nothing is learned, the dictionary is empty.
-        """
-        names, values, starts = ops.module_learned(
-            self.similarity,
-            self.position,
-            self.num_heads,
-            self.qk_dim,
-            self.embed_dim // self.num_heads,
-            [getattr(self, name) for name in self._term_names],
-        )
-        return {
-            name: LearnedValue(value.clone(), start.clone() if start.numel() > 0 else None)
-            for name, value, start in zip(names, values, starts, strict=True)
-        }
-
+    @overload
+    @classmethod
+    def from_torch(
+        cls,
+        module: torch.nn.MultiheadAttention,
+        *,
+        similarity: Similarity | str = ...,
+        position: Position | Sequence[Position | str] | str | None = ...,
+        drop_in: Literal[False] = ...,
+        batch_first: bool | None = ...,
+    ) -> MultiheadAttention: ...
+    @overload
+    @classmethod
+    def from_torch(
+        cls,
+        module: torch.nn.MultiheadAttention,
+        *,
+        similarity: Similarity | str = ...,
+        position: Position | Sequence[Position | str] | str | None = ...,
+        drop_in: Literal[True],
+        batch_first: bool | None = ...,
+    ) -> TorchMultiheadAttention: ...
     @classmethod
     def from_torch(
         cls,
@@ -354,20 +313,36 @@ class MultiheadAttention(torch.nn.Module):
         *,
         similarity: Similarity | str = "dot",
         position: Position | Sequence[Position | str] | str | None = None,
-    ) -> MultiheadAttention:
+        drop_in: bool = False,
+        batch_first: bool | None = None,
+    ) -> MultiheadAttention | TorchMultiheadAttention:
         """A module with the weights of a torch.nn.MultiheadAttention, copied.
 
         With the dot product and no position its output in evaluation is that of torch's module, up
-        to rounding; dtype, device, dropout, mode and requires_grad are kept. Tokens are (B, L, ...)
-        whatever module.batch_first. Rows that see no key give 0, not NaN. A state_dict of torch's
-        module can also be loaded into a module of the same sizes.
+        to rounding; dtype, device, dropout, mode and requires_grad are kept. Rows that see no key
+        give 0, not NaN. A state_dict of torch's module can also be loaded into a module of the same
+        sizes.
+
+        Args:
+            module: torch's module, or one of a subclass, whose own forward is not looked at.
+            similarity: see MultiheadAttention.
+            position: see MultiheadAttention.
+            drop_in: whether to return a TorchMultiheadAttention, which is called as torch's module
+                is and returns what that does, for code that calls the module.
+            batch_first: of a TorchMultiheadAttention, by default as in module. A MultiheadAttention
+                takes (B, L, ...) only: of a module with batch_first=False this must be True, which
+                says that the tokens of its calls will be.
 
         Raises:
             TypeError: another module.
+            ValueError: a module with batch_first=False, unless drop_in or batch_first is True.
             NotImplementedError: add_bias_kv or add_zero_attn.
         """
         name = f"nn.{cls.__name__}.from_torch"
-        if type(module) is not torch.nn.MultiheadAttention:
+        drop_in = check_flag(name, "drop_in", drop_in)
+        if batch_first is not None:
+            batch_first = check_flag(name, "batch_first", batch_first)
+        if not isinstance(module, torch.nn.MultiheadAttention):
             raise wrong_type(name, "module", module, "a torch.nn.MultiheadAttention")
         for refused, is_there in (
             ("add_bias_kv", module.bias_k is not None or module.bias_v is not None),
@@ -375,18 +350,27 @@ class MultiheadAttention(torch.nn.Module):
         ):
             if is_there:
                 raise NotImplementedError(f"gnomon.{name}: {refused} is True; expected False")
-        own = cls(
-            module.embed_dim,
-            module.num_heads,
-            similarity=similarity,
-            position=position,
-            dropout=module.dropout,
-            bias=module.out_proj.bias is not None,
-            kdim=module.kdim,
-            vdim=module.vdim,
-        )
         weight = module.out_proj.weight
-        own.to(device=weight.device, dtype=weight.dtype)
+        arguments: dict[str, Any] = {
+            "similarity": similarity,
+            "position": position,
+            "dropout": module.dropout,
+            "bias": module.out_proj.bias is not None,
+            "kdim": module.kdim,
+            "vdim": module.vdim,
+            "device": weight.device,
+            "dtype": weight.dtype,
+        }
+        if drop_in:
+            return TorchMultiheadAttention._with_weights_of(module, batch_first, arguments)
+        takes_batch_first = module.batch_first if batch_first is None else batch_first
+        if not takes_batch_first:
+            raise ValueError(
+                f"gnomon.{name}: tokens of module are (L, B, ...), since its batch_first is False, "
+                "and those of gnomon.nn.MultiheadAttention (B, L, ...); expected drop_in=True, "
+                "which keeps calls as they are, or batch_first=True, which says that calls change"
+            )
+        own = cls(module.embed_dim, module.num_heads, **arguments)
         if own.qk_dim * own.num_heads != own.embed_dim:
             raise ValueError(
                 f"gnomon.{name}: similarity is {own.similarity!r}, whose heads have {own.qk_dim} "
@@ -408,7 +392,7 @@ class MultiheadAttention(torch.nn.Module):
 
     def __repr__(self) -> str:
         # Projections are in the arguments, unless others have taken their place.
-        plain = (torch.nn.Linear, torch.nn.RMSNorm)
+        plain = (Projection, torch.nn.Linear, torch.nn.RMSNorm)
         if all(type(layer) in plain for layer in self.children()):
             return f"{self._get_name()}({self.extra_repr()})"
         return super().__repr__()
@@ -464,22 +448,3 @@ def _split_in_proj(
     for part in "qkv":
         if f"{prefix}{part}_proj_weight" in state:
             state[f"{prefix}{part}_proj.weight"] = state.pop(f"{prefix}{part}_proj_weight")
-
-
-def _segments_of_padding(
-    mask: Tensor, q: Tensor, k: Tensor, query_segments: object, key_segments: object
-) -> tuple[Tensor, Tensor]:
-    """Segments with which all queries see the keys that a key_padding_mask leaves."""
-    operator = "nn.MultiheadAttention"
-    hidden = is_hidden(operator, "key_padding_mask", mask)
-    if hidden.shape != (k.shape[0], k.shape[2]):
-        raise ValueError(
-            f"gnomon.{operator}: key_padding_mask has shape {list(hidden.shape)}; expected (B, Lk) "
-            f"= ({k.shape[0]}, {k.shape[2]})"
-        )
-    if query_segments is not None or key_segments is not None:
-        raise ValueError(
-            f"gnomon.{operator}: key_padding_mask and segments are both given; expected keys that "
-            "are hidden to be of a segment of their own"
-        )
-    return torch.zeros(q.shape[2], dtype=torch.int64, device=hidden.device), hidden.long()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import (
+    Device,
     by_default,
     check_flag,
     check_integer,
@@ -22,9 +23,11 @@ from gnomon._checks import (
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon.nn._caches import TokenCache
-from gnomon.nn._checks import SPECIFICATION, check_embeddings
+from gnomon.nn._checks import SPECIFICATION, check_embeddings, check_factory
+from gnomon.nn._held_terms import reset_children, set_start
 
 
+@torch.compiler.assume_constant_result
 def attention_position(position: str) -> str:
     """The components of a position that act in attention, "none" where there are none.
 
@@ -49,10 +52,20 @@ class TokenEncoding(torch.nn.Module):
         spec: one component of the catalogue, "conv:kernel=64".
         dim: columns of the embeddings.
         causal: whether no token may see a later one.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
-    def __init__(self, spec: str, dim: int, causal: bool = False) -> None:
+    def __init__(
+        self,
+        spec: str,
+        dim: int,
+        causal: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        made = check_factory("nn.TokenEncoding", device, dtype)
         dim, causal = _check_encoding("TokenEncoding", "spec", spec, dim, causal)
         names, starts, max_length, history = ops.token_encoding_tensors(spec, dim, causal)
         self.spec = spec
@@ -64,7 +77,13 @@ class TokenEncoding(torch.nn.Module):
         self.history: int = history
         self._tensor_names = tuple(names)
         for name, start in zip(names, starts, strict=True):
-            self.register_parameter(name, torch.nn.Parameter(by_default(start)))
+            self.register_parameter(name, torch.nn.Parameter(by_default(start, **made)))
+
+    def reset_parameters(self) -> None:
+        """Draws new starts of all parameters."""
+        _, starts, _, _ = ops.token_encoding_tensors(self.spec, self.dim, self.causal)
+        for name, start in zip(self._tensor_names, starts, strict=True):
+            set_start(getattr(self, name), start)
 
     def encode(
         self,
@@ -131,6 +150,8 @@ class TokenPosition(torch.nn.Module):
         dim: columns of the embeddings.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
         causal: whether no token may see a later one.
+        device: where parameters are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
     """
 
     def __init__(
@@ -139,8 +160,11 @@ class TokenPosition(torch.nn.Module):
         dim: int,
         max_length: int,
         causal: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        made = check_factory("nn.TokenPosition", device, dtype)
         position, _ = Sum(to_positions("nn.TokenPosition", position))._lower()
         dim, causal = _check_encoding("TokenPosition", "position", position, dim, causal)
         max_length = check_integer("nn.TokenPosition", "max_length", max_length)
@@ -152,12 +176,16 @@ class TokenPosition(torch.nn.Module):
         ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1
-            encoding = TokenEncoding(spec, dim, causal)
+            encoding = TokenEncoding(spec, dim, causal, **made)
             self.add_module(f"{name}{n}", encoding)
             if encoding.max_length is not None:
                 ends.append(encoding.max_length)
         #: The longest length at which the whole position is defined, None for any.
         self.max_length: int | None = min(ends, default=None)
+
+    def reset_parameters(self) -> None:
+        """Draws new starts of all parameters."""
+        reset_children(self)
 
     def forward(
         self,

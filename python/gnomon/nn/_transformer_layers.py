@@ -8,10 +8,12 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from gnomon._checks import check_flag, wrong_type
+from gnomon._checks import Device, check_flag, wrong_type
 from gnomon._position import Position
 from gnomon._similarity import Similarity
-from gnomon.nn._checks import is_hidden
+from gnomon.nn._checks import check_factory
+from gnomon.nn._held_terms import reset_children
+from gnomon.nn._masks import is_causal_mask, pair_mask
 from gnomon.nn._multihead_attention import MultiheadAttention
 
 Activation = Callable[[Tensor], Tensor]
@@ -41,7 +43,7 @@ class _TransformerLayer(torch.nn.Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         *,
         similarity: Similarity | str = "dot",
@@ -56,6 +58,7 @@ class _TransformerLayer(torch.nn.Module):
                     "function"
                 )
             activation = _ACTIVATIONS[activation]
+        made = check_factory(name, device, dtype)
         self.batch_first = check_flag(name, "batch_first", batch_first)
         self.norm_first = check_flag(name, "norm_first", norm_first)
         self.activation = activation
@@ -70,6 +73,7 @@ class _TransformerLayer(torch.nn.Module):
                 position=position,
                 dropout=dropout,
                 bias=bias,
+                **made,
             )
 
         self.self_attn = attention(position)
@@ -77,14 +81,17 @@ class _TransformerLayer(torch.nn.Module):
         self.self_attn.batch_first = self.batch_first
         if self._has_memory:
             self.multihead_attn = attention(None)
-        self.linear1 = torch.nn.Linear(d_model, dim_feedforward, bias=bias)
+        self.linear1 = torch.nn.Linear(d_model, dim_feedforward, bias=bias, **made)
         self.dropout = torch.nn.Dropout(dropout)
-        self.linear2 = torch.nn.Linear(dim_feedforward, d_model, bias=bias)
+        self.linear2 = torch.nn.Linear(dim_feedforward, d_model, bias=bias, **made)
         for n in range(1, 4 if self._has_memory else 3):
-            norm = torch.nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias)
+            norm = torch.nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made)
             self.add_module(f"norm{n}", norm)
             self.add_module(f"dropout{n}", torch.nn.Dropout(dropout))
-        self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new layer are; draws new weights."""
+        reset_children(self)
 
     @classmethod
     def from_torch(
@@ -122,13 +129,24 @@ class _TransformerLayer(torch.nn.Module):
         is_causal: bool,
     ) -> Tensor:
         """masks are the one of pairs and the one of keys, under their names."""
-        (pairs, pair_mask), (keys, key_mask) = masks.items()
-        causal = is_causal or _is_causal(f"nn.{type(self).__name__}", pairs, pair_mask)
-        if key_mask is not None:
-            key_mask = is_hidden(f"nn.{type(self).__name__}", keys, key_mask)
-            key_mask = key_mask.unsqueeze(0) if key_mask.dim() == 1 else key_mask
+        (pairs, pairs_mask), (_, key_mask) = masks.items()
+        key = x if memory is None else memory
+        if pairs_mask is not None and not is_causal and attention._reads_order:
+            # Of some positions the causal form is another one.
+            is_causal = is_causal_mask(pairs_mask)
+        name = f"nn.{type(self).__name__}"
+        sizes = (x.shape[0], attention.num_heads, x.shape[1], key.shape[1])
+        mask, bias = pair_mask(name, pairs, None if is_causal else pairs_mask, sizes)
+        if key_mask is not None and key_mask.dim() == 1:
+            key_mask = key_mask.unsqueeze(0)
         attended: Tensor = attention(
-            x, memory, causal=causal, query_offset=0 if causal else None, key_padding_mask=key_mask
+            x,
+            memory,
+            causal=is_causal,
+            query_offset=0 if is_causal else None,
+            mask=mask,
+            pair_bias=bias,
+            key_padding_mask=key_mask,
         )
         return attended
 
@@ -158,23 +176,6 @@ class _TransformerLayer(torch.nn.Module):
         self.train(layer.training)
 
 
-def _is_causal(operator: str, argument: str, mask: Tensor | None) -> bool:
-    """Whether a mask of pairs (Lq, Lk) is causal; otherwise it must hide nothing."""
-    if mask is None:
-        return False
-    hidden = is_hidden(operator, argument, mask)
-    if not bool(hidden.any()):
-        return False
-    rows, columns = hidden.shape[-2:]
-    future = torch.ones(rows, columns, dtype=torch.bool, device=hidden.device).triu(1)
-    if bool((hidden == future).all()):
-        return True
-    raise NotImplementedError(
-        f"gnomon.{operator}: {argument} is neither causal nor empty; expected one of these, for "
-        "other masks gnomon.nn.MultiheadAttention with window, chunks or segments"
-    )
-
-
 def _arguments_of(layer: torch.nn.Module) -> dict[str, object]:
     """The constructor's arguments of a layer of torch.nn."""
     attention, linear, norm = layer.self_attn, layer.linear1, layer.norm1
@@ -199,8 +200,10 @@ class TransformerEncoderLayer(_TransformerLayer):
     The arguments, the call and the names of submodules are torch's, and so is the result with the
     dot product and no position, up to rounding; state_dicts of torch's layer load, and
     torch.nn.TransformerEncoder takes it (with enable_nested_tensor=False it does not warn). Masks
-    of pairs must be absent or causal, those of keys any booleans, or 0 and -inf; others raise
-    NotImplementedError. A row that sees no key gets 0 from attention, not NaN.
+    are torch's: booleans, True where hidden, or numbers that are added to the scores. is_causal
+    costs less than a mask, and positions that need it ("forget") or that have another form then
+    ("t5") are given it by a causal mask as well. A row that sees no key gets 0 from attention, not
+    NaN.
 
     Args:
         similarity: see MultiheadAttention.
@@ -221,8 +224,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Tensor:
         """src (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model); the same shape.
 
-        src_mask (L, L) and src_key_padding_mask (B, L) are True, or -inf, where hidden; is_causal
-        means the causal src_mask, which need not be given then.
+        src_mask (L, L) or (B nhead, L, L) and src_key_padding_mask (B, L) are True where hidden, or
+        numbers that are added to the scores; is_causal means the causal src_mask, which need not be
+        given then.
         """
         masks = {"src_mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
         x = self._branch(

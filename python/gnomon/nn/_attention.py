@@ -1,0 +1,292 @@
+"""Attention that holds the tensors of its similarity and position, without projections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from gnomon._attention import UNSET, Aggregation, MaskArguments, Rows, check_rows, takes
+from gnomon._checks import (
+    Device,
+    as_autocast,
+    check_flag,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    check_tensors,
+)
+from gnomon._library import ops
+from gnomon._position import Position, Sum, to_positions
+from gnomon._similarity import Similarity, to_similarity
+from gnomon.nn._caches import KVCache
+from gnomon.nn._checks import check_factory
+from gnomon.nn._held_terms import HeldTerms, reset_children
+from gnomon.nn._masks import to_masks
+
+_NAME = "nn.Attention"
+
+
+class ScaledArguments(MaskArguments, total=False):
+    """Those of a call of queries and keys that come from elsewhere."""
+
+    scale: float | None
+    temperature: Tensor | float | None
+
+
+class Attention(HeldTerms):
+    """gnomon.attention with a similarity and a position whose parameters it holds.
+
+    For models with projections of their own, such as a fused one of queries, keys and values: the
+    module has no others. What it learns has the names and the starts that MultiheadAttention
+    documents, "gamma_theta", "t5_table".
+
+        attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
+        o = attention(q, k, v, causal=True)
+
+    Args:
+        num_heads: query heads.
+        head_dim: columns of one head of q and k.
+        similarity: see MultiheadAttention.
+        position: see MultiheadAttention.
+        value_dim: columns of one head of v, head_dim by default.
+        dropout: the probability of dropping a weight, in training.
+        max_length: see MultiheadAttention.
+        token_dim: columns of the tokens that positions project themselves ("forget",
+            "content_bias", "gate"), which each call then needs; None: there are none.
+        key_token_dim: those of the tokens of keys, token_dim by default.
+        sink: see MultiheadAttention.
+        tolerance: see gnomon.attention.
+        device: where parameters and buffers are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
+
+    Raises:
+        ValueError: a value, or a position that projects tokens without token_dim.
+        TypeError: an argument of another type.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        max_length: int = 512,
+        token_dim: int | None = None,
+        key_token_dim: int | None = None,
+        sink: bool = False,
+        tolerance: float = UNSET["tolerance"],
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = check_integer(_NAME, "num_heads", num_heads)
+        self.head_dim = check_integer(_NAME, "head_dim", head_dim)
+        value_dim = check_optional_integer(_NAME, "value_dim", value_dim)
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        for name in ("num_heads", "head_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"gnomon.{_NAME}: {name} is {getattr(self, name)}; expected at least 1"
+                )
+        max_length = check_integer(_NAME, "max_length", max_length)
+        self.token_dim = check_optional_integer(_NAME, "token_dim", token_dim)
+        key_token_dim = check_optional_integer(_NAME, "key_token_dim", key_token_dim)
+        self.key_token_dim = self.token_dim if key_token_dim is None else key_token_dim
+        made = check_factory(_NAME, device, dtype)
+        similarity_spec, given = to_similarity(_NAME, similarity)._lower()
+        position_spec, position_tensors = Sum(to_positions(_NAME, position))._lower()
+        self.dropout = check_number(_NAME, "dropout", dropout)
+        self.tolerance = check_number(_NAME, "tolerance", tolerance)
+        has_sink = check_flag(_NAME, "sink", sink)
+        ops.check_module(
+            f"gnomon.{_NAME}", self.dropout, self.tolerance, has_sink, position=position_spec
+        )
+        if self.token_dim is None and ops.module_has_projections(position_spec):
+            raise ValueError(
+                f"gnomon.{_NAME}: position is {position_spec!r}, which projects tokens, and "
+                "token_dim is None; expected the number of their columns"
+            )
+        sink_start = torch.nn.Parameter(torch.zeros(self.num_heads, **made)) if has_sink else None
+        self.register_parameter("sink", sink_start)
+        self._hold_terms(
+            similarity_spec,
+            position_spec,
+            [*given, *position_tensors],
+            (
+                self.num_heads,
+                self.head_dim,
+                self.value_dim,
+                max_length,
+                self.token_dim or 1,
+                self.key_token_dim or 1,
+            ),
+            device,
+            dtype,
+        )
+
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new module are; draws new tables."""
+        reset_children(self)
+        if self.sink is not None:
+            torch.nn.init.zeros_(self.sink)
+        self._reset_terms()
+
+    @takes(ScaledArguments)
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        tokens: Tensor | None = None,
+        key_tokens: Tensor | None = None,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+        aggregation: Aggregation = "mean",
+        **arguments: Unpack[ScaledArguments],
+    ) -> Tensor:
+        """o (B, H, Lq, Dv) of q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv).
+
+        Args:
+            q: queries; H is num_heads and D head_dim.
+            k: keys; H a multiple of Hkv.
+            v: values; Dv is value_dim.
+            tokens: (B, Lq, token_dim), where the position projects tokens.
+            key_tokens: (B, Lk, key_token_dim), tokens by default.
+            cache: see MultiheadAttention.
+            key_padding_mask: see MultiheadAttention.
+            pair_bias: see MultiheadAttention.
+            aggregation: see gnomon.attention.
+
+        The other arguments are those of gnomon.attention.
+        """
+        check_tensors(_NAME, q=q, k=k, v=v)
+        q, k, v = as_autocast(q, k, v)
+        self._check_heads(q, k)
+        if v.dim() == 4 and v.shape[3] != self.value_dim:
+            raise ValueError(
+                f"gnomon.{_NAME}: v has shape {list(v.shape)}; expected (B, Hkv, Lk, Dv) with Dv = "
+                f"{self.value_dim}"
+            )
+        known = cache.length() if isinstance(cache, KVCache) else 0
+        sizes = (q.shape[0], self.num_heads, q.shape[2], k.shape[2] + known)
+        masks = to_masks(_NAME, sizes, q, key_padding_mask, pair_bias)
+        attended = self._attend(
+            _NAME,
+            (q, k, v),
+            self._tokens(q, k, tokens, key_tokens),
+            arguments,
+            ScaledArguments,
+            self._own_arguments(),
+            dropout=self.dropout if self.training else 0.0,
+            aggregation=aggregation,
+            cache=cache,
+            hidden=masks.hidden,
+            more=masks.biases,
+        )
+        attended.keep()
+        return attended.o
+
+    @takes(ScaledArguments)
+    def attention_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        rows: Rows = -1,
+        *,
+        tokens: Tensor | None = None,
+        key_tokens: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+        **arguments: Unpack[ScaledArguments],
+    ) -> Tensor:
+        """The weights (B, H, n, Lk) of n rows of q (B, H, Lq, D), the last by default.
+
+        As gnomon.attention_weights, with the similarity and the position of this module; without
+        dropout. The other arguments are those of a call.
+        """
+        operator = f"{_NAME}.attention_weights"
+        check_tensors(operator, q=q, k=k)
+        q, k = as_autocast(q, k)
+        self._check_heads(q, k)
+        sizes = (q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+        masks = to_masks(operator, sizes, q, key_padding_mask, pair_bias)
+        return self._weights(
+            operator,
+            (q, k),
+            self._tokens(q, k, tokens, key_tokens),
+            check_rows(operator, rows, q),
+            arguments,
+            ScaledArguments,
+            self._own_arguments(),
+            hidden=masks.hidden,
+            more=masks.biases,
+        )
+
+    def _check_heads(self, q: Tensor, k: Tensor) -> None:
+        if q.dim() != 4 or q.shape[1] != self.num_heads or q.shape[3] != self.head_dim:
+            raise ValueError(
+                f"gnomon.{_NAME}: q has shape {list(q.shape)}; expected (B, H, Lq, D) with H = "
+                f"{self.num_heads} and D = {self.head_dim}"
+            )
+        if k.dim() != 4 or k.shape[3] != self.head_dim:
+            raise ValueError(
+                f"gnomon.{_NAME}: k has shape {list(k.shape)}; expected (B, Hkv, Lk, D) with D = "
+                f"{self.head_dim}"
+            )
+
+    def _tokens(
+        self, q: Tensor, k: Tensor, tokens: Tensor | None, key_tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens that queries and keys were made from; their shapes where none is read."""
+        if not self._has_projections:
+            return q.transpose(1, 2), k.transpose(1, 2)
+        key_tokens = tokens if key_tokens is None else key_tokens
+        for name, given, dim, length in (
+            ("tokens", tokens, self.token_dim, q.shape[2]),
+            ("key_tokens", key_tokens, self.key_token_dim, k.shape[2]),
+        ):
+            check_tensors(_NAME, **{name: given})
+            assert given is not None
+            if tuple(given.shape) != (q.shape[0], length, dim):
+                raise ValueError(
+                    f"gnomon.{_NAME}: {name} has shape {list(given.shape)}; expected (B, L, "
+                    f"columns) = ({q.shape[0]}, {length}, {dim})"
+                )
+        assert tokens is not None
+        assert key_tokens is not None
+        return tokens, key_tokens
+
+    def _own_arguments(self) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        if self.sink is not None:
+            own["sink"] = self.sink
+        if self.tolerance != UNSET["tolerance"]:
+            own["tolerance"] = self.tolerance
+        return own
+
+    def extra_repr(self) -> str:
+        """The arguments that are not the default, for print()."""
+        defaults = {
+            "similarity": "dot",
+            "position": "none",
+            "value_dim": self.head_dim,
+            "dropout": 0.0,
+            "token_dim": None,
+            "tolerance": UNSET["tolerance"],
+        }
+        given = [
+            f"{name}={getattr(self, name)!r}"
+            for name, default in defaults.items()
+            if getattr(self, name) != default
+        ]
+        if self.sink is not None:
+            given.append("sink=True")
+        return ", ".join([str(self.num_heads), str(self.head_dim), *given])

@@ -1,0 +1,296 @@
+"""torch.nn.MultiheadAttention with any similarity and position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon._attention import MaskArguments, Rows, check_rows
+from gnomon._checks import Device, check_flag, check_integer, check_number, wrong_type
+from gnomon._library import ops
+from gnomon._position import Position, Sum, to_positions
+from gnomon._similarity import Similarity, to_similarity
+from gnomon.nn._checks import check_factory
+from gnomon.nn._heads import split_heads
+from gnomon.nn._held_terms import HeldTerms
+from gnomon.nn._masks import is_causal_mask, pair_mask, to_masks
+
+_NAME = "nn.TorchMultiheadAttention"
+
+
+class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
+    """torch's projection of the output, whose bias starts at 0 also when it is reset by itself."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+
+class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with a similarity and a position, to stand in its place.
+
+    A subclass with torch's arguments, call, results and state_dict, for code that calls
+    torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models);
+    MultiheadAttention.from_torch(module, drop_in=True) makes one of an existing module. With the
+    dot product and no position the results are torch's, up to rounding, but for rows that see no
+    key: these give 0, not NaN. What the similarity and the position learn has the names that
+    MultiheadAttention documents. torch.nn.TransformerEncoderLayer does not take its fused path
+    around this module.
+
+    Args:
+        embed_dim: columns of query and of the output.
+        num_heads: heads, a divisor of embed_dim.
+        dropout: the probability of dropping a weight, in training.
+        bias: whether the projections have one.
+        add_bias_kv: False; True is refused.
+        add_zero_attn: False; True is refused. The position "sink:score=0" has the same effect with
+            the dot product.
+        kdim: columns of key, embed_dim by default.
+        vdim: columns of value, embed_dim by default.
+        batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).
+        device: where parameters and buffers are, the default device if None.
+        dtype: theirs, a floating-point one; the default dtype if None.
+        similarity: see MultiheadAttention.
+        position: see MultiheadAttention.
+
+    Raises:
+        ValueError: a value, or a similarity whose heads have another width than the values.
+        TypeError: an argument of another type.
+        NotImplementedError: add_bias_kv or add_zero_attn.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        similarity: Similarity | str = "dot",
+        position: Position | Sequence[Position | str] | str | None = None,
+    ) -> None:
+        made = check_factory(_NAME, device, dtype)
+        embed_dim = check_integer(_NAME, "embed_dim", embed_dim)
+        num_heads = check_integer(_NAME, "num_heads", num_heads)
+        dropout = check_number(_NAME, "dropout", dropout)
+        for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if check_flag(_NAME, name, value):
+                raise NotImplementedError(f"gnomon.{_NAME}: {name} is True; expected False")
+        similarity_spec, given = to_similarity(_NAME, similarity)._lower()
+        position_spec, position_tensors = Sum(to_positions(_NAME, position))._lower()
+        ops.check_module(f"gnomon.{_NAME}", dropout)
+        _, width, kdim, vdim = ops.module_sizes(
+            similarity_spec, embed_dim, num_heads, None, None, kdim, vdim
+        )
+        if width * num_heads != embed_dim:
+            raise ValueError(
+                f"gnomon.{_NAME}: similarity is {similarity_spec!r}, whose heads have {width} "
+                f"columns, and those of the module {embed_dim // num_heads}; expected the same"
+            )
+        torch.nn.MultiheadAttention.__init__(
+            self,
+            embed_dim,
+            num_heads,
+            dropout,
+            bias=check_flag(_NAME, "bias", bias),
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=check_flag(_NAME, "batch_first", batch_first),
+            **made,
+        )
+        self.out_proj = _Output(embed_dim, embed_dim, bias=bias, **made)
+        # With this torch.nn.TransformerEncoderLayer calls the module, and no fused kernel of its
+        # own with the module's weights.
+        self._qkv_same_embed_dim = False
+        self._hold_terms(
+            similarity_spec,
+            position_spec,
+            [*given, *position_tensors],
+            (num_heads, width, width, 512, embed_dim, kdim),
+            device,
+            dtype,
+        )
+
+    @classmethod
+    def _with_weights_of(
+        cls,
+        module: torch.nn.MultiheadAttention,
+        batch_first: bool | None,
+        arguments: dict[str, Any],
+    ) -> TorchMultiheadAttention:
+        """One with the weights of torch's module, copied."""
+        own = cls(
+            module.embed_dim,
+            module.num_heads,
+            batch_first=module.batch_first if batch_first is None else batch_first,
+            **arguments,
+        )
+        own.load_state_dict(module.state_dict(), strict=False)
+        for name, parameter in module.named_parameters():
+            # A subclass may have others.
+            if name in own._parameters or name.startswith("out_proj."):
+                own.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return own.train(module.training)
+
+    def _reset_parameters(self) -> None:
+        """Draws torch's starts of the projections."""
+        weights = (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        for weight in weights:
+            if weight is not None:
+                torch.nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            torch.nn.init.zeros_(self.in_proj_bias)
+
+    def reset_parameters(self) -> None:
+        """Sets all parameters and buffers to what those of a new module are; draws new weights."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+        self._reset_terms()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | Rows = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """torch.nn.MultiheadAttention.forward.
+
+        Args:
+            query: (Lq, B, embed_dim), (B, Lq, embed_dim) with batch_first, or (Lq, embed_dim).
+            key: likewise, with kdim columns.
+            value: likewise, with vdim columns.
+            key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
+                numbers that are added to the scores.
+            need_weights: whether to return the weights, which take memory for all pairs; or the
+                rows whose weights to return, a number, several or a slice.
+            attn_mask: (Lq, Lk) or (B num_heads, Lq, Lk): True where a key is hidden, or numbers
+                that are added to the scores.
+            average_attn_weights: whether the weights are the mean of all heads.
+            is_causal: attn_mask is the causal one, and is not read; as in torch it must be given.
+
+        Returns:
+            The output, like query, and the weights (B, Lq, Lk), (B, num_heads, Lq, Lk) unless
+            averaged, or None; without a batch, without B. They are those without dropout.
+
+        Raises:
+            ValueError: a shape.
+            TypeError: a dtype or another type.
+            RuntimeError: is_causal without attn_mask.
+        """
+        for name, tokens in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(tokens, Tensor):
+                raise wrong_type(_NAME, name, tokens, "a Tensor")
+        if query.is_nested and query.layout == torch.strided:
+            return self._forward_nested(query, key, value, attn_mask, key_padding_mask, is_causal)
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            raise ValueError(
+                f"gnomon.{_NAME}: query, key and value have shapes {list(query.shape)}, "
+                f"{list(key.shape)} and {list(value.shape)}; expected tokens of a batch or of none"
+            )
+        is_batched = query.dim() == 3
+        if not is_batched:
+            query, key, value = (tokens.unsqueeze(0) for tokens in (query, key, value))
+            if key_padding_mask is not None and key_padding_mask.dim() == 1:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
+        if check_flag(_NAME, "is_causal", is_causal) and attn_mask is None:
+            raise RuntimeError(
+                f"gnomon.{_NAME}: is_causal is True and attn_mask None; expected the causal mask, "
+                "as torch.nn.MultiheadAttention does"
+            )
+        if attn_mask is not None and not is_causal and self._reads_order:
+            is_causal = is_causal_mask(attn_mask)
+        q, k, v = self._project(query, key, value)
+        sizes = (q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+        mask, bias = pair_mask(_NAME, "attn_mask", None if is_causal else attn_mask, sizes)
+        masks = to_masks(_NAME, sizes, q, key_padding_mask, bias)
+        if isinstance(need_weights, bool):
+            rows = check_rows(_NAME, slice(None), q) if need_weights else None
+        else:
+            rows = check_rows(_NAME, need_weights, q)
+        given: MaskArguments = {"causal": True, "query_offset": 0} if is_causal else {"mask": mask}
+        attended = self._attend(
+            _NAME,
+            (q, k, v),
+            (query, key),
+            given,
+            MaskArguments,
+            {},
+            dropout=self.dropout if self.training else 0.0,
+            hidden=masks.hidden,
+            more=masks.biases,
+            rows=rows,
+        )
+        out = self.out_proj(attended.o.transpose(1, 2).flatten(2))
+        weights = attended.weights
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not is_batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """The heads of queries, keys and values."""
+        if self.in_proj_weight is None:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        tokens = (query, key, value)
+        for name, own, weight in zip(("query", "key", "value"), tokens, weights, strict=True):
+            if own.shape[2] != weight.shape[1] or own.shape[0] != query.shape[0]:
+                raise ValueError(
+                    f"gnomon.{_NAME}: {name} has shape {list(own.shape)}, batch first; expected "
+                    f"(B, L, {weight.shape[1]}) with B = {query.shape[0]}"
+                )
+        if query is key is value and self.in_proj_weight is not None:
+            joined = torch.nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias)
+            return tuple(split_heads(part, self.num_heads) for part in joined.chunk(3, -1))
+        return tuple(
+            split_heads(torch.nn.functional.linear(own, weight, bias), self.num_heads)
+            for own, weight, bias in zip(tokens, weights, biases, strict=True)
+        )
+
+    def _forward_nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[Tensor, None]:
+        """Of what torch.nn.TransformerEncoder makes of padded tokens in inference."""
+        if query is not key or key is not value or attn_mask is not None or key_padding_mask:
+            raise NotImplementedError(
+                f"gnomon.{_NAME}: query is a nested tensor; expected the same key and value, and "
+                "no masks"
+            )
+        rows = query.unbind()
+        lengths = torch.tensor([len(row) for row in rows], device=query.device)
+        padded = query.to_padded_tensor(0.0)
+        hidden = torch.arange(padded.shape[1], device=query.device) >= lengths[:, None]
+        if not self.batch_first:
+            padded = padded.transpose(0, 1)
+        out, _ = self.forward(padded, padded, padded, hidden, False, is_causal=is_causal)
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        parts = [own[: len(row)] for own, row in zip(out, rows, strict=True)]
+        return torch.nested.as_nested_tensor(parts), None
