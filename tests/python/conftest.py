@@ -61,7 +61,7 @@ SLOW = {
     *("model_options", "pages", "published", "report", "scripts", "studies", "sweep"),
     *("task_diffusion", "task_generated", "task_graphs", "task_hierarchy", "task_images"),
     *("task_music", "task_speech", "task_translation", "terms", "transformers", "transforms"),
-    *("vocabulary", "wheel"),
+    *("module_sweep", "vocabulary", "wheel"),
 }
 
 
