@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_type_hints, 
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 from typing_extensions import Unpack
 
 from gnomon._checks import (
@@ -27,6 +28,7 @@ from gnomon._checks import (
     wrong_type,
 )
 from gnomon._library import ops
+from gnomon._plain import tell_onnx_exporter
 from gnomon._position import Position, to_positions
 from gnomon._similarity import Similarity, to_similarity
 
@@ -305,6 +307,8 @@ def lower_call(
 
     Others of the operators' arguments than those of the TypedDict come by their names.
     """
+    if is_exporting():
+        tell_onnx_exporter()
     lowered = own
     for name, value in given.items():
         if name not in _names(arguments):

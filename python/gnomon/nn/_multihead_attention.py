@@ -55,7 +55,8 @@ class MultiheadAttention(HeldTerms):
         position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or
             several of them for their sum, "rope" + ALiBi(slopes); None is "none". A component that
             is added to embeddings has no effect here and is an error: see TokenPosition and
-            attention_position.
+            attention_position. The shapes of tensors of (H,) are checked here, those of tables in
+            the first call.
         dropout: the probability of dropping a weight, in training.
         bias: whether the projections have one.
         max_length: rows of a learned table of positions ("absolute_keys"), unless the component

@@ -1,0 +1,179 @@
+"""Attention in plain operators of PyTorch, for exporters, which know none of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon._library import ops
+
+
+def plain_program(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """See gnomon.integrations.onnx.plain."""
+    table = torch.export.default_decompositions()
+    table[ops.attention_forward.default] = _attention_forward
+    program = program.run_decompositions(table)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith("gnomon."):
+            raise _without_form(f"the operator {node.target}")
+    return program
+
+
+def tell_onnx_exporter() -> None:
+    """Gives the plain operators to the exporter to ONNX, where it is what traces a call."""
+    if torch.onnx.is_in_onnx_export():
+        torch._decomp.decomposition_table.setdefault(
+            ops.attention_forward.default, _attention_of_exporter
+        )
+
+
+def _attention_of_exporter(*values: Any) -> Any:
+    operator = ops.attention_forward.default
+    if torch.onnx.is_in_onnx_export():
+        return _attention_forward(*values)
+    # The table is everyone's: torch.compile() looks in it for shapes that are symbols.
+    torch._decomp.decomposition_table.pop(operator, None)
+    return operator(*values)
+
+
+def _without_form(what: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"gnomon: {what} has no form in plain operators, which an export to ONNX takes; "
+        "gnomon.integrations.onnx.plain says what has one"
+    )
+
+
+_Scalars = list[Tensor]
+
+
+def _hyperbolic_square(g: Tensor, a: _Scalars, b: _Scalars) -> Tensor:
+    difference = a[0] - b[0]
+    return (difference * a[1]) * (difference * b[1]) + g * (a[2] * b[2])
+
+
+def _hyperbolic(g: Tensor, a: _Scalars, b: _Scalars, _: _Scalars) -> Tensor:
+    square = _hyperbolic_square(g, a, b)
+    return torch.log1p(square + square.sqrt() * (square + 2).sqrt())
+
+
+def _additive(_: Tensor, a: _Scalars, b: _Scalars, t: _Scalars) -> Tensor:
+    z = a[0] + b[0]
+    return torch.where(z >= 0, z, t[0] * z)
+
+
+#: By the name of the pair function (src/definitions): what it is of, and its value.
+_FUNCTIONS: dict[str, tuple[str, Callable[[Tensor, _Scalars, _Scalars, _Scalars], Tensor]]] = {
+    "dot": ("product", lambda g, a, b, t: g),
+    "softcap": ("product", lambda g, a, b, t: torch.tanh(g * t[0])),
+    "gaussian": ("distance", lambda g, a, b, t: g),
+    "laplacian": ("distance", lambda g, a, b, t: g.sqrt()),
+    "additive": ("product", _additive),
+    "hyperbolic": ("distance", _hyperbolic),
+    "lorentz": ("distance", lambda g, a, b, t: _hyperbolic_square(g, a, b)),
+}
+
+
+def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """gnomon::attention_forward as src/reference has it, in plain operators."""
+    names = [argument.name for argument in ops.attention_forward.default._schema.arguments]
+    call = SimpleNamespace(**dict(zip(names, values, strict=True)))
+    if call.function not in _FUNCTIONS:
+        raise _without_form(f"the pair function {call.function!r}")
+    if call.dropout != 0:
+        raise NotImplementedError(
+            "gnomon: the model has dropout; expected one in evaluation, as model.eval() makes it"
+        )
+    for name in ("relative_keys", "relative_values", "relative_queries", "grid", "bias_parameters"):
+        if getattr(call, name) is not None:
+            raise _without_form(f"{name.replace('_', ' ')} of a position")
+    score = _scores(call)
+    visible = _visible(call)
+    if visible is not None:
+        score = torch.where(visible, score, -torch.inf)
+    largest = score.amax(-1, keepdim=True)
+    largest = torch.where(largest == -torch.inf, 0.0, largest)
+    weights = torch.exp(score - largest)
+    total = weights.sum(-1, keepdim=True)
+    v = _by_heads(call.v.to(score.dtype), call)
+    o = weights @ v / torch.where(total == 0, 1.0, total)
+    lse = (total.log() + largest).squeeze(-1)
+    # Only gradients read the statistics of rows.
+    return o, lse, torch.zeros((3, *lse.shape), dtype=lse.dtype, device=lse.device)
+
+
+def _by_heads(keys: Tensor, call: SimpleNamespace, axis: int = 1) -> Tensor:
+    """What has a key head for each group of query heads, for each of these."""
+    group = call.x.shape[1] // call.y.shape[1]
+    return keys if group == 1 else keys.repeat_interleave(group, axis)
+
+
+def _scores(call: SimpleNamespace) -> Tensor:
+    dtype = torch.float64 if call.x.dtype == torch.float64 else torch.float32
+    kind, function = _FUNCTIONS[call.function]
+    x = call.x.to(dtype)
+    y = _by_heads(call.y.to(dtype), call)
+    queries, keys = x.shape[2], y.shape[2]
+    if kind == "distance":
+        # Less is lost where tokens are far from 0 and near to each other.
+        middle = y.mean(2, keepdim=True)
+        x, y = x - middle, y - middle
+        squares = x.square().sum(-1, keepdim=True) + y.square().sum(-1).unsqueeze(-2)
+        g = (squares - 2 * (x @ y.transpose(-2, -1))).clamp_min(0)
+    else:
+        g = x @ y.transpose(-2, -1)
+    a = [] if call.row_scalars is None else list(call.row_scalars.unsqueeze(-1).unbind(0))
+    b = []
+    if call.column_scalars is not None:
+        b = list(_by_heads(call.column_scalars, call, 2).unsqueeze(-2).unbind(0))
+    t = [] if call.head_scalars is None else list(call.head_scalars[:, :, None, None].unbind(0))
+    score = call.factor[:, None, None] * function(g, a, b, t)
+    if call.bias is not None:
+        rows = torch.arange(queries, device=x.device)
+        entries = queries - 1 + torch.arange(keys, device=x.device) - rows.unsqueeze(1)
+        bias = call.bias.index_select(2, entries.reshape(-1))
+        score = score + bias.reshape(*call.bias.shape[:2], queries, keys)
+    if call.key_bias is not None:
+        score = score + call.key_bias.unsqueeze(2)
+    if call.key_bias_low is not None:
+        score = score + (call.key_bias_low.unsqueeze(2) - call.key_bias_base.unsqueeze(3))
+    if call.pair_bias is not None:
+        score = score + call.pair_bias
+    return score if call.temperature is None else score * call.temperature.unsqueeze(3)
+
+
+def _visible(call: SimpleNamespace) -> Tensor | None:
+    """Which keys a query sees, as it broadcasts to (B, H, Lq, Lk); None: all."""
+    device = call.x.device
+    columns = torch.arange(call.y.shape[2], device=device)
+    if call.query_positions is not None:
+        p, key = call.query_positions.unsqueeze(2), call.key_positions.unsqueeze(1)
+    else:
+        offset = call.query_offset
+        if call.query_offsets is not None:
+            offset = call.query_offsets[:, None, None]
+        p = torch.arange(call.x.shape[2], device=device)[None, :, None] + offset
+        key = columns[None, None, :]
+    # Of (B, Lq, Lk).
+    seen = []
+    if call.left is not None:
+        seen.append(key >= p - call.left)
+    if call.right is not None:
+        seen.append(key <= p + call.right)
+    if call.chunks is not None:
+        size, before, after = call.chunks
+        chunk = torch.div(p, size, rounding_mode="floor")
+        seen.append((key >= (chunk - before) * size) & (key < (chunk + after + 1) * size))
+    if call.key_starts is not None:
+        seen.append(columns >= call.key_starts[:, None, None])
+    if call.key_lengths is not None:
+        seen.append(columns < call.key_lengths[:, None, None])
+    if call.query_segments is not None:
+        seen.append(call.query_segments.unsqueeze(2) == call.key_segments.unsqueeze(1))
+    visible = None if call.mask is None else call.mask
+    for part in seen:
+        visible = part.unsqueeze(1) if visible is None else visible & part.unsqueeze(1)
+    return visible
