@@ -407,6 +407,83 @@ def test_a_tensor_without_numbers_cannot_be_reset():
         module.to_empty(device="cpu").reset_parameters()
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Attention(2, 16, "additive"), ValueError, r"^gnomon\.nn\.Attention: qk_dim is 16"),
+        (
+            lambda: Attention(2, 8, position="learned"),
+            ValueError,
+            r"^gnomon\.nn\.Attention: .*learned",
+        ),
+        (lambda: Attention(2, 8, position="forget"), ValueError, "token_dim is None"),
+        (lambda: Attention(2, 0), ValueError, "head_dim is 0; expected at least 1"),
+        (
+            lambda: Attention(2, 8)(*torch.ones(3, 1, 2, 5, 4)),
+            ValueError,
+            r"q has shape \[1, 2, 5, 4\]; expected \(B, H, Lq, D\) with H = 2 and D = 8",
+        ),
+        (
+            lambda: Attention(2, 8, position="forget", token_dim=3)(*torch.ones(3, 1, 2, 5, 8)),
+            TypeError,
+            "tokens is a NoneType; expected a Tensor",
+        ),
+        (
+            lambda: TorchMultiheadAttention(7, 2),
+            ValueError,
+            r"^gnomon\.nn\.TorchMultiheadAttention: embed_dim is 7 and num_heads 2",
+        ),
+        (
+            lambda: LorentzMultiheadAttention(1.0, 4, 5, 2, position="transformer_xl"),
+            ValueError,
+            "goes with dot alone, not with lorentz",
+        ),
+        (
+            lambda: MultiheadAttention(8, 2)(torch.ones(1, 3, 8), key_padding_mask=torch.ones(3)),
+            ValueError,
+            r"key_padding_mask has shape \[3\]; expected \(B, Lk\) = \(1, 3\)",
+        ),
+        (
+            lambda: MultiheadAttention(8, 2)(torch.ones(1, 3, 8), pair_bias=1.0),
+            TypeError,
+            "pair_bias is a float; expected a Tensor, or None",
+        ),
+    ],
+)
+def test_mistakes_name_the_module(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_attention_without_projections_is_that_of_a_module():
+    """With caches, masks and tokens of its own projections, too."""
+    torch.manual_seed(0)
+    for spec, place in (("umbral", "rope+hype:tau=learned"), ("dot", "forget+relative")):
+        module = MultiheadAttention(DIM, HEADS, 1, similarity=spec, position=place, sink=True)
+        own = Attention(HEADS, DIM // HEADS, spec, place, token_dim=DIM, sink=True)
+        own.load_state_dict({n: t for n, t in module.state_dict().items() if n in own.state_dict()})
+        x = torch.randn(2, 9, DIM)
+
+        def heads(part, module=module):
+            q, k = module._queries_and_keys(part, part)
+            return q, k, module.v_proj(part).unflatten(2, (1, -1)).transpose(1, 2)
+
+        padding, bias = torch.rand(2, 9) < 0.3, torch.randn(1, HEADS, 9, 9)
+        masks = {"key_padding_mask": padding, "pair_bias": bias, "window": (4, 2)}
+        o = own(*heads(x), tokens=x, **masks)
+        expected = module(x, **masks)
+        torch.testing.assert_close(module.out_proj(o.transpose(1, 2).flatten(2)), expected)
+        q, k, _ = heads(x)
+        torch.testing.assert_close(
+            own.attention_weights(q, k, slice(None), tokens=x, **masks),
+            module.attention_weights(x, rows=slice(None), **masks),
+        )
+        cache = gnomon.nn.KVCache()
+        parts = [own(*heads(part), tokens=part, causal=True, cache=cache) for part in x.split(4, 1)]
+        whole = own(*heads(x), tokens=x, causal=True)
+        torch.testing.assert_close(torch.cat(parts, 2), whole)
+
+
 # torch.compile(fullgraph=True): nothing may leave the graph.
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,16 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
         tensor.copy_(start)
 
 
+@contextlib.contextmanager
+def named_as(module: str) -> Iterator[None]:
+    """Operators that all modules share name MultiheadAttention in their messages."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = str(error).replace("gnomon.nn.MultiheadAttention", f"gnomon.nn.{module}")
+        raise type(error)(message) from None
+
+
 class Terms(NamedTuple):
     """A specification, or several joined by "+", and the tensors that it mentions."""
 
@@ -110,7 +121,8 @@ class HeldTerms(torch.nn.Module):
         self.similarity = similarity
         self.position = position
         self._term_sizes = sizes
-        names, starts, learned = ops.module_tensors(similarity, position, *sizes, given)
+        with named_as(type(self).__name__):
+            names, starts, learned = ops.module_tensors(similarity, position, *sizes, given)
         self._has_projections: bool = ops.module_has_projections(position)
         self._term_names = tuple(names)
         #: Whether a causal call is more than one that sees no later key.

@@ -15,7 +15,7 @@ from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._checks import check_factory
 from gnomon.nn._heads import split_heads
-from gnomon.nn._held_terms import HeldTerms
+from gnomon.nn._held_terms import HeldTerms, named_as
 from gnomon.nn._masks import is_causal_mask, pair_mask, to_masks
 
 _NAME = "nn.TorchMultiheadAttention"
@@ -90,9 +90,10 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         similarity_spec, given = to_similarity(_NAME, similarity)._lower()
         position_spec, position_tensors = Sum(to_positions(_NAME, position))._lower()
         ops.check_module(f"gnomon.{_NAME}", dropout)
-        _, width, kdim, vdim = ops.module_sizes(
-            similarity_spec, embed_dim, num_heads, None, None, kdim, vdim
-        )
+        with named_as("TorchMultiheadAttention"):
+            _, width, kdim, vdim = ops.module_sizes(
+                similarity_spec, embed_dim, num_heads, None, None, kdim, vdim
+            )
         if width * num_heads != embed_dim:
             raise ValueError(
                 f"gnomon.{_NAME}: similarity is {similarity_spec!r}, whose heads have {width} "
