@@ -56,7 +56,9 @@ def hide_private_bases(app, name, obj, options, bases):
     """Names the next public classes instead of those that have no page."""
 
     def is_private(base):
-        return base.__module__.startswith("gnomon._") or base.__name__.startswith("_")
+        module = base.__module__
+        hidden = module.startswith("gnomon.") and "._" in module
+        return hidden or base.__name__.startswith("_")
 
     while any(map(is_private, bases)):
         public = [base.__bases__ if is_private(base) else (base,) for base in bases]
