@@ -316,6 +316,27 @@ def test_umbral_radii(r, scale, monkeypatch):
         assert_as_good_as_plain(case, scale)
 
 
+@pytest.mark.parametrize("cones", ["umbral", "penumbral"])
+def test_token_maps_of_cones_round_little(cones):
+    """What a token's height is off by, all of its scores are off by: exponentials are right to the
+    last bit or the one before it."""
+    z = torch.linspace(-29, 29, 20001)
+    tokens = torch.stack([torch.ones_like(z), z], -1)[None, None]
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        q = tokens.to(dtype)
+        map_name = "psi" if cones == "umbral" else "xi"
+        x, scalars, _, _ = torch.ops.gnomon.cone_map(q, q, cones, map_name, 0.1)
+        found[dtype] = [x[..., 0], *scalars]
+    height = z.double().exp() if cones == "umbral" else z.double().sigmoid()
+    factor = 1 / math.sinh(0.1) if cones == "umbral" else 1
+    assert found[torch.float64][0].flatten() == pytest.approx(height * factor, rel=1e-14)
+    # In units of 2^-24: an exponential, and products and a quotient of it.
+    units = [2.5, 1.4] if cones == "umbral" else [3.25, 7, 6.5]
+    for actual, expected, most in zip(*found.values(), units, strict=True):
+        assert float((actual / expected - 1).abs().max()) <= most * 2**-24
+
+
 @pytest.mark.parametrize("score", ["height", "log"])
 def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
     """u + v + |u - v| is twice the larger height, whatever the smaller one does."""
