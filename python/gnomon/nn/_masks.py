@@ -55,6 +55,8 @@ def to_masks(
 
     sizes are (B, H, Lq, Lk); like is a token, which says in which precision scores are computed.
     """
+    if key_padding_mask is None and pair_bias is None:
+        return Masks(None, None)
     batch, heads, _, columns = sizes
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     specs: list[str] = []
