@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
@@ -290,21 +290,11 @@ def nested_attention(
             )
     values, ends = [], []
     for name, tokens in (("q", q), ("k", k), ("v", v)):
-        if not tokens.is_nested:
-            raise TypeError(f"gnomon.{operator}: q is nested and {name} is not; expected all three")
-        packed: Any = tokens.transpose(1, 2) if tokens.dim() == 4 else tokens
-        if tokens.dim() != 4 or packed._ragged_idx != 1:
-            raise ValueError(
-                f"gnomon.{operator}: {name} has shape {list(tokens.shape)}; expected "
-                "(batch, heads, length, columns), the lengths jagged"
-            )
-        if packed.lengths() is not None:
-            raise NotImplementedError(
-                f"gnomon.{operator}: {name} is nested with gaps between its sequences; expected "
-                f"{name}.contiguous()"
-            )
-        values.append(packed.values())
-        ends.append(packed.offsets())
+        axes = "(batch, heads, length, columns)"
+        packed = tokens.transpose(1, 2) if tokens.is_nested and tokens.dim() == 4 else tokens
+        its_values, its_ends = _unnested(operator, name, packed, 4, axes)
+        values.append(its_values)
+        ends.append(its_ends)
     queries, keys, of_values = ends
     if queries.shape != keys.shape or keys.shape != of_values.shape:
         raise ValueError(f"gnomon.{operator}: q, k and v are nested of several batch sizes")
@@ -315,3 +305,64 @@ def nested_attention(
     if lse is None:
         return nested
     return nested, nested_tensor_from_jagged(lse.T, queries).transpose(1, 2)
+
+
+def _unnested(
+    operator: str, name: str, tokens: Tensor, axes: int, expected: str
+) -> tuple[Tensor, Tensor]:
+    """The packed values of a nested tensor (B, length, ...), and where its sequences begin."""
+    check_tensors(operator, **{name: tokens})
+    if not tokens.is_nested:
+        raise TypeError(f"gnomon.{operator}: {name} is not nested; expected all nested, or none")
+    jagged: Any = tokens
+    if tokens.dim() != axes or jagged._ragged_idx != 1:
+        raise ValueError(
+            f"gnomon.{operator}: {name} is nested of {tokens.dim()} axes; expected {expected}, the "
+            "lengths jagged"
+        )
+    if jagged.lengths() is not None:
+        raise NotImplementedError(
+            f"gnomon.{operator}: {name} is nested with gaps between its sequences; expected "
+            f"{name}.contiguous()"
+        )
+    return jagged.values(), jagged.offsets()
+
+
+def nested_module(
+    operator: str,
+    forward: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    others: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> Tensor:
+    """A module's forward of nested tokens (B, length, columns): that of a row of packed ones.
+
+    others are arguments of the module that go by padded batches.
+    """
+    known = ("causal", "window", "chunks")
+    for name, given in {**others, **arguments}.items():
+        if given is not None and name not in known:
+            raise NotImplementedError(
+                f"gnomon.{operator}: {name} with nested tensors; expected {', '.join(known)}"
+            )
+    axes = "(batch, length, columns)"
+    values, queries = _unnested(operator, "query", query, 3, axes)
+    keys, of_keys, of_values = None, values, None
+    key_ends = queries
+    if key is not None and key is not query:
+        of_keys, key_ends = _unnested(operator, "key", key, 3, axes)
+        keys = of_keys.unsqueeze(0)
+    if value is not None and value is not key:
+        packed, value_ends = _unnested(operator, "value", value, 3, axes)
+        if value_ends.shape != key_ends.shape or packed.shape[0] != of_keys.shape[0]:
+            raise ValueError(f"gnomon.{operator}: value is nested of other lengths than key")
+        of_values = packed.unsqueeze(0)
+    if key_ends.shape != queries.shape:
+        raise ValueError(f"gnomon.{operator}: query and key are nested of several batch sizes")
+    packing = Packing(queries, key_ends, key_ends is queries)
+    given = packing.arguments(values.shape[0], of_keys.shape[0], places=True)
+    o = forward(values.unsqueeze(0), keys, of_values, **given, **arguments)
+    nested: Tensor = nested_tensor_from_jagged(o.squeeze(0), queries)
+    return nested

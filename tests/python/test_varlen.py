@@ -352,7 +352,7 @@ def test_nested_tensors_that_are_refused():
     x = nest(plain, ends)
     with pytest.raises(NotImplementedError, match="mask with nested tensors; expected some of"):
         gnomon.attention(x, x, x, mask=torch.ones(1, 1) > 0)
-    with pytest.raises(TypeError, match="q is nested and v is not"):
+    with pytest.raises(TypeError, match="v is not nested; expected all nested"):
         gnomon.attention(x, x, plain)
     with pytest.raises(ValueError, match=r"expected \(batch, heads, length, columns\)"):
         gnomon.attention(*[x.transpose(1, 2)] * 3)
@@ -361,3 +361,55 @@ def test_nested_tensors_that_are_refused():
     )
     with pytest.raises(NotImplementedError, match="gaps between its sequences"):
         gnomon.attention(*[gaps.transpose(1, 2)] * 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"similarity": "penumbral", "position": "rope+alibi:slopes=learned"},
+        {"position": "t5", "kv_heads": 2, "gate": True, "sink": True, "qk_norm": True},
+        {"position": "relative:max_offset=3:values=true"},
+        {"position": "forget"},
+    ],
+    ids=str,
+)
+def test_modules_of_nested_tensors(options):
+    torch.manual_seed(0)
+    module = gnomon.nn.MultiheadAttention(16, H, **options).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = torch.randn(TOTAL, 16, dtype=torch.float64, requires_grad=True)
+    ours = module(nested_tensor_from_jagged(x, torch.tensor(ENDS)), causal=True)
+    assert ours.is_nested
+    expected = torch.cat(
+        [module(part.unsqueeze(0), causal=True)[0] for part in x.split(QUERIES) if len(part)]
+    )
+    torch.testing.assert_close(ours.values(), expected)
+    leaves = [x, *module.parameters()]
+    for own, of_loop in zip(
+        torch.autograd.grad(ours.values().square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, of_loop)
+
+
+def test_modules_of_nested_keys_of_other_lengths():
+    torch.manual_seed(0)
+    module = gnomon.nn.MultiheadAttention(16, H, position="alibi").double()
+    x, y = (torch.randn(sum(n), 16, dtype=torch.float64) for n in (QUERIES, KEYS))
+    nested = [
+        nested_tensor_from_jagged(tokens, torch.tensor(ends_of(lengths)))
+        for tokens, lengths in ((x, QUERIES), (y, KEYS))
+    ]
+    ours = module(*nested).values()
+    parts = zip(x.split(QUERIES), y.split(KEYS), strict=True)
+    expected = [
+        module(q.unsqueeze(0), k.unsqueeze(0), query_offset=len(k) - len(q))[0] for q, k in parts
+    ]
+    torch.testing.assert_close(ours, torch.cat(expected))
+    with pytest.raises(NotImplementedError, match="key_padding_mask with nested tensors"):
+        module(nested[0], key_padding_mask=torch.zeros(8, 7) > 0)
+    with pytest.raises(TypeError, match="key is not nested; expected all nested, or none"):
+        module(nested[0], y.unsqueeze(0))

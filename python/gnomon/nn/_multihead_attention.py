@@ -21,6 +21,7 @@ from gnomon._checks import (
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
+from gnomon._varlen import nested_module
 from gnomon.nn._caches import KVCache
 from gnomon.nn._checks import check_embeddings, check_factory
 from gnomon.nn._heads import split_heads
@@ -192,7 +193,14 @@ class MultiheadAttention(HeldTerms):
         at the ends, key_lengths and key_starts are shorter. pair_bias (1 or B, 1 or H, Lq, Lk) is
         added to the scores of this call.
         The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
+
+        Nested tensors (B, length, columns) of the jagged layout are sequences of their own, as in
+        gnomon.varlen_attention, and so is what is returned.
         """
+        if query.is_nested:
+            padded = {"cache": cache, "key_padding_mask": key_padding_mask, "pair_bias": pair_bias}
+            operator = "nn.MultiheadAttention"
+            return nested_module(operator, self.forward, query, key, value, padded, arguments)
         key = query if key is None else key
         value = key if value is None else value
         for name, tokens, width, layer in (
