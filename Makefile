@@ -121,7 +121,7 @@ build-arm/.setup: scripts/setup
 .PHONY: test-arm
 test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests by qemu
 	@test -e build-arm/tree/build.ninja || $(configure) -B build-arm/tree -DGNOMON_TORCH=OFF \
-		-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+		-DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake"
 	$(CMAKE) --build build-arm/tree --target gnomon_core_tests gnomon_core_recipe
 	GTEST_FILTER=-FirstChoiceTest.* $(ctest) --test-dir build-arm/tree --label-regex core
 
