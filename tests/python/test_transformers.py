@@ -1899,6 +1899,20 @@ def test_positions_train_generate_and_are_saved(position, similarity, tmp_path):
         integration.use_eager(again)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_positions_with_a_static_cache(family):
+    """Its masks are longer than the tokens so far, and say where the queries stand."""
+    model = integration.with_attention(eager(family), position="t5+sink")
+    for name, parameter in model.named_parameters():
+        if "gnomon_position" in name or "relative_attention_bias" in name:
+            # Beside a sink, weights count though all tokens are alike.
+            torch.nn.init.normal_(parameter)
+    sequences, logits = generate(model, family)
+    found, its_logits = generate(model, family, cache_implementation="static")
+    assert torch.equal(found, sequences)
+    torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
+
+
 def test_sinks_of_positions():
     model = integration.with_attention(eager("llama"), position=["sink"])
     layer = model.model.layers[0].self_attn

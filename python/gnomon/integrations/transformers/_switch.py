@@ -307,7 +307,8 @@ def _switch_parts(model: PreTrainedModel) -> None:
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
                 see_products(layer, owner.config, NAME)
-            elif has_interface(kind) and asks_for_an_array(kind):
+            # A model has generate(), which looks at masks since 5.24 and keeps them as they are.
+            elif attends(layer) and has_interface(kind) and asks_for_an_array(kind):
                 give_arrays(layer)
 
 
