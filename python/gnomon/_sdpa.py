@@ -23,6 +23,7 @@ from gnomon._varlen import nested_attention
 from gnomon.position import PairBias
 
 _NAME = "scaled_dot_product_attention"
+_MOST = 1e300
 
 
 def scaled_dot_product_attention(
@@ -247,4 +248,9 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
         mask = mask.flatten(0, -4)
     if mask.dtype == torch.bool:
         return {"mask": mask}
-    return {"position": PairBias(mask.to(torch.float64) if query.dtype == torch.float64 else mask)}
+    if query.dtype == torch.float64:
+        mask = mask.to(torch.float64)
+        # In units of log2, in which the kernels count, the least finite number would be infinite.
+        finite = mask.detach().clamp(-_MOST, _MOST)
+        mask = mask + torch.where(mask.detach().isinf(), 0.0, finite - mask.detach())
+    return {"position": PairBias(mask)}

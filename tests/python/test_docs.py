@@ -123,6 +123,7 @@ def test_signatures_on_the_api_pages_are_those_of_the_functions():
         gnomon.attention,
         gnomon.attention_weights,
         gnomon.graph_attention,
+        gnomon.varlen_attention,
         gnomon.distributed.context_parallel_attention,
     ]
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))

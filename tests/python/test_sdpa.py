@@ -131,6 +131,9 @@ def test_rows_that_see_nothing_are_zero():
         found = results(gnomon.scaled_dot_product_attention, (q, k, v, mask), {})
         assert not any(x.any() for x in found)
     # The least number hides a key only from rows that see others.
+    least = torch.full((5, 5), torch.finfo(torch.float64).min, dtype=torch.float64)
+    check(q, k, v, least)
+    check(q, k, v, least.tril(-1))
     q, k, v = q.float(), k.float(), v.float()
     mask = torch.full((5, 5), torch.finfo(torch.float32).min)
     o = gnomon.scaled_dot_product_attention(q, k, v, mask)
