@@ -146,16 +146,19 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"a:table=3", "has no option \"table\""},
                       BadValue{"a:", "empty option"}, BadValue{"a:=1", "empty option"},
                       BadValue{"a:number=1:number=1", "gives number twice"},
-                      BadValue{"a:other=1", "has no option \"other\"; it has number, size"}),
+                      BadValue{"a:other=1", "a has no option \"other\"; it has number, size"},
+                      BadValue{"a:nubmer=1", "\"nubmer\"; did you mean number? It has number"}),
     [](const auto& test) { return std::to_string(test.index); });
 
 TEST(UnknownNameTest, NamesTheNearestFirst) {
   const std::vector<std::string> known = {"none", "rope", "alibi", "hype"};
   EXPECT_THAT(UnknownName("position", "hpye", known),
-              AllOf(HasSubstr("unknown position \"hpye\""), HasSubstr("nearest: hype"),
-                    HasSubstr("known: none, rope, alibi, hype")));
-  EXPECT_THAT(UnknownName("position", "quaternion", known), Not(HasSubstr("nearest")));
-  EXPECT_THAT(UnknownName("position", "", known), Not(HasSubstr("nearest")));
+              AllOf(HasSubstr("unknown position \"hpye\""), HasSubstr("; did you mean hype?"),
+                    HasSubstr("Known: none, rope, alibi, hype")));
+  for (const char* name : {"quaternion", "", "x", "abcd"}) {
+    EXPECT_THAT(UnknownName("position", name, known),
+                AllOf(Not(HasSubstr("did you mean")), HasSubstr("; known: none, rope")));
+  }
 }
 
 }  // namespace

@@ -107,13 +107,14 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
 }
 
 // The message for an option that the entry does not have, with those that a text can set.
-std::string UnknownOption(const CatalogueEntry& entry, const std::string& key) {
+std::string UnknownOption(const std::string& term, const CatalogueEntry& entry,
+                          const std::string& key) {
   std::vector<std::string> names;
   for (const CatalogueParameter& parameter : entry.parameters) {
     if (parameter.kind != Kind::kTable) names.push_back(parameter.name);
   }
   const std::string near = DidYouMean(key, names);
-  return "gnomon: " + entry.name + " has no option \"" + key + "\"; " +
+  return "gnomon: " + term + " has no option \"" + key + "\"; " +
          (near.empty() ? "it has " : near + " It has ") + (names.empty() ? "none" : Join(names));
 }
 
@@ -316,7 +317,7 @@ void Component::Check() const {
     const CatalogueParameter* parameter = entry_->Find(key);
     TORCH_CHECK_VALUE(
         parameter != nullptr && (parameter->kind != Kind::kTable || value == "tensor"),
-        UnknownOption(*entry_, key));
+        UnknownOption(name_, *entry_, key));
     if (!Takes(*parameter, value)) {
       const bool is_number = ParseDouble(value) && !ParseNumber(value);
       Fail(key, value, Expected(*parameter) + (is_number ? " that float32 holds" : ""));
