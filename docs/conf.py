@@ -39,9 +39,11 @@ autodoc_typehints = "signature"
 # One parameter per line where they do not fit into one.
 maximum_signature_line_length = 76
 napoleon_use_ivar = True
-# Other projects' objects: their pages are not looked up.
+# Objects of other projects, and private ones, have no page.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(torch|collections|os|transformers)\..*|Tensor")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|collections|os|transformers)\..*|Tensor|gnomon\.(.*\.)?_.*")
+]
 
 
 def escape_formulas(app, what, name, obj, options, lines):
