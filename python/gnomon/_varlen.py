@@ -52,6 +52,11 @@ class VarlenArguments(TypedDict, total=False):
 _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 
 
+# Terms that depend on p_j - p_i alone, and the options with which they do not.
+_BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
+_NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
+
+
 @overload
 def varlen_attention(
     q: Tensor,
@@ -209,7 +214,7 @@ def _attend(
             lengths_q if packing.is_self else _lengths("cu_seqlens_k", packing.keys, k.shape[0])
         )
     if is_one_call:
-        places = bool(positions) or given.get("chunks") is not None
+        places = given.get("chunks") is not None or not _depend_on_offsets(positions)
         given |= packing.arguments(q.shape[0], k.shape[0], places)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         o, lse = attention(q, k, v, return_lse=True, **given)
@@ -257,6 +262,21 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
             if set(component.tables(*_OF_TOKENS)) & set(component.tensors):
                 return False
             if component.name == "sink" and any(tensor.dim() > 1 for tensor in tensors):
+                return False
+    return True
+
+
+def _depend_on_offsets(positions: list[Position]) -> bool:
+    """Whether they are known to depend on p_j - p_i alone, which packing leaves as it is.
+
+    GPUs have no kernels for positions of tokens, and the CPU's are faster without.
+    """
+    for position in positions:
+        # torch.compile has no components_of().
+        for term in "+".join(lower(_NAME, None, position)[2]).split("+"):
+            name, *options = term.split(":")
+            keys = {option.partition("=")[0] for option in options}
+            if name not in _BY_OFFSET or keys & _NOT_BY_OFFSET:
                 return False
     return True
 
