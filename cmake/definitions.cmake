@@ -1,5 +1,4 @@
-# Kernels generated from definitions: one translation unit for each, so that they compile in
-# parallel.
+# Tables generated from definitions: one translation unit for each.
 
 # The structs of a definition file, all but templates. Editing the file runs CMake again.
 function(gnomon_definition_structs file result)
@@ -77,15 +76,20 @@ function(gnomon_text_literal file literal)
   set(${literal} "R\"GNOMON(${text})GNOMON\"" PARENT_SCOPE)
 endfunction()
 
-# Compiles each definition in `files` on the kernel template, into `target`, with its text beside it
+# Compiles the table of each definition in `files` into `target`, with the definition's text beside it
 # for kernels that are compiled when they are needed, and sets `entries` to their list,
-# " X(PenumbralSquare, penumbral_square)", by which they are known.
+# " X(PenumbralSquare, penumbral_square)", by which they are known. Structs of the list
+# GNOMON_INLINED_DEFINITIONS get passes of attention of their own as well.
 function(gnomon_add_definitions target entries)
   set(list "")
   foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)
     gnomon_definition_structs(${GNOMON_DEFINITION_FILE} structs)
     foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
       gnomon_definition_name(${GNOMON_DEFINITION_STRUCT} GNOMON_DEFINITION_NAME)
+      set(GNOMON_INLINED FALSE)
+      if(GNOMON_DEFINITION_STRUCT IN_LIST GNOMON_INLINED_DEFINITIONS)
+        set(GNOMON_INLINED TRUE)
+      endif()
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
       configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_kernel.cc.in ${source} @ONLY)
       target_sources(${target} PRIVATE ${source})

@@ -14,14 +14,30 @@ install(
   PATTERN torch EXCLUDE
   PATTERN catalogue.h EXCLUDE
 )
-install(
-  DIRECTORY src/base src/core src/cpu src/cuda src/reference
-  DESTINATION ${GNOMON_KERNEL_DIR}
-  COMPONENT core
-  FILES_MATCHING
-  PATTERN "*.h"
-  PATTERN "*_template.cc"
+# What a definition is compiled on; the engine is in the library.
+set(
+  kernel_files
+  base/near_share.h
+  core/counting.h
+  core/definition_source.h
+  core/engine.h
+  core/kernel_template.cc
+  core/pair_function_name.h
+  cpu/pair_rows-inl.h
+  cpu/pair_table.h
+  cpu/vocabulary-inl.h
+  reference/reference.h
+  reference/vocabulary.h
 )
+# Installs files of src below `folder` by the names that they have there; further arguments are
+# install()'s.
+function(gnomon_install_sources folder files)
+  foreach(file IN LISTS files)
+    get_filename_component(subfolder ${file} DIRECTORY)
+    install(FILES src/${file} DESTINATION ${folder}/${subfolder} ${ARGN})
+  endforeach()
+endfunction()
+gnomon_install_sources(${GNOMON_KERNEL_DIR} "${kernel_files}" COMPONENT core)
 install(FILES src/definitions/README.md DESTINATION ${GNOMON_KERNEL_DIR}/definitions COMPONENT core)
 install(
   TARGETS gnomon_core gnomon_headers gnomon_kernel
@@ -77,6 +93,11 @@ if(TARGET gnomon_torch)
     FILES_MATCHING
     PATTERN "*.h"
   )
+  gnomon_install_sources(
+    ${GNOMON_KERNEL_DIR}
+    "cuda/attention.h;cuda/backend.h"
+    COMPONENT torch
+  )
 endif()
 
 # The component python, not part of an installation otherwise: what a wheel holds.
@@ -99,13 +120,10 @@ if(TARGET gnomon_program)
   # What gnomon.similarity.define compiles with.
   set(headers gnomon/include)
   install(DIRECTORY include/gnomon DESTINATION ${headers} ${for_wheel})
-  install(
-    DIRECTORY src/base src/core src/cpu src/cuda src/ops src/reference
-    DESTINATION ${headers}/gnomon/kernel
+  gnomon_install_sources(
+    ${headers}/gnomon/kernel
+    "${kernel_files};ops/catalogue/pair_function.h;ops/similarities/definition.h"
     ${for_wheel}
-    FILES_MATCHING
-    PATTERN "*.h"
-    PATTERN "*_template.cc"
   )
   foreach(folder IN LISTS highway_headers)
     install(

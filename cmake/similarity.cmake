@@ -1,6 +1,6 @@
 # Similarities outside the library's tree.
 
-# gnomon_add_similarity(target file): compiles each definition in `file` on the library's kernels
+# gnomon_add_similarity(target file): compiles each definition in `file` for the library's engine
 # and links it into `target`, which links gnomon::core or gnomon::torch. The struct Matern becomes
 # the pair function "matern", and
 #

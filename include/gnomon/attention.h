@@ -329,7 +329,7 @@ struct OperationCount {
   int special = 0;
 };
 
-// A pair function and its kernels. Those of the library come from FindPairFunction; another
+// A pair function and the engine for it. Those of the library come from FindPairFunction; another
 // definition compiled with src/core/kernel_template.cc has one of its own.
 struct PairFunction {
   const char* name;
@@ -337,7 +337,7 @@ struct PairFunction {
   int column_scalars;
   int head_scalars;
   PairInput input;
-  // fp32: fused kernels for the processor's instruction set.
+  // fp32: the fused engine for the processor's instruction set.
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
                    const AttentionGradient<float>&, const Executor&);

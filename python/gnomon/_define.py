@@ -31,7 +31,7 @@ _TAKEN = ("g", "scale", "shape", "prefix", "axis", "length", "formula", "library
 _LOCK = threading.Lock()
 _INPUTS = {"squared_distance": "|q - k|^2", "inner_product": "q.k"}
 
-#: A library of terms in one file: the kernels of the definition, and what makes it known.
+#: A library of terms in one file: the definition's table of functions, and its registration.
 _SOURCE = """\
 #define GNOMON_DEFINITION {struct}
 #define GNOMON_DEFINITION_FILE "{struct}-inl.h"
@@ -90,8 +90,8 @@ def define(
     """Makes a similarity of a formula: a class of terms, and its name for specifications.
 
     The score is ``factor * f(g, ...)``, g the squared distance of a query and a key or their inner
-    product. Its kernels are compiled when it is defined, which takes a C++ compiler of C++20 and
-    about a minute; they are kept in a folder of caches, so that this happens once. Gradients are
+    product. It is compiled when it is defined, which needs a C++20 compiler and takes a few seconds;
+    the library is kept in a cache folder, so this happens once. Gradients are
     derived from the formula, at kinks as the mean of both sides; where tokens are the same, their
     distance has the gradient 0. ::
 
@@ -241,9 +241,7 @@ def _cache() -> pathlib.Path:
 def _command() -> list[str]:
     """How a library is compiled, but for its files."""
     here = pathlib.Path(__file__).parent
-    torch_folder = pathlib.Path(torch.__file__).parent
     headers = [here / folder for folder in _build.HEADERS]
-    headers += [torch_folder / "include", torch_folder / "include/torch/csrc/api/include"]
     return [
         *shlex.split(os.environ.get("CXX") or "c++"),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"),
@@ -252,7 +250,6 @@ def _command() -> list[str]:
         *(f"-D{definition}" for definition in _build.DEFINITIONS),
         *(f"-I{folder}" for folder in headers),
         f"-L{LIBRARIES}",
-        f"-L{torch_folder / 'lib'}",
     ]
 
 
@@ -272,7 +269,7 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
             (place / f"{struct}-inl.h").write_text(text, encoding="utf-8")
             (place / "terms.cc").write_text(source, encoding="utf-8")
             command += [f"-I{place}", str(place / "terms.cc"), "-o", str(place / library.name)]
-            command += ["-lgnomon_torch", "-ltorch_cpu", "-lc10"]
+            command += ["-lgnomon_torch"]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode != 0:
                 told = "\n".join(done.stderr.strip().splitlines()[:20])

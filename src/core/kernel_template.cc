@@ -1,16 +1,19 @@
-// The kernels of one definition for every instruction set. The including file defines
+// One definition as a pair function: its table for every instruction set, and its fp64. The
+// including file defines
 //   GNOMON_DEFINITION       the struct's name
 //   GNOMON_DEFINITION_FILE  the file that has it
 //   GNOMON_DEFINITION_NAME  the pair function's name
-// and gets `const PairFunction& gnomon::PairFunctionOf<name>()`.
+// and gets `const PairFunction& gnomon::PairFunctionOf<name>()`. With GNOMON_INLINED, passes of
+// attention are compiled for this definition alone.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
+#include "cpu/pair_rows-inl.h"
+#ifdef GNOMON_INLINED
 #include "cpu/backward-inl.h"
 #include "cpu/forward-inl.h"
-#include "cpu/graph_backward-inl.h"
-#include "cpu/graph_forward-inl.h"
+#endif
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,25 +23,20 @@ namespace {
 
 #include GNOMON_DEFINITION_FILE
 
-void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
-             const Executor& executor) {
-  ForwardPass<GNOMON_DEFINITION>(in, out, executor).Run();
+const PairTable* Table() { return &TableOf<GNOMON_DEFINITION>(); }
+
+#ifdef GNOMON_INLINED
+void InlinedForward(const PairTable& table, const AttentionInput<float>& in,
+                    const AttentionOutput<float>& out, const Executor& executor) {
+  ForwardPass<Inlined<GNOMON_DEFINITION>>(table, in, out, executor).Run();
 }
 
-void Backward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
-              const AttentionGradient<float>& gradient, const Executor& executor) {
-  BackwardPass<GNOMON_DEFINITION>(in, saved, gradient, executor).Run();
+void InlinedBackward(const PairTable& table, const AttentionInput<float>& in,
+                     const AttentionBackwardInput<float>& saved,
+                     const AttentionGradient<float>& gradient, const Executor& executor) {
+  BackwardPass<Inlined<GNOMON_DEFINITION>>(table, in, saved, gradient, executor).Run();
 }
-
-void GraphForwardKernel(const GraphInput<float>& in, const GraphOutput<float>& out,
-                        const Executor& executor) {
-  GraphForwardPass<GNOMON_DEFINITION>(in, out, executor).Run();
-}
-
-void GraphBackwardKernel(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
-                         const GraphGradient<float>& gradient, const Executor& executor) {
-  GraphBackwardPass<GNOMON_DEFINITION>(in, saved, gradient, executor).Run();
-}
+#endif
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -48,9 +46,9 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "core/counting.h"
+#include "core/engine.h"
 #include "core/pair_function_name.h"
-#include "reference/attention-inl.h"
-#include "reference/graph-inl.h"
+#include "reference/reference.h"
 #include "reference/vocabulary.h"
 
 namespace gnomon {
@@ -58,10 +56,6 @@ namespace reference {
 namespace {
 
 #include GNOMON_DEFINITION_FILE
-
-double Value(double g, const double* a, const double* b, const double* t) {
-  return GNOMON_DEFINITION::Value(g, a, b, t);
-}
 
 struct Range {
   double least;
@@ -98,50 +92,63 @@ namespace {
 
 namespace {
 
-HWY_EXPORT(Forward);
-HWY_EXPORT(Backward);
-HWY_EXPORT(GraphForwardKernel);
-HWY_EXPORT(GraphBackwardKernel);
+HWY_EXPORT(Table);
+#ifdef GNOMON_INLINED
+HWY_EXPORT(InlinedForward);
+HWY_EXPORT(InlinedBackward);
+#endif
 
-void DispatchForward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
-                     const Executor& executor) {
-  HWY_DYNAMIC_DISPATCH(Forward)(in, out, executor);
+// Of the instruction set that has been chosen.
+const PairTable& ChosenTable() { return *HWY_DYNAMIC_DISPATCH(Table)(); }
+
+void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
+             const Executor& executor) {
+#ifdef GNOMON_INLINED
+  HWY_DYNAMIC_DISPATCH(InlinedForward)(ChosenTable(), in, out, executor);
+#else
+  EngineForward(ChosenTable(), in, out, executor);
+#endif
 }
 
-void DispatchBackward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
-                      const AttentionGradient<float>& gradient, const Executor& executor) {
-  HWY_DYNAMIC_DISPATCH(Backward)(in, saved, gradient, executor);
+void Backward(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
+              const AttentionGradient<float>& gradient, const Executor& executor) {
+#ifdef GNOMON_INLINED
+  HWY_DYNAMIC_DISPATCH(InlinedBackward)(ChosenTable(), in, saved, gradient, executor);
+#else
+  EngineBackward(ChosenTable(), in, saved, gradient, executor);
+#endif
 }
 
-void DispatchGraphForward(const GraphInput<float>& in, const GraphOutput<float>& out,
-                          const Executor& executor) {
-  HWY_DYNAMIC_DISPATCH(GraphForwardKernel)(in, out, executor);
+void ForwardOfGraph(const GraphInput<float>& in, const GraphOutput<float>& out,
+                    const Executor& executor) {
+  EngineGraphForward(ChosenTable(), in, out, executor);
 }
 
-void DispatchGraphBackward(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
-                           const GraphGradient<float>& gradient, const Executor& executor) {
-  HWY_DYNAMIC_DISPATCH(GraphBackwardKernel)(in, saved, gradient, executor);
+void BackwardOfGraph(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
+                     const GraphGradient<float>& gradient, const Executor& executor) {
+  EngineGraphBackward(ChosenTable(), in, saved, gradient, executor);
 }
 
 }  // namespace
 
 const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
   using Definition = reference::GNOMON_DEFINITION;
+  using InDouble = reference::Functions<Definition>;
   static const PairFunction kFunction = {
       GNOMON_DEFINITION_NAME,
       Definition::kRowScalars,
       Definition::kColumnScalars,
       Definition::kHeadScalars,
       Definition::kInput,
-      DispatchForward,
-      DispatchBackward,
-      reference::Forward<Definition>,
-      reference::Backward<Definition>,
-      reference::Value,
-      DispatchGraphForward,
-      DispatchGraphBackward,
-      reference::GraphForward<Definition>,
-      reference::GraphBackward<Definition>,
+      Forward,
+      Backward,
+      InDouble::Forward,
+      InDouble::Backward,
+      InDouble::Value,
+      ForwardOfGraph,
+      BackwardOfGraph,
+      InDouble::GraphForward,
+      InDouble::GraphBackward,
       counting::Count<counting::GNOMON_DEFINITION>(),
       reference::BoundsOf<Definition>(),
   };

@@ -1,4 +1,4 @@
-// The fused operator, backward, for one pair function and one instruction set.
+// The fused operator, backward, for one instruction set.
 //
 // A task is a block of keys of one key head with all queries that see them: what it adds to its
 // keys and values stays in its own memory. What it adds to a block of queries goes to the one
@@ -38,18 +38,21 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-template <class Definition>
+// Functions: ByTable, or Inlined.
+template <class Functions>
 class BackwardPass {
  public:
-  BackwardPass(const AttentionInput<float>& in, const AttentionBackwardInput<float>& saved,
-               const AttentionGradient<float>& grad, const Executor& executor)
-      : in_(in),
+  BackwardPass(const PairTable& table, const AttentionInput<float>& in,
+               const AttentionBackwardInput<float>& saved, const AttentionGradient<float>& grad,
+               const Executor& executor)
+      : functions_(table),
+        in_(in),
         saved_(saved),
         grad_(grad),
         executor_(executor),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
-        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        dim_(functions_.has_product() ? n_.dim : 0),
         pairs_(MultipliesPairs(in, dim_)),
         in_place_(MultipliesInPlace(n_, pairs_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
@@ -65,12 +68,12 @@ class BackwardPass {
         keys_(in.y, head_tasks_.keys(), dim_ > 0 ? n_.keys : 0, dim_),
         queries_(in.x, head_tasks_.queries(), dim_ > 0 ? n_.queries : 0, dim_),
         d_o_(saved.d_o, head_tasks_.queries(), n_.queries, n_.value_dim),
-        scalars_(in, head_tasks_.keys(), n_.keys),
+        scalars_(in, table, head_tasks_.keys(), n_.keys),
         terms_(in, kBackwardColumns,
                {.multiply = true, .add_product = grad.relative_query.data != nullptr},
                {.multiply = true, .add_product = false}, grad.relative_key.data != nullptr),
         segments_(in.mask, n_),
-        skipping_(in),
+        skipping_(in, table),
         positions_(in),
         relative_queries_(in.relative.query, head_tasks_.queries(),
                           terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
@@ -84,7 +87,7 @@ class BackwardPass {
         inverse_sum_(head_rows_),
         delta_(head_rows_),
         top_f_(head_rows_),
-        row_sums_(kRowSums + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
+        row_sums_(row_numbers() + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
         part_turns_(n_.batch * n_.key_heads * parts_),
@@ -96,7 +99,7 @@ class BackwardPass {
     if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
       d_queries_.Reset(head_tasks_.queries().count * n_.queries * padded_dim_);
     }
-    if (kIsDistance<Definition>) norms_.Reset(head_rows_);
+    if (functions_.is_distance()) norms_.Reset(head_rows_);
     if (pairs_) paired_queries_.Reset(head_tasks_.queries().count * n_.queries * panel_rows_);
     if (row_sums_ > 0) d_rows_.Reset(row_sums_ * head_rows_);
     if (grad.bias.table != nullptr) {
@@ -113,7 +116,7 @@ class BackwardPass {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t tasks = head_tasks_.whole() ? heads : heads * blocks_;
     const int64_t scratch =
-        kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + 2 * kRowBlock + 3 +
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + 2 * kRowBlock + 3 +
                             group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0) +
                             (of_keys().exists() ? kRowBlock + of_keys().table().padded() : 0)) +
         row_sums_ * kRowBlock + 2 * terms_.window_size() + of_keys().scratch_size();
@@ -142,13 +145,15 @@ class BackwardPass {
  private:
   // Sums over keys that every query has, and over queries that every key has: its scalars'
   // gradients and, last, its squared norm's.
-  static constexpr int kRowSums = Definition::kRowScalars + (kIsDistance<Definition> ? 1 : 0);
-  static constexpr int kColumnSums = ColumnScalars<Definition>::kCount;
+  int row_numbers() const { return functions_.row_scalars() + (functions_.is_distance() ? 1 : 0); }
+  int column_numbers() const {
+    return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
+  }
 
   // What the gradients of a head's factor and scalars add up to.
   struct HeadSums {
     double factor = 0;
-    double t[Definition::kHeadScalars + 1] = {};
+    double t[kMostScalars] = {};
   };
 
   // Partial sums of tables for each key head: enough to share out the work, few enough that they
@@ -275,10 +280,9 @@ class BackwardPass {
         top_f_.data()[row] = 0;
         continue;
       }
-      const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, h / group_, i, top);
-      const LonePair<Definition> pair(in_, of_row, b, h / group_, top,
-                                      dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
-                                      dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
+      LonePair pair(functions_.table(), in_, b, h, i, h / group_, top,
+                    dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
+                    dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
       top_f_.data()[row] = pair.Value();
     }
   }
@@ -348,7 +352,7 @@ class BackwardPass {
 
   // What the choice of a worker's tiles is made in.
   struct Choice {
-    RowBounds<Definition> rows;
+    RowBounds rows;
     std::vector<float> bounds;
   };
 
@@ -370,7 +374,7 @@ class BackwardPass {
   }
 
   void LeaveOutTiles(const RowPlace& place, Choice& choice, Tiles* tiles) const {
-    RowBounds<Definition>& rows = choice.rows;
+    RowBounds& rows = choice.rows;
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, place.b);
     const KeyRange seen = tiles->blocks;
     const auto keys_of = [batch](int64_t block) {
@@ -383,7 +387,7 @@ class BackwardPass {
     std::copy_n(saved_.statistics + first_row, place.queries, sums);
     std::copy_n(saved_.statistics + head_rows_ + first_row, place.queries, weights);
     // A row without keys adds nothing anywhere.
-    Skipping<Definition>::SumsOf(sums, weights, place.queries, kInfinity, sums);
+    Skipping::SumsOf(sums, weights, place.queries, kInfinity, sums);
     const float gate = skipping_.Gate(place, sums);
     float top = -kInfinity;
     int64_t promising = 0;
@@ -410,11 +414,11 @@ class BackwardPass {
       }
     }
     skipping_.SetLimits(choice.bounds.data(), seen.end - seen.begin, sums, &rows);
-    const uint64_t all = Skipping<Definition>::AllRows(place);
+    const uint64_t all = Skipping::AllRows(place);
     std::vector<bool> left_out;
     for (int64_t block = seen.begin; block < seen.end; ++block) {
-      left_out.push_back(Skipping<Definition>::LeftOut(
-                             rows, choice.bounds.data() + (block - seen.begin) * kRowBlock) == all);
+      left_out.push_back(
+          Skipping::LeftOut(rows, choice.bounds.data() + (block - seen.begin) * kRowBlock) == all);
     }
     // Without those at both ends.
     const auto first = std::find(left_out.begin(), left_out.end(), false);
@@ -450,7 +454,7 @@ class BackwardPass {
     float* gradient;      // the same of dP, then of the inner products' gradients
     float* d_keys;        // kBackwardColumns x padded_dim_
     float* d_values;      // kBackwardColumns x padded_value_dim_
-    float* d_columns;     // kColumnSums x kBackwardColumns
+    float* d_columns;     // column_numbers() x kBackwardColumns
     float* d_key_biases;  // kBackwardColumns for each head of the group
     float* d_pairs;       // of pairs' biases, kRowBlock x kBackwardColumns
     float* d_rows;        // row_sums_ x kRowBlock: what the tile adds to its rows' sums
@@ -481,7 +485,7 @@ class BackwardPass {
     block.d_keys = block.gradient + kRowBlock * kBackwardColumns;
     block.d_values = block.d_keys + kBackwardColumns * padded_dim_;
     block.d_columns = block.d_values + kBackwardColumns * padded_value_dim_;
-    block.d_key_biases = block.d_columns + kBackwardColumns * kColumnSums;
+    block.d_key_biases = block.d_columns + kBackwardColumns * column_numbers();
     block.added = block.d_key_biases + kBackwardColumns * group_;
     block.d_added = block.added + kBackwardColumns;
     block.plain = block.d_added + kBackwardColumns;
@@ -504,7 +508,8 @@ class BackwardPass {
       if (index == block.part) ClearTables(b, key_head, block.part);
     }
     std::fill_n(block.d_keys,
-                kBackwardColumns * (padded_dim_ + padded_value_dim_ + kColumnSums + group_), 0.0f);
+                kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + group_),
+                0.0f);
     // The heads of a group one after the other at each block of rows: heads that share the gradient
     // of their pairs' bias wait for each other there.
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
@@ -542,9 +547,9 @@ class BackwardPass {
       if (grad_.y.data != nullptr && dim_ > 0) {
         float* d_y = grad_.y.row(b, key_head, first + j);
         std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
-        if constexpr (kIsDistance<Definition>) {
+        if (functions_.is_distance()) {
           // 0 too for a key that nothing sees: what it holds then does not matter.
-          const float d_norm = d_columns[Definition::kColumnScalars * kBackwardColumns + j];
+          const float d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
       }
@@ -557,7 +562,7 @@ class BackwardPass {
                     grad_.v.row(b, key_head, first + j));
       }
     }
-    for (int s = 0; grad_.column_scalars != nullptr && s < Definition::kColumnScalars; ++s) {
+    for (int s = 0; grad_.column_scalars != nullptr && s < functions_.column_scalars(); ++s) {
       std::copy_n(
           d_columns + s * kBackwardColumns, columns,
           grad_.column_scalars + ((s * n_.batch + b) * n_.key_heads + key_head) * n_.keys + first);
@@ -771,19 +776,19 @@ class BackwardPass {
     const DF d;
     float* const d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
     const auto scalars = scalars_.At(b, h / group_, first + begin);
-    std::array<float*, Definition::kColumnScalars + 1> d_scalars{};
-    for (int s = 0; s < kColumnSums; ++s) {
-      d_scalars[s] = block.d_columns + s * kBackwardColumns + begin;
+    std::array<float*, kMostScalars + 1> d_scalars{};
+    for (int s = 0; s < column_numbers(); ++s) {
+      d_scalars[Size(s)] = block.d_columns + s * kBackwardColumns + begin;
     }
     block.near_pairs.clear();
     const bool tempered = terms_.has_temperature();
-    TileSums<Definition> totals;
-    TileSums<Definition> of_row;
-    totals.Clear();
-    of_row.Clear();
+    TileSums totals;
+    TileSums of_row;
+    ClearSums(functions_.head_scalars(), totals);
+    ClearSums(functions_.head_scalars(), of_row);
     for (int64_t r = 0; r < rows; ++r) {
-      if (tempered) of_row.Clear();
-      TileSums<Definition>& sums_of_heads = tempered ? of_row : totals;
+      if (tempered) ClearSums(functions_.head_scalars(), of_row);
+      TileSums& sums_of_heads = tempered ? of_row : totals;
       const int64_t i = first_row + r;
       const int64_t in_heads = head * n_.queries + i;
       const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
@@ -800,9 +805,9 @@ class BackwardPass {
                        mask.paired,
                        temperature};
       const float factor = in_.factor[h] * temperature;
-      RowVectors<Definition> row = LoadRow<Definition>(
-          in_, b, h, h / group_, i, first + begin, factor,
-          norms_ ? norms_.data()[head * n_.queries + i] : 0, PanelsOf(b, h / group_, first, begin));
+      PairRow row = LoadRow(functions_, in_, b, h, h / group_, i, first + begin, factor,
+                            norms_ ? norms_.data()[head * n_.queries + i] : 0,
+                            PanelsOf(b, h / group_, first, begin));
       row.near_pairs = &block.near_pairs;
       row.index = static_cast<int32_t>(r);
       RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
@@ -810,7 +815,9 @@ class BackwardPass {
                    segments_.Query(b, i)};
       if (mask.placed) {
         view.positions = positions_.Keys(b, first + begin);
-        view.seen = positions_.SeenBy(b, i);
+        const Positions::Range sees = positions_.SeenBy(b, i);
+        view.low = sees.low;
+        view.high = sees.high;
       }
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
@@ -819,7 +826,7 @@ class BackwardPass {
         terms_.AddValueProducts(at, values_window.Row(r), values_window, d_scores, &block.runs);
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
-      RowSums<Definition> sums;
+      RowSums sums;
       // Of what is added to the scores: sums of ds, and of the weights.
       float sum_added = 0;
       float mean_added = 0;
@@ -840,9 +847,9 @@ class BackwardPass {
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
         to.temperature = grad_.temperature != nullptr;
         float* d_added = terms_.GradientRow(at, to, block.d_added);
-        sums = TileRowGradient<Definition, true>(weights, d_scores, at.count, open, row,
-                                                 scalars.data(), d_scalars.data(), factor, added,
-                                                 d_added, softmax, balances(), view, sums_of_heads);
+        sums = functions_.template Gradients<true>(
+            weights, d_scores, at.count, open, row, scalars.data(), d_scalars.data(), factor, added,
+            d_added, softmax, balances(), view, sums_of_heads);
         if (to.temperature) {
           sum_added = SumOfSeen(at.count, weights, d_added, block.plain);
           mean_added = SumOfSeen(at.count, weights, weights, block.plain);
@@ -852,7 +859,7 @@ class BackwardPass {
           terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
         }
       } else {
-        sums = TileRowGradient<Definition, false>(
+        sums = functions_.template Gradients<false>(
             weights, d_scores, at.count, open, row, scalars.data(), d_scalars.data(), factor,
             nullptr, nullptr, softmax, balances(), view, sums_of_heads);
       }
@@ -861,29 +868,34 @@ class BackwardPass {
         values_window.ClearRow(r);
         terms_.AddWeights(at, weights, values_window.Row(r), values_window, &block.runs);
       }
-      for (int s = 0; s < Definition::kRowScalars; ++s) {
+      for (int s = 0; s < functions_.row_scalars(); ++s) {
         block.d_rows[s * kRowBlock + r] = sums.a[s];
       }
-      if (kIsDistance<Definition>) {
-        block.d_rows[Definition::kRowScalars * kRowBlock + r] = sums.norm;
+      if (functions_.is_distance()) {
+        block.d_rows[functions_.row_scalars() * kRowBlock + r] = sums.norm;
       }
       if (balances()) {
-        block.d_rows[kRowSums * kRowBlock + r] = sums.score;
-        block.d_rows[(kRowSums + 1) * kRowBlock + r] = sums.mean;
+        block.d_rows[row_numbers() * kRowBlock + r] = sums.score;
+        block.d_rows[(row_numbers() + 1) * kRowBlock + r] = sums.mean;
       }
       if (!tempered) continue;
-      const float sum_f = hn::GetLane(hn::SumOfLanes(d, of_row.factor));
-      totals.factor = hn::MulAdd(of_row.factor, hn::Set(d, temperature), totals.factor);
-      for (int s = 0; s < Definition::kHeadScalars; ++s) totals.t[s] = totals.t[s] + of_row.t[s];
+      const float sum_f = SumOfLanes(of_row.factor);
+      const VF factor_before = hn::Load(d, totals.factor);
+      const VF of_factor = hn::Load(d, of_row.factor);
+      hn::Store(hn::MulAdd(of_factor, hn::Set(d, temperature), factor_before), d, totals.factor);
+      for (int s = 0; s < functions_.head_scalars(); ++s) {
+        hn::Store(hn::Load(d, totals.t[s]) + hn::Load(d, of_row.t[s]), d, totals.t[s]);
+      }
       if (grad_.temperature == nullptr) continue;
-      block.d_rows[(kRowSums + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
-      block.d_rows[(kRowSums + 3) * kRowBlock + r] = in_.factor[h] * sums.mean + mean_added * kLn2;
+      block.d_rows[(row_numbers() + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
+      block.d_rows[(row_numbers() + 3) * kRowBlock + r] =
+          in_.factor[h] * sums.mean + mean_added * kLn2;
     }
     for (NearPair& pair : block.near_pairs) pair.column += static_cast<int32_t>(begin);
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
-    of_head.factor += hn::GetLane(hn::SumOfLanes(d, totals.factor));
-    for (int s = 0; s < Definition::kHeadScalars; ++s) {
-      of_head.t[s] += hn::GetLane(hn::SumOfLanes(d, totals.t[s]));
+    of_head.factor += SumOfLanes(totals.factor);
+    for (int s = 0; s < functions_.head_scalars(); ++s) {
+      of_head.t[s] += SumOfLanes(totals.t[s]);
     }
   }
 
@@ -902,7 +914,7 @@ class BackwardPass {
 
   // Adds up what the blocks and the parts gave, in order.
   void Merge() {
-    for (int s = 0; grad_.row_scalars != nullptr && s < Definition::kRowScalars; ++s) {
+    for (int s = 0; grad_.row_scalars != nullptr && s < functions_.row_scalars(); ++s) {
       std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
     }
     if (grad_.key_bias != nullptr) BalanceKeyBiases();
@@ -913,12 +925,12 @@ class BackwardPass {
         for (int64_t block = 0; block < blocks_; ++block) {
           const HeadSums& from = d_head_[Size(head * blocks_ + block)];
           sums.factor += from.factor;
-          for (int s = 0; s < Definition::kHeadScalars; ++s) sums.t[s] += from.t[s];
+          for (int s = 0; s < functions_.head_scalars(); ++s) sums.t[s] += from.t[s];
         }
         if (grad_.factor != nullptr) sums.factor += Balance(head);
       }
       if (grad_.factor != nullptr) grad_.factor[h] = static_cast<float>(sums.factor);
-      for (int s = 0; grad_.head_scalars != nullptr && s < Definition::kHeadScalars; ++s) {
+      for (int s = 0; grad_.head_scalars != nullptr && s < functions_.head_scalars(); ++s) {
         grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
     }
@@ -926,8 +938,8 @@ class BackwardPass {
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
       const double top_s =
           static_cast<double>(in_.factor[row / n_.queries % n_.heads]) * top_f_.data()[row];
-      grad_.temperature[row] = static_cast<float>(RowSum(kRowSums + 2)[row] +
-                                                  Balance(row, top_s, RowSum(kRowSums + 3)[row]));
+      grad_.temperature[row] = static_cast<float>(
+          RowSum(row_numbers() + 2)[row] + Balance(row, top_s, RowSum(row_numbers() + 3)[row]));
     }
     MergeTables(terms_.keys(), d_relative_keys_);
     MergeTables(terms_.values(), d_relative_values_);
@@ -957,7 +969,7 @@ class BackwardPass {
     double sum = 0;
     for (int64_t i = 0; i < n_.queries; ++i) {
       const int64_t row = head * n_.queries + i;
-      const double of_row = Balance(row, top_f_.data()[row], RowSum(kRowSums + 1)[row]);
+      const double of_row = Balance(row, top_f_.data()[row], RowSum(row_numbers() + 1)[row]);
       // A row without keys has none, whatever its temperature is.
       if (of_row != 0) sum += of_row * terms_.Temperature(head / n_.heads, head % n_.heads, i);
     }
@@ -969,7 +981,7 @@ class BackwardPass {
   }
   // What a row's ds add up to beyond its dlse.
   double Imbalance(int64_t row) const {
-    return static_cast<double>(RowSum(kRowSums)[row]) - DLse(row);
+    return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
   float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
   // The key of a row's largest score; -1: not known.
@@ -1016,8 +1028,8 @@ class BackwardPass {
         if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       }
       if (to != nullptr || wants_row_scalars()) BalanceQuery(b, h, i, to);
-      if (to == nullptr || !kIsDistance<Definition>) continue;
-      const float d_norm = RowSum(Definition::kRowScalars)[row];
+      if (to == nullptr || !functions_.is_distance()) continue;
+      const float d_norm = RowSum(functions_.row_scalars())[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
     }
   }
@@ -1031,24 +1043,20 @@ class BackwardPass {
     const auto imbalance = static_cast<float>(Imbalance(row));
     if (top < 0 || imbalance == 0.0f) return;
     const int64_t key_head = h / group_;
-    const RowVectors<Definition> of_row = LoadRow<Definition>(in_, b, h, key_head, i, top);
     const float* const y = dim_ > 0 ? keys_.Head(b, key_head).row(top) : nullptr;
-    const VectorDerivative<Definition> slope =
-        LonePair<Definition>(in_, of_row, b, key_head, top,
-                             dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr, y)
-            .Gradient();
+    LonePair pair(functions_.table(), in_, b, h, i, key_head, top,
+                  dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr, y);
+    pair.Differentiate();
     const float df = -imbalance * in_.factor[h] * terms_.Temperature(b, h, i);
-    for (int s = 0; s < Definition::kRowScalars; ++s) {
-      RowSum(s)[row] += df * hn::GetLane(slope.a[s]);
+    for (int s = 0; s < functions_.row_scalars(); ++s) {
+      RowSum(s)[row] += df * pair.a(s);
     }
-    if constexpr (kHasProduct<Definition>) {
-      if (d_x == nullptr) return;
-      const float dg = df * hn::GetLane(slope.g);
-      if constexpr (kIsDistance<Definition>) {
-        AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
-      } else {
-        AddScaled(dg, y, dim_, d_x);
-      }
+    if (!functions_.has_product() || d_x == nullptr) return;
+    const float dg = df * pair.g();
+    if (functions_.is_distance()) {
+      AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
+    } else {
+      AddScaled(dg, y, dim_, d_x);
     }
   }
 
@@ -1081,7 +1089,7 @@ class BackwardPass {
   // Whether the sum of ds f is.
   bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_row_scalars() const {
-    return Definition::kRowScalars > 0 && grad_.row_scalars != nullptr;
+    return functions_.row_scalars() > 0 && grad_.row_scalars != nullptr;
   }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
@@ -1105,6 +1113,7 @@ class BackwardPass {
     return d_bias_.data() + (head * parts_ + part) * terms_.bias().stride();
   }
 
+  Functions functions_;
   const AttentionInput<float>& in_;
   const AttentionBackwardInput<float>& saved_;
   const AttentionGradient<float>& grad_;
@@ -1127,10 +1136,10 @@ class BackwardPass {
   PaddedRows keys_;
   PaddedRows queries_;
   PaddedRows d_o_;
-  PackedScalars<Definition> scalars_;
+  PackedScalars scalars_;
   Terms terms_;
   Segments segments_;
-  Skipping<Definition> skipping_;
+  Skipping skipping_;
   std::vector<Tiles> tiles_;     // of each block of queries, where some may be left out
   std::vector<Choice> choices_;  // of each worker
   Positions positions_;
@@ -1146,7 +1155,7 @@ class BackwardPass {
   Buffer top_f_;                  // f of the largest score, where f is multiplied by ds
   Buffer norms_;                  // squared norms of the queries, for a distance
   Buffer paired_queries_;         // where products are of pairs
-  int row_sums_;                  // kRowSums; of ds and p (f - top_f); of ds s and p s
+  int row_sums_;                  // row_numbers(); of ds and p (f - top_f); of ds s and p s
   std::vector<HeadSums> d_head_;  // of each block of keys
   Turns row_turns_;               // of each block of queries, by blocks of keys
   Turns part_turns_;              // of each part of the tables' sums

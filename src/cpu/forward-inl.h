@@ -1,4 +1,4 @@
-// The fused operator, forward, for one pair function and one instruction set.
+// The fused operator, forward, for one instruction set.
 //
 // A tile is a block of query rows by a block of keys: its scores are made by one product, turned
 // into weights while they are in cache, and used up by the next product. Keys are packed as
@@ -54,17 +54,19 @@ inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t beg
   return sum != 0.0f;
 }
 
-template <class Definition>
+// Functions: ByTable, or Inlined.
+template <class Functions>
 class ForwardPass {
  public:
-  ForwardPass(const AttentionInput<float>& in, const AttentionOutput<float>& out,
-              const Executor& executor)
-      : in_(in),
+  ForwardPass(const PairTable& table, const AttentionInput<float>& in,
+              const AttentionOutput<float>& out, const Executor& executor)
+      : functions_(table),
+        in_(in),
         out_(out),
         executor_(executor),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
-        dim_(kHasProduct<Definition> ? n_.dim : 0),
+        dim_(functions_.has_product() ? n_.dim : 0),
         value_columns_(PaddedColumns(n_.value_dim)),
         pairs_(MultipliesPairs(in, dim_)),
         panel_rows_(pairs_ ? DivideUp(dim_, 2) : dim_),
@@ -76,11 +78,11 @@ class ForwardPass {
         head_tasks_(n_, executor_, packs_all_ ? blocks() : 0),
         keys_(in.y, head_tasks_.keys(), packs_all_ && dim_ > 0 ? n_.keys : 0, dim_, pairs_),
         values_(in.v, head_tasks_.keys(), packs_all_ && !pairs_ ? n_.keys : 0, n_.value_dim),
-        scalars_(in, head_tasks_.keys(), packs_all_ ? n_.keys : 0),
+        scalars_(in, table, head_tasks_.keys(), packs_all_ ? n_.keys : 0),
         terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
                {.multiply = false, .add_product = true}, /*key_gradient=*/false),
         segments_(in.mask, n_),
-        skipping_(in),
+        skipping_(in, table),
         positions_(in) {
     if (pairs_ && packs_all_) {
       paired_values_.Reset(head_tasks_.keys().count * keys_.count() * kWidth / 2 * value_columns_);
@@ -106,10 +108,10 @@ class ForwardPass {
     int64_t first;  // a multiple of kWidth
     // The tile's columns [p * kWidth, (p + 1) * kWidth) at p * panel_rows_ * kWidth.
     const float* panels;
-    Rows values;                  // from key `first` on, or of pairs of keys
-    RowsInPlace values_in_place;  // from key `first` on, where they are not packed
-    typename ColumnScalars<Definition>::Pointers scalars;  // from key `first` on
-    std::optional<bool> non_finite;  // whether a value that the batch may see is not finite
+    Rows values;                      // from key `first` on, or of pairs of keys
+    RowsInPlace values_in_place;      // from key `first` on, where they are not packed
+    ColumnScalars::Pointers scalars;  // from key `first` on
+    std::optional<bool> non_finite;   // whether a value that the batch may see is not finite
   };
 
   // A block of rows, queries [i, i + queries) of each of `heads` query heads of one key head, and
@@ -211,12 +213,12 @@ class ForwardPass {
     float* const copy = memory + kRowBlock * value_columns_;
     block.ForRows([&](int64_t r, int64_t h, int64_t i) HWY_ATTR {
       if (pairs_) PairColumns(in_.x.row(b, h, i), 0, dim_, copy + r * panel_rows_);
-      if (pairs_ && !kIsDistance<Definition>) return;
+      if (pairs_ && !functions_.is_distance()) return;
       const float* x = queries.Row(b, h, i);
       if (copies_queries() && !pairs_) {
         std::copy_n(x, dim_, copy + r * dim_);
       }
-      if (kIsDistance<Definition>) block.norm[r] = SquaredNorm(x, dim_);
+      if (functions_.is_distance()) block.norm[r] = SquaredNorm(x, dim_);
     });
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
   }
@@ -294,7 +296,7 @@ class ForwardPass {
     std::vector<int64_t> order;
     std::vector<float> bounds;  // kRowBlock of each tile, in their order
     float top[kRowBlock];       // the largest bias of each head
-    RowBounds<Definition> rows;
+    RowBounds rows;
     // Where a block's first tiles are a part of their own: how many they are (0: nothing is left
     // out), and the keys of which all rows see all.
     int64_t first_tiles = 0;
@@ -309,7 +311,7 @@ class ForwardPass {
 
   // `even`: tiles begin at multiples of their width instead.
   void SetOrder(const Block& block, const TileMask& seen, bool even, Plan& plan) const {
-    constexpr int64_t kAlign = Skipping<Definition>::kCell;
+    constexpr int64_t kAlign = Skipping::kCell;
     const RowPlace place = block.place();
     const int64_t begin = seen.begin / kAlign * kAlign;
     const int64_t end = RoundUp(seen.end, kAlign);
@@ -405,7 +407,7 @@ class ForwardPass {
       const bool anew = n == kSumsAnew && tiles > 2 * kSumsAnew && leaves_out;
       if (n == 1 || anew) {
         HWY_ALIGN float sums[kRowBlock] = {};
-        Skipping<Definition>::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
+        Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
         if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, plan);
         if (leaves_out) {
           skipping_.SetLimits(plan.bounds.data() + kRowBlock, tiles - 1, sums, &plan.rows);
@@ -413,8 +415,8 @@ class ForwardPass {
       }
       uint64_t left_out = 0;
       if (leaves_out) {
-        left_out = Skipping<Definition>::LeftOut(plan.rows, plan.bounds.data() + n * kRowBlock);
-        if (left_out == Skipping<Definition>::AllRows(plan.rows.place)) continue;
+        left_out = Skipping::LeftOut(plan.rows, plan.bounds.data() + n * kRowBlock);
+        if (left_out == Skipping::AllRows(plan.rows.place)) continue;
       }
       const KeyRange tile = plan.tiles[Size(plan.order[Size(n)])];
       AddPackedTile(block, batch, tile, left_out, scratch);
@@ -530,7 +532,7 @@ class ForwardPass {
   }
   // Floats of a tile's packed keys.
   int64_t packed_size() const {
-    return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + kScalars);
+    return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + column_numbers());
   }
   float* SumsIn(float* packed) const { return packed + packed_size(); }
 
@@ -563,7 +565,7 @@ class ForwardPass {
           AddTile(block, mask, keys, scratch);
         }
         HWY_ALIGN float sums[kRowBlock] = {};
-        Skipping<Definition>::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
+        Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
         skipping_.SetRows(block.place(), &plan.rows);
         skipping_.SetEqualLimits(tiles, sums, &plan.rows);
         plan.open = {seen.rows[block.queries - 1].begin, seen.rows[0].end};
@@ -574,7 +576,7 @@ class ForwardPass {
 
   // What is known of a tile of a part of the keys, and found out where it is asked for.
   struct TileBounds {
-    std::optional<KeyBounds<Definition>> keys;
+    std::optional<KeyBounds> keys;
     std::optional<bool> finite_values;
   };
 
@@ -591,7 +593,7 @@ class ForwardPass {
     }
     HWY_ALIGN float bound[kRowBlock] = {};
     skipping_.Bound(plan.rows, *bounds.keys, tile.begin, tile.end, plan.top, bound);
-    const uint64_t left_out = Skipping<Definition>::LeftOut(plan.rows, bound);
+    const uint64_t left_out = Skipping::LeftOut(plan.rows, bound);
     if (left_out == 0) return 0;
     if (!bounds.finite_values) {
       bounds.finite_values =
@@ -625,7 +627,7 @@ class ForwardPass {
         SetMask(block, batch, first, kForwardColumns, &mask);
         if (mask.end <= mask.begin) continue;
         const int64_t pairs = block.rows() * (mask.end - mask.begin);
-        const bool computes = left_out != Skipping<Definition>::AllRows(block.place());
+        const bool computes = left_out != Skipping::AllRows(block.place());
         AddPairs(pairs, computes ? pairs : 0);
         if (!computes) continue;
         mask.LeaveOut(left_out, block.rows());
@@ -652,12 +654,11 @@ class ForwardPass {
     } else {
       PackTokens(b, key_head, first, end, batch, packed, &keys);
     }
-    if (kScalars > 0) {
-      float* const scalars = packed + packed_size() - kForwardColumns * kScalars;
-      ColumnScalars<Definition>::Pack(in_, b, key_head, batch, first,
-                                      first + RoundUp(end - first, kLaneCount), scalars,
-                                      kForwardColumns);
-      keys.scalars = ColumnScalars<Definition>::At(scalars, kForwardColumns);
+    if (column_numbers() > 0) {
+      float* const scalars = packed + packed_size() - kForwardColumns * column_numbers();
+      scalars_.scalars().Pack(b, key_head, batch, first, first + RoundUp(end - first, kLaneCount),
+                              scalars, kForwardColumns);
+      keys.scalars = scalars_.scalars().At(scalars, kForwardColumns);
     }
     return keys;
   }
@@ -843,17 +844,20 @@ class ForwardPass {
     const int64_t columns = at.count;
     float* tile = scratch.tile + r * kForwardColumns + begin;
     const float row_factor = in_.factor[at.h] * at.temperature;
-    const RowVectors<Definition> row =
-        LoadRow<Definition>(in_, block.b, at.h, at.h / group_, at.i, at.begin, row_factor,
-                            block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
-    const auto scalars = ColumnScalars<Definition>::From(keys.scalars, begin);
+    const PairRow row =
+        LoadRow(functions_, in_, block.b, at.h, at.h / group_, at.i, at.begin, row_factor,
+                block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
+    ColumnScalars::Pointers scalars = keys.scalars;
+    for (int s = 0; s < column_numbers(); ++s) scalars[Size(s)] += begin;
     const float factor = row_factor * kLog2E;
     RowView view{{visible.begin - begin, visible.end - begin},
                  segments_.Keys(block.b, at.begin),
                  segments_.Query(block.b, at.i)};
     if (at.placed) {
       view.positions = positions_.Keys(block.b, at.begin);
-      view.seen = positions_.SeenBy(block.b, at.i);
+      const Positions::Range sees = positions_.SeenBy(block.b, at.i);
+      view.low = sees.low;
+      view.high = sees.high;
     }
     const bool masks_any = at.paired || terms_.masks(block.b, at.h);
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
@@ -864,11 +868,11 @@ class ForwardPass {
                                        : nullptr;
       const float* bias =
           terms_.ScoreRow(at, key_products, window, of_keys, scratch.added, &scratch.runs);
-      top = TileRowScores<Definition, true>(tile, columns, open, row, scalars.data(), factor, bias,
-                                            view);
+      top = functions_.template Scores<true>(tile, columns, open, row, scalars.data(), factor, bias,
+                                             view);
     } else {
-      top = TileRowScores<Definition, false>(tile, columns, open, row, scalars.data(), factor,
-                                             nullptr, view);
+      top = functions_.template Scores<false>(tile, columns, open, row, scalars.data(), factor,
+                                              nullptr, view);
     }
     const bool rises = top > block.largest[r];
     // The first time the sums are 0.
@@ -1036,8 +1040,12 @@ class ForwardPass {
     });
   }
 
-  static constexpr int64_t kScalars = ColumnScalars<Definition>::kCount;
+  // The column scalars and, for a distance, the squared norms.
+  int column_numbers() const {
+    return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
+  }
 
+  Functions functions_;
   const AttentionInput<float>& in_;
   const AttentionOutput<float>& out_;
   const Executor& executor_;
@@ -1055,10 +1063,10 @@ class ForwardPass {
   HeadTasks head_tasks_;
   Panels keys_;
   PaddedRows values_;
-  PackedScalars<Definition> scalars_;
+  PackedScalars scalars_;
   Terms terms_;
   Segments segments_;
-  Skipping<Definition> skipping_;
+  Skipping skipping_;
   std::vector<Plan> plans_;  // of each block, where parts of the keys are tasks
   Positions positions_;
   std::vector<char> non_finite_;  // for each panel of values

@@ -61,39 +61,40 @@ class RowTotals {
   Buffer slots_;
 };
 
-template <class Definition>
 class GraphBackwardPass {
  public:
-  GraphBackwardPass(const GraphInput<float>& in, const GraphBackwardInput<float>& saved,
-                    const GraphGradient<float>& grad, const Executor& executor)
-      : in_(in),
+  GraphBackwardPass(const PairTable& table, const GraphInput<float>& in,
+                    const GraphBackwardInput<float>& saved, const GraphGradient<float>& grad,
+                    const Executor& executor)
+      : table_(table),
+        in_(in),
         saved_(saved),
         grad_(grad),
         executor_(executor),
         n_(in.shape),
-        dim_(kHasProduct<Definition> ? n_.dim : 0),
-        d_x_(kHasProduct<Definition> && grad.x.data != nullptr),
-        d_y_(kHasProduct<Definition> && grad.y.data != nullptr),
-        d_row_(Pairs::kRow > 0 && grad.row_scalars != nullptr),
-        d_column_(Pairs::kColumn > 0 && grad.column_scalars != nullptr),
+        dim_(table.has_product() ? n_.dim : 0),
+        d_x_(table.has_product() && grad.x.data != nullptr),
+        d_y_(table.has_product() && grad.y.data != nullptr),
+        d_row_(table_.row_scalars > 0 && grad.row_scalars != nullptr),
+        d_column_(table_.column_scalars > 0 && grad.column_scalars != nullptr),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
-        pairs_(in),
-        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? Pairs::kRow : 0))),
+        pairs_(table, in),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? table_.row_scalars : 0))),
         largest_(n_.queries * n_.heads),
         inverse_sum_(n_.queries * n_.heads),
         delta_(n_.queries * n_.heads),
-        d_head_(static_cast<size_t>(chunks_.count() * kHeadSums * n_.heads)) {
+        d_head_(static_cast<size_t>(chunks_.count() * head_sums() * n_.heads)) {
     const int64_t numbers = n_.edges * n_.heads;
     if (grad.factor != nullptr) top_f_.Reset(n_.queries * n_.heads);
     if (grad.v.data != nullptr) weights_.Reset(numbers);
     if (d_y_) d_products_.Reset(numbers);
-    if (d_column_) d_columns_.Reset(Pairs::kColumn * numbers);
+    if (d_column_) d_columns_.Reset(table_.column_scalars * numbers);
   }
 
   void Run() {
     pairs_.Pack(executor_);
     PrepareRows();
-    const int64_t scratch = kArrays * pairs_.stride() + RoundUp(rows_.width(), kLaneCount);
+    const int64_t scratch = all_arrays() * pairs_.stride() + RoundUp(rows_.width(), kLaneCount);
     const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
     ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
       chunks_.ForCutRow(chunk, [&](int64_t row, const std::vector<int64_t>&) {
@@ -105,7 +106,7 @@ class GraphBackwardPass {
     });
     rows_.Merge(executor_, [&](int64_t row, const float* sums) { FinishRow(row, sums); });
     SumHeads();
-    if (!kHasProduct<Definition>) {
+    if (!table_.has_product()) {
       Clear(grad_.x, n_.heads, n_.queries);
       Clear(grad_.y, n_.key_heads, n_.keys);
     }
@@ -113,18 +114,17 @@ class GraphBackwardPass {
   }
 
  private:
-  using Pairs = GraphPairs<Definition>;
   using Part = EdgeChunks::Part;
-  static constexpr int kHeadSums = 1 + Pairs::kHead;  // factor, head scalars
+  int head_sums() const { return 1 + table_.head_scalars; }  // factor, head scalars
   // In: g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights puts the weight in
   // the place of the largest score and f in that of the inverse sum. Out, in the same places: dg,
   // da, db, the weight, the gradient of the factor; and those of the head scalars.
-  static constexpr int kWeight = 1 + Pairs::kRow + Pairs::kColumn;
-  static constexpr int kFactor = kWeight + 1;
-  static constexpr int kDelta = kFactor + 1;
-  static constexpr int kInverse = kDelta + 1;
-  static constexpr int kHeads = kInverse + 1;
-  static constexpr int kArrays = kHeads + Pairs::kHead;
+  int weight_array() const { return 1 + table_.row_scalars + table_.column_scalars; }
+  int factor_array() const { return weight_array() + 1; }
+  int delta_array() const { return weight_array() + 2; }
+  int inverse_array() const { return weight_array() + 3; }
+  int head_arrays() const { return weight_array() + 4; }
+  int all_arrays() const { return head_arrays() + table_.head_scalars; }
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
@@ -162,7 +162,7 @@ class GraphBackwardPass {
       top_f_.data()[row] = 0;
       if (top < 0) continue;
       FillWeights({i, all.begin + top, all.begin + top + 1, -1}, arrays);
-      top_f_.data()[row] = Array(arrays, kInverse)[h];
+      top_f_.data()[row] = Array(arrays, inverse_array())[h];
     }
   }
   // The pairs of a part by themselves.
@@ -170,7 +170,7 @@ class GraphBackwardPass {
     pairs_.Fill(part, 0, arrays);
     FillValueGradients(part, 0, arrays);
     const int64_t count = (part.end - part.begin) * n_.heads;
-    for (int64_t q = 0; q < count; q += kLaneCount) PairWeights(arrays, q);
+    PairWeights(arrays, count);
   }
 
   // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
@@ -179,9 +179,9 @@ class GraphBackwardPass {
   void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
     const int64_t heads = n_.heads;
     const int64_t edges = part.end - part.begin;
-    const float* weights = arrays + kFactor * pairs_.stride() + offset;
-    const float* d_weights = arrays + kWeight * pairs_.stride() + offset;
-    const float* values = arrays + kInverse * pairs_.stride() + offset;
+    const float* weights = arrays + factor_array() * pairs_.stride() + offset;
+    const float* d_weights = arrays + weight_array() * pairs_.stride() + offset;
+    const float* values = arrays + inverse_array() * pairs_.stride() + offset;
     const float* d_lse = saved_.d_lse != nullptr ? saved_.d_lse + part.row * heads : nullptr;
     float* to_delta = delta_.data() + part.row * heads;
     float* to_top_f = top_f_ ? top_f_.data() + part.row * heads : nullptr;
@@ -234,24 +234,24 @@ class GraphBackwardPass {
       FillValueGradients(part, count, arrays);
       count += (part.end - part.begin) * n_.heads;
     });
-    for (int64_t q = 0; q < count; q += kLaneCount) PairWeights(arrays, q);
+    PairWeights(arrays, count);
     chunks_.ForRows(chunk, [&](const Part& part) {
       const int64_t offset = (part.begin - first) * n_.heads;
       if (part.slot < 0) SetDelta(part, offset, arrays);
-      CopyToEdges(delta_, part, Array(arrays, kDelta) + offset);
-      if (top_f_) SubtractTop(part, Array(arrays, kInverse) + offset);
+      CopyToEdges(delta_, part, Array(arrays, delta_array()) + offset);
+      if (top_f_) SubtractTop(part, Array(arrays, inverse_array()) + offset);
     });
-    for (int64_t q = 0; q < count; q += kLaneCount) PairGradients(arrays, q);
+    PairGradients(arrays, count);
 
     const int64_t offset = first * n_.heads;
-    if (weights_) CopyNumbers(Array(arrays, kWeight), count, weights_.data() + offset);
+    if (weights_) CopyNumbers(Array(arrays, weight_array()), count, weights_.data() + offset);
     if (d_products_) CopyNumbers(arrays, count, d_products_.data() + offset);
-    for (int s = 0; d_columns_ && s < Pairs::kColumn; ++s) {
-      CopyNumbers(Array(arrays, 1 + Pairs::kRow + s), count,
+    for (int s = 0; d_columns_ && s < table_.column_scalars; ++s) {
+      CopyNumbers(Array(arrays, 1 + table_.row_scalars + s), count,
                   d_columns_.data() + s * n_.edges * n_.heads + offset);
     }
 
-    float* sums = arrays + kArrays * pairs_.stride();
+    float* sums = arrays + all_arrays() * pairs_.stride();
     chunks_.ForRows(chunk, [&](const Part& part) {
       SumPart(part, (part.begin - first) * n_.heads, arrays, sums);
       if (part.slot < 0) {
@@ -260,9 +260,9 @@ class GraphBackwardPass {
         rows_.Keep(part.slot, sums);
       }
     });
-    float* d_head = d_head_.data() + chunk * kHeadSums * n_.heads;
-    for (int s = 0; s < kHeadSums; ++s) {
-      const float* from = Array(arrays, s == 0 ? kFactor : kHeads + s - 1);
+    float* d_head = d_head_.data() + chunk * head_sums() * n_.heads;
+    for (int s = 0; s < head_sums(); ++s) {
+      const float* from = Array(arrays, s == 0 ? factor_array() : head_arrays() + s - 1);
       for (int64_t q = 0; q < count; q += n_.heads) {
         AddNumbers(from + q, n_.heads, d_head + s * n_.heads);
       }
@@ -271,12 +271,12 @@ class GraphBackwardPass {
 
   // dP = dO . v, and what turns the row's scores into weights.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
-    CopyToEdges(largest_, part, Array(arrays, kFactor) + offset);
-    CopyToEdges(inverse_sum_, part, Array(arrays, kInverse) + offset);
+    CopyToEdges(largest_, part, Array(arrays, factor_array()) + offset);
+    CopyToEdges(inverse_sum_, part, Array(arrays, inverse_array()) + offset);
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
                           saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
-                          n_.value_dim, Array(arrays, kWeight) + offset);
+                          n_.value_dim, Array(arrays, weight_array()) + offset);
     }
   }
 
@@ -295,39 +295,43 @@ class GraphBackwardPass {
     }
   }
 
-  HWY_INLINE void PairWeights(float* HWY_RESTRICT arrays, int64_t q) const {
+  void PairWeights(float* arrays, int64_t count) const {
     const DF d;
-    const auto p = pairs_.Load(arrays, q);
-    const VF f = Definition::Value(p.g, p.a, p.b, p.t);
-    const VF score = f * (p.factor * hn::Set(d, kLog2E));
-    const VF weight = Exp2(score - hn::Load(d, Array(arrays, kFactor) + q)) *
-                      hn::Load(d, Array(arrays, kInverse) + q);
-    hn::Store(weight, d, Array(arrays, kFactor) + q);
-    hn::Store(f, d, Array(arrays, kInverse) + q);
+    // Nothing stands in the place of delta yet.
+    float* const values = Array(arrays, delta_array());
+    table_.values(pairs_.Arrays(arrays), count, values);
+    float* const weights = Array(arrays, factor_array());
+    float* const sums = Array(arrays, inverse_array());
+    for (int64_t q = 0; q < count; q += kLaneCount) {
+      const VF f = hn::Load(d, values + q);
+      const VF score = f * (hn::Load(d, pairs_.factor() + q) * hn::Set(d, kLog2E));
+      const VF weight = Exp2(score - hn::Load(d, weights + q)) * hn::Load(d, sums + q);
+      hn::Store(weight, d, weights + q);
+      hn::Store(f, d, sums + q);
+    }
   }
 
-  HWY_INLINE void PairGradients(float* HWY_RESTRICT arrays, int64_t q) const {
+  void PairGradients(float* arrays, int64_t count) const {
     const DF d;
-    const auto p = pairs_.Load(arrays, q);
-    VectorDerivative<Definition> derivative;
-    Definition::Gradient(p.g, p.a, p.b, p.t, derivative);
-    const VF weight = hn::Load(d, Array(arrays, kFactor) + q);
-    const VF f = hn::Load(d, Array(arrays, kInverse) + q);
-    const VF d_weight = hn::Load(d, Array(arrays, kWeight) + q);
-    const VF d_score = weight * (d_weight - hn::Load(d, Array(arrays, kDelta) + q));
-    const VF d_f = p.factor * d_score;
-    const auto store = [&](int array, VF value)
-                           HWY_ATTR { hn::Store(value, d, Array(arrays, array) + q); };
-    if constexpr (kHasProduct<Definition>) {
-      // d|x - y|^2/dx = 2 (x - y).
-      const VF d_g = d_f * derivative.g;
-      store(0, kIsDistance<Definition> ? d_g + d_g : d_g);
+    float* const weights = Array(arrays, weight_array());
+    float* const factors = Array(arrays, factor_array());
+    float* const deltas = Array(arrays, delta_array());
+    const float* const values = Array(arrays, inverse_array());
+    for (int64_t q = 0; q < count; q += kLaneCount) {
+      const VF weight = hn::Load(d, factors + q);
+      const VF d_score = weight * (hn::Load(d, weights + q) - hn::Load(d, deltas + q));
+      hn::Store(weight, d, weights + q);
+      hn::Store(d_score * hn::Load(d, values + q), d, factors + q);
+      hn::Store(hn::Load(d, pairs_.factor() + q) * d_score, d, deltas + q);
     }
-    for (int s = 0; s < Pairs::kRow; ++s) store(1 + s, d_f * derivative.a[s]);
-    for (int s = 0; s < Pairs::kColumn; ++s) store(1 + Pairs::kRow + s, d_f * derivative.b[s]);
-    for (int s = 0; s < Pairs::kHead; ++s) store(kHeads + s, d_f * derivative.t[s]);
-    store(kWeight, weight);
-    store(kFactor, d_score * f);
+    table_.slopes(pairs_.Arrays(arrays), count, deltas,
+                  {arrays, Array(arrays, 1), Array(arrays, 1 + table_.row_scalars),
+                   Array(arrays, head_arrays())});
+    // d|x - y|^2/dx = 2 (x - y).
+    for (int64_t q = 0; table_.is_distance() && q < count; q += kLaneCount) {
+      const VF d_g = hn::Load(d, arrays + q);
+      hn::Store(d_g + d_g, d, arrays + q);
+    }
   }
 
   // What a part of a row adds to the gradients of its token and scalars.
@@ -335,7 +339,7 @@ class GraphBackwardPass {
     std::fill_n(sums, rows_.width(), 0.0f);
     float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
-      for (int s = 0; d_row_ && s < Pairs::kRow; ++s) {
+      for (int s = 0; d_row_ && s < table_.row_scalars; ++s) {
         AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
       }
       if (!d_x_) continue;
@@ -353,7 +357,7 @@ class GraphBackwardPass {
   // dg/d(this) is the other token, or twice the way from it to this.
   HWY_INLINE void AddTokenGradient(float d_g, const float* other, const float* self,
                                    float* to) const {
-    if constexpr (kIsDistance<Definition>) {
+    if (table_.is_distance()) {
       AddScaledDifference(d_g, self, other, dim_, to);
     } else {
       AddScaled(d_g, other, dim_, to);
@@ -367,13 +371,13 @@ class GraphBackwardPass {
       }
       sums += n_.heads * dim_;
     }
-    for (int64_t s = 0; d_row_ && s < Pairs::kRow * n_.heads; ++s) {
+    for (int64_t s = 0; d_row_ && s < table_.row_scalars * n_.heads; ++s) {
       grad_.row_scalars[s * n_.queries + i] = sums[s];
     }
   }
 
   void SumHeads() const {
-    for (int s = 0; s < kHeadSums; ++s) {
+    for (int s = 0; s < head_sums(); ++s) {
       float* to = s == 0                          ? grad_.factor
                   : grad_.head_scalars == nullptr ? nullptr
                                                   : grad_.head_scalars + (s - 1) * n_.heads;
@@ -381,7 +385,7 @@ class GraphBackwardPass {
       for (int64_t h = 0; h < n_.heads; ++h) {
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
-          sum += d_head_[static_cast<size_t>((chunk * kHeadSums + s) * n_.heads + h)];
+          sum += d_head_[static_cast<size_t>((chunk * head_sums() + s) * n_.heads + h)];
         }
         // A row's ds add up to its dlse (see BackwardPass::Balance).
         for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
@@ -408,7 +412,7 @@ class GraphBackwardPass {
     const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));
     const int64_t key_dim = d_y_ ? dim_ : 0;
     const int64_t value_dim = weights_ ? n_.value_dim : 0;
-    const int64_t scalars = d_column_ ? Pairs::kColumn : 0;
+    const int64_t scalars = d_column_ ? table_.column_scalars : 0;
     const RowTotals totals(chunks, n_.key_heads * (key_dim + value_dim + scalars));
     const auto finish = [&](int64_t j, const float* sums) {
       for (int64_t h = 0; h < n_.key_heads; ++h) {
@@ -455,7 +459,7 @@ class GraphBackwardPass {
         AddTokenGradient(d_products_.data()[pair + h], in_.x.row(0, h, i),
                          in_.y.row(0, h / group, part.row), sums + h / group * dim_);
       }
-      for (int s = 0; d_column_ && s < Pairs::kColumn; ++s) {
+      for (int s = 0; d_column_ && s < table_.column_scalars; ++s) {
         const float* from = d_columns_.data() + s * n_.edges * n_.heads + pair;
         float* to = d_scalars + s * n_.key_heads;
         if (group == 1) {
@@ -467,6 +471,7 @@ class GraphBackwardPass {
     }
   }
 
+  const PairTable& table_;
   const GraphInput<float>& in_;
   const GraphBackwardInput<float>& saved_;
   const GraphGradient<float>& grad_;
@@ -478,7 +483,7 @@ class GraphBackwardPass {
   bool d_row_;
   bool d_column_;
   EdgeChunks chunks_;
-  Pairs pairs_;
+  GraphPairs pairs_;
   // Of a row: the gradients of its token and scalars.
   RowTotals rows_;
   Buffer largest_;

@@ -27,23 +27,23 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-template <class Definition>
 class GraphForwardPass {
  public:
-  GraphForwardPass(const GraphInput<float>& in, const GraphOutput<float>& out,
-                   const Executor& executor)
-      : in_(in),
+  GraphForwardPass(const PairTable& table, const GraphInput<float>& in,
+                   const GraphOutput<float>& out, const Executor& executor)
+      : table_(table),
+        in_(in),
         out_(out),
         executor_(executor),
         n_(in.shape),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
-        pairs_(in),
+        pairs_(table, in),
         width_(n_.heads * (3 + n_.value_dim)),
         slots_(chunks_.slots() * width_) {}
 
   void Run() {
     pairs_.Pack(executor_);
-    const int64_t scratch = kArrays * pairs_.stride() + RoundUp(width_, kLaneCount);
+    const int64_t scratch = arrays() * pairs_.stride() + RoundUp(width_, kLaneCount);
     const Buffer memory(scratch * WorkersFor(executor_, chunks_.count()));
     ParallelTasks(executor_, chunks_.count(), [&](int64_t chunk, int worker) {
       Chunk(chunk, memory.data() + worker * scratch);
@@ -52,10 +52,9 @@ class GraphForwardPass {
   }
 
  private:
-  using Pairs = GraphPairs<Definition>;
   using Part = EdgeChunks::Part;
   // g, then scores, then weights; the scalars; the largest score of the row.
-  static constexpr int kArrays = 2 + Pairs::kRow + Pairs::kColumn;
+  int arrays() const { return 2 + table_.row_scalars + table_.column_scalars; }
 
   // A row's part: the largest score of each head, in units of log2; the sum of the weights; which
   // of the row's edges has that score; the sums of weights times values.
@@ -64,21 +63,21 @@ class GraphForwardPass {
   float* Top(float* sums) const { return sums + 2 * n_.heads; }
   float* Values(float* sums) const { return sums + 3 * n_.heads; }
 
-  void Chunk(int64_t chunk, float* arrays) const {
+  void Chunk(int64_t chunk, float* memory) const {
     const DF d;
     const int64_t first = chunks_.FirstEdge(chunk);
-    float* HWY_RESTRICT scores = arrays;
-    float* HWY_RESTRICT shifts = arrays + (kArrays - 1) * pairs_.stride();
-    float* sums = arrays + kArrays * pairs_.stride();
+    float* HWY_RESTRICT scores = memory;
+    float* HWY_RESTRICT shifts = memory + (arrays() - 1) * pairs_.stride();
+    float* sums = memory + arrays() * pairs_.stride();
     int64_t count = 0;
     chunks_.ForRows(chunk, [&](const Part& part) {
-      pairs_.Fill(part, count, arrays);
+      pairs_.Fill(part, count, memory);
       count += (part.end - part.begin) * n_.heads;
     });
+    table_.values(pairs_.Arrays(memory), count, scores);
     for (int64_t q = 0; q < count; q += kLaneCount) {
-      const auto p = pairs_.Load(arrays, q);
-      const VF f = Definition::Value(p.g, p.a, p.b, p.t);
-      hn::Store(f * (p.factor * hn::Set(d, kLog2E)), d, scores + q);
+      const VF factor = hn::Load(d, pairs_.factor() + q) * hn::Set(d, kLog2E);
+      hn::Store(hn::Load(d, scores + q) * factor, d, scores + q);
     }
     chunks_.ForRows(chunk, [&](const Part& part) {
       FillShifts(part.end - part.begin, (part.begin - first) * n_.heads, scores, shifts);
@@ -189,12 +188,13 @@ class GraphForwardPass {
     });
   }
 
+  const PairTable& table_;
   const GraphInput<float>& in_;
   const GraphOutput<float>& out_;
   const Executor& executor_;
   const GraphShape& n_;
   EdgeChunks chunks_;
-  Pairs pairs_;
+  GraphPairs pairs_;
   int64_t width_;
   Buffer slots_;
 };

@@ -1,4 +1,4 @@
-// The pairs of an edge and a head, for one pair function and one instruction set: what both
+// The pairs of an edge and a head, for one instruction set: what both
 // directions of attention over a graph know of them.
 //
 // Sums over columns go by vectors along the columns; what is done to each pair, by vectors over all
@@ -39,21 +39,17 @@ inline int64_t EdgesOfChunk(const GraphShape& n) {
 
 // What both directions know of the pairs of an edge and a head. The numbers of a chunk's pairs
 // stand in arrays of stride() numbers, those of edge e from (e - first edge) H on.
-template <class Definition>
 class GraphPairs {
  public:
-  static constexpr int kRow = Definition::kRowScalars;
-  static constexpr int kColumn = Definition::kColumnScalars;
-  static constexpr int kHead = Definition::kHeadScalars;
-
-  explicit GraphPairs(const GraphInput<float>& in)
-      : in_(in),
+  GraphPairs(const PairTable& table, const GraphInput<float>& in)
+      : table_(table),
+        in_(in),
         n_(in.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         stride_(RoundUp(EdgesOfChunk(n_) * n_.heads, kLaneCount)),
-        rows_(kRow * n_.heads * n_.queries),
-        columns_(kColumn * n_.heads * n_.keys),
-        heads_((1 + kHead) * stride_) {}
+        rows_(table_.row_scalars * n_.heads * n_.queries),
+        columns_(table_.column_scalars * n_.heads * n_.keys),
+        heads_((1 + table_.head_scalars) * stride_) {}
 
   int64_t group() const { return group_; }
   int64_t stride() const { return stride_; }
@@ -61,73 +57,63 @@ class GraphPairs {
   // Scalars in the order in which edges read them: node, scalar, query head.
   void Pack(const Executor& executor) {
     constexpr int64_t kNodes = 256;
-    const int64_t row_tasks = kRow > 0 ? DivideUp(n_.queries, kNodes) : 0;
-    const int64_t column_tasks = kColumn > 0 ? DivideUp(n_.keys, kNodes) : 0;
+    const int64_t row_tasks = table_.row_scalars > 0 ? DivideUp(n_.queries, kNodes) : 0;
+    const int64_t column_tasks = table_.column_scalars > 0 ? DivideUp(n_.keys, kNodes) : 0;
     ParallelTasks(executor, row_tasks + column_tasks, [&](int64_t task, int) {
       if (task < row_tasks) {
-        PackScalars(in_.row_scalars, kRow, n_.queries, n_.heads, 1, task * kNodes,
+        PackScalars(in_.row_scalars, table_.row_scalars, n_.queries, n_.heads, 1, task * kNodes,
                     std::min((task + 1) * kNodes, n_.queries), rows_.data());
       } else {
         const int64_t first = (task - row_tasks) * kNodes;
-        PackScalars(in_.column_scalars, kColumn, n_.keys, n_.key_heads, group_, first,
+        PackScalars(in_.column_scalars, table_.column_scalars, n_.keys, n_.key_heads, group_, first,
                     std::min(first + kNodes, n_.keys), columns_.data());
       }
     });
     for (int64_t q = 0; q < stride_; ++q) {
       const int64_t h = n_.heads > 0 ? q % n_.heads : 0;
       heads_.data()[q] = n_.heads > 0 ? in_.factor[h] : 0.0f;
-      for (int s = 0; s < kHead; ++s) {
+      for (int s = 0; s < table_.head_scalars; ++s) {
         heads_.data()[(1 + s) * stride_ + q] =
             n_.heads > 0 ? in_.head_scalars[s * n_.heads + h] : 0.0f;
       }
     }
   }
 
-  // g, a and b of the edges of a part of a row into arrays 0, 1 ... kRow and from there on, from
+  // g, a and b of the edges of a part of a row into arrays 0, 1 ... and from there on, from
   // number `offset` on.
   void Fill(const EdgeChunks::Part& part, int64_t offset, float* HWY_RESTRICT arrays) const {
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       const int64_t j = in_.indices[e];
-      if constexpr (kHasProduct<Definition>) {
-        HeadProducts<kIsDistance<Definition>>(n_.key_heads, group_, in_.x.row(0, 0, part.row),
-                                              in_.x.stride[1], in_.y.row(0, 0, j), in_.y.stride[1],
-                                              n_.dim, arrays + offset);
+      if (table_.is_distance()) {
+        Products<true>(part.row, j, arrays + offset);
+      } else if (table_.has_product()) {
+        Products<false>(part.row, j, arrays + offset);
       }
-      for (int s = 0; s < kRow; ++s) {
-        CopyNumbers(rows_.data() + (part.row * kRow + s) * n_.heads, n_.heads,
+      for (int s = 0; s < table_.row_scalars; ++s) {
+        CopyNumbers(rows_.data() + (part.row * table_.row_scalars + s) * n_.heads, n_.heads,
                     arrays + (1 + s) * stride_ + offset);
       }
-      for (int s = 0; s < kColumn; ++s) {
-        CopyNumbers(columns_.data() + (j * kColumn + s) * n_.heads, n_.heads,
-                    arrays + (1 + kRow + s) * stride_ + offset);
+      for (int s = 0; s < table_.column_scalars; ++s) {
+        CopyNumbers(columns_.data() + (j * table_.column_scalars + s) * n_.heads, n_.heads,
+                    arrays + (1 + table_.row_scalars + s) * stride_ + offset);
       }
     }
   }
 
-  // The vectors of pairs [q, q + kLanes).
-  struct PairVectors {
-    HWY_INLINE PairVectors() {}
-
-    VF g;
-    VF a[kRow + 1];
-    VF b[kColumn + 1];
-    VF t[kHead + 1];
-    VF factor;
-  };
-  HWY_INLINE PairVectors Load(const float* HWY_RESTRICT arrays, int64_t q) const {
-    const DF d;
-    PairVectors p;
-    p.g = kHasProduct<Definition> ? hn::Load(d, arrays + q) : hn::Zero(d);
-    for (int s = 0; s < kRow; ++s) p.a[s] = hn::Load(d, arrays + (1 + s) * stride_ + q);
-    for (int s = 0; s < kColumn; ++s) {
-      p.b[s] = hn::Load(d, arrays + (1 + kRow + s) * stride_ + q);
-    }
-    for (int s = 0; s < kHead; ++s) p.t[s] = hn::Load(d, heads_.data() + (1 + s) * stride_ + q);
-    p.factor = hn::Load(d, heads_.data() + q);
-    return p;
+  // Those of a chunk for the functions of a table, and the factor of each.
+  PairArrays Arrays(const float* arrays) const {
+    return {arrays, arrays + stride_, arrays + (1 + table_.row_scalars) * stride_,
+            heads_.data() + stride_, stride_};
   }
+  const float* factor() const { return heads_.data(); }
 
  private:
+  template <bool kDistance>
+  HWY_INLINE void Products(int64_t i, int64_t j, float* products) const {
+    HeadProducts<kDistance>(n_.key_heads, group_, in_.x.row(0, 0, i), in_.x.stride[1],
+                            in_.y.row(0, 0, j), in_.y.stride[1], n_.dim, products);
+  }
+
   // (count, from_heads, nodes) to (nodes, count, from_heads * repeat), for nodes [begin, end).
   static void PackScalars(const float* from, int count, int64_t nodes, int64_t from_heads,
                           int64_t repeat, int64_t begin, int64_t end, float* to) {
@@ -140,6 +126,7 @@ class GraphPairs {
     }
   }
 
+  const PairTable& table_;
   const GraphInput<float>& in_;
   const GraphShape& n_;
   int64_t group_;

@@ -12,6 +12,7 @@
 
 #include "base/visible_keys.h"
 #include "cpu/packing-inl.h"
+#include "cpu/pair_table.h"
 #include "cpu/positions-inl.h"
 #include "gnomon/attention.h"
 #include "hwy/highway.h"
@@ -166,12 +167,6 @@ class PairMask {
   std::vector<Cell> cells_;
 };
 
-// The visible part of one row of a tile, relative to the tile's first column.
-struct RowSpan {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 // One tile's mask: every row's span, and the columns that any row sees.
 struct TileMask {
   RowSpan rows[kRowBlock];
@@ -303,16 +298,6 @@ struct TileMask {
     }
     return hides;
   }
-};
-
-// What a row sees of some columns: those of its span that are of its segment and stand where it
-// sees.
-struct RowView {
-  RowSpan span;
-  const int32_t* segments = nullptr;  // of the columns; null: one segment
-  int32_t segment = 0;
-  const int32_t* positions = nullptr;  // of the columns; null: it sees all of the span
-  Positions::Range seen = {};
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

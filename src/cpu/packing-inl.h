@@ -35,10 +35,6 @@ constexpr int64_t kBackwardColumns = kMicroVectors == 4 ? 192 : 96;
 constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 static_assert(kRowBlock % kLaneCount == 0);
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
 // both directions: scores are the same numbers in both.

@@ -38,21 +38,6 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// A number known to lie between two others, in each lane.
-struct VectorRange {
-  HWY_INLINE VectorRange() {}
-  HWY_INLINE VectorRange(VF from, VF to) : least(from), most(to) {}
-
-  VF least;
-  VF most;
-};
-
-// Whether a definition bounds f.
-template <class Definition>
-constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const VectorRange* ranges) {
-  Definition::Bounds(g, scalars, ranges, scalars);
-};
-
 // What bounds are made too large by, against the rounding of what they are compared with: a share
 // of the numbers that are added up, and a part of a bit.
 constexpr float kBoundShare = 1.0f / 65536;
@@ -157,18 +142,15 @@ class LargestBias {
 
 // What is known of all keys of a tile: their norms, their scalars, and whether those and the values
 // are finite.
-template <class Definition>
 struct KeyBounds {
-  static constexpr int kScalars = Definition::kColumnScalars;
-
   float least_norm = kInfinity;
   float most_norm = 0;  // +inf: not all is finite
-  float least[kScalars + 1];
-  float most[kScalars + 1];
+  float least[kMostScalars];
+  float most[kMostScalars];
 
   KeyBounds() {
-    std::fill_n(least, kScalars + 1, kInfinity);
-    std::fill_n(most, kScalars + 1, -kInfinity);
+    std::fill_n(least, kMostScalars, kInfinity);
+    std::fill_n(most, kMostScalars, -kInfinity);
   }
   bool finite() const { return most_norm < kInfinity; }
 
@@ -185,7 +167,7 @@ struct KeyBounds {
   void Add(const KeyBounds& other) {
     least_norm = std::min(least_norm, other.least_norm);
     most_norm = std::max(most_norm, other.most_norm);
-    for (int s = 0; s < kScalars; ++s) {
+    for (int s = 0; s < kMostScalars; ++s) {
       least[s] = std::min(least[s], other.least[s]);
       most[s] = std::max(most[s], other.most[s]);
     }
@@ -203,12 +185,11 @@ struct RowPlace {
 };
 
 // What bounds read of the rows of a block.
-template <class Definition>
 struct RowBounds {
   RowPlace place;
   HWY_ALIGN float norm[kRowBlock];
-  HWY_ALIGN float a[Definition::kRowScalars + 1][kRowBlock];
-  HWY_ALIGN float t[Definition::kHeadScalars + 1][kRowBlock];
+  HWY_ALIGN float a[kMostScalars][kRowBlock];
+  HWY_ALIGN float t[kMostScalars][kRowBlock];
   HWY_ALIGN float factor[kRowBlock];  // in units of log2
   HWY_ALIGN float temperature[kRowBlock];
   HWY_ALIGN float own[kRowBlock];    // what a row adds at most: relative keys, its base
@@ -216,21 +197,21 @@ struct RowBounds {
   HWY_ALIGN float limit[kRowBlock];  // tiles of bounds up to this are left out
 };
 
-template <class Definition>
 class Skipping {
  public:
   // Keys whose bounds are kept together: what tiles of the forward pass begin and end with.
   static constexpr int64_t kCell = 64;
   static_assert(kForwardColumns % kCell == 0 && kCell % kWidth == 0);
 
-  using Keys = KeyBounds<Definition>;
-  using Rows = RowBounds<Definition>;
+  using Keys = KeyBounds;
+  using Rows = RowBounds;
 
-  explicit Skipping(const AttentionInput<float>& in)
+  Skipping(const AttentionInput<float>& in, const PairTable& table)
       : in_(in),
+        table_(table),
         n_(in.shape),
-        dim_(kHasProduct<Definition> ? n_.dim : 0),
-        active_(Active(in)),
+        dim_(table.has_product() ? n_.dim : 0),
+        active_(Active(in, table)),
         bias_(in, active_) {
     if (!active_) return;
     tolerance_ = static_cast<float>(std::log2(in.tolerance));
@@ -292,7 +273,7 @@ class Skipping {
         keys.most_norm = kInfinity;
       }
     }
-    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+    for (int s = 0; s < table_.column_scalars; ++s) {
       const float* scalars = in_.column_scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
       for (int64_t j = range.begin; j < range.end; ++j) keys.AddScalar(s, scalars[j]);
     }
@@ -306,8 +287,8 @@ class Skipping {
     for (int64_t r = 0; r < place.rows(); ++r) SetRow(place, r, queries, rows);
     for (int64_t r = place.rows(); r < RoundUp(place.rows(), kLaneCount); ++r) {
       rows->norm[r] = rows->factor[r] = rows->temperature[r] = rows->own[r] = 0;
-      for (int s = 0; s < Definition::kRowScalars; ++s) rows->a[s][r] = 0;
-      for (int s = 0; s < Definition::kHeadScalars; ++s) rows->t[s][r] = 0;
+      for (int s = 0; s < table_.row_scalars; ++s) rows->a[s][r] = 0;
+      for (int s = 0; s < table_.head_scalars; ++s) rows->t[s][r] = 0;
       rows->doubt[r] = rows->limit[r] = kNan;
     }
   }
@@ -368,7 +349,7 @@ class Skipping {
   // meet: tiles whose own is hardly less are not worth the work.
   void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const float* top,
              float* bound) const {
-    if constexpr (kHasBounds<Definition>) BoundRows(rows, keys, first, end, top, bound);
+    if (table_.bounds != nullptr) BoundRows(rows, keys, first, end, top, bound);
   }
 
   // Whether a bound may leave keys [first, end) out for some row: not if the biases alone weigh too
@@ -460,8 +441,8 @@ class Skipping {
  private:
   static constexpr int64_t kTaskCells = 16;
 
-  static bool Active(const AttentionInput<float>& in) {
-    const bool bounded = kHasBounds<Definition> && in.pair_bias.data == nullptr &&
+  static bool Active(const AttentionInput<float>& in, const PairTable& table) {
+    const bool bounded = table.bounds != nullptr && in.pair_bias.data == nullptr &&
                          (in.bias.table == nullptr || in.bias.layout == nullptr) &&
                          in.relative.queries == nullptr &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
@@ -502,19 +483,22 @@ class Skipping {
     }
     std::fill(added + place.rows(), added + count, kInfinity);
     std::fill(size + place.rows(), size + count, 0.0f);
-    const VF zero = hn::Zero(d);
-    VectorRange b[Definition::kColumnScalars + 1];
-    for (int s = 0; s < Definition::kColumnScalars; ++s) {
-      b[s] = {hn::Set(d, keys.least[s]), hn::Set(d, keys.most[s])};
-    }
+    HWY_ALIGN float g_least[kRowBlock];
+    HWY_ALIGN float g_most[kRowBlock];
+    HWY_ALIGN float f_least[kRowBlock];
+    HWY_ALIGN float f_most[kRowBlock];
     for (int64_t r = 0; r < count; r += kLaneCount) {
-      VF a[Definition::kRowScalars + 1];
-      VF t[Definition::kHeadScalars + 1];
-      for (int s = 0; s < Definition::kRowScalars; ++s) a[s] = hn::Load(d, rows.a[s] + r);
-      for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] = hn::Load(d, rows.t[s] + r);
-      const VectorRange f = Definition::Bounds(InputOf(hn::Load(d, rows.norm + r), keys), a, b, t);
+      const VectorRange g = InputOf(hn::Load(d, rows.norm + r), keys);
+      hn::Store(g.least, d, g_least + r);
+      hn::Store(g.most, d, g_most + r);
+    }
+    table_.bounds({g_least, g_most, rows.a[0], rows.t[0], kRowBlock, keys.least, keys.most}, count,
+                  f_least, f_most);
+    const VF zero = hn::Zero(d);
+    for (int64_t r = 0; r < count; r += kLaneCount) {
       const VF c = hn::Load(d, rows.factor + r);
-      const VF content = Max(zero, c * Select(c < zero, f.least, f.most));
+      const VF f = Select(c < zero, hn::Load(d, f_least + r), hn::Load(d, f_most + r));
+      const VF content = Max(zero, c * f);
       const VF own = hn::Load(d, rows.own + r);
       const VF sum = hn::Load(d, added + r);
       const VF numbers = hn::Abs(content) + (hn::Abs(own) + hn::Load(d, size + r));
@@ -532,12 +516,12 @@ class Skipping {
   }
 
   // The range of g of rows of these norms with keys of those.
-  static VectorRange InputOf(VF norm, const Keys& keys) {
+  VectorRange InputOf(VF norm, const Keys& keys) const {
     const DF d;
     const VF zero = hn::Zero(d);
-    if constexpr (!kHasProduct<Definition>) return {zero, zero};
+    if (!table_.has_product()) return {zero, zero};
     const VF most = hn::Set(d, keys.most_norm);
-    if constexpr (kIsDistance<Definition>) {
+    if (table_.is_distance()) {
       const VF sum = norm + most;
       // Between the spheres that the row and the keys lie on, less the rounding of the norms.
       const VF gap = Max(hn::Set(d, keys.least_norm) - norm, norm - most);
@@ -560,10 +544,10 @@ class Skipping {
       return number;
     };
     rows->norm[r] = take(dim_ > 0 ? Norm(queries.Row(b, h, i), dim_) : 0.0f);
-    for (int s = 0; s < Definition::kRowScalars; ++s) {
+    for (int s = 0; s < table_.row_scalars; ++s) {
       rows->a[s][r] = take(in_.row_scalars[s * n_.batch * n_.heads * n_.queries + row]);
     }
-    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+    for (int s = 0; s < table_.head_scalars; ++s) {
       rows->t[s][r] = take(in_.head_scalars[s * n_.heads + h]);
     }
     rows->factor[r] = take(in_.factor[h]) * kLog2E;
@@ -636,6 +620,7 @@ class Skipping {
   }
 
   const AttentionInput<float>& in_;
+  const PairTable& table_;
   const AttentionShape& n_;
   int64_t dim_;
   bool active_;

@@ -23,6 +23,10 @@ using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 constexpr size_t kLanes = HWY_LANES(float);
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 HWY_INLINE VF Splat(VF /*like*/, float value) { return hn::Set(DF(), value); }
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/engine.h"
 #include "core/peak.h"
 #include "core/random_problem.h"
 #include "gmock/gmock.h"
@@ -247,6 +248,19 @@ TEST(PairFunctionsTest, AreFoundByName) {
   EXPECT_THAT(Message([] { FindPairFunction("cosine"); }),
               AllOf(HasSubstr("no pair function 'cosine'; there are additive, dot, entailment"),
                     HasSubstr("penumbral_square")));
+}
+
+// A library of definitions may have been compiled for one instruction set alone.
+TEST(EngineTest, RefusesATableForAnotherInstructionSet) {
+  const PairTable table = {.target = int64_t{1} << 62};
+  const AttentionInput<float> in;
+  const GraphInput<float> graph;
+  const auto refuses = ::testing::ThrowsMessage<Error>(
+      ::testing::HasSubstr("the instruction set is " + CurrentTarget()));
+  EXPECT_THAT([&] { EngineForward(table, in, {}, SerialExecutor()); }, refuses);
+  EXPECT_THAT([&] { EngineBackward(table, in, {}, {}, SerialExecutor()); }, refuses);
+  EXPECT_THAT([&] { EngineGraphForward(table, graph, {}, SerialExecutor()); }, refuses);
+  EXPECT_THAT([&] { EngineGraphBackward(table, graph, {}, {}, SerialExecutor()); }, refuses);
 }
 
 TEST(TargetsTest, CanBeChosen) {

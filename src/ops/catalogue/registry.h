@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ops/catalogue/entries.h"
+#include "ops/catalogue/pair_function.h"
 #include "ops/catalogue/parameters.h"
 #include "ops/grammar/component.h"
 
@@ -26,9 +27,6 @@ struct RegisterSimilarity {
 };
 struct RegisterPosition {
   explicit RegisterPosition(PositionEntry entry);
-};
-struct RegisterPairFunction {
-  explicit RegisterPairFunction(const PairFunction& function);
 };
 
 // What the objects above register while `load` runs, under the name of a library: it is added when

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ops/catalogue/registry.h"
 #include "ops/geometry/geometry.h"
 
 namespace gnomon {
@@ -14,8 +15,6 @@ namespace {
 at::Tensor Ones(const Component& /*component*/, const ModuleShape& shape) {
   return at::ones({shape.heads}, at::kDouble);
 }
-
-}  // namespace
 
 SimilarityEntry SimilarityOf(const DefinitionText& text) {
   std::string_view factor = text.factor;
@@ -51,6 +50,12 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
   };
   entry.keeps_tokens = true;
   return entry;
+}
+
+}  // namespace
+
+void RegisterDefinitionText(const DefinitionText& text) {
+  const RegisterSimilarity registered(SimilarityOf(text));
 }
 
 }  // namespace gnomon

@@ -1,23 +1,18 @@
-// Attention over a graph in double by plain loops: the oracle of the tests, and what fp64 tensors
-// run on. A pair's score is that of the dense reference.
-//
-// Included once for each definition, after its namespace has defined the vocabulary.
-#ifndef GNOMON_SRC_REFERENCE_GRAPH_INL_H_
-#define GNOMON_SRC_REFERENCE_GRAPH_INL_H_
-
+// Attention over a graph in double. A pair's score is that of the dense reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "base/parallel.h"
-#include "gnomon/graph.h"
-#include "reference/attention-inl.h"
+#include "reference/problem.h"
+#include "reference/reference.h"
 
 namespace gnomon::reference {
+namespace {
 
 // The same tokens as one batch of the dense operator.
-inline AttentionInput<double> DenseInput(const GraphInput<double>& in) {
+AttentionInput<double> DenseInput(const GraphInput<double>& in) {
   AttentionInput<double> dense;
   dense.shape = {1,
                  in.shape.heads,
@@ -36,13 +31,14 @@ inline AttentionInput<double> DenseInput(const GraphInput<double>& in) {
   return dense;
 }
 
-template <class Definition>
-void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
+}  // namespace
+
+void GraphForward(const Table& table, const GraphInput<double>& in, const GraphOutput<double>& out,
                   const Executor& executor) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const GraphShape& n = in.shape;
   const AttentionInput<double> dense = DenseInput(in);
-  const Problem<Definition> problem(dense);
+  const Problem problem(table, dense);
   ParallelTasks(executor, n.heads, [&](int64_t h, int) {
     std::vector<double> score;
     for (int64_t i = 0; i < n.queries; ++i) {
@@ -54,7 +50,7 @@ void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
       for (int64_t e = 0; e < degree; ++e) {
         const int64_t j = in.indices[begin + e];
         const PairScalars p = problem.Scalars(0, h, i, j);
-        const double f = Definition::Value(problem.Input(0, h, i, j), p.a, p.b, p.t);
+        const double f = table.value(problem.Input(0, h, i, j), p.a, p.b, p.t);
         score[e] = problem.Score(0, h, i, j, f) * kLog2E;
         if (!(score[e] > largest)) continue;
         largest = score[e];
@@ -84,18 +80,18 @@ void GraphForward(const GraphInput<double>& in, const GraphOutput<double>& out,
   });
 }
 
-template <class Definition>
-void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double>& saved,
-                   const GraphGradient<double>& grad, const Executor& executor) {
+void GraphBackward(const Table& table, const GraphInput<double>& in,
+                   const GraphBackwardInput<double>& saved, const GraphGradient<double>& grad,
+                   const Executor& executor) {
   const GraphShape& n = in.shape;
   const AttentionInput<double> dense = DenseInput(in);
-  const Problem<Definition> problem(dense);
+  const Problem problem(table, dense);
   const int64_t group = problem.group();
   ParallelTasks(executor, n.key_heads, [&](int64_t key_head, int) {
     for (int64_t j = 0; j < n.keys; ++j) {
       if (grad.y.data) std::fill_n(grad.y.row(0, key_head, j), n.dim, 0.0);
       if (grad.v.data) std::fill_n(grad.v.row(0, key_head, j), n.value_dim, 0.0);
-      for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+      for (int s = 0; grad.column_scalars && s < table.column_scalars; ++s) {
         grad.column_scalars[(s * n.key_heads + key_head) * n.keys + j] = 0;
       }
     }
@@ -104,7 +100,7 @@ void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double
       double d_head[3] = {0, 0, 0};
       for (int64_t i = 0; i < n.queries; ++i) {
         if (grad.x.data) std::fill_n(grad.x.row(0, h, i), n.dim, 0.0);
-        for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+        for (int s = 0; grad.row_scalars && s < table.row_scalars; ++s) {
           grad.row_scalars[(s * n.heads + h) * n.queries + i] = 0;
         }
         const int64_t row = i * n.heads + h;
@@ -119,8 +115,8 @@ void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double
           const PairScalars p = problem.Scalars(0, h, i, j);
           PairDerivative d;
           const double g = problem.Input(0, h, i, j);
-          const double f = Definition::Value(g, p.a, p.b, p.t);
-          Definition::Gradient(g, p.a, p.b, p.t, d);
+          const double f = table.value(g, p.a, p.b, p.t);
+          table.gradient(g, p.a, p.b, p.t, d);
           const double score = problem.Score(0, h, i, j, f) * kLog2E;
           const double weight = std::exp2(score - largest) / sum;
           const double* v = in.v.row(0, key_head, j);
@@ -130,31 +126,31 @@ void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double
             double* d_v = grad.v.row(0, key_head, j);
             for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * d_o[k];
           }
-          if (Definition::kInput != PairInput::kNone) {
+          if (table.input != PairInput::kNone) {
             // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
-            constexpr bool kDistance = Definition::kInput == PairInput::kSquaredDistance;
+            const bool is_distance = table.input == PairInput::kSquaredDistance;
             const double d_g = d_f * d.g;
             const double* x = in.x.row(0, h, i);
             const double* y = in.y.row(0, key_head, j);
             for (int64_t k = 0; grad.x.data && k < n.dim; ++k) {
-              grad.x.row(0, h, i)[k] += d_g * (kDistance ? 2 * (x[k] - y[k]) : y[k]);
+              grad.x.row(0, h, i)[k] += d_g * (is_distance ? 2 * (x[k] - y[k]) : y[k]);
             }
             for (int64_t k = 0; grad.y.data && k < n.dim; ++k) {
-              grad.y.row(0, key_head, j)[k] += d_g * (kDistance ? 2 * (y[k] - x[k]) : x[k]);
+              grad.y.row(0, key_head, j)[k] += d_g * (is_distance ? 2 * (y[k] - x[k]) : x[k]);
             }
           }
-          for (int s = 0; grad.row_scalars && s < Definition::kRowScalars; ++s) {
+          for (int s = 0; grad.row_scalars && s < table.row_scalars; ++s) {
             grad.row_scalars[(s * n.heads + h) * n.queries + i] += d_f * d.a[s];
           }
-          for (int s = 0; grad.column_scalars && s < Definition::kColumnScalars; ++s) {
+          for (int s = 0; grad.column_scalars && s < table.column_scalars; ++s) {
             grad.column_scalars[(s * n.key_heads + key_head) * n.keys + j] += d_f * d.b[s];
           }
-          for (int s = 0; s < Definition::kHeadScalars; ++s) d_head[s] += d_f * d.t[s];
+          for (int s = 0; s < table.head_scalars; ++s) d_head[s] += d_f * d.t[s];
           d_factor += d_score * f;
         }
       }
       if (grad.factor) grad.factor[h] = d_factor;
-      for (int s = 0; grad.head_scalars && s < Definition::kHeadScalars; ++s) {
+      for (int s = 0; grad.head_scalars && s < table.head_scalars; ++s) {
         grad.head_scalars[s * n.heads + h] = d_head[s];
       }
     }
@@ -162,5 +158,3 @@ void GraphBackward(const GraphInput<double>& in, const GraphBackwardInput<double
 }
 
 }  // namespace gnomon::reference
-
-#endif  // GNOMON_SRC_REFERENCE_GRAPH_INL_H_

@@ -1,0 +1,509 @@
+// A definition as a PairTable: what its pair function does to rows of a tile, inner products to
+// scores and back, and to pairs and rows one after the other.
+#if defined(GNOMON_SRC_CPU_PAIR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
+#undef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
+#else
+#define GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/near_share.h"
+#include "cpu/pair_table.h"
+#include "cpu/vocabulary-inl.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+static_assert(kLanes <= kMostLanes);
+
+template <class Definition>
+constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
+template <class Definition>
+constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
+
+// f's derivatives; arrays of one where the definition has none.
+template <class Definition>
+struct VectorDerivative {
+  // Constructors that are not written are not compiled for the instruction set (g++, NEON).
+  HWY_INLINE VectorDerivative() {}
+
+  VF g;
+  VF a[Definition::kRowScalars + 1];
+  VF b[Definition::kColumnScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+};
+
+// A row's numbers as vectors, and where those of its columns are. Nothing that is not inlined sees
+// one: its members stay in registers.
+template <class Definition>
+struct RowVectors {
+  HWY_INLINE RowVectors(const PairRow& from, const float* const* column_scalars) : row(from) {
+    const DF d;
+    constexpr int kCount = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
+    for (int s = 0; s < kCount; ++s) columns[s] = column_scalars[s];
+    for (int s = 0; s < Definition::kRowScalars; ++s) a[s] = hn::Set(d, from.a[s]);
+    for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] = hn::Set(d, from.t[s]);
+    if constexpr (kIsDistance<Definition>) {
+      norm = hn::Set(d, from.norm);
+      near = hn::Set(d, from.near);
+    }
+  }
+
+  // Sums of the squared norms, for a distance.
+  HWY_INLINE VF Norms(int64_t j) const {
+    return norm + hn::LoadU(DF(), columns[Definition::kColumnScalars] + j);
+  }
+
+  const PairRow& row;
+  const float* columns[Definition::kColumnScalars + 1];
+  VF a[Definition::kRowScalars + 1];
+  VF t[Definition::kHeadScalars + 1];
+  VF norm;
+  VF near;
+};
+
+// A number known to lie between two others, in each lane.
+struct VectorRange {
+  HWY_INLINE VectorRange() {}
+  HWY_INLINE VectorRange(VF from, VF to) : least(from), most(to) {}
+
+  VF least;
+  VF most;
+};
+
+// Whether a definition bounds f.
+template <class Definition>
+constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const VectorRange* ranges) {
+  Definition::Bounds(g, scalars, ranges, scalars);
+};
+
+// Squared distances of columns [j, j + kLanes) of a row by its inner products, and which lanes have
+// enough digits left: none of norms that overflow; those of norms that are 0, as they are behind
+// the last key, where nothing may be read.
+struct DistancesByNorms {
+  VF distances;
+  hn::Mask<DF> right;
+};
+template <class Definition>
+HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t j,
+                                    const RowVectors<Definition>& row) {
+  const DF d;
+  const VF product = hn::Load(d, products + j);
+  const VF norms = row.Norms(j);
+  // Of tokens too small to be near, rounding may leave less than nothing.
+  const VF distances = Max(hn::Zero(d), norms - (product + product));
+  const VF least = hn::Set(d, std::numeric_limits<float>::min());
+  return {distances, distances > hn::MulSub(norms, row.near, least)};
+}
+
+// Squared distances of columns [j, j + kLanes) by the engine; only lanes of `wanted` are.
+HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) {
+  const DF d;
+  HWY_ALIGN float asked[kLanes];
+  HWY_ALIGN float distances[kLanes];
+  hn::Store(hn::IfThenElseZero(wanted, hn::Set(d, 1.0f)), d, asked);
+  row.near_distances(row, j, asked, distances);
+  return hn::Load(d, distances);
+}
+
+// g of columns [j, j + kLanes) of a row, from its inner products.
+template <class Definition>
+HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
+                        const RowVectors<Definition>& row) {
+  const DF d;
+  if constexpr (kIsDistance<Definition>) {
+    const DistancesByNorms by_norms = ByNorms(products, j, row);
+    if (HWY_LIKELY(hn::AllTrue(d, by_norms.right))) return by_norms.distances;
+    return Select(by_norms.right, by_norms.distances,
+                  NearDistances(row.row, j, hn::Not(by_norms.right)));
+  } else if constexpr (kHasProduct<Definition>) {
+    return hn::Load(d, products + j);
+  } else {
+    return hn::Zero(d);
+  }
+}
+
+// df slope of columns [j, j + kLanes) of a row, but for those of tokens so near that x - y has
+// fewer digits as a difference of sums: these it leaves in the row's near_pairs.
+inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF distances, VF df,
+                                     VF slope) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  // At infinity a definition may have no slope.
+  const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
+  const auto near = distances < norms * hn::Set(d, kLeastNear);
+  HWY_ALIGN float taken[kLanes];
+  hn::Store(hn::IfThenElse(near, d_distances, zero), d, taken);
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (taken[lane] == 0.0f) continue;
+    row.near_pairs->push_back(
+        {row.index, static_cast<int32_t>(j + static_cast<int64_t>(lane)), taken[lane]});
+  }
+  return hn::IfThenElse(near, zero, d_distances);
+}
+
+// Lanes of columns [j, j + kLanes) that the row sees.
+HWY_INLINE auto Visible(const RowView& view, int64_t j) {
+  const DI di;
+  const VI lane = hn::Iota(di, static_cast<int32_t>(j));
+  const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
+                               lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
+  auto visible = in_span;
+  if (view.segments != nullptr) {
+    visible = hn::And(visible, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
+  }
+  if (view.positions == nullptr) return visible;
+  const VI at = hn::LoadU(di, view.positions + j);
+  return hn::And(visible, hn::And(at > hn::Set(di, view.low - 1), at < hn::Set(di, view.high)));
+}
+
+HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
+  const DF d;
+  return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
+}
+
+// Inner products of columns [begin, end), whole vectors -> scores in units of log2, in place;
+// returns the largest.
+template <class Definition, bool kBias, bool kMasked>
+HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
+                           const RowVectors<Definition>& row, float factor,
+                           const float* HWY_RESTRICT bias, const RowView& view) {
+  const DF d;
+  const VF c = hn::Set(d, factor);
+  const VF hidden = hn::Set(d, -kInfinity);
+  VF largest = hidden;
+  for (int64_t j = begin; j < end; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) b[s] = hn::LoadU(d, row.columns[s] + j);
+    const VF g = LoadInput(tile, j, row);
+    const VF f = Definition::Value(g, row.a, b, row.t);
+    VF score;
+    if constexpr (kBias) {
+      const VF beta = hn::LoadU(d, bias + j);
+      score = hn::MulAdd(f, c, beta);
+      // A bias of -inf hides whatever f is, NaN included.
+      if constexpr (kMasked) score = hn::IfThenElse(beta == hidden, hidden, score);
+    } else {
+      score = f * c;
+    }
+    if constexpr (kMasked) score = Masked(score, hidden, view, j);
+    largest = hn::Max(largest, score);
+    hn::Store(score, d, tile + j);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// The same of all columns, of which the first `open` need no mask.
+template <class Definition, bool kBias>
+HWY_INLINE float TileRowScores(float* HWY_RESTRICT tile, int64_t columns, int64_t open,
+                               const PairRow& row, const float* const* column_scalars, float factor,
+                               const float* bias, const RowView& view) {
+  const RowVectors<Definition> vectors(row, column_scalars);
+  const float largest =
+      RowScores<Definition, kBias, false>(tile, 0, open, vectors, factor, bias, view);
+  if (open == columns) return largest;
+  return std::max(largest, RowScores<Definition, kBias, true>(tile, open, columns, vectors, factor,
+                                                              bias, view));
+}
+
+HWY_INLINE void AddSums(const RowSums& other, int row_scalars, RowSums& sums) {
+  sums.score += other.score;
+  sums.mean += other.mean;
+  sums.norm += other.norm;
+  for (int s = 0; s < row_scalars; ++s) sums.a[s] += other.a[s];
+}
+
+// Columns [begin, end), whole vectors, of one row of the backward pass (PairTable::gradients).
+// Scores are RowScores' to the last bit: rounded otherwise, large ones would give other weights.
+// Distances are right by their norms unless kNear says that they may not be.
+template <class Definition, bool kBias>
+HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+                                     int64_t begin, int64_t end, const PairRow& row,
+                                     const float* const* column_scalars, float* const* d_columns,
+                                     float factor, const float* HWY_RESTRICT bias, float* d_bias,
+                                     const RowSoftmax& softmax, bool balances, const RowView& view,
+                                     TileSums& totals);
+template <class Definition, bool kBias, bool kMasked, bool kNear = false>
+HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+                               int64_t begin, int64_t end, const PairRow& of_row,
+                               const float* const* column_scalars, float* const* d_columns,
+                               float factor, const float* HWY_RESTRICT bias, float* d_bias,
+                               const RowSoftmax& softmax, bool balances, const RowView& view,
+                               TileSums& totals) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const VF c = hn::Set(d, factor);
+  const VF c2 = hn::Set(d, factor * kLog2E);
+  const VF largest = hn::Set(d, softmax.largest);
+  const VF inverse_sum = hn::Set(d, softmax.inverse_sum);
+  const VF delta = hn::Set(d, softmax.delta);
+  const VF top_f = hn::Set(d, softmax.top_f);
+  const RowVectors<Definition> row(of_row, column_scalars);
+  constexpr int kColumns = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
+  // Copies, which no store can be to.
+  float* to_columns[Definition::kColumnScalars + 1];
+  for (int s = 0; s < kColumns; ++s) to_columns[s] = d_columns[s];
+  VF sum_factor = hn::Load(d, totals.factor);
+  VF sum_score = zero;
+  VF sum_mean = zero;
+  VF sum_norm = zero;
+  VF sum_a[Definition::kRowScalars + 1];
+  VF sum_t[Definition::kHeadScalars + 1];
+  for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
+  for (int s = 0; s < Definition::kHeadScalars; ++s) sum_t[s] = hn::Load(d, totals.t[s]);
+  int64_t j = begin;
+  for (; j < end; j += kLanes) {
+    VF b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) b[s] = hn::LoadU(d, row.columns[s] + j);
+    VF g;
+    if constexpr (kIsDistance<Definition> && !kNear) {
+      const DistancesByNorms by_norms = ByNorms(tile, j, row);
+      if (HWY_UNLIKELY(!hn::AllTrue(d, by_norms.right))) break;
+      g = by_norms.distances;
+    } else {
+      g = LoadInput(tile, j, row);
+    }
+    const VF f = Definition::Value(g, row.a, b, row.t);
+    VectorDerivative<Definition> slope;
+    Definition::Gradient(g, row.a, b, row.t, slope);
+    VF score;
+    if constexpr (kBias) {
+      score = hn::MulAdd(f, c2, hn::LoadU(d, bias + j));
+    } else {
+      score = f * c2;
+    }
+    VF exponent = score - largest;
+    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
+    const VF p = Exp2(exponent) * inverse_sum;
+    const VF ds = p * (hn::Load(d, gradient + j) - delta);
+    hn::Store(p, d, tile + j);
+    if constexpr (kBias) {
+      if (d_bias != nullptr) hn::StoreU(hn::LoadU(d, d_bias + j) + ds, d, d_bias + j);
+    }
+    const VF below_top = f - top_f;
+    sum_factor = hn::MulAdd(ds, below_top, sum_factor);
+    sum_score = sum_score + ds;
+    sum_mean = hn::MulAdd(p, below_top, sum_mean);
+    const VF df = c * ds;
+    VF dg = df * slope.g;
+    if constexpr (kIsDistance<Definition>) {
+      if constexpr (kNear) dg = TakeNearPairs(of_row, j, row.Norms(j), g, df, slope.g);
+      // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
+      hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
+      sum_norm = sum_norm + dg;
+      float* to = to_columns[Definition::kColumnScalars] + j;
+      hn::StoreU(hn::LoadU(d, to) + dg, d, to);
+    } else {
+      hn::Store(dg, d, gradient + j);
+    }
+    for (int s = 0; s < Definition::kRowScalars; ++s) {
+      sum_a[s] = hn::MulAdd(df, slope.a[s], sum_a[s]);
+    }
+    for (int s = 0; s < Definition::kHeadScalars; ++s) {
+      sum_t[s] = hn::MulAdd(df, slope.t[s], sum_t[s]);
+    }
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      float* to = to_columns[s] + j;
+      hn::StoreU(hn::MulAdd(df, slope.b[s], hn::LoadU(d, to)), d, to);
+    }
+  }
+  hn::Store(sum_factor, d, totals.factor);
+  for (int s = 0; s < Definition::kHeadScalars; ++s) hn::Store(sum_t[s], d, totals.t[s]);
+  RowSums sums;
+  if (balances) {
+    sums.score = hn::GetLane(hn::SumOfLanes(d, sum_score));
+    sums.mean = hn::GetLane(hn::SumOfLanes(d, sum_mean));
+  }
+  if (kIsDistance<Definition>) sums.norm = hn::GetLane(hn::SumOfLanes(d, sum_norm));
+  for (int s = 0; s < Definition::kRowScalars; ++s) {
+    sums.a[s] = hn::GetLane(hn::SumOfLanes(d, sum_a[s]));
+  }
+  if constexpr (kIsDistance<Definition> && !kNear) {
+    if (HWY_UNLIKELY(j < end)) {
+      AddSums(NearRowGradient<Definition, kBias>(tile, gradient, j, end, of_row, column_scalars,
+                                                 d_columns, factor, bias, d_bias, softmax, balances,
+                                                 view, totals),
+              Definition::kRowScalars, sums);
+    }
+  }
+  return sums;
+}
+
+// From the first column on that is near: a loop of its own, so that the other calls nothing.
+template <class Definition, bool kBias>
+HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+                                     int64_t begin, int64_t end, const PairRow& row,
+                                     const float* const* column_scalars, float* const* d_columns,
+                                     float factor, const float* HWY_RESTRICT bias, float* d_bias,
+                                     const RowSoftmax& softmax, bool balances, const RowView& view,
+                                     TileSums& totals) {
+  return RowGradient<Definition, kBias, true, true>(tile, gradient, begin, end, row, column_scalars,
+                                                    d_columns, factor, bias, d_bias, softmax,
+                                                    balances, view, totals);
+}
+
+// The same of all columns, of which the first `open` need no mask.
+template <class Definition, bool kBias>
+HWY_INLINE RowSums TileRowGradient(float* tile, float* gradient, int64_t columns, int64_t open,
+                                   const PairRow& row, const float* const* column_scalars,
+                                   float* const* d_columns, float factor, const float* bias,
+                                   float* d_bias, const RowSoftmax& softmax, bool balances,
+                                   const RowView& view, TileSums& totals) {
+  RowSums sums =
+      RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
+                                            factor, bias, d_bias, softmax, balances, view, totals);
+  if (open < columns) {
+    AddSums(RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
+                                                 d_columns, factor, bias, d_bias, softmax, balances,
+                                                 view, totals),
+            Definition::kRowScalars, sums);
+  }
+  return sums;
+}
+
+// The functions of a definition's table. Flat, whatever the compiler thinks of the definition's
+// size: a call for each vector would cost more.
+template <class Definition>
+struct TableFunctions {
+  static HWY_FLATTEN float Scores(float* tile, int64_t columns, int64_t open, const PairRow& row,
+                                  const float* const* column_scalars, float factor,
+                                  const float* bias, const RowView& view) {
+    if (bias != nullptr) {
+      return TileRowScores<Definition, true>(tile, columns, open, row, column_scalars, factor, bias,
+                                             view);
+    }
+    return TileRowScores<Definition, false>(tile, columns, open, row, column_scalars, factor,
+                                            nullptr, view);
+  }
+
+  static HWY_FLATTEN RowSums Gradients(float* tile, float* gradient, int64_t columns, int64_t open,
+                                       const PairRow& row, const float* const* column_scalars,
+                                       float* const* d_columns, float factor, const float* bias,
+                                       float* d_bias, const RowSoftmax& softmax, bool balances,
+                                       const RowView& view, TileSums& totals) {
+    if (bias != nullptr) {
+      return TileRowGradient<Definition, true>(tile, gradient, columns, open, row, column_scalars,
+                                               d_columns, factor, bias, d_bias, softmax, balances,
+                                               view, totals);
+    }
+    return TileRowGradient<Definition, false>(tile, gradient, columns, open, row, column_scalars,
+                                              d_columns, factor, nullptr, nullptr, softmax,
+                                              balances, view, totals);
+  }
+
+  // The numbers of pairs [n, n + kLanes).
+  struct PairVectors {
+    HWY_INLINE PairVectors(const PairArrays& pairs, int64_t n) {
+      const DF d;
+      g = kHasProduct<Definition> ? hn::Load(d, pairs.g + n) : hn::Zero(d);
+      for (int s = 0; s < Definition::kRowScalars; ++s) {
+        a[s] = hn::Load(d, pairs.a + s * pairs.stride + n);
+      }
+      for (int s = 0; s < Definition::kColumnScalars; ++s) {
+        b[s] = hn::Load(d, pairs.b + s * pairs.stride + n);
+      }
+      for (int s = 0; s < Definition::kHeadScalars; ++s) {
+        t[s] = hn::Load(d, pairs.t + s * pairs.stride + n);
+      }
+    }
+
+    VF g;
+    VF a[Definition::kRowScalars + 1];
+    VF b[Definition::kColumnScalars + 1];
+    VF t[Definition::kHeadScalars + 1];
+  };
+
+  static HWY_FLATTEN void Values(const PairArrays& pairs, int64_t count, float* f) {
+    for (int64_t n = 0; n < count; n += kLanes) {
+      const PairVectors p(pairs, n);
+      hn::Store(Definition::Value(p.g, p.a, p.b, p.t), DF(), f + n);
+    }
+  }
+
+  static HWY_FLATTEN void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+                                 const SlopeArrays& slopes) {
+    const DF d;
+    for (int64_t n = 0; n < count; n += kLanes) {
+      const PairVectors p(pairs, n);
+      VectorDerivative<Definition> slope;
+      Definition::Gradient(p.g, p.a, p.b, p.t, slope);
+      const VF of_f = hn::Load(d, scale + n);
+      if constexpr (kHasProduct<Definition>) hn::Store(of_f * slope.g, d, slopes.g + n);
+      for (int s = 0; s < Definition::kRowScalars; ++s) {
+        hn::Store(of_f * slope.a[s], d, slopes.a + s * pairs.stride + n);
+      }
+      for (int s = 0; s < Definition::kColumnScalars; ++s) {
+        hn::Store(of_f * slope.b[s], d, slopes.b + s * pairs.stride + n);
+      }
+      for (int s = 0; s < Definition::kHeadScalars; ++s) {
+        hn::Store(of_f * slope.t[s], d, slopes.t + s * pairs.stride + n);
+      }
+    }
+  }
+
+  static HWY_FLATTEN void Bounds(const RangeArrays& ranges, int64_t count, float* least,
+                                 float* most) {
+    const DF d;
+    VectorRange b[Definition::kColumnScalars + 1];
+    for (int s = 0; s < Definition::kColumnScalars; ++s) {
+      b[s] = {hn::Set(d, ranges.b_least[s]), hn::Set(d, ranges.b_most[s])};
+    }
+    for (int64_t n = 0; n < count; n += kLanes) {
+      VF a[Definition::kRowScalars + 1];
+      VF t[Definition::kHeadScalars + 1];
+      for (int s = 0; s < Definition::kRowScalars; ++s) {
+        a[s] = hn::Load(d, ranges.a + s * ranges.stride + n);
+      }
+      for (int s = 0; s < Definition::kHeadScalars; ++s) {
+        t[s] = hn::Load(d, ranges.t + s * ranges.stride + n);
+      }
+      const VectorRange g(hn::Load(d, ranges.g_least + n), hn::Load(d, ranges.g_most + n));
+      const VectorRange f = Definition::Bounds(g, a, b, t);
+      hn::Store(f.least, d, least + n);
+      hn::Store(f.most, d, most + n);
+    }
+  }
+
+  static constexpr auto BoundsOrNull() -> decltype(PairTable::bounds) {
+    if constexpr (kHasBounds<Definition>) {
+      return Bounds;
+    } else {
+      return nullptr;
+    }
+  }
+};
+
+template <class Definition>
+const PairTable& TableOf() {
+  using Functions = TableFunctions<Definition>;
+  static_assert(Definition::kRowScalars <= kMostScalars &&
+                    Definition::kColumnScalars <= kMostScalars &&
+                    Definition::kHeadScalars <= kMostScalars,
+                "a row, a column and a head have at most three scalars each");
+  static constexpr PairTable kTable = {.target = HWY_TARGET,
+                                       .input = Definition::kInput,
+                                       .row_scalars = Definition::kRowScalars,
+                                       .column_scalars = Definition::kColumnScalars,
+                                       .head_scalars = Definition::kHeadScalars,
+                                       .scores = Functions::Scores,
+                                       .gradients = Functions::Gradients,
+                                       .values = Functions::Values,
+                                       .slopes = Functions::Slopes,
+                                       .bounds = Functions::BoundsOrNull()};
+  return kTable;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif

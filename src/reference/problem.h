@@ -1,0 +1,214 @@
+// Index arithmetic and scores that all directions of the reference share.
+#ifndef GNOMON_SRC_REFERENCE_PROBLEM_H_
+#define GNOMON_SRC_REFERENCE_PROBLEM_H_
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/dropout.h"
+#include "base/visible_keys.h"
+#include "gnomon/attention.h"
+#include "reference/reference.h"
+
+namespace gnomon::reference {
+
+// Scalars of one pair.
+struct PairScalars {
+  double a[3];
+  double b[3];
+  double t[3];
+};
+
+// 1 / ln 2: statistics of rows are in units of log2, as the fused kernels' are.
+constexpr double kLog2E = 1.4426950408889634074;
+
+// The score of what is masked.
+inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
+
+class Problem {
+ public:
+  Problem(const Table& table, const AttentionInput<double>& in)
+      : table_(table),
+        in_(in),
+        n_(in.shape),
+        group_(n_.key_heads == 0 ? 1 : n_.heads / n_.key_heads) {}
+
+  int64_t group() const { return group_; }
+  int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * n_.heads + h) * n_.queries + i; }
+  int64_t column(int64_t b, int64_t h, int64_t j) const {
+    return (b * n_.key_heads + h / group_) * n_.keys + j;
+  }
+
+  PairScalars Scalars(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    PairScalars s{};
+    for (int n = 0; n < table_.row_scalars; ++n) {
+      s.a[n] = in_.row_scalars[n * n_.batch * n_.heads * n_.queries + row(b, h, i)];
+    }
+    for (int n = 0; n < table_.column_scalars; ++n) {
+      s.b[n] = in_.column_scalars[n * n_.batch * n_.key_heads * n_.keys + column(b, h, j)];
+    }
+    for (int n = 0; n < table_.head_scalars; ++n) s.t[n] = in_.head_scalars[n * n_.heads + h];
+    return s;
+  }
+
+  // g_ij.
+  double Input(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (table_.input == PairInput::kNone) return 0;
+    const double* x = in_.x.row(b, h, i);
+    const double* y = in_.y.row(b, h / group_, j);
+    if (table_.input == PairInput::kInnerProduct) return Dot(x, y, n_.dim);
+    double sum = 0;
+    for (int64_t d = 0; d < n_.dim; ++d) sum += (x[d] - y[d]) * (x[d] - y[d]);
+    return sum;
+  }
+
+  int64_t BiasSize() const {
+    if (in_.bias.table == nullptr) return 0;
+    return in_.bias.layout != nullptr ? in_.bias.layout->size() : n_.queries + n_.keys - 1;
+  }
+  int64_t RelativeSize() const {
+    return in_.relative.layout == nullptr ? 0 : in_.relative.layout->size();
+  }
+
+  // The entries that pair (i, j) reads of a table.
+  void Entries(const TableLayout& layout, int64_t b, int64_t i, int64_t j,
+               std::vector<int64_t>* entries) const {
+    std::vector<TableRun> runs;
+    const int64_t key = KeyPosition(in_, b, j);
+    layout.AddRuns(QueryPosition(in_, b, i), key, key + 1, &runs);
+    entries->clear();
+    for (const TableRun& run : runs) entries->push_back(run.entry);
+  }
+  void BiasEntries(int64_t b, int64_t i, int64_t j, std::vector<int64_t>* entries) const {
+    if (in_.bias.layout != nullptr) return Entries(*in_.bias.layout, b, i, j, entries);
+    entries->clear();
+    if (in_.bias.table != nullptr) entries->push_back(n_.queries - 1 + j - i);
+  }
+  void RelativeEntries(int64_t b, int64_t i, int64_t j, std::vector<int64_t>* entries) const {
+    entries->clear();
+    if (in_.relative.layout != nullptr) Entries(*in_.relative.layout, b, i, j, entries);
+  }
+
+  int64_t KeyTable(int64_t h) const { return in_.relative.key_heads ? h : 0; }
+  int64_t QueryTable(int64_t h) const { return in_.relative.query_heads ? h : 0; }
+  int64_t ValueTable(int64_t h) const { return in_.relative.value_heads ? h : 0; }
+  const double* RelativeKey(int64_t h, int64_t entry) const {
+    return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
+  }
+  // Where in its table the row of an entry begins.
+  int64_t RelativeQueryRow(int64_t entry) const {
+    return (RelativeSize() - 1 - entry) * in_.relative.key_dim;
+  }
+  const double* RelativeQuery(int64_t h, int64_t entry) const {
+    return in_.relative.queries + QueryTable(h) * RelativeSize() * in_.relative.key_dim +
+           RelativeQueryRow(entry);
+  }
+  const double* RelativeValue(int64_t h, int64_t entry) const {
+    return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
+  }
+
+  double Temperature(int64_t b, int64_t h, int64_t i) const {
+    return in_.temperature == nullptr ? 1 : in_.temperature[row(b, h, i)];
+  }
+  // s_ij for a value of f.
+  double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
+    const double sum = PlainScore(b, h, i, j, f);
+    return sum == kHidden ? kHidden : Temperature(b, h, i) * sum;
+  }
+
+  // Without the temperature. What is masked is so whatever f is, NaN included.
+  double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
+    const Mask& mask = in_.mask;
+    if (HasPositions(in_)) {
+      const KeyRange seen = VisiblePositions(mask, QueryPosition(in_, b, i));
+      const int64_t key = KeyPosition(in_, b, j);
+      if (key < seen.begin || key >= seen.end) return kHidden;
+    }
+    if (mask.key_segments != nullptr &&
+        mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
+      return kHidden;
+    }
+    if (mask.pairs.data != nullptr && mask.pairs.row(b, h, i)[j] == 0) return kHidden;
+    double score = in_.factor[h] * f;
+    std::vector<int64_t> entries;
+    BiasEntries(b, i, j, &entries);
+    for (const int64_t entry : entries) {
+      const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+    }
+    if (in_.key_bias != nullptr) {
+      const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+      if (in_.key_bias_low != nullptr) {
+        score += in_.key_bias_low[(b * n_.heads + h) * n_.keys + j];
+        score -= in_.key_bias_base[row(b, h, i)];
+      }
+    }
+    if (in_.pair_bias.data != nullptr) {
+      const double bias = in_.pair_bias.row(b, h, i)[j];
+      if (bias == kHidden) return kHidden;
+      score += bias;
+    }
+    if (in_.relative.keys != nullptr) {
+      RelativeEntries(b, i, j, &entries);
+      const double* query = in_.relative.query.row(b, h, i);
+      for (const int64_t entry : entries) {
+        score += in_.relative.factor * Dot(query, RelativeKey(h, entry), in_.relative.dim);
+      }
+    }
+    if (in_.relative.queries != nullptr) {
+      RelativeEntries(b, i, j, &entries);
+      const double* key = in_.relative.key.row(b, h / group_, j);
+      for (const int64_t entry : entries) {
+        score += in_.relative.factor * Dot(key, RelativeQuery(h, entry), in_.relative.key_dim);
+      }
+    }
+    return score;
+  }
+
+  // v_j + W_ij.
+  void Value(int64_t b, int64_t h, int64_t i, int64_t j, std::vector<double>* value) const {
+    const double* v = in_.v.row(b, h / group_, j);
+    value->assign(v, v + n_.value_dim);
+    if (in_.relative.values == nullptr) return;
+    std::vector<int64_t> entries;
+    RelativeEntries(b, i, j, &entries);
+    for (const int64_t entry : entries) {
+      const double* w = RelativeValue(h, entry);
+      for (int64_t d = 0; d < n_.value_dim; ++d) (*value)[static_cast<size_t>(d)] += w[d];
+    }
+  }
+
+  // m_ij.
+  double Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (in_.dropout.rate == 0) return 1;
+    const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
+    return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
+  }
+
+  // Holds all that query i sees.
+  KeyRange Keys(int64_t b, int64_t i) const {
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    if (HasPositions(in_)) return batch;
+    return VisibleKeys(in_.mask, batch, QueryPosition(in_, b, i));
+  }
+
+  static double Dot(const double* x, const double* y, int64_t n) {
+    double sum = 0;
+    for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
+    return sum;
+  }
+
+ private:
+  const Table& table_;
+  const AttentionInput<double>& in_;
+  const AttentionShape& n_;
+  int64_t group_;
+};
+
+}  // namespace gnomon::reference
+
+#endif  // GNOMON_SRC_REFERENCE_PROBLEM_H_
