@@ -90,9 +90,9 @@ def define(
     """Makes a similarity of a formula: a class of terms, and its name for specifications.
 
     The score is ``factor * f(g, ...)``, g the squared distance of a query and a key or their inner
-    product. It is compiled when it is defined, which needs a C++20 compiler and takes a few seconds;
-    the library is kept in a cache folder, so this happens once. Gradients are
-    derived from the formula, at kinks as the mean of both sides; where tokens are the same, their
+    product. It is compiled when it is defined, which needs a C++20 compiler and takes a few
+    seconds; the library is kept in a cache folder, so this happens once. Gradients are derived from
+    the formula, at kinks as the mean of both sides; where tokens are the same, their
     distance has the gradient 0. ::
 
         StudentT = gnomon.similarity.define("student_t", "log1p(g)", factor="-gamma")

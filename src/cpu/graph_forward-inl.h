@@ -66,8 +66,8 @@ class GraphForwardPass {
   void Chunk(int64_t chunk, float* memory) const {
     const DF d;
     const int64_t first = chunks_.FirstEdge(chunk);
-    float* HWY_RESTRICT scores = memory;
-    float* HWY_RESTRICT shifts = memory + (arrays() - 1) * pairs_.stride();
+    float* const scores = memory;
+    float* const shifts = memory + (arrays() - 1) * pairs_.stride();
     float* sums = memory + arrays() * pairs_.stride();
     int64_t count = 0;
     chunks_.ForRows(chunk, [&](const Part& part) {

@@ -114,10 +114,6 @@ class ColumnScalars {
     for (int s = 0; s < count(); ++s) at[Size(s)] = packed + s * stride;
     return at;
   }
-  Pointers From(Pointers at, int64_t column) const {
-    for (int s = 0; s < count(); ++s) at[Size(s)] += column;
-    return at;
-  }
 
  private:
   const AttentionInput<float>& in_;
