@@ -257,6 +257,8 @@ class BackwardPass {
     std::vector<TableRun> runs;
     RowReader values(in_.v, n_.value_dim);
     RowReader keys(in_.y, dim_);
+    LonePairs<Functions> top_pairs(functions_, in_);
+    int64_t rows_of_pairs[kRowBlock];
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i - begin;
       if (norms_) norms_.data()[row] = SquaredNorm(queries_.Head(b, h).row(i), dim_);
@@ -280,11 +282,13 @@ class BackwardPass {
         top_f_.data()[row] = 0;
         continue;
       }
-      LonePair pair(functions_.table(), in_, b, h, i, h / group_, top,
-                    dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
+      rows_of_pairs[top_pairs.count()] = row;
+      top_pairs.Add(b, h, i, h / group_, top, dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
                     dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
-      top_f_.data()[row] = pair.Value();
     }
+    top_pairs.Evaluate();
+    for (int64_t n = 0; n < top_pairs.count(); ++n)
+      top_f_.data()[rows_of_pairs[n]] = top_pairs.g(n);
   }
 
   // sum_j p_ij dP_ij = dO_i . o_i of a row whose weights are 2^(score - largest) / sum. Where one
@@ -847,9 +851,9 @@ class BackwardPass {
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
         to.temperature = grad_.temperature != nullptr;
         float* d_added = terms_.GradientRow(at, to, block.d_added);
-        sums = functions_.template Gradients<true>(
-            weights, d_scores, at.count, open, row, scalars.data(), d_scalars.data(), factor, added,
-            d_added, softmax, balances(), view, sums_of_heads);
+        functions_.template Gradients<true>(weights, d_scores, at.count, open, row, scalars.data(),
+                                            d_scalars.data(), factor, added, d_added, softmax,
+                                            balances(), view, sums_of_heads, sums);
         if (to.temperature) {
           sum_added = SumOfSeen(at.count, weights, d_added, block.plain);
           mean_added = SumOfSeen(at.count, weights, weights, block.plain);
@@ -859,9 +863,9 @@ class BackwardPass {
           terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
         }
       } else {
-        sums = functions_.template Gradients<false>(
-            weights, d_scores, at.count, open, row, scalars.data(), d_scalars.data(), factor,
-            nullptr, nullptr, softmax, balances(), view, sums_of_heads);
+        functions_.template Gradients<false>(weights, d_scores, at.count, open, row, scalars.data(),
+                                             d_scalars.data(), factor, nullptr, nullptr, softmax,
+                                             balances(), view, sums_of_heads, sums);
       }
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
@@ -1016,8 +1020,20 @@ class BackwardPass {
   }
   void FinishRows(int64_t index) const {
     const auto [b, h, begin, end] = RowsOf(index);
+    const bool balances_queries = wants_queries() || wants_row_scalars();
+    // Of the rows to be balanced, their pairs that weigh most.
+    LonePairs<Functions> top_pairs(functions_, in_);
+    for (int64_t i = begin; balances_queries && i < end; ++i) {
+      const int64_t row = RowOf(b, h, i);
+      if (!IsUnbalanced(row)) continue;
+      top_pairs.Add(b, h, i, h / group_, TopOf(row),
+                    dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
+                    dim_ > 0 ? keys_.Head(b, h / group_).row(TopOf(row)) : nullptr);
+    }
+    top_pairs.Differentiate();
+    int64_t pair = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = (b * n_.heads + h) * n_.queries + i;
+      const int64_t row = RowOf(b, h, i);
       if (d_relative_queries_) {
         std::copy_n(RelativeQueryGradient(row), in_.relative.dim,
                     grad_.relative_query.row(b, h, i));
@@ -1027,32 +1043,32 @@ class BackwardPass {
         to = grad_.x.row(b, h, i);
         if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       }
-      if (to != nullptr || wants_row_scalars()) BalanceQuery(b, h, i, to);
+      if (balances_queries && IsUnbalanced(row)) BalanceQuery(b, h, i, top_pairs, pair++, to);
       if (to == nullptr || !functions_.is_distance()) continue;
       const float d_norm = RowSum(functions_.row_scalars())[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
     }
   }
 
+  int64_t RowOf(int64_t b, int64_t h, int64_t i) const {
+    return (b * n_.heads + h) * n_.queries + i;
+  }
+  bool IsUnbalanced(int64_t row) const {
+    return TopOf(row) >= 0 && static_cast<float>(Imbalance(row)) != 0.0f;
+  }
+
   // A row's ds add up to its dlse but for their rounding, which the slopes of f multiply: where
   // these are large and alike it would drown the rest of the query's gradient. What there is too
-  // much of is taken from the pair that weighs most. `d_x` may be null.
-  void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
-    const int64_t row = (b * n_.heads + h) * n_.queries + i;
-    const int64_t top = TopOf(row);
+  // much of is taken from the pair that weighs most, number n of `pairs`. `d_x` may be null.
+  void BalanceQuery(int64_t b, int64_t h, int64_t i, const LonePairs<Functions>& pairs, int64_t n,
+                    float* d_x) const {
+    const int64_t row = RowOf(b, h, i);
     const auto imbalance = static_cast<float>(Imbalance(row));
-    if (top < 0 || imbalance == 0.0f) return;
-    const int64_t key_head = h / group_;
-    const float* const y = dim_ > 0 ? keys_.Head(b, key_head).row(top) : nullptr;
-    LonePair pair(functions_.table(), in_, b, h, i, key_head, top,
-                  dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr, y);
-    pair.Differentiate();
     const float df = -imbalance * in_.factor[h] * terms_.Temperature(b, h, i);
-    for (int s = 0; s < functions_.row_scalars(); ++s) {
-      RowSum(s)[row] += df * pair.a(s);
-    }
+    for (int s = 0; s < functions_.row_scalars(); ++s) RowSum(s)[row] += df * pairs.a(s, n);
     if (!functions_.has_product() || d_x == nullptr) return;
-    const float dg = df * pair.g();
+    const float* const y = keys_.Head(b, h / group_).row(TopOf(row));
+    const float dg = df * pairs.g(n);
     if (functions_.is_distance()) {
       AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
     } else {

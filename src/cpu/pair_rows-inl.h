@@ -352,21 +352,19 @@ HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRI
 
 // The same of all columns, of which the first `open` need no mask.
 template <class Definition, bool kBias>
-HWY_INLINE RowSums TileRowGradient(float* tile, float* gradient, int64_t columns, int64_t open,
-                                   const PairRow& row, const float* const* column_scalars,
-                                   float* const* d_columns, float factor, const float* bias,
-                                   float* d_bias, const RowSoftmax& softmax, bool balances,
-                                   const RowView& view, TileSums& totals) {
-  RowSums sums =
+HWY_INLINE void TileRowGradient(float* tile, float* gradient, int64_t columns, int64_t open,
+                                const PairRow& row, const float* const* column_scalars,
+                                float* const* d_columns, float factor, const float* bias,
+                                float* d_bias, const RowSoftmax& softmax, bool balances,
+                                const RowView& view, TileSums& totals, RowSums& sums) {
+  sums =
       RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
                                             factor, bias, d_bias, softmax, balances, view, totals);
-  if (open < columns) {
-    AddSums(RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
-                                                 d_columns, factor, bias, d_bias, softmax, balances,
-                                                 view, totals),
-            Definition::kRowScalars, sums);
-  }
-  return sums;
+  if (open == columns) return;
+  AddSums(RowGradient<Definition, kBias, true>(tile, gradient, open, columns, row, column_scalars,
+                                               d_columns, factor, bias, d_bias, softmax, balances,
+                                               view, totals),
+          Definition::kRowScalars, sums);
 }
 
 // The functions of a definition's table. Flat, whatever the compiler thinks of the definition's
@@ -384,19 +382,19 @@ struct TableFunctions {
                                             nullptr, view);
   }
 
-  static HWY_FLATTEN RowSums Gradients(float* tile, float* gradient, int64_t columns, int64_t open,
-                                       const PairRow& row, const float* const* column_scalars,
-                                       float* const* d_columns, float factor, const float* bias,
-                                       float* d_bias, const RowSoftmax& softmax, bool balances,
-                                       const RowView& view, TileSums& totals) {
+  static HWY_FLATTEN void Gradients(float* tile, float* gradient, int64_t columns, int64_t open,
+                                    const PairRow& row, const float* const* column_scalars,
+                                    float* const* d_columns, float factor, const float* bias,
+                                    float* d_bias, const RowSoftmax& softmax, bool balances,
+                                    const RowView& view, TileSums& totals, RowSums& sums) {
     if (bias != nullptr) {
       return TileRowGradient<Definition, true>(tile, gradient, columns, open, row, column_scalars,
                                                d_columns, factor, bias, d_bias, softmax, balances,
-                                               view, totals);
+                                               view, totals, sums);
     }
-    return TileRowGradient<Definition, false>(tile, gradient, columns, open, row, column_scalars,
-                                              d_columns, factor, nullptr, nullptr, softmax,
-                                              balances, view, totals);
+    TileRowGradient<Definition, false>(tile, gradient, columns, open, row, column_scalars,
+                                       d_columns, factor, nullptr, nullptr, softmax, balances, view,
+                                       totals, sums);
   }
 
   // The numbers of pairs [n, n + kLanes).

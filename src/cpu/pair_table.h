@@ -45,32 +45,31 @@ struct NearPair {
 // A tile's keys as transposed panels, one behind the other; none where they are not packed, or as
 // pairs.
 struct TilePanels {
-  const float* data = nullptr;
-  int64_t columns = 0;  // of a token
-  int64_t first = 0;    // the tile's column that others count from
+  const float* data;
+  int64_t columns;  // of a token
+  int64_t first;    // the tile's column that others count from
 };
 
-// What one row brings to its pairs: its scalars and, for a distance, its token and where the keys
-// are.
+// What one row brings to its pairs: its scalars and, for a distance alone, its token and where the
+// keys are. Without initial values: a row of a tile is short.
 struct PairRow {
   float a[kMostScalars];
   float t[kMostScalars];
-  float norm = 0;  // squared, of the token
-  float near = 0;  // NearShare
+  float norm;  // squared, of the token
+  float near;  // NearShare
   // Squared distances of the row and columns [j, j + lanes) by the differences of their tokens,
   // where `wanted` is not 0.
-  void (*near_distances)(const PairRow& row, int64_t j, const float* wanted,
-                         float* distances) = nullptr;
-  const void* x = nullptr;
-  const void* y = nullptr;  // of the first column
+  void (*near_distances)(const PairRow& row, int64_t j, const float* wanted, float* distances);
+  const void* x;
+  const void* y;  // of the first column
   TilePanels panels;
-  int64_t y_stride = 0;  // in bytes
-  TokenType type = TokenType::kFloat32;
-  int64_t dim = 0;
-  int64_t keys = 0;  // from the first column on
+  int64_t y_stride;  // in bytes
+  TokenType type;
+  int64_t dim;
+  int64_t keys;  // from the first column on
   // Where the backward pass leaves pairs that are near, as those of row `index`.
-  std::vector<NearPair>* near_pairs = nullptr;
-  int32_t index = 0;
+  std::vector<NearPair>* near_pairs;
+  int32_t index;
 };
 
 // What turns a row's scores into weights, p = 2^(score - largest) / sum, and these into gradients,
@@ -145,12 +144,12 @@ struct PairTable {
   // `tile`, the inner products' gradients in `gradient`; those of the column scalars, and last of
   // the squared norms of a distance, are added to `d_columns`, dS to `d_bias` where it is not null.
   // Whether the row's rounding is to be balanced, which takes sums of its own, `balances` says;
-  // what the factor and the head scalars take of all rows is summed in `totals`.
-  RowSums (*gradients)(float* tile, float* gradient, int64_t columns, int64_t open,
-                       const PairRow& row, const float* const* column_scalars,
-                       float* const* d_columns, float factor, const float* bias, float* d_bias,
-                       const RowSoftmax& softmax, bool balances, const RowView& view,
-                       TileSums& totals);
+  // what the factor and the head scalars take of all rows is added to `totals`; `sums` are the
+  // row's.
+  void (*gradients)(float* tile, float* gradient, int64_t columns, int64_t open, const PairRow& row,
+                    const float* const* column_scalars, float* const* d_columns, float factor,
+                    const float* bias, float* d_bias, const RowSoftmax& softmax, bool balances,
+                    const RowView& view, TileSums& totals, RowSums& sums);
 
   // f of `count` pairs, which may take the place of g; and its derivatives times `scale`.
   void (*values)(const PairArrays& pairs, int64_t count, float* f);

@@ -46,8 +46,15 @@ class ByTable {
     return table_.scores(arguments...);
   }
   template <bool kBias, class... Arguments>
-  RowSums Gradients(Arguments&&... arguments) const {
-    return table_.gradients(arguments...);
+  void Gradients(Arguments&&... arguments) const {
+    table_.gradients(arguments...);
+  }
+  void Values(const PairArrays& pairs, int64_t count, float* f) const {
+    table_.values(pairs, count, f);
+  }
+  void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+              const SlopeArrays& slopes) const {
+    table_.slopes(pairs, count, scale, slopes);
   }
 
  private:
@@ -72,8 +79,15 @@ class Inlined {
     return TileRowScores<Definition, kBias>(arguments...);
   }
   template <bool kBias, class... Arguments>
-  HWY_INLINE RowSums Gradients(Arguments&&... arguments) const {
-    return TileRowGradient<Definition, kBias>(arguments...);
+  HWY_INLINE void Gradients(Arguments&&... arguments) const {
+    TileRowGradient<Definition, kBias>(arguments...);
+  }
+  static void Values(const PairArrays& pairs, int64_t count, float* f) {
+    TableFunctions<Definition>::Values(pairs, count, f);
+  }
+  static void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+                     const SlopeArrays& slopes) {
+    TableFunctions<Definition>::Slopes(pairs, count, scale, slopes);
   }
 
  private:
@@ -269,50 +283,73 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<floa
   return row;
 }
 
-// A single pair of tokens x and y (null for a definition without a product).
-class LonePair {
+// A key of each of some rows, as many as a block has at most, for f and its derivatives.
+template <class Functions>
+class LonePairs {
  public:
-  LonePair(const PairTable& table, const AttentionInput<float>& in, int64_t b, int64_t h, int64_t i,
-           int64_t key_head, int64_t key, const float* x, const float* y)
-      : table_(table) {
-    const AttentionShape& n = in.shape;
-    if (table.is_distance()) {
-      Fill(SquaredDistance(x, y, n.dim), g_);
-    } else if (table.has_product()) {
-      Fill(Sum(n.dim, [x, y](int64_t e) { return x[e] * y[e]; }), g_);
+  LonePairs(const Functions& functions, const AttentionInput<float>& in)
+      : functions_(functions), in_(in) {}
+
+  int64_t count() const { return count_; }
+
+  // The pair of row i and a key, whose tokens are x and y, null for a definition without a product.
+  void Add(int64_t b, int64_t h, int64_t i, int64_t key_head, int64_t key, const float* x,
+           const float* y) {
+    const AttentionShape& n = in_.shape;
+    if (functions_.is_distance()) {
+      g_[count_] = SquaredDistance(x, y, n.dim);
+    } else if (functions_.has_product()) {
+      g_[count_] = Sum(n.dim, [x, y](int64_t e) { return x[e] * y[e]; });
     }
-    for (int s = 0; s < table.row_scalars; ++s) {
-      Fill(in.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i], a_[s]);
+    for (int s = 0; s < functions_.row_scalars(); ++s) {
+      a_[s][count_] = in_.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i];
     }
-    for (int s = 0; s < table.column_scalars; ++s) {
+    for (int s = 0; s < functions_.column_scalars(); ++s) {
       const int64_t of_head = (s * n.batch + b) * n.key_heads + key_head;
-      Fill(in.column_scalars[of_head * n.keys + key], b_[s]);
+      b_[s][count_] = in_.column_scalars[of_head * n.keys + key];
     }
-    for (int s = 0; s < table.head_scalars; ++s) Fill(in.head_scalars[s * n.heads + h], t_[s]);
+    for (int s = 0; s < functions_.head_scalars(); ++s) {
+      t_[s][count_] = in_.head_scalars[s * n.heads + h];
+    }
+    ++count_;
   }
 
-  float Value() {
-    table_.values(Arrays(), 1, g_);
-    return g_[0];
+  // f of the pairs, or its derivatives, in the place of what they are by.
+  void Evaluate() {
+    if (count_ == 0) return;
+    FillVectors();
+    functions_.Values(Arrays(), count_, g_);
   }
-  // f's derivatives, in the place of what they are by.
   void Differentiate() {
-    HWY_ALIGN float one[kLanes];
-    Fill(1.0f, one);
-    table_.slopes(Arrays(), 1, one, {g_, a_[0], b_[0], t_[0]});
+    if (count_ == 0) return;
+    FillVectors();
+    HWY_ALIGN float one[kRowBlock];
+    std::fill_n(one, RoundUp(count_, kLaneCount), 1.0f);
+    functions_.Slopes(Arrays(), count_, one, {g_, a_[0], b_[0], t_[0]});
   }
-  float g() const { return g_[0]; }
-  float a(int s) const { return a_[s][0]; }
+  float g(int64_t n) const { return g_[n]; }
+  float a(int s, int64_t n) const { return a_[s][n]; }
 
  private:
-  static void Fill(float number, float* lanes) { hn::Store(hn::Set(DF(), number), DF(), lanes); }
-  PairArrays Arrays() const { return {g_, a_[0], b_[0], t_[0], kLaneCount}; }
+  PairArrays Arrays() const { return {g_, a_[0], b_[0], t_[0], kRowBlock}; }
+  // Whole vectors are read.
+  void FillVectors() {
+    const auto fill = [this](float* numbers) {
+      std::fill(numbers + count_, numbers + RoundUp(count_, kLaneCount), 1.0f);
+    };
+    fill(g_);
+    for (int s = 0; s < functions_.row_scalars(); ++s) fill(a_[s]);
+    for (int s = 0; s < functions_.column_scalars(); ++s) fill(b_[s]);
+    for (int s = 0; s < functions_.head_scalars(); ++s) fill(t_[s]);
+  }
 
-  const PairTable& table_;
-  HWY_ALIGN float g_[kLanes] = {};
-  HWY_ALIGN float a_[kMostScalars][kLanes];
-  HWY_ALIGN float b_[kMostScalars][kLanes];
-  HWY_ALIGN float t_[kMostScalars][kLanes];
+  const Functions& functions_;
+  const AttentionInput<float>& in_;
+  int64_t count_ = 0;
+  HWY_ALIGN float g_[kRowBlock];
+  HWY_ALIGN float a_[kMostScalars][kRowBlock];
+  HWY_ALIGN float b_[kMostScalars][kRowBlock];
+  HWY_ALIGN float t_[kMostScalars][kRowBlock];
 };
 
 // How many columns from the first on, whole vectors, a row sees all of.
