@@ -153,7 +153,8 @@ inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF
 // Lanes of columns [j, j + kLanes) that the row sees.
 HWY_INLINE auto Visible(const RowView& view, int64_t j) {
   const DI di;
-  const VI lane = hn::Iota(di, static_cast<int32_t>(j));
+  // The sum of a constant: Highway makes a sequence from a variable number by number.
+  const VI lane = hn::Iota(di, 0) + hn::Set(di, static_cast<int32_t>(j));
   const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
                                lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
   auto visible = in_span;
