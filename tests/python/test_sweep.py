@@ -1,6 +1,7 @@
 """A sample of the sweep over transformers' model types (tests/sweep), which runs apart."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_outcomes_of_several_releases_are_in_one_file(sweep, tmp_path):
         {name: o | {"why": ""} for name, o in sweep.read(path).items()}, count=2
     )
     assert "Compared by release of transformers: 1 with 5.24, 1 with 5.9." in page
+
+
+def test_pages_name_the_figures_of_the_sweep():
+    root = SWEEP.parents[1]
+    page = (root / "docs" / "transformers.md").read_text()
+    (found,) = re.findall(r"Of (\d+) with the attention interface .* (\d+) are equal", page)
+    for name, pattern in (
+        ("README.md", r"Of (\d+) model types that use .*? interface, (\d+)"),
+        ("docs/tutorials/huggingface.md", r"of (\d+) types with the attention interface, (\d+)"),
+    ):
+        text = " ".join((root / name).read_text().split())
+        assert re.findall(pattern, text) == [found], name
 
 
 def test_shares_count_what_attends(sweep):
