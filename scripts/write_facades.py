@@ -3,8 +3,9 @@
 From gnomon.catalogue() come the classes of python/gnomon/similarity.py and position.py, and the
 functions of include/gnomon/torch/terms.h with their definitions; for encodings the classes of
 python/gnomon/nn/_encodings.py, with their lines of docs/api/nn.md, and the functions of
-include/gnomon/torch/encodings.h; docs/catalogue.md is what `gnomon list --markdown` prints. All are
-committed. With --check nothing is written, and the exit status says whether a file is stale.
+include/gnomon/torch/encodings.h; docs/catalogue.md is what `gnomon list --markdown` prints, and
+docs/gallery.md what docs/figures/gallery.py writes. All are committed. With --check nothing is
+written, and the exit status says whether a file is stale.
 
 clang-format and ruff of requirements-test.txt must be beside this interpreter.
 """
@@ -638,6 +639,7 @@ def facades() -> dict[str, str]:
         "src/ops/nn/encodings.cc": encodings_source(catalogue),
         PAGE_OF_MODULES: page_of_modules(catalogue),
         "docs/catalogue.md": run(sys.executable, "-m", "gnomon", "list", "--markdown"),
+        "docs/gallery.md": run(sys.executable, "docs/figures/gallery.py", "--page"),
     }
     return {path: formatted(path, text) for path, text in files.items()}
 

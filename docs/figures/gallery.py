@@ -1,12 +1,13 @@
 """Writes the page gallery.md and its pictures, in docs/gallery, from the catalogue of gnomon.
 
-A card has the formula, a heat map of the scores, code, cost and paper of one term. Run it after a
-change of the catalogue: .venv/bin/python docs/figures/gallery.py
+A card has the formula, a heat map of the scores, code, cost and paper of one term. `make facades`
+updates the page (--page prints it); run this script to draw the pictures of a new term as well.
 """
 
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import Any
 
 import torch
@@ -196,6 +197,9 @@ def draw(name: str, values: Tensor, cross: bool) -> None:
 
 
 def main() -> None:
+    if "--page" in sys.argv[1:]:
+        print(page(), end="")
+        return
     (DOCS / "gallery").mkdir(exist_ok=True)
     catalogue = gnomon.catalogue()
     for entry in catalogue["similarities"]:

@@ -1,7 +1,6 @@
 """The pages of docs that say what there is."""
 
 import ast
-import importlib.util
 import inspect
 import json
 import pathlib
@@ -30,15 +29,6 @@ def test_what_restates_the_catalogue_is_current():
         if (ROOT / path).read_text(encoding="utf-8") != text
     ]
     assert not stale, "run: make facades"
-
-
-def test_the_gallery_is_what_its_script_writes():
-    path = ROOT / "docs" / "figures" / "gallery.py"
-    spec = importlib.util.spec_from_file_location("gallery", path)
-    gallery = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gallery)
-    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
-    assert page == gallery.page(), f"run: .venv/bin/python {path.relative_to(ROOT)}"
 
 
 def test_the_page_of_benchmarks_is_what_its_script_writes():
