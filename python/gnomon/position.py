@@ -557,23 +557,27 @@ class Relative2D(Position):
 class TransformerXL(Position):
     """(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
 
-    Only with dot and causal.
+    Only with dot, and with causal unless bidirectional (Conformers, Gulati et al. 2020).
 
     Dai et al. 2019, Transformer-XL.
 
     Args:
         u: (H, D), the part of the query that asks for keys.
         v: (H, D), the part of the query that asks for distances.
-        r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows.
+        r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows;
+            bidirectional: (H, 2 n - 1, D), the distances from 1 - n to n - 1.
+        bidirectional: whether r has rows for keys ahead of the query as well.
     """
 
     u: Tensor
     v: Tensor
     r: Tensor
+    bidirectional: bool = False
 
     _name: ClassVar[str] = "transformer_xl"
     _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
     _tables: ClassVar[tuple[str, ...]] = ("u", "v", "r")
+    _options: ClassVar[tuple[str, ...]] = ("bidirectional",)
 
 
 @dataclass(frozen=True, eq=False)

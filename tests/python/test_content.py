@@ -264,6 +264,18 @@ CONTENT = {
         causal=True,
         dot_only=True,
     ),
+    "transformer_xl, both ways": Content(
+        lambda p, case: TransformerXL(p["u"], p["v_"], p["r"], bidirectional=True),
+        lambda case: {
+            "u": table(case.heads, case.dim),
+            "v_": table(case.heads, case.dim),
+            "r": table(case.heads, 139, case.dim),
+        },
+        lambda p, i, j, case: by_index(p["r"], i - j + 69),
+        u="u",
+        v="v_",
+        dot_only=True,
+    ),
     "absolute keys": Content(
         lambda p, case: AbsoluteKeys(p["table"]),
         lambda case: {"table": table(case.keys, case.dim)},
@@ -523,7 +535,7 @@ WRONG = {
     r"max_distance of disentangled is 5 and its span, half the rows of a table, 8; .* above 5": (
         lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
     ),
-    r"transformer_xl with causal = False": (
+    r"transformer_xl with causal = False; expected causal, or bidirectional=true": (
         lambda: attend(TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 3, 4)))
     ),
     r"transformer_xl goes with dot alone": (

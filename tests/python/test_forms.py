@@ -264,27 +264,44 @@ def test_modules_decode_as_they_read_the_whole(position):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_transformer_xl_module_is_the_paper():
+@pytest.mark.parametrize("causal", [True, False])
+def test_transformer_xl_module_is_the_paper(causal):
     torch.manual_seed(0)
-    module = gnomon.nn.MultiheadAttention(12, 3, position="transformer_xl").double()
+    spec = "transformer_xl" if causal else "transformer_xl:bidirectional=true"
+    module = gnomon.nn.MultiheadAttention(12, 3, position=spec).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     heads = lambda y: y.unflatten(2, (3, 4)).transpose(1, 2)  # noqa: E731
     q, k, v = (heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    waves = gnomon.sinusoid(torch.arange(9).double(), 12, layout="split_xl")
+    # The distances -8 to 8; Python's -1 is the last row.
+    distances = torch.cat([torch.arange(9), torch.arange(-8, 0)])
+    waves = gnomon.sinusoid(distances.double(), 12, layout="split_xl")
     r = torch.einsum("hde,ne->hnd", module.transformer_xl_r, waves)
     scores = torch.full((1, 3, 9, 9), -math.inf, dtype=torch.float64)
     for i in range(9):
-        for j in range(i + 1):
+        for j in range(i + 1 if causal else 9):
             scores[:, :, i, j] = (
                 (q[:, :, i] + module.transformer_xl_u) * k[:, :, j]
                 + (q[:, :, i] + module.transformer_xl_v) * r[:, i - j]
             ).sum(-1) / 2
-    o = scores.softmax(-1) @ v
-    torch.testing.assert_close(
-        module(x, causal=True), module.out_proj(o.transpose(1, 2).flatten(2))
-    )
+    expected = module.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, causal=causal), expected)
+    if not causal:
+        # The same in any order of the tokens, and in a cross call from any place.
+        order = torch.randperm(9)
+        torch.testing.assert_close(module(x[:, order], positions=order), expected[:, order])
+        rows = module(x[:, 3:5], x, query_offset=3)
+        torch.testing.assert_close(rows, expected[:, 3:5])
+        learned = gnomon.nn.MultiheadAttention(
+            12, 3, position=spec + ":r=learned:length=9"
+        ).double()
+        assert learned.transformer_xl_r.shape == (3, 17, 4)
+        own = module.state_dict() | {"transformer_xl_r": torch.cat([r[:, 9:], r[:, :9]], 1)}
+        learned.load_state_dict(own)
+        torch.testing.assert_close(learned(x), expected)
+        with pytest.raises(ValueError, match="r of transformer_xl has 17 rows with bidirectional"):
+            learned(torch.cat([x, x], 1))
 
 
 def test_modules_pass_their_masks_on():

@@ -396,7 +396,8 @@ def test_cosine_of_swin_v2(masked):
 
 # XLNet keeps Transformer-XL's attention; its rows count distances down.
 @pytest.mark.cpu("its model makes tensors on the CPU")
-def test_transformer_xl_of_xlnet():
+@pytest.mark.parametrize("causal", [True, False])
+def test_transformer_xl_of_xlnet(causal):
     torch.manual_seed(0)
     length, heads, dim = 23, 2, 8
     layer = XLNetRelativeAttention(XLNetConfig(d_model=heads * dim, n_head=heads, n_layer=1))
@@ -405,13 +406,16 @@ def test_transformer_xl_of_xlnet():
         torch.nn.init.normal_(parameter)
     q, k, v = (torch.randn(length, 2, heads, dim) for _ in range(3))
     rows = torch.randn(2 * length, 1, heads, dim).expand(-1, 2, -1, -1)
-    hidden = torch.ones(length, length).triu(1)[:, :, None, None]
+    hidden = torch.ones(length, length).triu(1)[:, :, None, None] if causal else None
     expected = layer.rel_attn_core(q, k, v, rows, attn_mask=hidden)
-    distances = torch.stack([rows[length - n, 0] for n in range(length)], 1)
+    first = 0 if causal else 1 - length
+    distances = torch.stack([rows[length - n, 0] for n in range(first, length)], 1)
     ours = gnomon.attention(
         *(x.permute(1, 2, 0, 3) for x in (q, k, v)),
-        position=gnomon.position.TransformerXL(layer.r_w_bias, layer.r_r_bias, distances),
-        causal=True,
+        position=gnomon.position.TransformerXL(
+            layer.r_w_bias, layer.r_r_bias, distances, bidirectional=not causal
+        ),
+        causal=causal,
     )
     torch.testing.assert_close(ours.permute(2, 0, 1, 3), expected, atol=2e-5, rtol=2e-5)
 

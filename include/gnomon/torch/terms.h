@@ -399,14 +399,17 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
 
 // (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or learned.
 //
-// Only with dot and causal.
+// Only with dot, and with causal unless bidirectional (Conformers, Gulati et al. 2020).
 //
 // Dai et al. 2019, Transformer-XL.
 //
 // u: (H, D), the part of the query that asks for keys.
 // v: (H, D), the part of the query that asks for distances.
-// r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows.
-Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r);
+// r: (H, n, D): row n is the distance p_i - p_j = n, at least Lq + query_offset rows;
+//   bidirectional: (H, 2 n - 1, D), the distances from 1 - n to n - 1.
+// bidirectional: whether r has rows for keys ahead of the query as well.
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
+                       bool bidirectional = false);
 
 // q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them.
 //

@@ -326,8 +326,9 @@ def _pass_drawn(starts: Sequence[Tensor]) -> None:
 
 def _reads_order(component: Component) -> bool:
     names = [parameter["name"] for parameter in component.entry.get("parameters", [])]
-    by_call = "bidirectional" in names and "bidirectional" not in component.options
-    return by_call or bool(component.entry.get("needs_causal", False))
+    if component.entry.get("needs_causal", False):
+        return component.options.get("bidirectional") != "true"
+    return "bidirectional" in names and "bidirectional" not in component.options
 
 
 def _segments_of_padding(

@@ -153,8 +153,12 @@ class Composition {
       const CatalogueEntry& entry = position.entry->catalogue;
       TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
                         " goes with dot alone, not with ", entry_.catalogue.name);
-      TORCH_CHECK_VALUE(!entry.needs_causal || IsCausal(), kOperation, ": ", entry.name,
-                        " with causal = False; expected causal");
+      if (!entry.needs_causal || IsCausal()) continue;
+      // Rows for keys on both sides need no causal mask.
+      const bool may_be_both = entry.Find("bidirectional") != nullptr;
+      TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
+                        entry.name, " with causal = False; expected causal",
+                        may_be_both ? ", or bidirectional=true" : "");
     }
     factor_ =
         HeadFactor(kOperation, similarity_, q_, is_for_content ? std::nullopt : arguments_.scale);

@@ -199,11 +199,12 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
       .Build<Position>();
 }
 
-Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r) {
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r, bool bidirectional) {
   return TermBuilder("transformer_xl")
       .With("u", std::move(u))
       .With("v", std::move(v))
       .With("r", std::move(r))
+      .With("bidirectional", bidirectional)
       .Build<Position>();
 }
 

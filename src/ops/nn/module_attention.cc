@@ -45,7 +45,11 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
     const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
     TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
-    return {SizeOf(q, 2), SizeOf(k, 2), (arguments.positions->amax(-1) - keys.amin(-1)).max()};
+    const at::Tensor& queries = *arguments.positions;
+    // On either side.
+    return {SizeOf(q, 2), SizeOf(k, 2),
+            at::maximum((queries.amax(-1) - keys.amin(-1)).max(),
+                        (keys.amax(-1) - queries.amin(-1)).max())};
   }
   int64_t offset = arguments.query_offset ? Concrete(*arguments.query_offset) : 0;
   if (arguments.query_offsets && arguments.query_offsets->numel() > 0) {

@@ -15,6 +15,8 @@ namespace gnomon {
 namespace transformer_xl {
 namespace {
 
+bool IsBidirectional(const Component& component) { return component.Flag("bidirectional"); }
+
 // Dai et al. 2019: (q + u).k_j + (q + v).r_(i - j).
 ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
                     const ContentCall& call) {
@@ -26,10 +28,19 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                       call.head_dim, ")");
   }
   const at::Tensor rows = AsRows(component, "r", tensors[2], call.head_dim, call.heads);
+  const bool both = IsBidirectional(component);
+  if (both) {
+    const int64_t count = SizeOf(rows, 1);
+    TORCH_CHECK_VALUE(count % 2 == 1 && (!call.farthest || *call.farthest <= count / 2),
+                      "gnomon.attention: r of transformer_xl has ", count,
+                      " rows with bidirectional = True; expected 2 n - 1 rows for distances ",
+                      "below n",
+                      call.farthest ? c10::str(" = ", *call.farthest + 1, " or more") : "");
+  }
   return {.query = call.q + tensors[1].unsqueeze(1),
           .keys = rows.flip(1),
           .key_weights = tensors[0],
-          .layout = "past"};
+          .layout = both ? "clip" : "past"};
 }
 
 at::Tensor VectorStart(const Component&, const ModuleShape& n) {
@@ -47,18 +58,21 @@ at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
   if (!HasLearnedDistances(component)) {
     return RandomRows(/*stream=*/3, {n.heads, n.head_dim}, n.heads * n.value_dim);
   }
-  return RandomRows(/*stream=*/3, {n.heads, *LengthOf(component, n.max_length)}, n.head_dim);
+  const int64_t length = *LengthOf(component, n.max_length);
+  return RandomRows(/*stream=*/3, {n.heads, IsBidirectional(component) ? 2 * length - 1 : length},
+                    n.head_dim);
 }
 
 at::Tensor Distances(const Component& component, const at::Tensor& held,
                      const CallLengths& lengths) {
   if (HasLearnedDistances(component)) return held;
-  const int64_t count =
-      lengths.farthest
-          ? NumberOf(*lengths.farthest, "gnomon.nn: transformer_xl with sinusoidal r") + 1
-          : lengths.positions;
+  constexpr const char* kName = "gnomon.nn: transformer_xl with sinusoidal r";
+  const bool both = IsBidirectional(component);
+  int64_t count = lengths.farthest ? NumberOf(*lengths.farthest, kName) + 1 : lengths.positions;
+  if (both && !lengths.farthest) count = std::max(count, lengths.keys);
+  count = std::max<int64_t>(count, 1);
   const at::Tensor distances =
-      at::arange(std::max<int64_t>(count, 1), held.options().dtype(at::kDouble));
+      at::arange(both ? 1 - count : 0, count, held.options().dtype(at::kDouble));
   const at::Tensor waves = sinusoid(distances, SizeOf(held, 2), "split_xl").to(held.scalar_type());
   return at::matmul(waves, held.transpose(1, 2));
 }
@@ -72,7 +86,8 @@ Parameter DistancesParameter() {
   Parameter r = Choice("r", {"sinusoidal", "learned"})
                     .Means(
                         "(H, n, D): row n is the distance p_i - p_j = n, at least Lq + "
-                        "query_offset rows")
+                        "query_offset rows; bidirectional: (H, 2 n - 1, D), the distances from "
+                        "1 - n to n - 1")
                     .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
@@ -81,24 +96,29 @@ Parameter DistancesParameter() {
 }
 
 const RegisterPosition transformer_xl({
-    .catalogue = {.name = "transformer_xl",
-                  .title = "Transformer-XL",
-                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or "
-                             "learned",
-                  .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
-                  .note = "where r maps sinusoids of the distance, or is learned",
-                  .details = "Only with dot and causal.",
-                  .source = "Dai et al. 2019, Transformer-XL",
-                  .role = CatalogueEntry::Role::kContent,
-                  .cost = "2 + 0, and q times the rows",
-                  .needs_causal = true,
-                  .needs_dot = true,
-                  .class_name = "TransformerXL"},
+    .catalogue =
+        {.name = "transformer_xl",
+         .title = "Transformer-XL",
+         .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or "
+                    "learned",
+         .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
+         .note = "where r maps sinusoids of the distance, or is learned",
+         .details =
+             "Only with dot, and with causal unless bidirectional (Conformers, Gulati et al. "
+             "2020).",
+         .source = "Dai et al. 2019, Transformer-XL",
+         .role = CatalogueEntry::Role::kContent,
+         .cost = "2 + 0, and q times the rows",
+         .needs_causal = true,
+         .needs_dot = true,
+         .class_name = "TransformerXL"},
     .parameters = {Table("u", Index::kNone, {.start = VectorStart})
                        .Means("(H, D), the part of the query that asks for keys"),
                    Table("v", Index::kNone, {.start = VectorStart})
                        .Means("(H, D), the part of the query that asks for distances"),
                    DistancesParameter(),
+                   Flag("bidirectional", "false")
+                       .Means("whether r has rows for keys ahead of the query as well"),
                    Length().Means("number of distances in a module's learned r")},
     .content = Content,
     .max_length = MaxLength,
