@@ -28,11 +28,16 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The biases in units of log2, with room to read whole panels.
+// The biases in units of log2, with room to read whole panels. Those of a layout are laid out by
+// rows once, while they are few: a batch of small windows on a grid would read the same short runs
+// in every row of every head.
 class BiasTable {
  public:
   explicit BiasTable(const AttentionInput<float>& in)
-      : bias_(in.bias), heads_(in.shape.heads), queries_(in.shape.queries) {
+      : bias_(in.bias),
+        heads_(in.shape.heads),
+        queries_(in.shape.queries),
+        row_stride_(RoundUp(in.shape.keys, kWidth)) {
     if (!exists()) return;
     size_ = bias_.layout != nullptr ? bias_.layout->size() : in.shape.queries + in.shape.keys - 1;
     // Rows are read in whole panels: up to one past the last key.
@@ -40,9 +45,45 @@ class BiasTable {
     tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
     scaled_.Reset(tables_ * heads_ * stride_);
     masks_.assign(Size(tables_ * heads_), 0);
+    constexpr int64_t kMostInRows = 1 << 20;
+    has_rows_ = layout() != nullptr && !HasPositions(in) && in.query_offsets == nullptr &&
+                tables_ * heads_ * queries_ * row_stride_ <= kMostInRows;
+    if (!has_rows_) return;
+    rows_.Reset(tables_ * heads_ * queries_ * row_stride_);
+    for (int64_t i = 0; i < queries_; ++i) {
+      layout()->AddRuns(QueryPosition(in, 0, i), 0, in.shape.keys, &runs_);
+      end_of_runs_.push_back(runs_.size());
+    }
   }
 
   bool exists() const { return bias_.table != nullptr; }
+  // Whether those of a row lie one after the other, by columns.
+  bool has_rows() const { return has_rows_; }
+  const float* Row(const TileRow& row) const {
+    return rows_.data() + (Index(row.b, row.h) * queries_ + row.i) * row_stride_ + row.begin;
+  }
+  // Adds what a row of a tile has to the entries, `stride()` of them.
+  void AddRow(const TileRow& row, const float* from, float* entries) const {
+    const DF d;
+    const size_t end = end_of_runs_[Size(row.i)];
+    for (size_t n = row.i == 0 ? 0 : end_of_runs_[Size(row.i - 1)]; n < end; ++n) {
+      const TableRun& run = runs_[n];
+      const int64_t first = std::max(run.column, row.first);
+      const int64_t count = std::min(run.column + run.count, row.last) - first;
+      if (count <= 0) continue;
+      const float* HWY_RESTRICT at = from + (first - row.begin);
+      float* HWY_RESTRICT to = entries + run.entry + (first - run.column) * run.step;
+      if (run.step == 0) {
+        *to += Sum(count, [at](int64_t e) { return at[e]; });
+        continue;
+      }
+      for (int64_t e = 0; e < count; e += kLaneCount) {
+        const auto inside = hn::FirstN(d, Size(count - e));
+        const VF terms = hn::IfThenElseZero(inside, hn::LoadU(d, at + e));
+        hn::StoreU(hn::LoadU(d, to + e) + terms, d, to + e);
+      }
+    }
+  }
   // By offset, if null.
   const TableLayout* layout() const { return bias_.layout; }
   int64_t size() const { return size_; }
@@ -60,6 +101,15 @@ class BiasTable {
       masks = masks || from[e] == -kInfinity;
     }
     masks_[Size(n)] = masks ? 1 : 0;
+    size_t next = 0;
+    for (int64_t i = 0; has_rows_ && i < queries_; ++i) {
+      float* row = rows_.data() + (n * queries_ + i) * row_stride_;
+      std::fill_n(row, row_stride_, 0.0f);
+      for (; next < end_of_runs_[Size(i)]; ++next) {
+        const TableRun& run = runs_[next];
+        for (int64_t e = 0; e < run.count; ++e) row[run.column + e] += to[run.entry + e * run.step];
+      }
+    }
   }
 
   // Whether the table of a head masks anything by -inf.
@@ -83,6 +133,11 @@ class BiasTable {
   int64_t tables_ = 0;
   Buffer scaled_;
   std::vector<char> masks_;
+  int64_t row_stride_;
+  bool has_rows_ = false;
+  Buffer rows_;
+  std::vector<TableRun> runs_;  // of all rows, one after the other
+  std::vector<size_t> end_of_runs_;
 };
 
 // The keys' biases in units of log2, or as they are where rows take a base off them first, with
@@ -262,16 +317,16 @@ class Terms {
   const float* ScoreRow(const TileRow& row, const float* products, const TableWindow& window,
                         const float* of_keys, float* scratch, std::vector<TableRun>* runs,
                         float* plain = nullptr) const {
-    const std::optional<int64_t> first_bias = FirstBias(row);
+    const float* const biases = BiasRow(row);
     const bool of_pairs = pair_bias() || row.paired;
     const bool as_it_is = !has_temperature() && !key_bias_.has_base();
     if (products == nullptr && of_keys == nullptr && !of_pairs && as_it_is &&
         bias_.exists() != key_bias_.exists()) {
-      if (first_bias) return bias_.Table(row.b, row.h) + *first_bias;
+      if (biases != nullptr) return biases;
       if (key_bias_.exists()) return key_bias_.Row(row.b, row.h) + row.begin;
     }
-    if (first_bias) {
-      std::copy_n(bias_.Table(row.b, row.h) + *first_bias, row.count, scratch);
+    if (biases != nullptr) {
+      std::copy_n(biases, row.count, scratch);
     } else {
       std::fill_n(scratch, row.count, 0.0f);
       if (bias_.exists()) {
@@ -328,6 +383,8 @@ class Terms {
     if (const std::optional<int64_t> first = to.bias != nullptr ? FirstBias(row) : std::nullopt) {
       float* table = to.bias + *first;
       for (int64_t n = 0; n < row.count; ++n) table[n] += scratch[n];
+    } else if (to.bias != nullptr && bias_.has_rows()) {
+      bias_.AddRow(row, scratch, to.bias);
     } else if (to.bias != nullptr) {
       bias_reader_.Add(row, scratch, 1.0f, to.bias, 0, {0, bias_.size()}, runs);
     }
@@ -424,6 +481,12 @@ class Terms {
     for (; n < columns; ++n) scores[n] = seen[n] != 0 ? scores[n] : -kInfinity;
   }
 
+  // Those of a row, if they lie one after the other.
+  const float* BiasRow(const TileRow& row) const {
+    if (bias_.has_rows()) return bias_.Row(row);
+    const std::optional<int64_t> first = FirstBias(row);
+    return first ? bias_.Table(row.b, row.h) + *first : nullptr;
+  }
   // Where in the table of biases those of a row begin, if they follow one another there.
   std::optional<int64_t> FirstBias(const TileRow& row) const {
     if (!bias_.exists()) return std::nullopt;

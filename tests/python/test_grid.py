@@ -664,3 +664,26 @@ def test_errors(name):
 def test_wrong_types(call, message):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+@pytest.mark.parametrize("side", [7, 24])
+def test_windows_of_any_size_are_their_pairs(side):
+    """Small grids are read by rows that are laid out once, larger ones by runs of their tables."""
+    count = side * side
+    generator = torch.Generator().manual_seed(side)
+    batch = 3 if side == 7 else 1
+    q, k, v = (
+        torch.randn(batch, HEADS, count, 4, generator=generator).requires_grad_() for _ in range(3)
+    )
+    table = torch.randn(HEADS, 2 * side - 1, 2 * side - 1, generator=generator).requires_grad_()
+    segments = torch.randint(0, 3, (batch, count), generator=generator).sort(1)[0]
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    y, x = (places[None, :] - places[:, None] + side - 1).unbind(-1)
+    d_o = torch.randn(q.shape, generator=generator)
+    for masks in ({}, {"query_segments": segments, "key_segments": segments}):
+        results = []
+        for bias in (GridBias(table), gnomon.position.PairBias(table[:, y, x][None])):
+            o = gnomon.attention(q, k, v, position=bias, **masks)
+            results.append([o, *torch.autograd.grad(o, (q, k, v, table), d_o)])
+        for own, expected in zip(*results, strict=True):
+            torch.testing.assert_close(own, expected, rtol=2e-5, atol=2e-5)
