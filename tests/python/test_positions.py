@@ -830,3 +830,135 @@ def test_language_models_generate_at_positions():
     gradients = torch.autograd.grad(expected.sum(), list(model.parameters()), allow_unused=True)
     assert any(g is not None for g in gradients)
     assert_near({"o": expected.detach()}, {"o": torch.cat(parts, 1).detach()}, 1e-10)
+
+
+def packed_call(
+    lengths, key_lengths=None, heads=4, key_heads=2, dtype=torch.float32, segments=None
+):
+    """Tokens of documents one after the other, and the segments of both sides."""
+    key_lengths = key_lengths or lengths
+    generator = generator_of(sum(lengths))
+    q, k, v = (
+        torch.randn(1, count, sum(sizes), 16, generator=generator, dtype=dtype).requires_grad_()
+        for count, sizes in ((heads, lengths), (key_heads, key_lengths), (key_heads, key_lengths))
+    )
+    names = torch.arange(len(lengths)) if segments is None else torch.tensor(segments)
+    return (q, k, v), {
+        "query_segments": names.repeat_interleave(torch.tensor(lengths))[None],
+        "key_segments": names.repeat_interleave(torch.tensor(key_lengths))[None],
+    }
+
+
+def gradients_of(o, inputs):
+    d_o = torch.randn(o.shape, generator=generator_of(1), dtype=o.dtype)
+    return [o, *torch.autograd.grad(o, inputs, d_o)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "key_lengths"),
+    [
+        ([300, 37, 1, 260, 90], None),
+        ([20, 31, 300, 7], [150, 1, 400, 60]),
+        ([10] * 5 + [200, 10, 170], None),
+    ],
+)
+def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
+    # Names in no order: what counts is that a document's tokens lie one after the other.
+    names = [7, -3, 40, 12, 5, 0, 9, 1][: len(lengths)]
+    qkv, segments = packed_call(lengths, key_lengths, segments=names)
+    # Queries and keys of a document begin at columns of their own.
+    offset = 0 if key_lengths else None
+    positions = {}
+    if key_lengths:
+        positions = {
+            "positions": torch.cat([torch.arange(n) for n in lengths]),
+            "key_positions": torch.cat([torch.arange(n) for n in key_lengths]),
+        }
+    slopes = torch.rand(4, generator=generator_of(2))
+    arguments = {"causal": causal, "position": position.ALiBi(slopes)}
+    threads = torch.get_num_threads()
+    try:
+        runs = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            packed = gnomon.attention(*qkv, **arguments, **segments, **positions)
+            runs.append(gradients_of(packed, qkv))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    documents_of = zip(
+        qkv[0].split(lengths, 2),
+        *(x.split(key_lengths or lengths, 2) for x in qkv[1:]),
+        strict=True,
+    )
+    looped = torch.cat(
+        [gnomon.attention(*one, query_offset=offset, **arguments) for one in documents_of], 2
+    )
+    for name, own, expected in zip("oqkv", runs[0], gradients_of(looped, qkv), strict=True):
+        torch.testing.assert_close(own, expected, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize("terms", ["alibi", "t5+rope", "relative", "none"])
+def test_consecutive_positions_are_columns(terms):
+    """What goes by distances alone is the same to the last bit, and so are its gradients."""
+    qkv, segments = packed_call([130, 65, 105])
+    slopes = torch.rand(4, generator=generator_of(3)).requires_grad_()
+    rows = torch.randn(9, 16, generator=generator_of(4)).requires_grad_()
+    made = {
+        "alibi": ([position.ALiBi(slopes)], [slopes]),
+        "t5+rope": ([position.T5(rows[:8, :4], True), position.RoPE()], [rows]),
+        "relative": ([position.Relative(rows, 4)], [rows]),
+        "none": ([], []),
+    }
+    chosen, learned = made[terms]
+    inputs = [*qkv, *learned]
+
+    def run(**arguments):
+        return gradients_of(
+            gnomon.attention(*qkv, position=chosen, causal=True, **arguments), inputs
+        )
+
+    for same, plain in (
+        ({"positions": torch.arange(300)}, {}),
+        ({"positions": torch.arange(300)[None], **segments}, segments),
+    ):
+        for own, expected in zip(run(**same), run(**plain), strict=True):
+            assert torch.equal(own, expected)
+    if terms == "t5+rope":
+        return
+    # Shifted, and beginning anew in each document.
+    restarts = torch.cat([torch.arange(n) for n in (130, 65, 105)])
+    for same, plain in (
+        ({"positions": torch.arange(300) + 11}, {}),
+        ({"positions": restarts, **segments}, segments),
+    ):
+        for own, expected in zip(run(**same), run(**plain), strict=True):
+            assert torch.equal(own, expected)
+    # One token of a document that stands elsewhere is enough.
+    moved = restarts.clone()
+    moved[140] += 3
+    assert not torch.equal(run(positions=moved, **segments)[0], run(**segments)[0])
+
+
+def test_consecutive_positions_of_each_batch_are_offsets():
+    generator = generator_of(5)
+    q, k, v = (torch.randn(3, 4, n, 8, generator=generator).requires_grad_() for n in (6, 40, 40))
+    slopes = torch.rand(4, generator=generator).requires_grad_()
+    offsets = torch.tensor([34, 9, 20])
+    arguments = {"causal": True, "position": position.ALiBi(slopes), "key_lengths": [40, 15, 26]}
+    inputs = (q, k, v, slopes)
+    placed = gradients_of(
+        gnomon.attention(
+            q,
+            k,
+            v,
+            positions=offsets[:, None] + torch.arange(6),
+            key_positions=torch.arange(40).expand(3, -1),
+            **arguments,
+        ),
+        inputs,
+    )
+    given = gradients_of(gnomon.attention(q, k, v, query_offset=offsets, **arguments), inputs)
+    for own, expected in zip(placed, given, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-6)

@@ -145,6 +145,114 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
     greatest_key_ = any ? std::max(greatest_key_, *last) : *last;
     any = true;
   }
+  if (any) ReplaceByOffsets(a);
+}
+
+namespace {
+
+// Tokens [begin, end) of one segment, which follow one another, and how far their positions are
+// ahead of their columns; false where tokens do not follow one another.
+struct PlacedRun {
+  int32_t segment;
+  int64_t ahead;
+};
+bool FindRuns(const int64_t* positions, const int32_t* segments, KeyRange tokens,
+              std::vector<PlacedRun>* runs) {
+  runs->clear();
+  for (int64_t n = tokens.begin; n < tokens.end; ++n) {
+    const int32_t segment = segments == nullptr ? 0 : segments[n];
+    const int64_t ahead = positions[n] - n;
+    if (runs->empty() || runs->back().segment != segment) {
+      runs->push_back({segment, ahead});
+    } else if (runs->back().ahead != ahead) {
+      return false;
+    }
+  }
+  std::sort(runs->begin(), runs->end(), [](const PlacedRun& a, const PlacedRun& b) {
+    return a.segment != b.segment ? a.segment < b.segment : a.ahead < b.ahead;
+  });
+  const auto same = [](const PlacedRun& a, const PlacedRun& b) {
+    return a.segment == b.segment && a.ahead == b.ahead;
+  };
+  runs->erase(std::unique(runs->begin(), runs->end(), same), runs->end());
+  return true;
+}
+
+}  // namespace
+
+template <class T>
+std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
+  const AttentionShape& n = input_.shape;
+  const Mask& mask = input_.mask;
+  std::vector<int64_t> offsets;
+  std::vector<PlacedRun> of_queries;
+  std::vector<PlacedRun> of_keys;
+  for (int64_t b = 0; b < n.batch; ++b) {
+    const auto segments = [b](const int32_t* all, int64_t count) {
+      return all == nullptr ? nullptr : all + b * count;
+    };
+    if (!FindRuns(input_.query_positions + b * n.queries, segments(mask.query_segments, n.queries),
+                  {0, n.queries}, &of_queries) ||
+        !FindRuns(input_.key_positions + b * n.keys, segments(mask.key_segments, n.keys),
+                  BatchKeys(mask, n.keys, b), &of_keys)) {
+      return std::nullopt;
+    }
+    std::optional<int64_t> offset;
+    size_t key = 0;
+    for (const PlacedRun& query : of_queries) {
+      while (key < of_keys.size() && of_keys[key].segment < query.segment) ++key;
+      for (size_t k = key; k < of_keys.size() && of_keys[k].segment == query.segment; ++k) {
+        const int64_t own = query.ahead - of_keys[k].ahead;
+        if (offset && *offset != own) return std::nullopt;
+        offset = own;
+      }
+    }
+    // Of a batch that sees nothing any will do.
+    offsets.push_back(offset.value_or(offsets.empty() ? 0 : offsets.back()));
+  }
+  return offsets;
+}
+
+template <class T>
+void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
+  // Chunks, grids and rows by key are read at positions themselves, and so are the rows of a table
+  // of the past checked.
+  const bool by_distance = !a.chunks && !a.grid &&
+                           ((!a.relative_keys && !a.relative_values && !a.relative_queries) ||
+                            a.relative_layout == "clip" || a.relative_layout == "zero" ||
+                            a.relative_layout == "clip_past" || a.relative_layout == "zero_past");
+  if (!by_distance || span_.last - span_.first >= kMostApart) return;
+  std::optional<std::vector<int64_t>> offsets = OffsetsOfPositions();
+  if (!offsets) return;
+  const auto [least, most] = std::minmax_element(offsets->begin(), offsets->end());
+  const AttentionShape& n = input_.shape;
+  const OffsetSpan span{1 - n.queries - *most, n.keys - 1 - *least};
+  // The table of all batches' offsets is not to be much larger than one of them.
+  if (*most - *least > 2 * (n.queries + n.keys)) return;
+  span_ = span;
+  offsets_ = std::move(*offsets);
+  input_.query_positions = nullptr;
+  input_.key_positions = nullptr;
+  if (*least == *most) {
+    input_.query_offset = *most;
+  } else {
+    input_.query_offsets = offsets_.data();
+  }
+}
+
+template <class T>
+at::Tensor KernelCall<T>::ParameterGradient(const at::Tensor& d_bias) const {
+  at::Tensor d_table = d_bias;
+  if (input_.query_offsets != nullptr && !offsets_.empty()) {
+    const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
+    const int64_t entries = d_bias.size(2);
+    d_table = at::zeros({1, d_bias.size(1), span_.last - span_.first + 1}, d_bias.options());
+    for (int64_t b = 0; b < d_bias.size(0); ++b) {
+      d_table.narrow(2, most - offsets_[static_cast<size_t>(b)], entries)
+          .add_(d_bias.narrow(0, b, 1));
+    }
+  }
+  return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_table);
 }
 
 template <class T>
@@ -168,8 +276,17 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     bias_terms_ = a.bias_terms;
     if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
     bias_ = PlacedBiasTable(bias_terms_, bias_shapes_, bias_parameters_, n.heads, span_);
-    bias_layout_ =
-        std::make_unique<OffsetLayout>(-span_.first, span_.last, OffsetLayout::Far::kClip);
+    if (offsets_.empty()) {
+      bias_layout_ =
+          std::make_unique<OffsetLayout>(-span_.first, span_.last, OffsetLayout::Far::kClip);
+    } else if (input_.query_offsets != nullptr) {
+      const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
+      std::vector<at::Tensor> of_batches;
+      for (const int64_t offset : offsets_) {
+        of_batches.push_back(bias_.narrow(2, most - offset, n.queries + n.keys - 1));
+      }
+      bias_ = at::cat(of_batches);
+    }
   } else if (a.bias) {
     TORCH_CHECK_VALUE(a.grid || !has_positions_,
                       "gnomon.attention: bias with positions; expected bias_parameters, or a grid");

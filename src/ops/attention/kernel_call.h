@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -91,9 +92,7 @@ class KernelCall {
   // Where the operator makes the bias by offset itself: its table, and the gradient of what it is
   // made of from that of the table.
   const at::Tensor& bias() const { return bias_; }
-  at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
-    return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_bias);
-  }
+  at::Tensor ParameterGradient(const at::Tensor& d_bias) const;
 
  private:
   // A tensor that lives as long as this does.
@@ -107,6 +106,10 @@ class KernelCall {
   void SetTokens(const OperatorArguments& a);
   void SetMask(const OperatorArguments& a);
   void SetPositions(const OperatorArguments& a);
+  // Positions by which all pairs that are seen are as far apart as columns are, but for an offset
+  // of each batch, are replaced by that: what goes by the distance alone is the same, and cheaper.
+  void ReplaceByOffsets(const OperatorArguments& a);
+  std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
   void SetBias(const OperatorArguments& a);
   void SetRelative(const OperatorArguments& a);
   std::unique_ptr<TableLayout> MakeRelativeLayout(const OperatorArguments& a, int64_t rows) const;
@@ -127,6 +130,8 @@ class KernelCall {
   // and of the keys'.
   bool has_positions_ = false;
   OffsetSpan span_{0, 0};
+  // Of each batch, where they are replaced.
+  std::vector<int64_t> offsets_;
   int64_t least_ = 0;
   int64_t greatest_ = 0;
   int64_t least_key_ = 0;
