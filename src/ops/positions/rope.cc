@@ -1,6 +1,9 @@
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <array>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -174,6 +177,36 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                      component.Choice("layout") == "half");
 }
 
+// The last few turns of calls whose tokens follow one another: q and k have the same, and so have
+// the layers of a model.
+class KnownTurns {
+ public:
+  template <class Make>
+  Turns Get(const std::string& key, const Make& make) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [known, turns] : known_) {
+        if (known == key && turns.cosine.defined()) return turns;
+      }
+    }
+    // Tensors of inference mode would not serve a later call that records gradients.
+    const c10::InferenceMode outside(false);
+    const at::NoGradGuard no_grad;
+    const Turns turns = make();
+    if (turns.cosine.numel() > kMostNumbers) return turns;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    known_[next_++ % known_.size()] = {key, turns};
+    return turns;
+  }
+
+ private:
+  static constexpr int64_t kMostNumbers = 1 << 20;
+
+  std::mutex mutex_;
+  std::array<std::pair<std::string, Turns>, 4> known_;
+  size_t next_ = 0;
+};
+
 // Su et al. 2021, eq. 34. Over a grid each axis rotates an equal part of the columns by its own
 // coordinate, and so it does with positions of several axes that are not in sections.
 at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& tensors,
@@ -196,10 +229,10 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   TORCH_CHECK_VALUE(
       !xpos || (!grid && coordinates.size() == 1), "gnomon.attention: RoPE has xpos on ",
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
-  const std::optional<int64_t> known = call.positions ? std::nullopt : call.length.maybe_as_int();
-  TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !known || *known <= kLongest,
+  const std::optional<int64_t> last = call.positions ? std::nullopt : call.length.maybe_as_int();
+  TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !last || *last <= kLongest,
                     "gnomon.attention: RoPE has xpos, and tokens of ", x.scalar_type(),
-                    " a length of ", *known, "; expected at most ", kLongest, ", or float64");
+                    " a length of ", *last, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
                     ", which goes by the length");
@@ -211,28 +244,41 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
     length = call.positions ? NumberOf(call.positions->last, "gnomon.attention: RoPE by length") + 1
                             : call.length.guard_int(__FILE__, __LINE__);
   }
-  // In float64: float32 angles are off by 8e-3 at position a million.
-  const RotationFrequencies frequencies =
-      FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
-  std::vector<at::Tensor> parts;
-  for (int64_t axis = 0; axis < axes; ++axis) {
-    const at::Tensor& coordinate = coordinates[static_cast<size_t>(axis)];
-    const at::Tensor angles =
-        sections ? SectionAngles(component, *sections, coordinates, frequencies.of_pairs)
-                 : coordinate.unsqueeze(-1) * frequencies.of_pairs;
-    at::Tensor part = RotatePairs(x.narrow(3, axis * columns, columns), angles, half,
-                                  frequencies.attention_factor);
-    if (xpos) {
-      const at::Tensor middle =
-          call.positions ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
-                         : at::scalar_tensor(call.length, coordinate.options()) / 2;
-      CheckSpread(x, coordinate, middle);
-      part = Decay(part, coordinate, middle, call.of_keys, half);
+  static KnownTurns known;
+  const bool in_order = !call.positions && !call.firsts && HasNumbers(x) && x.is_cpu();
+  std::string key;
+  if (in_order) {
+    for (const int64_t number : {Concrete(call.position), SizeOf(x, 2), columns, axes, length,
+                                 static_cast<int64_t>(x.scalar_type())}) {
+      key += std::to_string(number) + " ";
     }
-    parts.push_back(part);
+    key += component.Text();
   }
-  parts.push_back(x.slice(3, dims));
-  return at::cat(parts, 3);
+  const auto make_turns = [&] {
+    // In float64: float32 angles are off by 8e-3 at position a million.
+    const RotationFrequencies frequencies =
+        FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
+    std::vector<at::Tensor> angles;
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      const at::Tensor& coordinate = coordinates[static_cast<size_t>(axis)];
+      angles.push_back(sections
+                           ? SectionAngles(component, *sections, coordinates, frequencies.of_pairs)
+                           : coordinate.unsqueeze(-1) * frequencies.of_pairs);
+    }
+    return TurnsOf(axes == 1 ? angles[0] : at::cat(angles, -1), x.scalar_type(),
+                   frequencies.attention_factor);
+  };
+  const at::Tensor turned =
+      RotatePairs(x, in_order ? known.Get(key, make_turns) : make_turns(), half, columns);
+  if (!xpos) return turned;
+  const at::Tensor& coordinate = coordinates[0];
+  const at::Tensor middle = call.positions
+                                ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
+                                : at::scalar_tensor(call.length, coordinate.options()) / 2;
+  CheckSpread(x, coordinate, middle);
+  return at::cat({Decay(turned.narrow(3, 0, dims), coordinate, middle, call.of_keys, half),
+                  turned.slice(3, dims)},
+                 3);
 }
 
 bool HasAngles(const Component& component) { return component.IsTensor("angles"); }

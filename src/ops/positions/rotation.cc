@@ -1,10 +1,18 @@
 #include "ops/positions/rotation.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "core/rotation.h"
 #include "ops/operators/attention_operators.h"
+#include "ops/operators/autograd.h"
+#include "ops/operators/kernel_arguments.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
@@ -14,6 +22,100 @@ namespace {
 const std::string& NameOf(const Component& component) {
   // Not FindPosition(): a module may have set what all of its positions are told.
   return FindPositionEntry(component.name())->shown_name();
+}
+
+bool TurnsInOnePass(const at::Tensor& x, const Turns& turns) {
+  if (!x.is_cpu() || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kDouble)) {
+    return false;
+  }
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
+    return false;
+  }
+  const auto has_tangent = [](const at::Tensor& tensor) {
+    return tensor._fw_grad(/*level=*/0).defined();
+  };
+  if (!HasNumbers(x) || has_tangent(x)) return false;
+  for (const at::Tensor* turn : {&turns.cosine, &turns.sine}) {
+    if (!HasNumbers(*turn) || has_tangent(*turn) || turn->scalar_type() != x.scalar_type() ||
+        (at::GradMode::is_enabled() && turn->requires_grad())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool back,
+                 at::Tensor& turned) {
+  const at::Tensor x = WithRows(x_in);
+  const int64_t pairs = turns.cosine.size(-1);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[3] = pairs;
+  const at::Tensor cosine = turns.cosine.contiguous().expand(sizes);
+  const at::Tensor sine = turns.sine.contiguous().expand(sizes);
+  const auto view = [](const at::Tensor& tensor) {
+    return View<const T>{tensor.const_data_ptr<T>(),
+                         {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+  };
+  PairRotation<T> rotation;
+  rotation.batch = x.size(0);
+  rotation.heads = x.size(1);
+  rotation.rows = x.size(2);
+  rotation.columns = x.size(3);
+  rotation.pairs = pairs;
+  rotation.block = block;
+  rotation.back = back;
+  rotation.tokens = view(x);
+  rotation.cosines = view(cosine);
+  rotation.sines = view(sine);
+  rotation.turned = turned.data_ptr<T>();
+  constexpr int64_t kGrain = 1 << 14;  // numbers
+  at::parallel_for(0, rotation.count(),
+                   std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.size(3))),
+                   [&](int64_t begin, int64_t end) { RotatePairsOf(rotation, begin, end); });
+}
+
+at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back);
+
+// The rotation and, backward, its inverse: the gradient of a gradient is one, too.
+class RotationFunction : public torch::autograd::Function<RotationFunction> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& /*x*/, const Turns& turns,
+                                                int64_t block, bool back,
+                                                const std::tuple<at::Tensor>& turned) {
+    context->save_for_backward({turns.cosine, turns.sine});
+    context->saved_data["block"] = block;
+    context->saved_data["back"] = back;
+    return {std::get<0>(turned)};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& d_turned) {
+    const torch::autograd::variable_list saved = context->get_saved_variables();
+    const Turns turns{saved[0], saved[1]};
+    const int64_t block = context->saved_data["block"].toInt();
+    const bool back = !context->saved_data["back"].toBool();
+    // What is not plain is turned as without this function, by the negated angles.
+    const at::Tensor d_x =
+        TurnsInOnePass(d_turned[0], turns)
+            ? TurnTokens(d_turned[0], turns, block, back)
+            : RotatePairs(d_turned[0], {turns.cosine, back ? -turns.sine : turns.sine}, block != 0,
+                          block != 0 ? block : 2 * turns.cosine.size(-1));
+    return {d_x, {}, {}, {}, {}};
+  }
+};
+
+// `block`: that of pairs of halves; 0: pairs are neighbours.
+at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back) {
+  const at::Tensor turned = BelowAutograd([&] {
+    at::Tensor to = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
+    x.scalar_type() == at::kDouble ? RunRotation<double>(x, turns, block, back, to)
+                                   : RunRotation<float>(x, turns, block, back, to);
+    return to;
+  });
+  if (!RecordsGradients(std::array<bool, 1>{x.requires_grad()})) return turned;
+  return ApplyFunction<RotationFunction>(x, turns, block, back, std::tuple(turned))[0];
 }
 
 }  // namespace
@@ -63,16 +165,30 @@ void CheckColumns(const Component& component, int64_t dims, int64_t axes,
       ", at most ", free, call.last_is_height ? " (the last coordinate is a height)" : "");
 }
 
-at::Tensor RotatePairs(const at::Tensor& x, const at::Tensor& angles, bool half, double factor) {
-  const int64_t dims = SizeOf(x, 3);
-  const at::Tensor cosine = (angles.cos() * factor).to(x.scalar_type());
-  const at::Tensor sine = (angles.sin() * factor).to(x.scalar_type());
-  const at::Tensor first = half ? x.narrow(3, 0, dims / 2) : x.slice(3, 0, dims, 2);
-  const at::Tensor second = half ? x.narrow(3, dims / 2, dims / 2) : x.slice(3, 1, dims, 2);
-  const at::Tensor turned_first = first * cosine - second * sine;
-  const at::Tensor turned_second = second * cosine + first * sine;
-  return half ? at::cat({turned_first, turned_second}, 3)
-              : at::stack({turned_first, turned_second}, 4).flatten(3);
+Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor) {
+  return {(angles.cos() * factor).to(type), (angles.sin() * factor).to(type)};
+}
+
+at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block) {
+  if (TurnsInOnePass(x, turns)) {
+    return TurnTokens(x, turns, half ? block : 0, /*back=*/false);
+  }
+  const int64_t dims = 2 * SizeOf(turns.cosine, -1);
+  std::vector<at::Tensor> parts;
+  for (int64_t begin = 0; begin < dims; begin += block) {
+    const at::Tensor part = x.narrow(3, begin, block);
+    const at::Tensor cosine = turns.cosine.narrow(-1, begin / 2, block / 2);
+    const at::Tensor sine = turns.sine.narrow(-1, begin / 2, block / 2);
+    const at::Tensor first = half ? part.narrow(3, 0, block / 2) : part.slice(3, 0, block, 2);
+    const at::Tensor second =
+        half ? part.narrow(3, block / 2, block / 2) : part.slice(3, 1, block, 2);
+    const at::Tensor turned_first = first * cosine - second * sine;
+    const at::Tensor turned_second = second * cosine + first * sine;
+    parts.push_back(half ? at::cat({turned_first, turned_second}, 3)
+                         : at::stack({turned_first, turned_second}, 4).flatten(3));
+  }
+  parts.push_back(x.slice(3, dims));
+  return at::cat(parts, 3);
 }
 
 at::Tensor RotateFirst(const Component& component, const RotationCall& call,
@@ -85,7 +201,7 @@ at::Tensor RotateFirst(const Component& component, const RotationCall& call,
   at::Tensor turns = angles;
   if (heads > own) x = x.repeat_interleave(heads / own, 1);
   if (heads > 1 && heads < own) turns = turns.repeat_interleave(own / heads, 1);
-  return at::cat({RotatePairs(x.narrow(3, 0, dims), turns, half), x.slice(3, dims)}, 3);
+  return dims == 0 ? x : RotatePairs(x, TurnsOf(turns, x.scalar_type()), half, dims);
 }
 
 }  // namespace gnomon

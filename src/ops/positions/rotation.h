@@ -25,9 +25,18 @@ int64_t FreeColumns(const RotationCall& call);
 // Throws c10::ValueError unless that many columns can be turned, in pairs for each of `axes`.
 void CheckColumns(const Component& component, int64_t dims, int64_t axes, const RotationCall& call);
 
-// Tokens (B, heads, L, 2 n), all columns turned by angles that broadcast to (B, heads, L, n), and
-// multiplied by the factor. Pairs are (i, i + n) where `half`, else (2 i, 2 i + 1).
-at::Tensor RotatePairs(const at::Tensor& x, const at::Tensor& angles, bool half, double factor = 1);
+// Cosines and sines of angles (..., n), times a factor.
+struct Turns {
+  at::Tensor cosine;
+  at::Tensor sine;
+};
+Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
+
+// Tokens (B, heads, L, D), of which the first 2 n columns are turned by what broadcasts to (B,
+// heads, L, n), and the others are as they were. Each `block` of columns is turned by itself: its
+// pairs are (i, i + block / 2) where `half`, else (2 i, 2 i + 1). On a CPU without copies of parts,
+// unless a call is traced, transformed or differentiated by its angles.
+at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block);
 
 // The first columns of the call's tokens turned by angles (1 or B, heads, L, n), which may be those
 // of one head, of k's heads or of q's: keys are repeated where they have fewer.

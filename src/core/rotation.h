@@ -1,0 +1,17 @@
+// The rotation of pairs of columns on plain views.
+#ifndef GNOMON_SRC_CORE_ROTATION_H_
+#define GNOMON_SRC_CORE_ROTATION_H_
+
+#include <cstdint>
+
+#include "cpu/rotation.h"
+
+namespace gnomon {
+
+// Turns the tokens [begin, end) in the order of (B, H, L), each by itself.
+void RotatePairsOf(const PairRotation<float>& rotation, int64_t begin, int64_t end);
+void RotatePairsOf(const PairRotation<double>& rotation, int64_t begin, int64_t end);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CORE_ROTATION_H_
