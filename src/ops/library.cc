@@ -50,6 +50,14 @@ at::Tensor AttentionOfModule(const CallArguments& call, const at::Tensor& q, con
   return ModuleAttention(q, k, v, *ModuleTerms::Of(similarity, position), tensors, call);
 }
 
+at::Tensor AttentionOfTurnedKeys(const CallArguments& call, const at::Tensor& q,
+                                 const at::Tensor& k, const at::Tensor& v,
+                                 const std::string& similarity, const std::string& position,
+                                 at::TensorList tensors) {
+  return ModuleAttention(q, k, v, *ModuleTerms::Of(similarity, position), tensors, call,
+                         /*of_turned_keys=*/true);
+}
+
 at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
                           std::vector<int64_t> rows, const std::string& similarity,
                           at::TensorList similarity_tensors, std::vector<std::string> position,
@@ -328,6 +336,22 @@ void ForCompositions(const Add& add) {
       "Tensor[] tensors, " +
           call + ") -> Tensor",
       kFlat<AttentionOfModule>);
+  // The same of keys that module_turned_keys has turned, which a cache keeps where
+  // module_turns_keys_once says so.
+  add("module_attention_of_turned_keys(Tensor q, Tensor k, Tensor v, str similarity, "
+      "str position, Tensor[] tensors, " +
+          call + ") -> Tensor",
+      kFlat<AttentionOfTurnedKeys>);
+  add("module_turns_keys_once(str similarity, str position) -> bool",
+      [](const std::string& similarity, const std::string& position) {
+        return TurnsKeysOnce(*ModuleTerms::Of(similarity, position));
+      });
+  add("module_turned_keys(Tensor k, str similarity, str position, int num_heads, SymInt first, "
+      "Tensor? positions=None) -> Tensor",
+      [](const at::Tensor& k, const std::string& similarity, const std::string& position,
+         int64_t num_heads, c10::SymInt first, const OptionalTensor& positions) {
+        return TurnedKeys(k, *ModuleTerms::Of(similarity, position), num_heads, first, positions);
+      });
   add("attention_weights(Tensor q, Tensor k, int[] rows, str similarity, "
       "Tensor[] similarity_tensors, str[] position, Tensor[] position_tensors, " +
           call + ") -> Tensor",

@@ -1,5 +1,6 @@
 """The modules."""
 
+import copy
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import gnomon
 from gnomon._catalogue import module_tensors
 from gnomon.nn import KVCache, LearnedAbsolute, MultiheadAttention, Sinusoidal, TokenPosition
+from gnomon.nn._heads import split_heads
 
 SIMILARITIES = [
     "dot",
@@ -327,6 +329,46 @@ def test_a_cache_takes_padding_that_is_longer_than_what_it_holds():
         module(x, causal=True, cache=KVCache(), key_starts=[9, -1, 0])
     with pytest.raises(ValueError, match=r"key_lengths\[0\] is 7"):
         module(x, causal=True, cache=KVCache(), key_lengths=[7, 6, 6])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "rope",
+        "rope:layout=half:scaling=dynamic:factor=2:original_max_position_embeddings=4",
+        "rope:dims=4+alibi",
+    ],
+)
+@torch.no_grad()
+def test_a_cache_of_rotated_keys_follows_what_is_done_to_it(kind):
+    torch.manual_seed(0)
+    module = MultiheadAttention(32, 4, kv_heads=2, position=kind).double()
+    x = torch.randn(2, 12, 32, dtype=torch.float64)
+    whole = module(x, causal=True)
+    last = torch.testing.assert_close
+    lasts = "dynamic" not in kind
+    cache = KVCache()
+    for n in range(8):
+        o = module(x[:, n : n + 1], causal=True, cache=cache)
+        if lasts:
+            last(o, whole[:, n : n + 1])
+    plain, draft = copy.deepcopy(cache), copy.copy(cache)
+    # Who reads the keys gets them as they were projected.
+    last(plain.k, split_heads(module.k_proj(x[:, :8]), 2))
+    for other in (cache, draft, plain):
+        last(module(x[:, 8:], causal=True, cache=other), module(x, causal=True)[:, 8:])
+    # Rolled back, and the batch reordered.
+    cache.k, cache.v = cache.k[:, :, :5].flip(0), cache.v[:, :, :5].flip(0)
+    assert cache.length() == 5
+    last(module(x[:, 5:].flip(0), causal=True, cache=cache).flip(0), whole[:, 5:])
+    # Positions of the call's own, consecutive ones before them.
+    places = torch.arange(12) * 2
+    cache = KVCache()
+    module(x[:, :5], causal=True, cache=cache, positions=places[:5])
+    o = module(x[:, 5:], causal=True, cache=cache, positions=places[5:])
+    last(o, module(x, causal=True, positions=places)[:, 5:])
+    with pytest.raises(ValueError, match="KVCache: k has shape"):
+        module(x[:1], causal=True, cache=cache, positions=places)
 
 
 def test_a_cache_takes_nothing_from_a_call_that_raises():

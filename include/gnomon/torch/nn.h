@@ -16,6 +16,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,14 +46,25 @@ struct KVCache {
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
+  // All keys as a rotation leaves them that is the same in every call: turn(keys, first) rotates
+  // those of the tokens from that one on. They are kept beside k, and made again where that was
+  // set.
+  torch::Tensor turned(
+      const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn);
   // Forgets all tokens but the last `length`.
   void keep_last(int64_t length);
   void reset();
 
  private:
   struct Room;
+  static void Extend(const std::vector<torch::Tensor*>& kept,
+                     const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room);
+
   // The tensors with places for later tokens, shared by copies.
   std::shared_ptr<Room> room_;
+  torch::Tensor turned_;
+  torch::Tensor turned_of_;  // k, where turned_ are the first of these
+  std::shared_ptr<Room> turned_room_;
 };
 
 // The components of a position that act in attention, "none" where there are none.

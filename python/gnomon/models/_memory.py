@@ -37,8 +37,8 @@ class LanguageModelCache:
 
     def _batch(self) -> int | None:
         """The batch size of its tokens; None if it is empty."""
-        k = self.layers[0].k if self.layers else None
-        return None if k is None else k.shape[0]
+        v = self.layers[0].v if self.layers else None
+        return None if v is None else v.shape[0]
 
 
 class LanguageModelMemory:

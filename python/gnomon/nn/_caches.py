@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,33 +17,83 @@ class KVCache:
     k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; projections holds what else a position computes
     from the tokens of keys, (B, H, L, ...). positions (B, L) or (L,) are the tokens' positions if
     the calls give them, otherwise None.
+
+    A module whose rotation is the same in all calls keeps the rotated keys here, too, until k is
+    read or set.
     """
 
     def __init__(self) -> None:
-        self.k: Tensor | None = None
+        # The keys of the calls so far, which nothing reads while there are rotated ones.
+        self._parts: tuple[Tensor, ...] = ()
+        self._turned: Tensor | None = None
         self.v: Tensor | None = None
         self.projections: list[Tensor] = []
         self.positions: Tensor | None = None
 
+    @property
+    def k(self) -> Tensor | None:
+        """The keys, or None."""
+        # Who reads them may change them.
+        self._turned = None
+        return self._keys()
+
+    @k.setter
+    def k(self, k: Tensor | None) -> None:
+        self._parts = () if k is None else (k,)
+        self._turned = None
+
+    def _keys(self) -> Tensor | None:
+        if len(self._parts) > 1:
+            self._parts = (torch.cat(self._parts, 2),)
+        return self._parts[0] if self._parts else None
+
+    def _joined_turned(
+        self, k: Tensor, v: Tensor, turn: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """All keys, rotated, and values followed by those of more tokens.
+
+        turn(keys, first) rotates the keys of the tokens from that one on.
+        """
+        if not self._parts or self.v is None:
+            return turn(k, 0), v
+        self._check(k, v)
+        if self._turned is None:
+            return turn(self.joined(k, v)[0], 0), torch.cat([self.v, v], 2)
+        return torch.cat([self._turned, turn(k, self.length())], 2), torch.cat([self.v, v], 2)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        for name, old, new in (("k", self._parts[0], k), ("v", self.v, v)):
+            if old is None or old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+                raise ValueError(
+                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
+                    f"{None if old is None else list(old.shape)}; expected the same but for the "
+                    "length"
+                )
+
+    def _keep(self, k: Tensor, turned: Tensor) -> None:
+        """Adds the keys of one call; `turned` are all of them, rotated."""
+        # Joined now and then, so that there are not too many of them.
+        many = 64
+        self._parts = (*self._parts, k)
+        if len(self._parts) > many:
+            self._parts = (torch.cat(self._parts, 2),)
+        self._turned = turned
+
     def length(self) -> int:
         """How many tokens it holds."""
-        return 0 if self.k is None else self.k.shape[2]
+        return sum(part.shape[2] for part in self._parts)
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values followed by those of more tokens, which the cache does not keep."""
-        if self.k is None or self.v is None:
+        known = self._keys()
+        if known is None or self.v is None:
             return k, v
-        for name, old, new in (("k", self.k, k), ("v", self.v, v)):
-            if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
-                raise ValueError(
-                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
-                    f"{list(old.shape)}; expected the same but for the length"
-                )
-        return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        self._check(k, v)
+        return torch.cat([known, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
         """The same for the projections of more tokens."""
-        if self.k is None:
+        if not self._parts:
             return projections
         if len(projections) != len(self.projections):
             raise ValueError(
@@ -57,7 +107,7 @@ class KVCache:
 
         Tokens without positions that are followed by tokens with them are taken to be consecutive.
         """
-        if self.k is None:
+        if not self._parts:
             return positions
         if positions is None:
             if self.positions is not None:
@@ -93,9 +143,10 @@ class KVCache:
         """Adds tokens; returns all keys and values."""
         of_keys = self.joined_projections(list(projections))
         places = self.joined_positions(positions, k.shape[0])
-        self.k, self.v = self.joined(k, v)
+        k, v = self.joined(k, v)
+        self.k, self.v = k, v
         self.projections, self.positions = of_keys, places
-        return self.k, self.v
+        return k, v
 
     def reset(self) -> None:
         """Forgets all tokens."""

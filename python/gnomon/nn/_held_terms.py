@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -124,6 +125,7 @@ class HeldTerms(torch.nn.Module):
         with named_as(type(self).__name__):
             names, starts, learned = ops.module_tensors(similarity, position, *sizes, given)
         self._has_projections: bool = ops.module_has_projections(position)
+        self._turns_keys_once: bool = ops.module_turns_keys_once(similarity, position)
         self._term_names = tuple(names)
         #: Whether a causal call is more than one that sees no later key.
         self._reads_order = any(_reads_order(component) for component in components_of(position))
@@ -219,12 +221,17 @@ class HeldTerms(torch.nn.Module):
             rows: the rows of weights to return, or None.
         """
         q, k, v = heads
-        places = None
+        own_k, places, turns = k, None, False
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type(operator, "cache", cache, "a KVCache, or None")
             places = place_tokens(operator, cache, *tokens, given)
-            k, v = cache.joined(k, v)
+            turns = rows is None and similarity is None and more is None
+            turns = turns and self._turns_keys(k, places)
+            if turns:
+                k, v = cache._joined_turned(k, v, functools.partial(self._turned_keys, places))
+            else:
+                k, v = cache.joined(k, v)
         held, of_keys = self._term_tensors(*tokens)
         projections = [held[n] for n in of_keys]
         if cache is not None:
@@ -246,14 +253,41 @@ class HeldTerms(torch.nn.Module):
             call["dropout"] = dropout
         if aggregation != "mean":
             call["aggregation"] = aggregation
-        o = ops.module_attention.default(q, k, v, *terms, *passed(call))
+        attend = ops.module_attention_of_turned_keys if turns else ops.module_attention
+        o = attend.default(q, k, v, *terms, *passed(call))
 
         def keep() -> None:
-            if cache is not None:
-                cache.k, cache.v = k, v
-                cache.projections, cache.positions = projections, places
+            if cache is None:
+                return
+            if turns:
+                cache._keep(own_k, k)
+            else:
+                cache.k = k
+            cache.v, cache.projections, cache.positions = v, projections, places
 
         return Attended(o, weights, keep)
+
+    def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
+        """Whether a cache keeps the keys of a call as the position rotates them.
+
+        Keys of low precision would be rounded once more, and a traced call would be traced anew for
+        each number of calls before it.
+        """
+        return (
+            self._turns_keys_once
+            and k.dtype in (torch.float32, torch.float64)
+            and (places is None or places.dim() < 3)
+            and not torch.compiler.is_compiling()
+        )
+
+    def _turned_keys(self, places: Tensor | None, k: Tensor, first: int) -> Tensor:
+        """Keys of the tokens from `first` on, rotated; places are the positions of all, or None."""
+        if places is not None:
+            places = places[..., first : first + k.shape[2]]
+        turned: Tensor = ops.module_turned_keys(
+            k, self.similarity, self.position, self._term_sizes[0], first, places
+        )
+        return turned
 
     def _weights(
         self,

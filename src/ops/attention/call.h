@@ -28,6 +28,7 @@ struct ResolvedPosition {
   std::shared_ptr<const Component> component;
   std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
   bool of_module = false;
+  bool of_turned_keys = false;    // k comes as this rotation leaves it
   bool of_weights_alone = false;  // what it adds to values or makes of the output is not asked for
 };
 

@@ -241,6 +241,7 @@ class Composition {
     const PositionEntry& entry = *rotation_->entry;
     place();
     query = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
+    if (rotation_->of_turned_keys) return;
     rotated.x = key.to(computing_);
     rotated.position = 0;
     rotated.firsts = std::nullopt;

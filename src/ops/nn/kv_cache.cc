@@ -69,6 +69,34 @@ struct KVCache::Room {
   std::atomic<int64_t> taken;
 };
 
+// `fresh` behind `kept`, in place where there is room and no gradient is recorded.
+void KVCache::Extend(const std::vector<torch::Tensor*>& kept,
+                     const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room) {
+  // What a backward pass reads must stay as it is.
+  const bool in_place =
+      !at::GradMode::is_enabled() &&
+      std::all_of(kept.begin(), kept.end(),
+                  [](const torch::Tensor* tensor) { return tensor->has_storage(); }) &&
+      HaveOneForm(kept, fresh);
+  if (!in_place) {
+    for (size_t n = 0; n < kept.size(); ++n) *kept[n] = torch::cat({*kept[n], fresh[n]}, 2);
+    room->reset();
+    return;
+  }
+  const int64_t more = fresh[0].size(2);
+  std::optional<int64_t> end = *room == nullptr ? std::nullopt : (*room)->Take(kept, more);
+  if (!end) {
+    *room = std::make_shared<Room>(kept, more);
+    end = (*room)->Take(kept, more);
+  }
+  for (size_t n = 0; n < kept.size(); ++n) {
+    const torch::Tensor& whole = (*room)->tensors[n];
+    whole.narrow(2, *end, more).copy_(fresh[n]);
+    const int64_t count = kept[n]->size(2) + more;
+    *kept[n] = whole.narrow(2, *end + more - count, count);
+  }
+}
+
 void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
                      const std::vector<torch::Tensor>& new_projections,
                      const torch::Tensor& new_positions) {
@@ -116,29 +144,21 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
   std::vector<torch::Tensor> fresh = {new_k, new_v};
   for (torch::Tensor& projection : projections) kept.push_back(&projection);
   fresh.insert(fresh.end(), new_projections.begin(), new_projections.end());
-  // What a backward pass reads must stay as it is.
-  const bool in_place =
-      !at::GradMode::is_enabled() &&
-      std::all_of(kept.begin(), kept.end(),
-                  [](const torch::Tensor* tensor) { return tensor->has_storage(); }) &&
-      HaveOneForm(kept, fresh);
-  if (!in_place) {
-    for (size_t n = 0; n < kept.size(); ++n) *kept[n] = torch::cat({*kept[n], fresh[n]}, 2);
-    room_.reset();
-    return;
+  const bool has_turned = turned_of_.defined() && turned_of_.is_same(k);
+  Extend(kept, fresh, &room_);
+  turned_of_ = has_turned ? k : torch::Tensor();
+}
+
+torch::Tensor KVCache::turned(
+    const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn) {
+  if (!turned_of_.defined() || !turned_of_.is_same(k)) {
+    turned_ = turn(k, 0);
+    turned_room_.reset();
+  } else if (const int64_t known = turned_.size(2); known < k.size(2)) {
+    Extend({&turned_}, {turn(k.narrow(2, known, k.size(2) - known), known)}, &turned_room_);
   }
-  const int64_t more = new_k.size(2);
-  std::optional<int64_t> end = room_ == nullptr ? std::nullopt : room_->Take(kept, more);
-  if (!end) {
-    room_ = std::make_shared<Room>(kept, more);
-    end = room_->Take(kept, more);
-  }
-  for (size_t n = 0; n < kept.size(); ++n) {
-    const torch::Tensor& whole = room_->tensors[n];
-    whole.narrow(2, *end, more).copy_(fresh[n]);
-    const int64_t count = kept[n]->size(2) + more;
-    *kept[n] = whole.narrow(2, *end + more - count, count);
-  }
+  turned_of_ = k;
+  return turned_;
 }
 
 void KVCache::keep_last(int64_t length) {
@@ -155,6 +175,8 @@ void KVCache::keep_last(int64_t length) {
 
 void KVCache::reset() {
   room_.reset();
+  turned_room_.reset();
+  turned_ = turned_of_ = torch::Tensor();
   k = torch::Tensor();
   v = torch::Tensor();
   projections.clear();

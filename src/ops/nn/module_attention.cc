@@ -125,12 +125,62 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
   return values;
 }
 
+namespace {
+
+// The rotation by which keys may be kept turned (TurnsKeysOnce); null: there is none.
+const ModuleTerms::Position* FindLastingRotation(const ModuleTerms& terms) {
+  if (terms.similarity().HasHeight(terms.component())) return nullptr;
+  const ModuleTerms::Position* rotation = nullptr;
+  for (const ModuleTerms::Position& position : terms.positions()) {
+    const PositionEntry::Role role = position.entry->role();
+    if (role == PositionEntry::Role::kNorm || role == PositionEntry::Role::kContent) return nullptr;
+    if (role != PositionEntry::Role::kRotation) continue;
+    const Component& component = position.component;
+    const bool lasts = rotation == nullptr && component.name() == "rope" && position.uses.empty() &&
+                       !position.entry->GoesByLength(component) && !component.Flag("xpos") &&
+                       !component.Find("shape") && !component.Find("sections");
+    if (!lasts) return nullptr;
+    rotation = &position;
+  }
+  return rotation;
+}
+
+}  // namespace
+
+bool TurnsKeysOnce(const ModuleTerms& terms) { return FindLastingRotation(terms) != nullptr; }
+
+at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
+                      const c10::SymInt& first, const OptionalTensor& positions) {
+  const WithoutAutocast guard;
+  const ModuleTerms::Position* const rotation = FindLastingRotation(terms);
+  TORCH_CHECK_VALUE(rotation != nullptr, "gnomon.module_turned_keys: position is ", terms.text(),
+                    "; expected RoPE that does not go by the length");
+  RotationCall call{.x = k,
+                    .position = first,
+                    .firsts = std::nullopt,
+                    .length = first + k.sym_size(2),
+                    .of_keys = true,
+                    .is_product = terms.similarity().is_product,
+                    .last_is_height = false,
+                    .heads = heads,
+                    .key_heads = SizeOf(k, 1)};
+  if (positions) {
+    const at::Tensor of_tokens = positions->dim() == 1 ? positions->unsqueeze(0) : *positions;
+    call.positions = {of_tokens, of_tokens.min(), of_tokens.max()};
+  }
+  return rotation->entry->Rotated(*rotation->both_ways, {}, call);
+}
+
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
-                           const CallArguments& arguments) {
+                           const CallArguments& arguments, bool of_turned_keys) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
-  const ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  for (ResolvedPosition& position : resolved.positions) {
+    const bool rotates = position.entry->role() == PositionEntry::Role::kRotation;
+    position.of_turned_keys = of_turned_keys && rotates;
+  }
   return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
 }
 

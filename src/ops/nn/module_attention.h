@@ -37,9 +37,17 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
 std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
                                           at::TensorList tensors);
 
+// Whether the keys of calls with such a position turn alike in all of them, and nothing else reads
+// them before: a cache may then keep them turned.
+bool TurnsKeysOnce(const ModuleTerms& terms);
+// Keys (B, Hkv, L, D) turned by the rotation of such a position. They stand one after the other
+// from `first` on, or at positions (L,) or (B, L).
+at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
+                      const c10::SymInt& first, const OptionalTensor& positions);
+
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
-                           const CallArguments& arguments);
+                           const CallArguments& arguments, bool of_turned_keys = false);
 
 // Its weights of some rows (AttentionWeights); values have value_dim columns.
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,

@@ -133,7 +133,18 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
-  const torch::Tensor o = ModuleAttention(q, k, v, *terms_, terms.tensors, arguments);
+  const OptionalTensor& places = arguments.key_positions;
+  const bool turns = call.cache != nullptr && TurnsKeysOnce(*terms_) &&
+                     (k.scalar_type() == at::kFloat || k.scalar_type() == at::kDouble) &&
+                     (!places || places->dim() < 3);
+  if (turns) {
+    k = joined.turned([&](const torch::Tensor& some, int64_t first) {
+      const OptionalTensor of_some =
+          places ? OptionalTensor(places->narrow(-1, first, some.size(2))) : std::nullopt;
+      return TurnedKeys(some, *terms_, options.num_heads(), first, of_some);
+    });
+  }
+  const torch::Tensor o = ModuleAttention(q, k, v, *terms_, terms.tensors, arguments, turns);
   if (call.cache) *call.cache = std::move(joined);
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();
