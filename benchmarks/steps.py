@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,6 +71,10 @@ def ours(
     qkv = tokens(**shape)
     made = None if similarity is None else SIMILARITIES[similarity]()
     return ours_of(qkv, backward, causal=causal, similarity=made)
+
+
+def ours_placed(backward: bool, length: int = LENGTH, **arguments: Any) -> Step:
+    return ours_of(tokens(length=length), backward, **arguments)
 
 
 def gamma() -> Tensor:
@@ -184,6 +189,80 @@ def formula_step(compiled: bool) -> Step:
 def relative_step(most_offset: int, backward: bool) -> Step:
     keys = (torch.randn(2 * most_offset + 1, DIM) / math.sqrt(DIM)).requires_grad_()
     return ours_of(tokens(), backward, [keys], position=gnomon.position.Relative(keys, most_offset))
+
+
+def document_lengths(longest: int, total: int = 2 * LENGTH) -> list[int]:
+    """Of documents of mixed lengths that fill a packed row of tokens."""
+    generator = torch.Generator().manual_seed(0)
+    lengths: list[int] = []
+    while sum(lengths) < total:
+        lengths.append(int(torch.randint(longest // 20, longest, (), generator=generator)))
+    lengths[-1] -= sum(lengths) - total
+    return lengths
+
+
+def packed_step(
+    lengths: Sequence[int],
+    backward: bool,
+    causal: bool,
+    key_heads: int = HEADS,
+    restarts: bool = False,
+    looped: bool = False,
+) -> Step:
+    """Documents packed into one row, or each in a call of its own."""
+    q = leaf(1, HEADS, sum(lengths), DIM)
+    k, v = (leaf(1, key_heads, sum(lengths), DIM) for _ in range(2))
+    if not looped:
+        segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        return ours_of(
+            (q, k, v),
+            backward,
+            causal=causal,
+            query_segments=segments,
+            key_segments=segments,
+            positions=positions if restarts else None,
+        )
+    documents = zip(*(x.detach().split(lengths, 2) for x in (q, k, v)), strict=True)
+    steps = [
+        ours_of(tuple(x.clone().requires_grad_() for x in document), backward, causal=causal)
+        for document in documents
+    ]
+    return lambda: [one() for one in steps]
+
+
+def window_step(gathered: bool, segmented: bool = False) -> Step:
+    """Swin's windows of 7 x 7, with a learned bias by both offsets, forward and backward."""
+    side, heads = 7, 4
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    offsets = places[None, :] - places[:, None] + side - 1
+    entries = (offsets[..., 0] * (2 * side - 1) + offsets[..., 1]).flatten()
+    table = leaf(heads, 2 * side - 1, 2 * side - 1)
+    qkv = tokens(batch=128, heads=heads, length=side * side, dim=16)
+    segments = torch.randint(0, 3, (128, side * side)).sort(1)[0] if segmented else None
+
+    def call() -> Tensor:
+        bias: gnomon.position.Position = gnomon.position.GridBias(table)
+        if gathered:
+            pairs = table.flatten(1)[:, entries].view(1, heads, side * side, side * side)
+            bias = gnomon.position.PairBias(pairs)
+        return gnomon.attention(*qkv, position=bias, query_segments=segments, key_segments=segments)
+
+    return step(call, [*qkv, table], True)
+
+
+def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> Step:
+    """One more token of a module with a cache."""
+    module = gnomon.nn.MultiheadAttention(HEADS * dim, HEADS, position=position).eval()
+    cache, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
+    with torch.no_grad():
+        module(torch.randn(1, keys, HEADS * dim), causal=True, cache=cache)
+
+    def decode() -> Tensor:
+        with torch.no_grad():
+            return module(token, causal=True, cache=copy.copy(cache))
+
+    return decode
 
 
 def linear_step() -> Step:

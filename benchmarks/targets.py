@@ -43,19 +43,24 @@ from steps import (
     SIMILARITIES,
     Arrays,
     bias,
+    decoding_step,
+    document_lengths,
     flex_step,
     formula_step,
     leaf,
     linear_step,
     ours,
     ours_of,
+    ours_placed,
     ours_with_bias,
+    packed_step,
     relative_step,
     sdpa,
     sdpa_with_learned_mask,
     sdpa_with_mask,
     step,
     tokens,
+    window_step,
 )
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -378,6 +383,69 @@ def long_step(
     )
 
 
+def packed_rows() -> Iterator[Row]:
+    """Documents of mixed lengths in one row of tokens."""
+    for kind, longest, key_heads in (("", 600, HEADS), ("short ", 100, HEADS), ("", 600, 2)):
+        lengths = document_lengths(longest)
+        heads = "" if key_heads == HEADS else f", {HEADS} heads on {key_heads}"
+        for causal, backward in itertools.product((False, True), (False, True)):
+            packed = functools.partial(packed_step, lengths, backward, causal, key_heads)
+            name = f"packed {kind}documents, {'causal' if causal else 'full'}{heads}"
+            yield compare(
+                with_backward(name, backward) + " / a loop over them",
+                1.05,
+                packed,
+                functools.partial(packed, looped=True),
+            )
+    for backward in (False, True):
+        packed = functools.partial(packed_step, document_lengths(600), backward, True)
+        yield compare(
+            with_backward("packed documents, causal, positions that restart", backward)
+            + " / without positions",
+            1.3,
+            functools.partial(packed, restarts=True),
+            packed,
+        )
+
+
+def position_rows() -> Iterator[Row]:
+    """Rotations, positions of the caller's, and small grids."""
+    slopes = gnomon.alibi_slopes(HEADS)
+    for backward in (False, True):
+        alibi = functools.partial(
+            ours_placed, backward, causal=True, position=gnomon.position.ALiBi(slopes)
+        )
+        yield compare(
+            with_backward("ALiBi, causal, positions = arange(L)", backward)
+            + " / without positions",
+            1.1,
+            functools.partial(alibi, positions=torch.arange(LENGTH)),
+            alibi,
+        )
+    for length in (256, 512, 1024, 2048):
+        call = functools.partial(ours_placed, True, length=length, causal=True)
+        yield compare(
+            f"RoPE, causal, L {length}, forward + backward / without",
+            1.1,
+            functools.partial(call, position=gnomon.position.RoPE()),
+            call,
+        )
+    yield compare(
+        f"decode: a module with RoPE, 1 query on {LENGTH} cached keys, D 32 / without",
+        1.1,
+        functools.partial(decoding_step, "rope"),
+        functools.partial(decoding_step, None),
+    )
+    for segmented in (False, True):
+        yield compare(
+            f"GridBias, windows of 7 x 7{', segments' if segmented else ''}, forward + backward / "
+            "gathered into PairBias",
+            1.0,
+            functools.partial(window_step, False, segmented),
+            functools.partial(window_step, True, segmented),
+        )
+
+
 def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
     """For calls of several seconds."""
     return lambda rounds: measure(max(1, rounds // 3))
@@ -509,7 +577,7 @@ def machine_rows() -> Iterator[Row]:
 def rows() -> list[Row]:
     groups = (
         *(plain_rows, bias_rows, similarity_rows, relative_rows),
-        *(shape_rows, long_rows, use_rows, machine_rows),
+        *(packed_rows, position_rows, shape_rows, long_rows, use_rows, machine_rows),
     )
     return [row for group in groups for row in group()]
 
