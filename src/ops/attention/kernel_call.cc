@@ -229,6 +229,8 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
   const OffsetSpan span{1 - n.queries - *most, n.keys - 1 - *least};
   // The table of all batches' offsets is not to be much larger than one of them.
   if (*most - *least > 2 * (n.queries + n.keys)) return;
+  // Biases may be there for the offsets of the positions alone.
+  if (a.bias_parameters && (span.first < span_.first || span.last > span_.last)) return;
   span_ = span;
   offsets_ = std::move(*offsets);
   input_.query_positions = nullptr;
