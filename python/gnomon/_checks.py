@@ -18,7 +18,7 @@ Device: TypeAlias = torch.device | str | int | None
 
 def kind_of(value: object) -> str:
     """Its type in a sentence, "an int"."""
-    name = type(value).__name__
+    name = "type" if isinstance(value, type) else type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
