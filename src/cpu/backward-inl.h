@@ -328,7 +328,7 @@ class BackwardPass {
   KeyRange FindSeenBlocks(int64_t b, int64_t row_block) const {
     const int64_t begin = row_block * kRowBlock;
     const int64_t end = std::min(begin + kRowBlock, n_.queries);
-    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    const KeyRange batch = segments_.Narrowed(BatchKeys(in_.mask, n_.keys, b), b, begin, end);
     if (positions_.exists()) {
       const KeyRange near = positions_.Trimmed(b, positions_.SeenBy(b, begin, end), batch);
       if (near.empty()) return {};
@@ -448,6 +448,16 @@ class BackwardPass {
     }
   }
 
+  // Rows [first_row, last_row) of a tile and the columns that they are multiplied with.
+  struct Band {
+    int64_t first_row;
+    int64_t last_row;
+    int64_t begin;
+    int64_t end;
+
+    size_t rows() const { return Size(last_row - first_row); }
+  };
+
   // What a block of keys works on and adds up.
   struct Block {
     int64_t b;
@@ -471,6 +481,7 @@ class BackwardPass {
     float* key_parts;     // what they are made in
     float* d_of_keys;     // gradients of what those are multiplied by, kBackwardColumns rows
     TileMask mask;
+    std::vector<Band> bands;
     TableWindow keys_window;
     std::vector<TableRun> runs;
     std::vector<NearPair> near_pairs;  // of the tile, columns as its own
@@ -584,6 +595,24 @@ class BackwardPass {
     }
   }
 
+  // Of a tile that is seen: all rows with all columns, or, where there are segments, the rows of
+  // each with the columns that they see. Tables are read and summed for whole tiles.
+  void SetBands(Block& block, int64_t first_row, int64_t rows) const {
+    const TileMask& mask = block.mask;
+    block.bands.assign(1, {0, rows, mask.begin, mask.end});
+    if (!segments_.exists() || terms_.relative() || of_keys().exists() ||
+        grad_.pair_bias.data != nullptr) {
+      return;
+    }
+    block.bands.clear();
+    for (int64_t r = 0; r < rows;) {
+      const int64_t end = std::min(rows, segments_.EndOfRows(block.b, first_row + r) - first_row);
+      const RowSpan seen = mask.Seen(r, end);
+      if (seen.begin < seen.end) block.bands.push_back({r, end, seen.begin, seen.end});
+      r = end;
+    }
+  }
+
   // All gradients of a tile but those of its rows, which AddToRows adds; false if the tile has
   // none.
   bool Tile(Block& block, int64_t h, int64_t first_row, int64_t rows) {
@@ -594,24 +623,30 @@ class BackwardPass {
     float* HWY_RESTRICT gradient = block.gradient;
     TileMask& mask = block.mask;
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    const KeyRange near = segments_.Narrowed(batch, b, first_row, first_row + rows);
     const int64_t width = std::min(kBackwardColumns, n_.keys - first);
     mask = {};
     if (positions_.exists()) {
-      mask.Set(positions_, batch, b, first_row, rows, first, width);
+      mask.Set(positions_, near, b, first_row, rows, first, width);
     } else {
-      mask.Set(in_.mask, batch, QueryOffset(in_, b) + first_row, rows, first, width);
+      mask.Set(in_.mask, near, QueryOffset(in_, b) + first_row, rows, first, width);
     }
     mask.SetSegments(segments_, b, first_row, rows, first);
     mask.SetPairs(terms_.pair_mask(), b, h, 1, first_row, rows, first);
     if (mask.end <= mask.begin) return false;
+    SetBands(block, first_row, rows);
     const Rows d_o = d_o_.Head(b, h);
     const Rows queries = dim_ > 0 ? queries_.Head(b, h) : Rows{};
-    if (dim_ > 0) MultiplyTokens(block, h, first_row, rows, batch);
-    for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
-      Multiply(Size(rows), Vectors(mask.end - c), Size(n_.value_dim),
-               {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1},
-               value_panels_.panel(b, key_head, (first + c) / kWidth), kPanel, gradient + c,
-               kBackwardColumns);
+    for (const Band& band : block.bands) {
+      if (dim_ > 0) MultiplyTokens(block, band, h, first_row, batch);
+      for (int64_t c = band.begin / kLaneCount * kLaneCount; c < band.end;) {
+        const size_t vectors = VectorsOfPanel(c, band.end);
+        Multiply(band.rows(), vectors, Size(n_.value_dim),
+                 {saved_.d_o.row(b, h, first_row + band.first_row), Size(saved_.d_o.stride[2]), 1},
+                 value_panels_.panel(b, key_head, (first + c) / kWidth) + c % kWidth, kPanel,
+                 gradient + band.first_row * kBackwardColumns + c, kBackwardColumns);
+        c += static_cast<int64_t>(vectors) * kLaneCount;
+      }
     }
     block.keys_window =
         terms_.Window(b, first_row, rows, first + mask.begin, first + mask.end, block.key_window);
@@ -628,7 +663,7 @@ class BackwardPass {
                                                     mask.end, block.of_keys, block.key_parts,
                                                     &block.runs);
     }
-    RowGradients(block, h, first_row, rows, mask, keys_window, values_window);
+    RowGradients(block, h, first_row, mask, keys_window, values_window);
     if (wants_of_keys()) {
       of_keys().template Gradients<kBackwardColumns>(
           b, h, first_row, rows, first, mask.begin, mask.end, block.of_keys,
@@ -637,17 +672,23 @@ class BackwardPass {
           block.key_parts, &block.runs);
     }
     TableGradients(block, h, first_row, rows, keys_window, values_window);
-    const size_t seen = Size(mask.end - mask.begin);
-    if (grad_.v.data != nullptr) {
-      MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, Size(rows),
-                  {tile + mask.begin, 1, Size(kBackwardColumns)}, d_o.row(first_row),
-                  Size(d_o.stride), block.d_values + mask.begin * padded_value_dim_,
-                  Size(padded_value_dim_));
+    for (const Band& band : block.bands) {
+      const size_t seen = Size(band.end - band.begin);
+      const int64_t at = band.first_row * kBackwardColumns + band.begin;
+      const int64_t row = first_row + band.first_row;
+      if (grad_.v.data != nullptr) {
+        MultiplyAdd(seen, Size(padded_value_dim_) / kLanes, band.rows(),
+                    {tile + at, 1, Size(kBackwardColumns)}, d_o.row(row), Size(d_o.stride),
+                    block.d_values + band.begin * padded_value_dim_, Size(padded_value_dim_));
+      }
+      if (dim_ > 0 && grad_.y.data != nullptr) {
+        MultiplyAdd(seen, Size(padded_dim_) / kLanes, band.rows(),
+                    {gradient + at, 1, Size(kBackwardColumns)}, queries.row(row),
+                    Size(queries.stride), block.d_keys + band.begin * padded_dim_,
+                    Size(padded_dim_));
+      }
     }
     if (dim_ > 0 && grad_.y.data != nullptr) {
-      MultiplyAdd(seen, Size(padded_dim_) / kLanes, Size(rows),
-                  {gradient + mask.begin, 1, Size(kBackwardColumns)}, queries.row(first_row),
-                  Size(queries.stride), block.d_keys + mask.begin * padded_dim_, Size(padded_dim_));
       const Rows keys = keys_.Head(b, key_head);
       for (const NearPair& pair : block.near_pairs) {
         AddScaledDifference(2 * pair.d_distance, keys.row(first + pair.column),
@@ -664,35 +705,40 @@ class BackwardPass {
     return {key_panels_.panel(b, key_head, first / kWidth), dim_, begin};
   }
 
-  // The inner products of a tile's rows with its keys, those of the forward pass.
-  void MultiplyTokens(const Block& block, int64_t h, int64_t first_row, int64_t rows,
+  // The inner products of a band's rows with its keys, those of the forward pass.
+  void MultiplyTokens(const Block& block, const Band& band, int64_t h, int64_t first_row,
                       KeyRange batch) const {
     const int64_t b = block.b;
     const int64_t key_head = h / group_;
-    const TileMask& mask = block.mask;
+    const int64_t row = first_row + band.first_row;
+    float* const tile = block.tile + band.first_row * kBackwardColumns;
     const float* x = nullptr;
     int64_t x_stride = panel_rows_;
     if (pairs_) {
-      x = PairedQuery(b, h, first_row);
+      x = PairedQuery(b, h, row);
     } else {
       const Rows queries = queries_.Head(b, h);
-      x = queries.row(first_row);
+      x = queries.row(row);
       x_stride = queries.stride;
     }
+    const int64_t begin = band.begin / kLaneCount * kLaneCount;
     if (in_place_) {
-      return MultiplyKeys(in_.y, b, key_head, batch, dim_, pairs_, block.first,
-                          mask.begin / kLaneCount * kLaneCount, RoundUp(mask.end, kLaneCount),
-                          Size(rows), x, Size(x_stride), block.tile, Size(kBackwardColumns));
+      return MultiplyKeys(in_.y, b, key_head, batch, dim_, pairs_, block.first, begin,
+                          RoundUp(band.end, kLaneCount), band.rows(), x, Size(x_stride), tile,
+                          Size(kBackwardColumns));
     }
-    for (int64_t c = mask.begin / kWidth * kWidth; c < mask.end; c += kWidth) {
-      const float* const panel = key_panels_.panel(b, key_head, (block.first + c) / kWidth);
+    for (int64_t c = begin; c < band.end;) {
+      const size_t vectors = VectorsOfPanel(c, band.end);
+      const float* const panel =
+          key_panels_.panel(b, key_head, (block.first + c) / kWidth) + c % kWidth;
       if (pairs_) {
-        MultiplyPairs(Size(rows), Vectors(mask.end - c), Size(panel_rows_), x, Size(x_stride),
-                      panel, kPanel, block.tile + c, kBackwardColumns);
+        MultiplyPairs(band.rows(), vectors, Size(panel_rows_), x, Size(x_stride), panel, kPanel,
+                      tile + c, kBackwardColumns);
       } else {
-        Multiply(Size(rows), Vectors(mask.end - c), Size(dim_), {x, Size(x_stride), 1}, panel,
-                 kPanel, block.tile + c, kBackwardColumns);
+        Multiply(band.rows(), vectors, Size(dim_), {x, Size(x_stride), 1}, panel, kPanel, tile + c,
+                 kBackwardColumns);
       }
+      c += static_cast<int64_t>(vectors) * kLaneCount;
     }
   }
 
@@ -700,19 +746,25 @@ class BackwardPass {
   void AddToRows(const Block& block, int64_t h, int64_t first_row, int64_t rows) const {
     const int64_t b = block.b;
     const int64_t first = (b * n_.heads + h) * n_.queries + first_row;
-    for (int s = 0; s < row_sums_; ++s) {
-      for (int64_t r = 0; r < rows; ++r) RowSum(s)[first + r] += block.d_rows[s * kRowBlock + r];
+    for (const Band& band : block.bands) {
+      for (int s = 0; s < row_sums_; ++s) {
+        for (int64_t r = band.first_row; r < band.last_row; ++r) {
+          RowSum(s)[first + r] += block.d_rows[s * kRowBlock + r];
+        }
+      }
     }
     if (d_relative_queries_) {
       terms_.keys().AddProduct(h, rows, block.keys_window, RelativeQueryGradient(first));
     }
     if (!wants_queries()) return;
-    const TileMask& mask = block.mask;
     const Rows keys = keys_.Head(b, h / group_);
-    MultiplyAdd(Size(rows), Size(padded_dim_) / kLanes, Size(mask.end - mask.begin),
-                {block.gradient + mask.begin, Size(kBackwardColumns), 1},
-                keys.row(block.first + mask.begin), Size(keys.stride),
-                QueryGradient(b, h, first_row), Size(query_stride()));
+    for (const Band& band : block.bands) {
+      MultiplyAdd(band.rows(), Size(padded_dim_) / kLanes, Size(band.end - band.begin),
+                  {block.gradient + band.first_row * kBackwardColumns + band.begin,
+                   Size(kBackwardColumns), 1},
+                  keys.row(block.first + band.begin), Size(keys.stride),
+                  QueryGradient(b, h, first_row + band.first_row), Size(query_stride()));
+    }
     const Rows queries = queries_.Head(b, h);
     for (const NearPair& pair : block.near_pairs) {
       AddScaledDifference(2 * pair.d_distance, queries.row(first_row + pair.row),
@@ -767,30 +819,41 @@ class BackwardPass {
 
   // Turns a tile's products into weights and gradients of the scores, and the windows' products
   // into what each entry of the tables gets of them. Flat, as ForwardPass::AddWeights is.
-  HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, int64_t rows,
-                                const TileMask& mask, const TableWindow& keys_window,
-                                const TableWindow& values_window) {
+  HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
+                                const TableWindow& keys_window, const TableWindow& values_window) {
     const int64_t b = block.b;
     const int64_t first = block.first;
     const int64_t head = b * n_.heads + h;
-    // Whole vectors that some row sees.
-    const int64_t begin = mask.begin / kLaneCount * kLaneCount;
-    const int64_t end = RoundUp(mask.end, kLaneCount);
-    const bool masked = mask.HidesWithin({begin, end}, 0, rows) || mask.segmented || mask.placed;
     const DF d;
-    float* const d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
-    const auto scalars = scalars_.At(b, h / group_, first + begin);
-    std::array<float*, kMostScalars + 1> d_scalars{};
-    for (int s = 0; s < column_numbers(); ++s) {
-      d_scalars[Size(s)] = block.d_columns + s * kBackwardColumns + begin;
-    }
     block.near_pairs.clear();
     const bool tempered = terms_.has_temperature();
     TileSums totals;
     TileSums of_row;
     ClearSums(functions_.head_scalars(), totals);
     ClearSums(functions_.head_scalars(), of_row);
-    for (int64_t r = 0; r < rows; ++r) {
+    Band band{0, 0, 0, 0};
+    auto next_band = block.bands.begin();
+    // Whole vectors that some row of the band sees.
+    int64_t begin = 0;
+    int64_t end = 0;
+    bool masked = false;
+    float* d_key_bias = nullptr;
+    auto scalars = scalars_.At(b, h / group_, first);
+    std::array<float*, kMostScalars + 1> d_scalars{};
+    for (int64_t r = 0;; ++r) {
+      if (r == band.last_row) {
+        if (next_band == block.bands.end()) break;
+        band = *next_band++;
+        r = band.first_row;
+        begin = band.begin / kLaneCount * kLaneCount;
+        end = RoundUp(band.end, kLaneCount);
+        masked = mask.HidesWithin({begin, end}, r, band.last_row) || mask.segmented || mask.placed;
+        d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
+        scalars = scalars_.At(b, h / group_, first + begin);
+        for (int s = 0; s < column_numbers(); ++s) {
+          d_scalars[Size(s)] = block.d_columns + s * kBackwardColumns + begin;
+        }
+      }
       if (tempered) ClearSums(functions_.head_scalars(), of_row);
       TileSums& sums_of_heads = tempered ? of_row : totals;
       const int64_t i = first_row + r;
@@ -804,8 +867,8 @@ class BackwardPass {
                        i,
                        first + begin,
                        end - begin,
-                       first + mask.begin,
-                       first + mask.end,
+                       first + band.begin,
+                       first + band.end,
                        mask.paired,
                        temperature};
       const float factor = in_.factor[h] * temperature;
@@ -814,15 +877,20 @@ class BackwardPass {
                             PanelsOf(b, h / group_, first, begin));
       row.near_pairs = &block.near_pairs;
       row.index = static_cast<int32_t>(r);
-      RowView view{{mask.rows[r].begin - begin, mask.rows[r].end - begin},
-                   segments_.Keys(b, first + begin),
-                   segments_.Query(b, i)};
+      const size_t known_pairs = block.near_pairs.size();
+      RowView view;
+      view.span = {mask.rows[r].begin - begin, mask.rows[r].end - begin};
+      if (segments_.Mixed(b, i)) {
+        view.segments = segments_.Keys(b, first + begin);
+        view.segment = segments_.Query(b, i);
+      }
       if (mask.placed) {
         view.positions = positions_.Keys(b, first + begin);
         const Positions::Range sees = positions_.SeenBy(b, i);
         view.low = sees.low;
         view.high = sees.high;
       }
+      view.FindOpen(kLaneCount);
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
       float* const weights = block.tile + r * kBackwardColumns + begin;
       float* const d_scores = block.gradient + r * kBackwardColumns + begin;
@@ -867,6 +935,9 @@ class BackwardPass {
                                              d_scalars.data(), factor, nullptr, nullptr, softmax,
                                              balances(), view, sums_of_heads, sums);
       }
+      for (size_t n = known_pairs; n < block.near_pairs.size(); ++n) {
+        block.near_pairs[n].column += static_cast<int32_t>(begin);
+      }
       if (terms_.drops()) terms_.Drop(at, weights);
       if (terms_.values().exists()) {
         values_window.ClearRow(r);
@@ -895,7 +966,6 @@ class BackwardPass {
       block.d_rows[(row_numbers() + 3) * kRowBlock + r] =
           in_.factor[h] * sums.mean + mean_added * kLn2;
     }
-    for (NearPair& pair : block.near_pairs) pair.column += static_cast<int32_t>(begin);
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += SumOfLanes(totals.factor);
     for (int s = 0; s < functions_.head_scalars(); ++s) {

@@ -189,15 +189,21 @@ class ForwardPass {
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
   }
-  // The last rows first: under a causal mask they see most.
-  void SetBlock(int64_t b, int64_t key_head, int64_t index, float* memory, Block& block) const {
+  // Which queries are in a block. The last rows first: under a causal mask they see most.
+  KeyRange QueriesOf(int64_t index) const {
     const int64_t in_head = DivideUp(n_.queries, kRowBlock);
-    const int64_t first_head = index / in_head * heads_in_block_;
+    const int64_t begin = (in_head - 1 - index % in_head) * kRowBlock;
+    return {begin, std::min(begin + kRowBlock, n_.queries)};
+  }
+  // Block `index` of a key head's, of which `queries` alone.
+  void SetBlock(int64_t b, int64_t key_head, int64_t index, KeyRange queries_of_block,
+                float* memory, Block& block) const {
+    const int64_t first_head = index / DivideUp(n_.queries, kRowBlock) * heads_in_block_;
     block.b = b;
     block.h = key_head * group_ + first_head;
     block.heads = std::min(heads_in_block_, group_ - first_head);
-    block.i = (in_head - 1 - index % in_head) * kRowBlock;
-    block.queries = std::min(kRowBlock, n_.queries - block.i);
+    block.i = queries_of_block.begin;
+    block.queries = queries_of_block.end - queries_of_block.begin;
     block.sum = memory;
     block.x = {};
     std::fill_n(block.largest, block.rows(), -kInfinity);
@@ -254,13 +260,26 @@ class ForwardPass {
     });
   }
 
-  // Block `index` of the queries of a key head.
+  // Block `index` of the queries of a key head; those of each segment by themselves, so that their
+  // tiles are the ones that they would have without the others.
   void RunBlock(int64_t head, int64_t index, float* memory, Plan* plan) const {
+    const KeyRange queries = QueriesOf(index);
+    for (int64_t begin = queries.begin; begin < queries.end;) {
+      const int64_t end =
+          segments_.exists()
+              ? std::min(queries.end, segments_.EndOfRows(head / n_.key_heads, begin))
+              : queries.end;
+      RunRows(head, index, {begin, end}, memory, plan);
+      begin = end;
+    }
+  }
+  void RunRows(int64_t head, int64_t index, KeyRange queries, float* memory, Plan* plan) const {
     const int64_t b = head / n_.key_heads;
     Scratch scratch = MakeScratch(memory);
     Block block;
-    SetBlock(b, head % n_.key_heads, index, memory + scratch_size(), block);
-    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
+    SetBlock(b, head % n_.key_heads, index, queries, memory + scratch_size(), block);
+    const KeyRange batch =
+        segments_.Narrowed(BatchKeys(in_.mask, n_.keys, b), b, queries.begin, queries.end);
     TileMask seen;
     SetMask(block, batch, 0, n_.keys, &seen);
     if (skipping_.Active(block.place())) {
@@ -384,9 +403,16 @@ class ForwardPass {
   // Whether segments or the caller's mask may hide a pair of a block and keys.
   bool HidesPairs(const Block& block, KeyRange keys) const {
     if (segments_.exists()) {
-      const Segments::Range rows = segments_.OfQueries(block.b, block.i, block.i + block.queries);
-      const Segments::Range columns = segments_.OfKeys(block.b, keys.begin, keys.end);
-      if (rows.low != rows.high || columns.low != rows.low || columns.high != rows.low) return true;
+      // What is known of keys is known of whole cells.
+      constexpr int64_t kKnown = Skipping::kCell;
+      const KeyRange of_batch = BatchKeys(in_.mask, n_.keys, block.b);
+      const KeyRange own = segments_.SeenBy(block.b, block.i);
+      if (segments_.EndOfRows(block.b, block.i) < block.i + block.queries ||
+          segments_.Mixed(block.b, block.i) ||
+          std::max(of_batch.begin, keys.begin / kKnown * kKnown) < own.begin ||
+          std::min(of_batch.end, RoundUp(keys.end, kKnown)) > own.end) {
+        return true;
+      }
     }
     if (!terms_.pair_mask().exists()) return false;
     constexpr int64_t kCell = PairMask::kCell;
@@ -526,7 +552,7 @@ class ForwardPass {
     // Not initialised: of few rows that would take as long as what is done with them.
     std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
-      SetBlock(b, key_head, n, memory + n * block_size(), all[Size(n)]);
+      SetBlock(b, key_head, n, QueriesOf(n), memory + n * block_size(), all[Size(n)]);
     }
     return all;
   }
@@ -689,13 +715,14 @@ class ForwardPass {
   void SetMask(const Block& block, KeyRange batch, int64_t first, int64_t width,
                TileMask* mask) const {
     width = std::min(width, n_.keys - first);
+    batch = segments_.Narrowed(batch, block.b, block.i, block.i + block.queries);
     if (positions_.exists()) {
       mask->Set(positions_, batch, block.b, block.i, block.queries, first, width);
     } else {
       mask->Set(in_.mask, batch, QueryOffset(in_, block.b) + block.i, block.queries, first, width);
     }
-    mask->Repeat(block.queries, block.heads);
     mask->SetSegments(segments_, block.b, block.i, block.queries, first);
+    mask->Repeat(block.queries, block.heads);
     mask->SetPairs(terms_.pair_mask(), block.b, block.h, block.heads, block.i, block.queries,
                    first);
   }
@@ -731,16 +758,17 @@ class ForwardPass {
                    pairs_, keys.first, span.begin, span.end, rows, x, block.x.row, tile,
                    Size(kForwardColumns));
     }
-    for (int64_t c = seen.begin / kWidth * kWidth; keys.panels != nullptr && c < seen.end;
-         c += kWidth) {
-      const float* panel = keys.panels + c * panel_rows_;
+    for (int64_t c = span.begin; keys.panels != nullptr && c < span.end;) {
+      const size_t vectors = VectorsOfPanel(c, span.end);
+      const float* panel = keys.panels + c / kWidth * kWidth * panel_rows_ + c % kWidth;
       if (pairs_) {
-        MultiplyPairs(rows, Vectors(seen.end - c), Size(panel_rows_), x, block.x.row, panel, kPanel,
-                      tile + c, Size(kForwardColumns));
+        MultiplyPairs(rows, vectors, Size(panel_rows_), x, block.x.row, panel, kPanel, tile + c,
+                      Size(kForwardColumns));
       } else {
-        Multiply(rows, Vectors(seen.end - c), Size(dim_), {x, block.x.row, 1}, panel, kPanel,
-                 tile + c, Size(kForwardColumns));
+        Multiply(rows, vectors, Size(dim_), {x, block.x.row, 1}, panel, kPanel, tile + c,
+                 Size(kForwardColumns));
       }
+      c += static_cast<int64_t>(vectors) * kLaneCount;
     }
     const bool hidden = mask.segmented || mask.paired || mask.placed;
     bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
@@ -850,15 +878,19 @@ class ForwardPass {
     ColumnScalars::Pointers scalars = keys.scalars;
     for (int s = 0; s < column_numbers(); ++s) scalars[Size(s)] += begin;
     const float factor = row_factor * kLog2E;
-    RowView view{{visible.begin - begin, visible.end - begin},
-                 segments_.Keys(block.b, at.begin),
-                 segments_.Query(block.b, at.i)};
+    RowView view;
+    view.span = {visible.begin - begin, visible.end - begin};
+    if (segments_.Mixed(block.b, at.i)) {
+      view.segments = segments_.Keys(block.b, at.begin);
+      view.segment = segments_.Query(block.b, at.i);
+    }
     if (at.placed) {
       view.positions = positions_.Keys(block.b, at.begin);
       const Positions::Range sees = positions_.SeenBy(block.b, at.i);
       view.low = sees.low;
       view.high = sees.high;
     }
+    view.FindOpen(kLaneCount);
     const bool masks_any = at.paired || terms_.masks(block.b, at.h);
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
     float top;

@@ -21,33 +21,32 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The segments of keys, with room to read whole vectors, and each panel's range of them.
+// For each query, the interval from the first key of its segment to the last one. Packed documents
+// lie one after the other, so an interval holds no key of another segment; where one does, the row
+// compares the segments of its keys.
 class Segments {
  public:
   Segments(const Mask& mask, const AttentionShape& n)
-      : queries_(mask.query_segments),
-        query_count_(n.queries),
-        stride_(RoundUp(n.keys, kWidth)),
-        panels_(stride_ / kWidth) {
+      : queries_(mask.query_segments), query_count_(n.queries), stride_(RoundUp(n.keys, kWidth)) {
     if (!exists()) return;
     keys_.assign(Size(n.batch * stride_), 0);
+    seen_.resize(Size(n.batch * n.queries));
+    std::vector<Interval> intervals;
     for (int64_t b = 0; b < n.batch; ++b) {
-      std::copy_n(mask.key_segments + b * n.keys, n.keys, keys_.data() + b * stride_);
-      for (int64_t p = 0; p < panels_; ++p) {
-        const int32_t* panel = mask.key_segments + b * n.keys + p * kWidth;
-        const auto [low, high] =
-            std::minmax_element(panel, panel + std::min(kWidth, n.keys - p * kWidth));
-        ranges_.push_back({*low, *high});
+      const int32_t* keys = mask.key_segments + b * n.keys;
+      std::copy_n(keys, n.keys, keys_.data() + b * stride_);
+      FindIntervals(keys, n.keys, &intervals);
+      for (int64_t begin = 0; begin < n.queries;) {
+        const int64_t end = EndOfRun(queries_ + b * n.queries, begin, n.queries);
+        Seen seen = KeysOf(intervals, Query(b, begin));
+        seen.end_of_rows = end;
+        for (; begin < end; ++begin) seen_[Size(b * n.queries + begin)] = seen;
       }
     }
   }
 
-  struct Range {
-    int32_t low;
-    int32_t high;
-  };
-
   bool exists() const { return queries_ != nullptr; }
+  // With room to read whole vectors.
   const int32_t* Keys(int64_t b, int64_t begin) const {
     return exists() ? keys_.data() + b * stride_ + begin : nullptr;
   }
@@ -55,28 +54,83 @@ class Segments {
     return exists() ? queries_[b * query_count_ + i] : 0;
   }
 
-  Range OfQueries(int64_t b, int64_t begin, int64_t end) const {
-    const int32_t* first = queries_ + b * query_count_;
-    const auto [low, high] = std::minmax_element(first + begin, first + end);
-    return {*low, *high};
-  }
-  // At least that of keys [begin, end).
-  Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
-    Range range = ranges_[Size(b * panels_ + begin / kWidth)];
-    for (int64_t p = begin / kWidth + 1; p * kWidth < end; ++p) {
-      const Range& panel = ranges_[Size(b * panels_ + p)];
-      range = {std::min(range.low, panel.low), std::max(range.high, panel.high)};
+  // Holds the keys of the segment of query i.
+  KeyRange SeenBy(int64_t b, int64_t i) const { return At(b, i).keys; }
+  // What queries [begin, end) may see of keys `batch`.
+  KeyRange Narrowed(KeyRange batch, int64_t b, int64_t begin, int64_t end) const {
+    if (!exists()) return batch;
+    KeyRange all;
+    for (int64_t i = begin; i < end; i = EndOfRows(b, i)) {
+      const KeyRange keys = SeenBy(b, i);
+      if (keys.empty()) continue;
+      all = all.empty() ? keys
+                        : KeyRange{std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
     }
-    return range;
+    return {std::max(batch.begin, all.begin), std::min(batch.end, all.end)};
   }
+  // Whether there are keys of other segments between those.
+  bool Mixed(int64_t b, int64_t i) const { return exists() && At(b, i).mixed; }
+  // The first query behind i of another segment; `count`: none up to there.
+  int64_t EndOfRows(int64_t b, int64_t i) const { return At(b, i).end_of_rows; }
 
  private:
+  struct Seen {
+    KeyRange keys;
+    int64_t end_of_rows = 0;
+    bool mixed = false;
+  };
+  struct Interval {
+    int32_t segment;
+    KeyRange keys;
+    int64_t count;
+  };
+
+  static int64_t EndOfRun(const int32_t* segments, int64_t begin, int64_t count) {
+    int64_t end = begin + 1;
+    while (end < count && segments[end] == segments[begin]) ++end;
+    return end;
+  }
+  // By segment.
+  static void FindIntervals(const int32_t* keys, int64_t count, std::vector<Interval>* intervals) {
+    intervals->clear();
+    bool sorted = true;
+    for (int64_t begin = 0; begin < count;) {
+      const int64_t end = EndOfRun(keys, begin, count);
+      sorted = sorted && (intervals->empty() || intervals->back().segment < keys[begin]);
+      intervals->push_back({keys[begin], {begin, end}, end - begin});
+      begin = end;
+    }
+    if (sorted) return;
+    std::sort(intervals->begin(), intervals->end(), [](const Interval& a, const Interval& b) {
+      return a.segment != b.segment ? a.segment < b.segment : a.keys.begin < b.keys.begin;
+    });
+    size_t last = 0;
+    for (size_t n = 1; n < intervals->size(); ++n) {
+      const Interval& next = (*intervals)[n];
+      Interval& known = (*intervals)[last];
+      if (next.segment != known.segment) {
+        (*intervals)[++last] = next;
+      } else {
+        known.keys.end = next.keys.end;
+        known.count += next.count;
+      }
+    }
+    intervals->resize(last + 1);
+  }
+  static Seen KeysOf(const std::vector<Interval>& intervals, int32_t segment) {
+    const auto found = std::lower_bound(
+        intervals.begin(), intervals.end(), segment,
+        [](const Interval& interval, int32_t wanted) { return interval.segment < wanted; });
+    if (found == intervals.end() || found->segment != segment) return {};
+    return {found->keys, 0, found->keys.end - found->keys.begin != found->count};
+  }
+  const Seen& At(int64_t b, int64_t i) const { return seen_[Size(b * query_count_ + i)]; }
+
   const int32_t* queries_;
   int64_t query_count_;
   int64_t stride_;
-  int64_t panels_;
   std::vector<int32_t> keys_;
-  std::vector<Range> ranges_;
+  std::vector<Seen> seen_;
 };
 
 // The caller's mask of pairs in cells of kRowBlock queries by kCell keys: which have pairs that are
@@ -213,8 +267,8 @@ struct TileMask {
       if (!seen.Holds(keys)) {
         placed = placed || !sorted;
         if (sorted) {
-          rows[r].end = near.begin - first + (std::lower_bound(from, to, seen.high) - from);
-          rows[r].begin = near.begin - first + (std::lower_bound(from, to, seen.low) - from);
+          rows[r].end = near.begin - first + Positions::CountBelow(from, to, seen.high);
+          rows[r].begin = near.begin - first + Positions::CountBelow(from, to, seen.low);
           if (rows[r].begin >= rows[r].end) rows[r] = {};
         }
       }
@@ -225,23 +279,28 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // After Set, where rows are those `count` queries of several heads, one head after the other.
-  void Repeat(int64_t count, int64_t heads) {
-    for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
-  }
-
   // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
     if (!segments.exists() || end <= begin) return;
-    const Segments::Range rows_range = segments.OfQueries(b, query, query + count);
-    const Segments::Range keys_range = segments.OfKeys(b, first + begin, first + end);
-    if (rows_range.high < keys_range.low || keys_range.high < rows_range.low) {
-      end = begin;
-      return;
+    RowSpan seen{end, begin};
+    for (int64_t r = 0; r < count; ++r) {
+      const KeyRange keys = segments.SeenBy(b, query + r);
+      rows[r].begin = std::clamp(keys.begin - first, rows[r].begin, rows[r].end);
+      rows[r].end = std::clamp(keys.end - first, rows[r].begin, rows[r].end);
+      if (rows[r].begin == rows[r].end) continue;
+      segmented = segmented || segments.Mixed(b, query + r);
+      seen = {std::min(seen.begin, rows[r].begin), std::max(seen.end, rows[r].end)};
     }
-    segmented = rows_range.low != keys_range.low || rows_range.high != keys_range.high ||
-                rows_range.low != rows_range.high;
+    begin = seen.begin;
+    end = seen.end;
+    partial = HidesWithin({begin, end}, 0, count);
+  }
+
+  // After Set and SetSegments, where rows are those `count` queries of several heads, one head
+  // after the other.
+  void Repeat(int64_t count, int64_t heads) {
+    for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
   }
 
   // After Set and Repeat, for `count` queries from `query` on, the first of a block, of each of

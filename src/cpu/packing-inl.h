@@ -119,6 +119,10 @@ class RowReader {
 HWY_INLINE size_t Vectors(int64_t columns) {
   return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
 }
+// Those of the panel of column c, first of a vector, from it on to `end`.
+HWY_INLINE size_t VectorsOfPanel(int64_t c, int64_t end) {
+  return std::min(kMicroVectors - Size(c % kWidth) / kLanes, Size(DivideUp(end - c, kLaneCount)));
+}
 
 // term(0) + ... + term(count - 1) in the type of a term, in sixteen sums of their own so that the
 // loop runs in vectors.

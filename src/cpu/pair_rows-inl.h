@@ -195,7 +195,9 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
     } else {
       score = f * c;
     }
-    if constexpr (kMasked) score = Masked(score, hidden, view, j);
+    if constexpr (kMasked) {
+      if (j < view.open.begin || j >= view.open.end) score = Masked(score, hidden, view, j);
+    }
     largest = hn::Max(largest, score);
     hn::Store(score, d, tile + j);
   }
@@ -282,7 +284,11 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
       score = f * c2;
     }
     VF exponent = score - largest;
-    if constexpr (kMasked) exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
+    if constexpr (kMasked) {
+      if (j < view.open.begin || j >= view.open.end) {
+        exponent = Masked(exponent, hn::Set(d, -kInfinity), view, j);
+      }
+    }
     const VF p = Exp2(exponent) * inverse_sum;
     const VF ds = p * (hn::Load(d, gradient + j) - delta);
     hn::Store(p, d, tile + j);

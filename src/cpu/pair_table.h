@@ -27,11 +27,19 @@ struct RowSpan {
 // sees.
 struct RowView {
   RowSpan span;
+  RowSpan open;                       // of that, whole vectors of which it sees all
   const int32_t* segments = nullptr;  // of the columns; null: one segment
   int32_t segment = 0;
   const int32_t* positions = nullptr;  // of the columns; null: it sees all of the span
   int32_t low = 0;                     // sees positions [low, high)
   int32_t high = 0;
+
+  void FindOpen(int64_t lanes) {
+    if (segments != nullptr || positions != nullptr || span.begin >= span.end) return;
+    open.begin = (span.begin + lanes - 1) / lanes * lanes;
+    open.end = span.end / lanes * lanes;
+    if (open.end < open.begin) open.end = open.begin;
+  }
 };
 
 // A pair of tokens whose gradients are its difference times a number, which no sum over other pairs

@@ -43,6 +43,7 @@ class Positions {
     if (!exists_) return;
     const AttentionShape& n = in.shape;
     keys_.assign(Size(n.batch * stride_), 0);
+    end_of_runs_.assign(Size(n.batch * stride_), 0);
     for (int64_t b = 0; b < n.batch; ++b) {
       const KeyRange batch = BatchKeys(in.mask, n.keys, b);
       const int64_t* of_keys = in.key_positions + b * n.keys;
@@ -53,6 +54,11 @@ class Positions {
         to[j] = static_cast<int32_t>(of_keys[j] - base);
       }
       for (int64_t p = 0; p < panels_; ++p) AddPanel(batch, to, p);
+      int64_t end = batch.end;
+      for (int64_t j = batch.end; j-- > batch.begin;) {
+        if (j + 1 < batch.end && to[j + 1] < to[j]) end = j + 1;
+        end_of_runs_[Size(b * stride_ + j)] = static_cast<int32_t>(end);
+      }
       for (int64_t i = 0; i < n.queries; ++i) {
         const KeyRange seen = VisiblePositions(in.mask, QueryPosition(in, b, i));
         rows_.push_back({Clamped(seen.begin - base), Clamped(seen.end - base)});
@@ -73,36 +79,35 @@ class Positions {
   // Holds the positions of keys [begin, end) that the batch sees.
   Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
     Range all;
-    for (int64_t p = begin / kWidth; p * kWidth < end; ++p) all = Union(all, PanelAt(b, p).range);
+    for (int64_t p = begin / kWidth; p * kWidth < end; ++p) all = Union(all, PanelAt(b, p));
     return all;
   }
   // Whether those follow each other in their order.
   bool Sorted(int64_t b, int64_t begin, int64_t end) const {
-    for (int64_t p = begin / kWidth; p * kWidth < end; ++p) {
-      const Panel& panel = PanelAt(b, p);
-      if (!panel.sorted || (p * kWidth > begin && !panel.follows)) return false;
+    return end <= begin || end_of_runs_[Size(b * stride_ + begin)] >= end;
+  }
+  // How many of sorted positions are below p.
+  static int64_t CountBelow(const int32_t* begin, const int32_t* end, int32_t p) {
+    // Mostly they are consecutive.
+    const int64_t guess = std::clamp<int64_t>(int64_t{p} - *begin, 0, end - begin);
+    if ((guess == 0 || begin[guess - 1] < p) && (begin + guess == end || begin[guess] >= p)) {
+      return guess;
     }
-    return true;
+    return std::lower_bound(begin, end, p) - begin;
   }
 
   // Columns [begin, end) without the panels at both ends of which nothing is seen.
   KeyRange Trimmed(int64_t b, Range seen, KeyRange columns) const {
-    while (!columns.empty() && !seen.Meets(PanelAt(b, columns.begin / kWidth).range)) {
+    while (!columns.empty() && !seen.Meets(PanelAt(b, columns.begin / kWidth))) {
       columns.begin = (columns.begin / kWidth + 1) * kWidth;
     }
-    while (!columns.empty() && !seen.Meets(PanelAt(b, (columns.end - 1) / kWidth).range)) {
+    while (!columns.empty() && !seen.Meets(PanelAt(b, (columns.end - 1) / kWidth))) {
       columns.end = (columns.end - 1) / kWidth * kWidth;
     }
     return columns;
   }
 
  private:
-  struct Panel {
-    Range range;
-    bool sorted;   // in itself
-    bool follows;  // its first key the last one before it
-  };
-
   static int32_t Clamped(int64_t p) {
     return static_cast<int32_t>(std::clamp<int64_t>(p, 0, kMostApart));
   }
@@ -111,19 +116,17 @@ class Positions {
     if (b.empty()) return a;
     return {std::min(a.low, b.low), std::max(a.high, b.high)};
   }
-  const Panel& PanelAt(int64_t b, int64_t p) const { return all_[Size(b * panels_ + p)]; }
+  Range PanelAt(int64_t b, int64_t p) const { return panel_ranges_[Size(b * panels_ + p)]; }
 
   void AddPanel(KeyRange batch, const int32_t* keys, int64_t p) {
     const int64_t begin = std::max(batch.begin, p * kWidth);
     const int64_t end = std::min(batch.end, (p + 1) * kWidth);
     if (end <= begin) {
-      all_.push_back({{}, true, true});
+      panel_ranges_.push_back({});
       return;
     }
     const auto [low, high] = std::minmax_element(keys + begin, keys + end);
-    all_.push_back({{*low, *high + 1},
-                    std::is_sorted(keys + begin, keys + end),
-                    begin == batch.begin || keys[begin - 1] <= keys[begin]});
+    panel_ranges_.push_back({*low, *high + 1});
   }
 
   bool exists_;
@@ -131,7 +134,8 @@ class Positions {
   int64_t stride_;
   int64_t panels_;
   std::vector<int32_t> keys_;
-  std::vector<Panel> all_;
+  std::vector<int32_t> end_of_runs_;  // of each key: where sorted positions from it on end
+  std::vector<Range> panel_ranges_;
   std::vector<Range> rows_;
 };
 

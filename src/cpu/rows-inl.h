@@ -354,8 +354,7 @@ class LonePairs {
 
 // How many columns from the first on, whole vectors, a row sees all of.
 HWY_INLINE int64_t OpenColumns(const RowView& view, int64_t columns) {
-  if (view.segments != nullptr || view.positions != nullptr || view.span.begin > 0) return 0;
-  return std::clamp<int64_t>(view.span.end, 0, columns) / kLaneCount * kLaneCount;
+  return view.open.begin > 0 ? 0 : std::min(view.open.end, columns);
 }
 
 // Scores -> weights 2^(score - largest), in place; returns their sum.

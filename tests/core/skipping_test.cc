@@ -376,6 +376,37 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   }
 }
 
+// Packed documents compute the pairs of each by itself, and backward at most a part of a tile more
+// at both ends.
+TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
+  const int64_t lengths[] = {300, 37, 1, 520, 142};
+  for (const int64_t group : {1, 4}) {
+    std::vector<int32_t> segments;
+    int64_t pairs = 0;
+    int64_t whole_tiles = 0;
+    for (const int64_t length : lengths) {
+      segments.insert(segments.end(), static_cast<size_t>(length),
+                      static_cast<int32_t>(segments.size()) * (length % 2 == 0 ? 1 : -1));
+      pairs += 4 * length * length;
+      // Blocks of 48 rows and, at the widest, of 192 keys.
+      whole_tiles += 4 * (length + 2 * 48) * (length + 2 * 192);
+    }
+    Problem<float> p =
+        RandomProblem(FindPairFunction("dot"), {.shape = {1, 4, 4 / group, 1000, 1000, 8, 8},
+                                                .query_segments = segments,
+                                                .key_segments = segments});
+    PairCount forward;
+    CountPairs(&forward);
+    p.Forward();
+    PairCount both;
+    CountPairs(&both);
+    p.Run();
+    CountPairs(nullptr);
+    EXPECT_EQ(forward.computed.load(), pairs);
+    EXPECT_LE(both.computed.load() - pairs, whole_tiles);
+  }
+}
+
 // What no row sees changes no bit of it, though tiles of keys and blocks of rows are shared.
 TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
