@@ -1,4 +1,4 @@
-"""Attention with any similarity and any position, exact and linear in memory."""
+"""Exact, linear-memory attention with any similarity and any position."""
 
 from gnomon import (
     _flops,

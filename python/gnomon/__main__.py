@@ -1,12 +1,12 @@
-"""The command line: ``python -m gnomon`` is the program ``gnomon``, run in this interpreter.
+"""Command line: ``python -m gnomon`` runs the ``gnomon`` program in this interpreter.
 
-Several processes train one model, with the result of one process:
+Several processes can train one model; the result is that of a single process:
 
     torchrun --nproc-per-node 2 -m gnomon train --data text/ --batch 16
 
-torch.distributed connects them by the environment that torchrun sets (RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT); on the CPU it works through gloo. Commands other than train are for one
-process.
+torch.distributed connects the processes through the environment variables that torchrun sets (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On the CPU it uses gloo. All commands other than train
+require a single process.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gnomon._program import library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the words of a command line, by default those of this process.
+    """Runs a command line, by default that of this process.
 
-    Returns the exit code: 0 done, 1 internal failure, 2 wrong input, 130 stopped by Ctrl-C.
+    Returns the exit code: 0 for success, 1 for an internal failure, 2 for invalid input, 130 after
+    Ctrl-C.
     """
     words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
-    # What draws the reports and pictures.
+    # The interpreter that draws reports and pictures.
     os.environ.setdefault("GNOMON_PYTHON", sys.executable)
-    # Python's handlers run between its own instructions, and there are none before the program
-    # ends.
+    # Python's own handlers run between bytecode instructions, so never during the native call.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

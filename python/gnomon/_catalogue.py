@@ -11,16 +11,17 @@ from gnomon._library import ops
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """The similarities and positions that there are, in the order of ``gnomon list``.
+    """Returns all similarities and positions, in the order of ``gnomon list``.
 
     Returns:
-        A dictionary with the lists "similarities" and "positions". Each entry has its name and
-        title, formula (as text and in LaTeX, with a note), details, source, role ("similarity", or
-        what a position does: "rotation", "bias", "content", ...), cost, whether it needs a grid,
-        causal or the dot product, the name of its class here, the library of load_terms that it
-        comes from, and parameters: name, kind, meaning, default, choices, range, whether it may be
-        a tensor, what a table is indexed by, and whether it is an argument of the class. The fields
-        and the roles are those of include/gnomon/catalogue.h.
+        A dictionary with the lists "similarities" and "positions". Each entry describes one term:
+        name and title, formula (as text and in LaTeX, with a note), details, source and cost. Its
+        role is "similarity" or the function of a position ("rotation", "bias", "content", ...).
+        Flags state whether it needs a grid, causal or the dot product. The entry also gives its
+        Python class name, its load_terms library and its parameters. Each parameter has a name,
+        kind, meaning, default, choices and range. It also states whether it may be a tensor, how a
+        table is indexed, and whether it is a class argument. include/gnomon/catalogue.h documents
+        the fields and roles.
     """
     found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
     return found
@@ -30,29 +31,29 @@ def _entries_by_name() -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entries in catalogue().values() for entry in entries}
 
 
-#: Read in advance: torch.compile cannot read it while it traces.
+#: Built at import because torch.compile cannot trace the lookup.
 _ENTRIES = _entries_by_name()
 
 
 def load_terms(path: str | os.PathLike[str]) -> list[str]:
-    """Loads a library of similarities, positions and encodings from outside, for this process.
+    """Loads an external library of similarities, positions and encodings into this process.
 
-    From then on their names work wherever a specification does: attention(), modules, grids,
-    catalogue(). As terms with tensors they are ``similarity.Specified("student_t:gamma=tensor",
-    (gamma,))`` and ``position.Specified``. The programs take such libraries by --terms.
+    Afterwards, their names are valid in every specification: attention(), modules, grids,
+    catalogue(). To pass tensors, use ``similarity.Specified("student_t:gamma=tensor", (gamma,))``
+    or ``position.Specified``. The command-line programs load such libraries with --terms.
 
     Args:
-        path: of the shared library, which gnomon_add_terms() of gnomon's CMake package makes
-            (examples/terms). To load it again changes nothing, even if the file is another one by
-            now: that takes a new process.
+        path: the shared library, built with gnomon_add_terms() from gnomon's CMake package
+            (examples/terms). Loading it again has no effect, even if the file has changed; start a
+            new process instead.
 
     Returns:
         The names of its terms.
 
     Raises:
-        TypeError: path is no path.
-        ValueError: there is no such file, it was built for another gnomon or another PyTorch, it
-            has no terms, or one of a name that is taken. Nothing is added then.
+        TypeError: path is not a path.
+        ValueError: the file does not exist, was built for another version of gnomon or PyTorch,
+            has no terms, or has a term whose name is in use. In all cases nothing is added.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise wrong_type("load_terms", "path", path, "a path")
@@ -62,33 +63,33 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
 
 def entry_of(name: str) -> dict[str, Any] | None:
-    """The entry of that name, or None."""
+    """Returns the entry with this name, or None."""
     return _ENTRIES.get(name)
 
 
 def reads_axes(entry: dict[str, Any]) -> bool:
-    """Whether it is a bias by offset that may lie along an axis of a grid."""
+    """Whether the entry is an offset bias that can act along a grid axis."""
     parameters = entry.get("parameters", [])
     return entry.get("role") == "bias" and any(p["name"] == "axis" for p in parameters)
 
 
 def biases_of_axes() -> list[str]:
-    """Their names."""
+    """Names of the offset biases that can act along a grid axis."""
     return [name for name, entry in _ENTRIES.items() if reads_axes(entry)]
 
 
 class Component(NamedTuple):
-    """One of the terms of a specification."""
+    """One term of a specification."""
 
     name: str
     options: dict[str, str]
     spec: str
-    #: The prefix and the lengths of the grid that it has a shape of; () otherwise.
+    #: The grid's prefix and axis lengths; () for terms without a shape.
     grid: tuple[int, ...]
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Of the catalogue; empty where there is none of that name."""
+        """The catalogue entry; empty if the name is unknown."""
         return entry_of(self.name) or {}
 
     @property
@@ -96,7 +97,7 @@ class Component(NamedTuple):
         return bool(self.grid) or self.entry.get("needs_grid", False)
 
     def tables(self, *indices: str) -> list[str]:
-        """The parameters that are tables indexed by one of these."""
+        """Names of the table parameters indexed by one of these."""
         return [
             parameter["name"]
             for parameter in self.entry.get("parameters", [])
@@ -105,14 +106,14 @@ class Component(NamedTuple):
 
     @property
     def tensors(self) -> list[str]:
-        """The parameters whose tensors come with the specification, in their order."""
+        """Names of the parameters given as tensors, in catalogue order."""
         order = [parameter["name"] for parameter in self.entry.get("parameters", [])]
         given = [key for key, value in self.options.items() if value == "tensor"]
         return sorted(given, key=lambda key: order.index(key) if key in order else len(order))
 
 
 def components_of(spec: str) -> list[Component]:
-    """The terms of a sum; their names need not be known."""
+    """Splits a sum into its terms, whose names may be unknown."""
     return [
         Component(name, dict(option.split("=", 1) for option in options), text, tuple(grid))
         for name, options, text, grid in zip(*ops.components(spec), strict=True)
@@ -120,21 +121,21 @@ def components_of(spec: str) -> list[Component]:
 
 
 class ModuleTensor(NamedTuple):
-    """A tensor that gnomon.nn.MultiheadAttention has for its similarity or its position."""
+    """A similarity or position tensor of gnomon.nn.MultiheadAttention."""
 
     name: str
     component: Component
-    #: The parameter of the component.
+    #: The component's parameter.
     parameter: str
-    #: What it is to the parameter: its "value"; of one value per head the "start" and "theta"; of a
-    #: projection of tokens the "weight" and the "bias".
+    #: The tensor's role: "value"; "start" or "theta" of a per-head parameter; "weight" or "bias" of
+    #: a token projection.
     part: str
-    #: Of a table, what it is indexed by, as the catalogue says; otherwise "".
+    #: A table's index kind as in the catalogue; "" for other tensors.
     indexed_by: str
 
 
 def module_tensors(similarity: str, position: str) -> list[ModuleTensor]:
-    """The tensors of a module of these specifications, in its order."""
+    """Lists the tensors of a module with these specifications, in module order."""
     names, places, *rest = ops.module_tensor_origins(similarity, position)
     components = components_of(position) + components_of(similarity)  # at place -1
     return [

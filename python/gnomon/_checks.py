@@ -1,4 +1,4 @@
-"""Checks of arguments that the operators cannot make: they see what Torch has converted."""
+"""Argument checks in Python, before PyTorch converts the values for the operators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import SymFloat, SymInt, Tensor, strided
 from torch.compiler import is_compiling
 
-#: What torch.nn's modules take as a device.
+#: A device argument, as in torch.nn.
 Device: TypeAlias = torch.device | str | int | None
 
 
 def kind_of(value: object) -> str:
-    """Its type in a sentence, "an int"."""
+    """The value's type with its article, "an int"."""
     name = "type" if isinstance(value, type) else type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -27,7 +27,7 @@ def wrong_type(operator: str, argument: str, value: object, expected: str) -> Ty
 
 
 def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> TypeError:
-    """The error for an argument that is not there, with the name that was probably meant."""
+    """Returns the error for an unknown argument, with the closest known name."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; expected some of {', '.join(known)}"
     return TypeError(f"{where}: {name} is none of {kind}{hint}")
@@ -37,16 +37,16 @@ def check_tensors(operator: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise wrong_type(operator, name, tensor, "a Tensor")
-        # Those of a jagged layout are refused by it; these have the layout of others.
+        # The jagged layout is rejected elsewhere; these report the strided layout.
         if tensor.is_nested and tensor.layout == strided:
             raise TypeError(f"gnomon.{operator}: {name} is nested; expected a tensor of one shape")
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under torch.autocast, tensors of floating point in its type, as SDPA's; float64 stays."""
-    # A tensor's device takes as long to ask for as the rest of this.
+    """Casts floating-point tensors other than float64 to autocast's dtype, as SDPA does."""
+    # Reading tensor.device costs as much as the rest of this function.
     kind = "cpu" if tensors[0].is_cpu else tensors[0].device.type
-    # Tensors without data have a device that autocast does not know.
+    # Autocast does not support the meta device.
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
@@ -59,7 +59,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def by_default(
     start: Tensor, device: Device = None, dtype: torch.dtype | None = None, *, copy: bool = False
 ) -> Tensor:
-    """What an operator has made on the CPU, on the device and in the dtype of torch.empty().
+    """Moves a CPU tensor to torch.empty()'s device and dtype.
 
     torch.compile does not trace torch.get_default_device().
     """
@@ -68,13 +68,13 @@ def by_default(
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars, and its arrays without axes, as Python's own; what else there is as it is.
+    """Converts NumPy scalars and 0-d arrays to Python numbers; returns other values unchanged.
 
-    They are told by their names: NumPy need not be there.
+    They are recognised by type name, so NumPy is not required.
     """
-    # torch.compile knows the types of its own numbers, and does not ask them for attributes.
+    # This comes first because torch.compile cannot read attributes of its symbolic numbers.
     if isinstance(value, (bool, int, float, str, Tensor, SymInt, SymFloat)):
-        # float64 is also a float, and str_ a str.
+        # This includes NumPy's float64 and str_.
         return value
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return value.item()
@@ -86,7 +86,7 @@ def is_flag(value: object) -> bool:
 
 
 def check_flag(operator: str, argument: str, value: object) -> bool:
-    """The value as a bool."""
+    """Returns the value as a bool."""
     if value is True or value is False:
         return value
     if not is_flag(value):
@@ -110,7 +110,7 @@ def is_number(value: object) -> bool:
 
 
 def to_number(operator: str, argument: str, value: object) -> float:
-    """Of what is_number, a number that the operators take. No gradient flows to it."""
+    """Converts a value that passes is_number to a float, without a gradient."""
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(
@@ -125,7 +125,7 @@ def to_number(operator: str, argument: str, value: object) -> float:
 
 
 def check_number(operator: str, argument: str, value: object, expected: str = "a number") -> float:
-    """The value as to_number has it."""
+    """Checks a number and converts it with to_number."""
     if type(value) is float:
         return value
     if not is_number(value):
@@ -134,7 +134,7 @@ def check_number(operator: str, argument: str, value: object, expected: str = "a
 
 
 def check_optional_number(operator: str, argument: str, value: object) -> float | None:
-    """As check_number."""
+    """Like check_number, but accepts None."""
     if value is None:
         return None
     return check_number(operator, argument, value, "a number, or None")
@@ -153,12 +153,12 @@ def is_integer(value: object) -> bool:
         return value.dim() == 0 and is_integer_type(value.dtype)
     if isinstance(value, (int, SymInt)):
         return True
-    # An array has __index__ whatever it holds.
+    # NumPy arrays have __index__ for every dtype.
     return hasattr(value, "__index__") and not hasattr(value, "__array__")
 
 
 def to_integer(value: object) -> int:
-    """Of what is_integer, a number that the operators take."""
+    """Converts a value that passes is_integer to an int."""
     value = value.item() if isinstance(value, Tensor) else plain(value)
     if not isinstance(value, (int, SymInt)):
         value = operators.index(cast(SupportsIndex, value))
@@ -166,14 +166,14 @@ def to_integer(value: object) -> int:
 
 
 def check_optional_integer(operator: str, argument: str, value: object) -> int | None:
-    """As check_integer."""
+    """Like check_integer, but accepts None."""
     if value is None:
         return None
     return check_integer(operator, argument, value, "an integer, or None")
 
 
 def check_integer(operator: str, argument: str, value: object, expected: str = "an integer") -> int:
-    """The value as to_integer has it."""
+    """Checks an integer and converts it with to_integer."""
     if type(value) is int:
         number = value
     elif is_integer(value):
@@ -195,12 +195,12 @@ def check_integers(
     like: Tensor | None = None,
     expected: str = _INTEGERS,
 ) -> Tensor:
-    """A tensor as it is; an integer, a sequence or an array of integers as one on like's device."""
+    """Returns tensors unchanged; converts other integer inputs to a tensor on like's device."""
     if isinstance(value, Tensor):
         return value
     device = None if like is None else like.device
     if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
-        # torch.compile makes a tensor of an array, and has no list of its numbers.
+        # torch.compile traces an array as a tensor and cannot list its numbers.
         if is_compiling():
             return torch.as_tensor(value, device=device)
         value = cast(Any, value).tolist()
@@ -216,7 +216,7 @@ def check_integers(
 def check_optional_integers(
     operator: str, argument: str, value: object, like: Tensor
 ) -> Tensor | None:
-    """As check_integers."""
+    """Like check_integers, but accepts None."""
     if value is None or isinstance(value, Tensor):
         return value
     return check_integers(operator, argument, value, like, f"{_INTEGERS}, or None")

@@ -1,4 +1,4 @@
-"""gnomon.similarity.define: similarities of a formula, compiled into kernels when they are made."""
+"""gnomon.similarity.define: similarities compiled from a formula."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gnomon._library import LIBRARIES
 from gnomon._similarity import Similarity
 
 _LONGEST = 60
-#: What means something in formulas or specifications.
+#: Names reserved in formulas or specifications.
 _TAKEN = ("g", "scale", "shape", "prefix", "axis", "length", "formula", "library")
 _LOCK = threading.Lock()
 _INPUTS = {"squared_distance": "|q - k|^2", "inner_product": "q.k"}
 
-#: A library of terms in one file: the definition's table of functions, and its registration.
+#: Source of a single-file term library: the definition's function table and its registration.
 _SOURCE = """\
 #define GNOMON_DEFINITION {struct}
 #define GNOMON_DEFINITION_FILE "{struct}-inl.h"
@@ -63,17 +63,17 @@ const char* const gnomon_terms = &{symbol};
 
 
 class DefinedSimilarity(Similarity):
-    """The base of what define() makes."""
+    """Base class of the similarities that define() creates."""
 
-    #: f, as it was given.
+    #: The formula f, as passed.
     formula: ClassVar[str]
-    #: The shared library of its kernels, which ``gnomon compare --terms`` and load_terms() take.
+    #: Shared library with its kernels, for ``gnomon compare --terms`` and load_terms().
     library: ClassVar[str]
-    #: The arguments, in their order.
+    #: Argument names, in order.
     _arguments: ClassVar[tuple[str, ...]]
 
 
-#: What has been defined, and by which text.
+#: Each defined similarity's source text and class, by name.
 _DEFINED: dict[str, tuple[str, type[DefinedSimilarity]]] = {}
 
 
@@ -87,44 +87,43 @@ def define(
     title: str | None = None,
     source: str = "",
 ) -> type[DefinedSimilarity]:
-    """Makes a similarity of a formula: a class of terms, and its name for specifications.
+    """Defines a similarity by a formula: returns its class and registers its specification name.
 
-    The score is ``factor * f(g, ...)``, g the squared distance of a query and a key or their inner
-    product. It is compiled when it is defined, which needs a C++20 compiler and takes a few
-    seconds; the library is kept in a cache folder, so this happens once. Gradients are derived from
-    the formula, at kinks as the mean of both sides; where tokens are the same, their
-    distance has the gradient 0. ::
+    The score is ``factor * f(g, ...)``, where g is the squared distance or the inner product of a
+    query and a key. define() compiles the kernels, which needs a C++20 compiler and takes a few
+    seconds. The library is cached, so this happens once. Gradients are derived from the formula; at
+    kinks they are the mean of both sides. The distance of identical tokens has gradient 0. ::
 
         StudentT = gnomon.similarity.define("student_t", "log1p(g)", factor="-gamma")
         gnomon.attention(q, k, v, similarity=StudentT(gamma))
         gnomon.nn.MultiheadAttention(512, 8, similarity="student_t")
 
     Args:
-        name: the name in specifications and in the catalogue, in small letters and digits with
-            underscores between; that of the class is the same in capitals, StudentT.
+        name: name in specifications and in the catalogue: lower-case letters and digits, separated
+            by underscores. The class name is the same in CamelCase, StudentT.
         formula: f, an expression of ``g`` and ``heads`` with numbers, + - * / ** and the functions
             abs, exp, log, log1p, max, min, sigmoid, softplus, sqrt and tanh. It is computed in
-            float32 (float64 for tokens of that). exp of more than 88 counts as that of 88, and log
-            of less than the least normal float, 1.2e-38, as that of this.
-        input: what g is: "squared_distance" or "inner_product".
-        heads: the names of numbers of each head, arguments of the class: those in the formula, and
-            that of the factor. Modules learn them; those in the formula start at 1.
-        factor: what multiplies f: one of ``heads``, "gamma", or minus one, "-gamma"; a module
-            starts it where the scores of N(0, 1) tokens have a standard deviation of 1. Or
-            "scale", which is 1 / sqrt(D) or the argument ``scale`` of a call.
-        title: how a person calls it; by default the name.
-        source: who it is from, for the catalogue.
+            float32 (float64 for float64 tokens). The argument of exp is clamped to at most 88, that
+            of log to at least the smallest normal float, 1.2e-38.
+        input: the meaning of g: "squared_distance" or "inner_product".
+        heads: names of the per-head parameters in the formula and in the factor; they are the class
+            arguments. Modules train them; parameters in the formula start at 1.
+        factor: the multiplier of f: one of ``heads``, "gamma", or its negative, "-gamma". A module
+            initialises it so that scores of N(0, 1) tokens have standard deviation 1. "scale" means
+            1 / sqrt(D) or the call's argument ``scale``.
+        title: display name; by default the name.
+        source: the citation in the catalogue.
 
-    Returns:
-        The class, whose arguments are ``heads``: numbers, or tensors of shape (H,) or (). Its
-        attribute ``library`` is the file that ``gnomon compare --terms`` takes. The same definition
-        again gives the same class.
+        Returns:
+            The class, with arguments ``heads``: numbers, or tensors of shape (H,) or (). Pass its
+            attribute ``library`` to ``gnomon compare --terms``. The same definition returns the
+            same class.
 
-    Raises:
-        ValueError: an argument is not one of these, the formula cannot be read, or there is another
-            similarity or position of that name.
-        RuntimeError: there is no compiler, or it fails. ``CXX`` in the environment names the
-            compiler, c++ by default, and ``GNOMON_CACHE`` the folder of caches.
+        Raises:
+            ValueError: an argument is invalid, the formula cannot be parsed, or the name belongs to
+                another similarity or position.
+            RuntimeError: the compiler is missing or fails. ``CXX`` in the environment selects the
+                compiler, c++ by default; ``GNOMON_CACHE`` selects the cache folder.
     """
     title = name if title is None else title
     for argument, value in (("name", name), ("formula", formula), ("input", input),
@@ -157,7 +156,7 @@ def define(
         raise _wrong("heads", tuple(heads), "at most three in the formula")
 
     class_name = "".join(part.capitalize() for part in name.split("_"))
-    # No name that the kernels have.
+    # The suffix avoids names used in the kernels.
     struct = f"{class_name}OfFormula"
     g = _INPUTS[input]
     told = f"{factor} f, f = {formula.strip()}, g = {g}"
@@ -199,14 +198,14 @@ def define(
             {
                 "__doc__": f"{title}: {told}.\n\n{source}".rstrip(),
                 "_name": name,
-                # The factor comes first in the catalogue.
+                # The catalogue lists the factor first.
                 "_tensors": (*(() if multiplier == "scale" else (multiplier,)), *scalars),
                 "_arguments": tuple(heads),
                 "formula": formula,
                 "library": str(library),
             },
         )
-        # As of a class that is written where this is called: by that it is pickled.
+        # Pickle finds the class through the calling module, as for a class statement there.
         made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
         _DEFINED[name] = (text, made)
     return made
@@ -230,7 +229,7 @@ def _wrong(argument: str, value: object, expected: str) -> ValueError:
 
 
 def _cache() -> pathlib.Path:
-    """The folder of what has been compiled, beside kernels for GPUs (src/cuda/cubin_cache.h)."""
+    """Folder of compiled libraries, next to the GPU kernels (src/cuda/cubin_cache.h)."""
     own = os.environ.get("GNOMON_CACHE")
     if own:
         return pathlib.Path(own).resolve() / "terms"
@@ -239,7 +238,7 @@ def _cache() -> pathlib.Path:
 
 
 def _command() -> list[str]:
-    """How a library is compiled, but for its files."""
+    """The compiler command, without file names."""
     here = pathlib.Path(__file__).parent
     headers = [here / folder for folder in _build.HEADERS]
     return [
@@ -254,7 +253,7 @@ def _command() -> list[str]:
 
 
 def _library_of(name: str, source: str) -> pathlib.Path:
-    """The file of a library's kernels, which are those of one build of gnomon."""
+    """Path of the compiled library, which is specific to one build of gnomon."""
     build = (LIBRARIES / "libgnomon_torch.so").stat()
     key = repr((source, _command(), build.st_size, build.st_mtime_ns))
     return _cache() / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -277,7 +276,7 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
                     f"gnomon.similarity.define: {command[0]} cannot compile {name} (exit code "
                     f"{done.returncode}):\n{told}"
                 )
-            # Whole or not at all, whatever other processes do.
+            # Renaming is atomic, so other processes never see a partial file.
             os.replace(place / library.name, library)
     except OSError as error:
         if error.filename == command[0]:
@@ -291,6 +290,6 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
         ) from None
 
 
-# Where they are found.
+# The public module.
 for _member in (DefinedSimilarity, define):
     _member.__module__ = "gnomon.similarity"

@@ -1,4 +1,4 @@
-"""Backward passes that have no derivative of their own."""
+"""Backward passes without second derivatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class _Refusal(torch.autograd.Function):
-    """The gradients as they are, whose own gradient is an error."""
+    """Returns gradients unchanged; differentiating them raises an error."""
 
     @staticmethod
     def forward(ctx: Any, operator: str, gradients: tuple[Any, ...], *inputs: Any) -> Any:
@@ -27,10 +27,10 @@ class _Refusal(torch.autograd.Function):
 
 
 def first_derivatives_only(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Of the backward of an autograd.Function.
+    """Decorates the backward of an autograd.Function.
 
-    As torch.autograd.function.once_differentiable, but it names the operator, and also refuses
-    where the saved tensors alone require grad.
+    Like torch.autograd.function.once_differentiable, but the error names the operator. It is also
+    raised if only saved tensors require grad.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Tables and columns that stand on their own."""
+"""Standalone position tables and columns."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gnomon._terms import check_shape
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """The slopes (H,) of ALiBi, in the default dtype.
+    """Returns the ALiBi slopes (H,), in the default dtype.
 
-    2^(-8 (h + 1) / H) for a power of two; else those of the power of two below H, then every second
-    one of the next (Press et al. 2022).
+    For a power of two, slope h is 2^(-8 (h + 1) / H). Otherwise, the slopes for the largest power
+    of two below H come first, then every second slope of the next power (Press et al. 2022).
     """
     num_heads = check_integer("alibi_slopes", "num_heads", num_heads)
     slopes: Tensor = ops.alibi_slopes(num_heads)
@@ -38,7 +38,7 @@ def t5_bucket(
     num_buckets: int = 32,
     max_distance: int = 128,
 ) -> Tensor:
-    """The buckets, int64, of integers p_j - p_i of any shape (Raffel et al. 2020)."""
+    """Returns the int64 T5 buckets of offsets p_j - p_i of any shape (Raffel et al. 2020)."""
     relative_position = check_integers("t5_bucket", "relative_position", relative_position)
     bidirectional = check_flag("t5_bucket", "bidirectional", bidirectional)
     num_buckets = check_integer("t5_bucket", "num_buckets", num_buckets)
@@ -48,11 +48,12 @@ def t5_bucket(
 
 
 def sinusoid(positions: Integers, dim: int, *, layout: str = "interleaved") -> Tensor:
-    """Sinusoids (..., dim) of positions (...), a tensor or a list of integers, dim even.
+    """Returns sinusoids (..., dim) of positions (...), a tensor or a list of integers; dim is even.
 
-    float64 for float64 positions, else float32. layout "interleaved": (sin, cos) pairs of
-    p 10000^(-2 i / dim) (Vaswani et al. 2017); "split": all sines, then all cosines, exponent
-    -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same with -2 i / dim (Dai et al. 2019).
+    The dtype is float64 for float64 positions, otherwise float32. The layout "interleaved" has
+    (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017). "split" has all sines, then all
+    cosines, with exponent -i / (dim / 2 - 1) (tensor2tensor). "split_xl" is the same with exponent
+    -2 i / dim (Dai et al. 2019).
     """
     positions = check_integers("sinusoid", "positions", positions)
     dim = check_integer("sinusoid", "dim", dim)
@@ -64,10 +65,10 @@ def sinusoid(positions: Integers, dim: int, *, layout: str = "interleaved") -> T
 def grid_sinusoid(
     shape: Sequence[int], dim: int, *, layout: str = "interleaved", prefix: int = 0
 ) -> Tensor:
-    """Sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order.
+    """Returns sinusoids (prefix + prod(shape), dim) of tokens on a grid in row-major order.
 
-    dim is split evenly over the axes, each part the sinusoids of one coordinate; float32, and zero
-    for the prefix. See sinusoid for the layouts.
+    dim is split evenly over the axes; each part holds the sinusoids of one coordinate. The result
+    is float32, and zero for the prefix. See sinusoid for the layouts.
     """
     sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
     dim = check_integer("grid_sinusoid", "dim", dim)
@@ -86,12 +87,12 @@ def hype_augment(
     axes: Sequence[int] | None = None,
     query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """q and k with 2 * copies more columns, for kernels that take no bias.
+    """Appends 2 * copies columns to q and k, for kernels that accept no bias.
 
-    The inner product of the new columns is sqrt(D) times the odd HyPE bias: keep the kernel's
-    scale at 1/sqrt(D), D the head size before. tau and mu are numbers or (H,); with a mu (H,), k
-    gets the H heads of q. axes is the shape of a grid that the tokens lie on in row-major order:
-    the bias is then the sum over its axes, with 2 * copies columns for each (Angelotti 2023).
+    The inner product of the new columns is sqrt(D) times the odd HyPE bias. Keep the kernel's scale
+    at 1/sqrt(D), where D is the original head_dim. tau and mu are numbers or (H,); with mu (H,), k
+    is expanded to the H heads of q. axes is the shape of a grid with tokens in row-major order. The
+    bias is then the sum over its axes, with 2 * copies columns per axis (Angelotti 2023).
     """
     check_tensors("hype_augment", q=q, k=k)
     copies = check_integer("hype_augment", "copies", copies)

@@ -1,4 +1,4 @@
-"""Writing files that are never seen half written."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import pathlib
 import secrets
 from collections.abc import Iterator
 
-# What a write or a close says of a disk, without the name of the file.
+# Disk errors of write and close, which do not name the file.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file that becomes `path` at the end, and is removed where that is not reached.
+    """Yields a temporary file that replaces `path` on success and is removed on failure.
 
-    A link stays one: what it leads to is replaced. Devices and pipes are written to as they are.
+    For a link, the target is replaced. Devices and pipes are written directly.
 
     Raises:
-        OSError: of `path`, where the file cannot be written; what else fails inside is as it is.
+        OSError: the file cannot be written; it names `path`. Other errors propagate unchanged.
     """
     if path.is_char_device() or path.is_block_device() or path.is_fifo():
         yield path
         return
     named, path = path, path.resolve()
-    # A name that no other writer has; texts in folders that are read do not have hidden names.
+    # The name is unique, and hidden because readers of text folders skip hidden files.
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield part

@@ -1,4 +1,4 @@
-"""The products of the operators, for torch.utils.flop_counter.FlopCounterMode."""
+"""FLOP counts of the operators' products, for torch.utils.flop_counter.FlopCounterMode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _pairs(x: Sequence[int], y: Sequence[int]) -> int:
 
 
 def _attention_forward(x: Any, y: Any, v: Any, *_: Any, **__: Any) -> int:
-    """q.k and p v of every pair, as PyTorch counts scaled_dot_product_attention."""
+    """Counts q.k and p v for every pair, as PyTorch does for scaled_dot_product_attention."""
     return int(2 * _pairs(x, y) * (x[3] + v[3]))
 
 
@@ -29,7 +29,7 @@ def _attention_backward(
     d_o: Any, d_lse: Any, o: Any, lse: Any, statistics: Any, x: Any, y: Any, v: Any,
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
-    """q.k again, d_o.v, and the sums of the gradients of q, k and v."""
+    """Counts the recomputed q.k, d_o.v, and the gradients of q, k and v."""
     return int(2 * _pairs(x, y) * (3 * x[3] + 2 * v[3]))
 
 
@@ -61,7 +61,7 @@ def _add_to(counter: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds the formulas when the counter is imported: to import it takes as long as gnomon."""
+    """Adds the formulas when the counter is imported; importing it takes as long as gnomon."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname != _MODULE:

@@ -1,8 +1,8 @@
-"""From the formula of a pair function to its definition in C++ (src/definitions/README.md).
+"""Translates the formula of a pair function to C++ (src/definitions/README.md).
 
-A formula is read as Python's expressions are, into a graph of operations in which equal ones are
-one. Derivatives are operations of the same graph, found backwards from the result, and so are the
-bounds of the result over a range of g, by interval arithmetic.
+A formula is parsed as a Python expression into a graph of operations without duplicates. Reverse
+differentiation adds the derivatives to the same graph. Interval arithmetic adds the bounds of the
+result over a range of g.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import cast
 
-#: The largest float, the largest number whose exponential one holds, and the least normal one.
+#: Limits of float32: maximum, largest argument of exp without overflow, smallest normal number.
 _MOST = 3.4028234e38
 _MOST_EXPONENT = 88.0
 _LEAST_NORMAL = 1.17549435e-38
-#: By the square root of 0 nothing is divided.
+#: Smallest square root used as a divisor.
 _LEAST_ROOT = 1e-18
 _MOST_POWER = 1024
 
 _BINARY: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-#: How functions are called in a formula; all have one argument but for max and min.
+#: Functions in formulas; all but max and min have one argument.
 FUNCTIONS = ("abs", "exp", "log", "log1p", "max", "min", "sigmoid", "softplus", "sqrt", "tanh")
 
 
 class Graph:
-    """Operations, each named by its number; an operation comes after what it is made of.
+    """Operations identified by index; each follows its operands.
 
-    Leaves are ("number", x), ("g",), ("head", n), and the ends of the range of g, ("least",) and
-    ("most",). ("function", name, x, y) is a function of x that y computes: its derivative is that
-    of the function, not that of the way that its digits are kept by.
+    Leaves are ("number", x), ("g",), ("head", n), and the range of g, ("least",) and ("most",).
+    ("function", name, x, y) is a function of x computed by y. It is differentiated as the function,
+    not through the numerically stable form y.
     """
 
     def __init__(self, g_is_positive: bool) -> None:
@@ -53,7 +53,7 @@ class Graph:
         return self._add("number", float(value))
 
     def value_of(self, node: int) -> float | None:
-        """Of a number."""
+        """Value of a number node; None for other nodes."""
         operation = self.operations[node]
         return operation[1] if operation[0] == "number" else None
 
@@ -98,7 +98,7 @@ class Graph:
     def largest(self, a: int, b: int) -> int:
         if self.value_of(b) is None:
             a, b = b, a
-        # Of numbers and operations the operation is second, where NaN comes through.
+        # The second operand propagates NaN, so it must be the operation.
         return a if self._is_below(b, a) else self._add("max", b, a)
 
     def least(self, a: int, b: int) -> int:
@@ -109,7 +109,7 @@ class Graph:
         return value is not None and value <= 0 and self.is_positive(a)
 
     def where_greater(self, a: int, b: int, yes: int, no: int) -> int:
-        """yes where a > b, else no."""
+        """Selects yes where a > b, else no."""
         return yes if yes == no else self._add("where", a, b, yes, no)
 
     def sqrt(self, a: int) -> int:
@@ -121,14 +121,14 @@ class Graph:
     def log(self, a: int) -> int:
         kind, *of = self.operations[a]
         if kind == "function" and of[0] == "sigmoid":
-            # Of the left tail, which no float holds, nothing is left to take the logarithm of.
+            # The left tail of sigmoid underflows, so its logarithm needs this form.
             return self.negative(self.softplus(self.negative(of[1])))
         return self._add("log", self.largest(a, self.number(_LEAST_NORMAL)))
 
     def log1p(self, a: int) -> int:
         if self.is_positive(a):
             return self._add("log1p", a)
-        # Below 0, log(1 + a) = -log(1 + b) of b = -a / (1 + a), which keeps the digits of a.
+        # Below 0, log(1 + a) = -log(1 + b) with b = -a / (1 + a) keeps the digits of a.
         zero = self.number(0)
         below = self.least(zero, a)
         rest = self.largest(self.add(self.number(1), below), self.number(_LEAST_NORMAL))
@@ -170,7 +170,7 @@ class Graph:
                 square = self.multiply(square, square)
         if halves % 2 == 1:
             result = self.multiply(result, self.sqrt(a))
-        # What is left has a logarithm that is small, and so is its rounding.
+        # The remaining exponent is small, and therefore so is its rounding error.
         left = abs(exponent) - halves / 2
         if left != 0:
             more = self.exp(self.multiply(self.number(left), self.log(a)))
@@ -178,7 +178,7 @@ class Graph:
         return self.divide(self.number(1), result) if exponent < 0 else result
 
     def is_positive(self, node: int, above: bool = False) -> bool:
-        """Whether it is known to be 0 or more, or more than 0."""
+        """Whether the node is known to be at least 0, or above 0."""
         kind, *of = self.operations[node]
         if kind == "number":
             return of[0] > 0 if above else of[0] >= 0
@@ -206,7 +206,7 @@ class Graph:
         return False
 
     def reached_from(self, nodes: Sequence[int]) -> list[int]:
-        """These nodes and what they are made of, in order."""
+        """These nodes and all their operands, in order."""
         found: set[int] = set()
         stack = list(nodes)
         while stack:
@@ -223,7 +223,7 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Of the result, by each of the leaves; subgradients at kinks, where ties are halved."""
+        """Derivatives of the result by each leaf; at ties of a kink, both sides get half."""
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):
@@ -234,7 +234,7 @@ class Graph:
         return [gradient.get(leaf, self.number(0)) for leaf in leaves]
 
     def _slopes(self, node: int, d: int) -> list[tuple[int, int]]:
-        """What an operation, whose gradient is d, gives to each thing that it is made of."""
+        """The gradient of each operand of an operation with gradient d."""
         kind, *of = self.operations[node]
         zero, one, half = self.number(0), self.number(1), self.number(0.5)
         if kind == "+":
@@ -259,7 +259,7 @@ class Graph:
             rest = self.largest(self.add(one, of[1]), self.number(_LEAST_NORMAL))
             return [(of[1], self.divide(d, rest))]
         if kind == "function":
-            # Both tails keep their digits.
+            # This form is accurate in both tails.
             small = self.exp(self.negative(self.abs(of[1])))
             sum_of = self.add(one, small)
             slope = self.divide(small, self.multiply(sum_of, sum_of))
@@ -285,7 +285,7 @@ class Graph:
         return []
 
     def bounds(self, result: int) -> tuple[int, int] | None:
-        """Two operations that the result lies between for every g of a range; None if not told."""
+        """Operations that bound the result for every g in a range; None if unknown."""
         ranges: dict[int, tuple[int, int]] = {}
         for node in self.reached_from([result]):
             found = self._range(node, ranges)
@@ -304,7 +304,7 @@ class Graph:
         if kind == "where":
             a, b, yes, no = of
             if any(ranges[x][0] != ranges[x][1] for x in (a, b)):
-                # Either may be.
+                # The condition is undecided over the range.
                 return (
                     self.least(ranges[yes][0], ranges[no][0]),
                     self.largest(ranges[yes][1], ranges[no][1]),
@@ -317,7 +317,7 @@ class Graph:
             return function(low), function(high)
         low, high = ranges[of[0]]
         if kind == "sqrt":
-            # Of what is negative nowhere, only its bounds may be.
+            # The operand is non-negative; only its computed bounds may be negative.
             low, high = self.largest(low, zero), self.largest(high, zero)
         if kind in ("sqrt", "exp", "log", "log1p", "tanh"):
             return self._add(kind, low), self._add(kind, high)
@@ -328,7 +328,7 @@ class Graph:
                 self.largest(below, high),
             )
         if kind == "*" and of[0] == of[1] and not self.is_positive(of[0]):
-            # Of a square: 0 where the range has it.
+            # A square is 0 if the range contains 0.
             down, up = self.multiply(low, low), self.multiply(high, high)
             above = self.where_greater(low, zero, down, zero)
             return self.where_greater(zero, high, up, above), self.largest(down, up)
@@ -355,7 +355,7 @@ class Graph:
 
 
 class _Reader:
-    """Reads a formula into a graph."""
+    """Parses a formula into a graph."""
 
     def __init__(self, graph: Graph, names: dict[str, int]) -> None:
         self._graph = graph
@@ -404,7 +404,7 @@ class _Reader:
 
 
 def _write(graph: Graph, results: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Statements, one for each operation, and what the results are called."""
+    """Returns one C++ statement per operation and the names of the results."""
     names: dict[int, str] = {}
     lines: list[str] = []
     like = "g"
@@ -426,7 +426,7 @@ def _write(graph: Graph, results: Sequence[int]) -> tuple[list[str], list[str]]:
             names[node] = names[of[2]]
             continue
         if kind == "number":
-            # As double, which the kernels of float64 take it for.
+            # A double literal keeps full precision in the float64 kernels.
             text = f"Splat({like}, {of[0]!r})"
         elif kind == "where":
             a, b, yes, no = (names[x] for x in of)
@@ -448,17 +448,17 @@ def _function(head: str, lines: Sequence[str]) -> str:
 def definition_of(
     struct: str, formula: str, heads: Sequence[str], of_distance: bool, text: dict[str, str]
 ) -> str:
-    """The file of a definition.
+    """Returns the source file of a definition.
 
     Args:
-        struct: its name.
-        formula: f, of g and the heads.
-        heads: the scalars of heads that it reads.
-        of_distance: whether g is a squared distance, and else an inner product.
-        text: what the definition says of itself, "kTitle" and so on.
+        struct: name of the struct.
+        formula: f, in terms of g and the heads.
+        heads: per-head parameters in the formula.
+        of_distance: whether g is a squared distance rather than an inner product.
+        text: the definition's descriptive strings, "kTitle" and so on.
 
     Raises:
-        ValueError: what is wrong with the formula, as what follows "formula is '...': ".
+        ValueError: the fault in the formula, to follow "formula is '...': ".
     """
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
@@ -478,7 +478,7 @@ def definition_of(
 
     d_g, *d_heads = graph.derivatives(f, [g, *scalars])
     if of_distance:
-        # Tokens that are the same do not pull at each other.
+        # Identical tokens have gradient 0.
         zero = graph.number(0)
         d_g = graph.where_greater(g, zero, d_g, zero)
     by_t = "const V* t" if heads else "const V* /*t*/"
@@ -528,7 +528,7 @@ def definition_of(
 
 
 def _to_literal(text: str) -> str:
-    """A string of C++; bytes that are no ASCII as octal numbers."""
+    """Returns a C++ string literal with non-ASCII bytes as octal escapes."""
     out = ""
     for byte in text.encode():
         character = chr(byte)

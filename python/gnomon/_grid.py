@@ -1,4 +1,4 @@
-"""Grids: biases along axes."""
+"""Biases along grid axes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gnomon._terms import check_shape, to_spec
 
 @dataclass(frozen=True, eq=False)
 class Grid(Position):
-    """One bias for each axis of a grid, summed.
+    """Sum of one bias per grid axis.
 
-    Each of axes, any bias by offset, reads the coordinates along its axis instead of p_i and p_j;
-    shape is (height, width), or of any number of axes. Tokens are in
-    row-major order, after `prefix` tokens (a class token) that have no bias, neither as queries nor
-    as keys. Self-attention of all tokens only: Lq = Lk = prefix + the product of the shape,
-    query_offset None or 0.
+    Each entry of axes is an offset bias; it reads the coordinates along its axis instead of p_i and
+    p_j. shape is (height, width), or has any other number of axes. Tokens are in row-major order,
+    after `prefix` tokens (such as a class token) that have no bias, neither as queries nor as keys.
+    Supports only self-attention over all tokens: Lq = Lk = prefix + prod(shape), and query_offset
+    None or 0.
     """
 
     shape: Sequence[int]
@@ -35,7 +35,7 @@ class Grid(Position):
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
             raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
-        # Lists may change later.
+        # A copy, because a list may change later.
         self._set("shape", tuple(shape))
         self._set("axes", tuple(self.axes))
         self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
@@ -70,5 +70,5 @@ class Grid(Position):
         return [tensor for bias in self.axes for tensor in bias._own_tensors()]
 
 
-# Where it is found.
+# The public module.
 Grid.__module__ = "gnomon.position"

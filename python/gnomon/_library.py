@@ -1,4 +1,4 @@
-"""Loads the library of operators, which is built for one release of PyTorch."""
+"""Loads the operator library, which is built for one PyTorch release."""
 
 import pathlib
 import re
@@ -11,9 +11,9 @@ LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES
 
 
 def release_of(version: str) -> str:
-    """The releases that one build serves: "2.15" for 2.15.0, 2.15.1+cpu and so on.
+    """Returns the minor release that a build supports: "2.15" for 2.15.0, 2.15.1+cpu and so on.
 
-    A version before its release, such as a nightly build, stands for itself.
+    A pre-release version, such as a nightly build, is returned unchanged.
     """
     match = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", version)
     return match[1] if match else version

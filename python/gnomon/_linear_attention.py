@@ -35,35 +35,38 @@ def linear_attention(
     seed: int | None = None,
     projection: Tensor | None = None,
 ) -> Tensor:
-    """phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)), linear in time and memory.
+    """Computes attention with a feature map, linear in time and memory.
 
-    A causal call goes by chunks, with running sums of phi(k_j) v_j^T over the chunks before.
+    The output is phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). A causal call is
+    computed in chunks, with running sums of phi(k_j) v_j^T over earlier chunks.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or on a
-            GPU of NVIDIA's.
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU; k and
+            v must match.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive
-            orthogonal random features exp(w.x - |x|^2 / 2), x divided by D^(1/4), which stand for
+            orthogonal random features exp(w.x - |x|^2 / 2), x divided by D^(1/4), which approximate
             the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
-        rope: rotates the features, in the numerator alone (Su et al. 2021, eq. 19).
+        rope: rotates the features in the numerator only (Su et al. 2021, eq. 19).
         causal: sums over j <= i; needs Lq = Lk.
-        key_lengths: (B,) integers, or one for all batches: the keys from key_lengths[b] on have no
-            part; they may hold NaN.
-        query_offset: the position of the first query, for rope. None is 0 where Lq = Lk;
-            elsewhere, with rope, it is an error.
-        num_features: of "favor", by default the even number next to D ln D, at least 2.
-        seed: of the projection of "favor", which is drawn in every call, the same for the same
-            seed; None is 0.
-        projection: of "favor", (features, D), in place of that; see gnomon.favor_projection.
+        key_lengths: (B,) integers, or one for all batches: keys from key_lengths[b] on are ignored;
+            they may hold NaN.
+        query_offset: position of the first query, for rope. None means 0 where Lq = Lk; otherwise,
+            with rope, it is an error.
+        num_features: number of "favor" features; by default the even number nearest to D ln D, at
+            least 2.
+        seed: seed of the "favor" projection, which is drawn in every call and is the same for the
+            same seed; None means 0.
+        projection: (features, D), replaces the drawn "favor" projection; see
+            gnomon.favor_projection.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype; 0 where the denominator is 0.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
     """
     operator = "linear_attention"
     check_tensors(operator, q=q, k=k, v=v)
@@ -95,14 +98,14 @@ def linear_attention(
 
 
 def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
-    """The projection (num_features, head_dim) of FAVOR+, in the default dtype.
+    """Returns the FAVOR+ projection (num_features, head_dim), in the default dtype.
 
     Blocks of head_dim rows are orthogonal, and each row is distributed as N(0, 1) (Choromanski et
-    al. 2021, section 2.4). The same numbers for the same arguments, on every machine.
+    al. 2021, section 2.4). The same arguments give the same numbers on every machine.
 
     Raises:
-        ValueError: num_features or head_dim below 1.
-        TypeError: an argument that is no integer.
+        ValueError: num_features or head_dim is below 1.
+        TypeError: an argument is not an integer.
     """
     operator = "favor_projection"
     num_features = check_integer(operator, "num_features", num_features)

@@ -1,13 +1,13 @@
-"""What the names of a package's files are called where users find them."""
+"""Public names of a package's classes and functions."""
 
 import sys
 from collections.abc import Sequence
 
 
 def publish(package: str, names: Sequence[str]) -> None:
-    """Makes classes and functions of a package's files those of the package.
+    """Sets the package as the module of its classes and functions.
 
-    Messages, pickles and pages then say "gnomon.nn.KVCache", wherever in the package it stands.
+    Messages, pickles and documentation then use "gnomon.nn.KVCache", whichever file defines it.
     """
     for name in names:
         vars(sys.modules[package])[name].__module__ = package

@@ -1,4 +1,4 @@
-"""The standard output of the programs of this package."""
+"""Checked standard output for this package's programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
-    """Calls fail with a message where what is printed inside cannot be written.
+    """Calls fail with a message if the output printed inside cannot be written.
 
-    It is written at the end, as argparse says nothing where the words of --help are lost.
+    The output is written at the end, because argparse ignores failed writes of --help.
     """
     text = io.StringIO()
     try:
@@ -26,7 +26,7 @@ def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
 
 
 def _write(text: str) -> str | None:
-    """Returns why that cannot be, if it cannot."""
+    """Writes the text; returns the reason on failure, else None."""
     if not text:
         return None
     if sys.stdout is None:
@@ -34,7 +34,7 @@ def _write(text: str) -> str | None:
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        # Python would try again as it ends, and complain there.
+        # Otherwise Python would flush again at exit and report the error there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error.strerror
     return None

@@ -1,4 +1,4 @@
-"""Attention in plain operators of PyTorch, for exporters, which know none of this library."""
+"""Attention in plain PyTorch operators, for exporters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain_program(program: torch.export.ExportedProgram) -> torch.export.Exporte
 
 
 def tell_onnx_exporter() -> None:
-    """Gives the plain operators to the exporter to ONNX, where it is what traces a call."""
+    """Registers the plain operators if the ONNX exporter is tracing."""
     if torch.onnx.is_in_onnx_export():
         torch._decomp.decomposition_table.setdefault(
             ops.attention_forward.default, _attention_of_exporter
@@ -35,7 +35,7 @@ def _attention_of_exporter(*values: Any) -> Any:
     operator = ops.attention_forward.default
     if torch.onnx.is_in_onnx_export():
         return _attention_forward(*values)
-    # The table is everyone's: torch.compile() looks in it for shapes that are symbols.
+    # The table is global, and torch.compile() reads it for symbolic shapes.
     torch._decomp.decomposition_table.pop(operator, None)
     return operator(*values)
 
@@ -65,7 +65,7 @@ def _additive(_: Tensor, a: _Scalars, b: _Scalars, t: _Scalars) -> Tensor:
     return torch.where(z >= 0, z, t[0] * z)
 
 
-#: By the name of the pair function (src/definitions): what it is of, and its value.
+#: Input kind and value of each pair function (src/definitions), by name.
 _FUNCTIONS: dict[str, tuple[str, Callable[[Tensor, _Scalars, _Scalars, _Scalars], Tensor]]] = {
     "dot": ("product", lambda g, a, b, t: g),
     "softcap": ("product", lambda g, a, b, t: torch.tanh(g * t[0])),
@@ -78,7 +78,7 @@ _FUNCTIONS: dict[str, tuple[str, Callable[[Tensor, _Scalars, _Scalars, _Scalars]
 
 
 def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """gnomon::attention_forward as src/reference has it, in plain operators."""
+    """Computes gnomon::attention_forward in plain operators, as in src/reference."""
     names = [argument.name for argument in ops.attention_forward.default._schema.arguments]
     call = SimpleNamespace(**dict(zip(names, values, strict=True)))
     if call.function not in _FUNCTIONS:
@@ -101,12 +101,12 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     v = _by_heads(call.v.to(score.dtype), call)
     o = weights @ v / torch.where(total == 0, 1.0, total)
     lse = (total.log() + largest).squeeze(-1)
-    # Only gradients read the statistics of rows.
+    # Row statistics are only used by gradients.
     return o, lse, torch.zeros((3, *lse.shape), dtype=lse.dtype, device=lse.device)
 
 
 def _by_heads(keys: Tensor, call: SimpleNamespace, axis: int = 1) -> Tensor:
-    """What has a key head for each group of query heads, for each of these."""
+    """Repeats key heads so that each query head has one."""
     group = call.x.shape[1] // call.y.shape[1]
     return keys if group == 1 else keys.repeat_interleave(group, axis)
 
@@ -118,7 +118,7 @@ def _scores(call: SimpleNamespace) -> Tensor:
     y = _by_heads(call.y.to(dtype), call)
     queries, keys = x.shape[2], y.shape[2]
     if kind == "distance":
-        # Less is lost where tokens are far from 0 and near to each other.
+        # Centring reduces cancellation for tokens far from 0 and close together.
         middle = y.mean(2, keepdim=True)
         x, y = x - middle, y - middle
         squares = x.square().sum(-1, keepdim=True) + y.square().sum(-1).unsqueeze(-2)
@@ -146,7 +146,7 @@ def _scores(call: SimpleNamespace) -> Tensor:
 
 
 def _visible(call: SimpleNamespace) -> Tensor | None:
-    """Which keys a query sees, as it broadcasts to (B, H, Lq, Lk); None: all."""
+    """Returns the combined mask, broadcastable to (B, H, Lq, Lk); None if all keys are visible."""
     device = call.x.device
     columns = torch.arange(call.y.shape[2], device=device)
     if call.query_positions is not None:
@@ -157,7 +157,7 @@ def _visible(call: SimpleNamespace) -> Tensor | None:
             offset = call.query_offsets[:, None, None]
         p = torch.arange(call.x.shape[2], device=device)[None, :, None] + offset
         key = columns[None, None, :]
-    # Of (B, Lq, Lk).
+    # Masks broadcastable to (B, Lq, Lk).
     seen = []
     if call.left is not None:
         seen.append(key >= p - call.left)

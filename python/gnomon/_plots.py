@@ -1,4 +1,7 @@
-"""Colours and style of all pictures. Imports matplotlib, so only what draws may import it."""
+"""Colours and style of all figures.
+
+Imports matplotlib; only modules that draw may import this one.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, too pale
-# for a line on white.
+# Okabe and Ito's colour-blind-safe palette, without yellow, which is too pale on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888"]
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
 MARKERS = "osD^vPX*"
@@ -35,10 +37,10 @@ def colour(index: int) -> str:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """A colour with a dash: those of 32 series differ."""
+    """Returns a colour and a dash, distinct for 32 series."""
     return {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def marker(index: int) -> str:
-    """With its colour it differs from those of 63 others, also where no line is drawn."""
+    """Returns a marker; with its colour it is distinct for 64 series, even without a line."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]

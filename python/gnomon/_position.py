@@ -1,4 +1,4 @@
-"""What gnomon.position has besides a class for each term: their base, specifications and sums."""
+"""Base class, specifications and sums of positions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gnomon._terms import SpecifiedTerm, Term
 
 
 class Position(Term):
-    """The base of all positions."""
+    """Base class of all positions."""
 
     _module = "position"
 
     def _is_bias(self) -> bool:
-        """Whether it is one bias by offset, which may lie along an axis of a grid."""
+        """Whether this is a single offset bias, which can act along a grid axis."""
         if hasattr(self, "_name"):
             entry = entry_of(self._name)
             return entry is not None and reads_axes(entry)
@@ -41,22 +41,22 @@ class Position(Term):
 
 
 class Specified(SpecifiedTerm, Position):
-    """One that is given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
+    """Position given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
 
-    tensors are those of its parameters that are "name=tensor" there, in their order.
+    tensors are the values of the parameters written as "name=tensor", in order.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Sum(Position):
-    """The sum of several positions, which may be sums and specifications; ``a + b`` makes one."""
+    """Sum of several positions, sums or specifications; ``a + b`` creates one."""
 
     terms: Sequence[Position | str]
 
     def __post_init__(self) -> None:
         if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
             raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
-        # A list may change later.
+        # A copy, because a list may change later.
         self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
@@ -76,7 +76,7 @@ class Sum(Position):
 
 
 def to_positions(operator: str, position: object, argument: str = "position") -> list[Position]:
-    """The positions whose sum an argument is: a position, a specification, a list of them, None."""
+    """Converts a position, a specification, a list of them or None to a list of summands."""
     if position is None:
         return []
     if isinstance(position, Sum):
@@ -97,7 +97,7 @@ def to_positions(operator: str, position: object, argument: str = "position") ->
 
 
 def to_components(positions: Sequence[Position]) -> list[Specified]:
-    """Each term of these by itself, with its own tensors."""
+    """Splits positions into single terms, each with its own tensors."""
     parts = []
     for position in positions:
         spec, tensors = position._lower()
@@ -110,7 +110,7 @@ def to_components(positions: Sequence[Position]) -> list[Specified]:
 
 
 def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
-    """A table (n, D) or (H, n, D) with its last row first."""
+    """Returns a table (n, D) or (H, n, D) with its rows reversed."""
     if not isinstance(rows, Tensor):
         raise wrong_type(operator, name, rows, "a tensor")
     if rows.dim() < 2:
@@ -120,6 +120,6 @@ def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
     return rows.flip(-2)
 
 
-# Where they are found.
+# The public module.
 for _term in (Position, Specified, Sum):
     _term.__module__ = "gnomon.position"

@@ -1,4 +1,4 @@
-"""The program ``gnomon`` as a library: its entry, and the lists of its options."""
+"""The ``gnomon`` program as a library: its entry point and option lists."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def library() -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the program: its name in files, what it takes, its default and its range.
+    """An option of the program: its name in files, kind, default and range.
 
-    choices is empty where any text will do. A default of None may be given, too.
+    choices is empty if any text is valid. If the default is None, None may also be passed.
     """
 
     key: str
@@ -34,9 +34,9 @@ class Option:
     choices: list[str]
 
     def check(self, operator: str, value: object, of: str = "") -> Any:
-        """The value as JSON holds it; raises TypeError and ValueError, naming it.
+        """Returns the value as stored in JSON; TypeError and ValueError name the option.
 
-        ``of`` says what holds the option: "run" of an option is "steps of run".
+        ``of`` names the option's holder: with "run", the message says "steps of run".
         """
         if value is None and self.default is None:
             return None
@@ -76,7 +76,7 @@ class Option:
 
 @functools.cache
 def options(struct: str) -> Mapping[str, Option]:
-    """Those of "model", "training" or "run", by name, in the order of their list in C++."""
+    """Returns the options of "model", "training" or "run" by name, in C++ order."""
     describe = library().gnomon_options
     describe.restype = ctypes.c_char_p
     lists = json.loads(describe().decode())

@@ -32,16 +32,16 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# The limit that the format's own reader sets.
+# The limit of the format's reference reader.
 _LONGEST_HEADER = 100_000_000
 
 
 def write(
     path: pathlib.Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes to a file beside `path` and renames it, so that `path` is never half written.
+    """Writes a temporary file and renames it to `path`, so `path` is never partially written.
 
-    Raises TypeError where a tensor's dtype is not of the format, OSError where it cannot write.
+    Raises TypeError if the format does not support a tensor's dtype, OSError if writing fails.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
@@ -50,7 +50,7 @@ def write(
                 f"{', '.join(map(str, _NAMES))}"
             )
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    # Wide types first keep every tensor aligned to its own element.
+    # Sorting by decreasing element size aligns every tensor.
     entries = sorted(tensors.items(), key=lambda entry: -entry[1].element_size())
     end = 0
     for name, tensor in entries:
@@ -73,9 +73,9 @@ def write(
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, which share its bytes in memory, and its metadata.
+    """Returns a file's tensors, which share one memory buffer, and its metadata.
 
-    Raises ValueError naming the path where the file cannot be read or breaks a rule of the format.
+    Raises ValueError, naming the path, if the file cannot be read or violates the format.
     """
     with _naming(path), path.open("rb") as file:
         content = bytearray(os.fstat(file.fileno()).st_size)
@@ -84,7 +84,7 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, str]:
-    """The metadata of a file, of which only the header is read; errors as read() has them."""
+    """Returns a file's metadata, reading only the header; raises the same errors as read()."""
     with _naming(path), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = bytearray(file.read(8))
@@ -94,7 +94,7 @@ def read_metadata(path: pathlib.Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Makes what goes wrong with a file a ValueError that names it."""
+    """Converts file errors to a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """The entries, the metadata, and where the data begin, of a file of so many bytes."""
+    """Returns the entries, the metadata and the data offset of a file of this size."""
     if not content:
         raise ValueError("it is empty")
     if len(content) < 8:
@@ -151,7 +151,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    # To the format's own reader it is no natural number; to int() it is 0.
+    # int() accepts it, but the format's reference reader does not.
     if digits == "-0":
         raise ValueError("its header has the number -0")
     return int(digits)

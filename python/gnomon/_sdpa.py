@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, computed by gnomon.attention."""
+"""scaled_dot_product_attention computed by gnomon.attention."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, with the same arguments and results.
+    """Drop-in replacement for torch.nn.functional.scaled_dot_product_attention.
 
-    It replaces PyTorch's function in a whole program:
+    The arguments and results are the same. To replace PyTorch's function in a whole program, assign
     ``torch.nn.functional.scaled_dot_product_attention = gnomon.scaled_dot_product_attention``.
-    For other similarities and positions, and for masks that cost no memory, call attention.
+    For other similarities and positions, and for masks without a mask tensor, call attention.
 
     Args:
         query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
-        key: (..., H, S, E) in query's dtype. Leading axes broadcast with those of query.
+        key: (..., H, S, E) in query's dtype. Its leading axes broadcast with query's.
         value: (..., H, S, Ev).
-        attn_mask: broadcasts to (..., H, L, S). Booleans: True where a query sees a key. Numbers,
-            in query's dtype or float32, are added to the scores, and get a gradient. Or one of
-            torch.nn.attention.bias.
-        dropout_p: the probability of dropping a weight, 0 to 1. The mask depends on PyTorch's
-            default generator, as PyTorch's own does, but is another one.
-        is_causal: query i sees keys 0 to i, also where L and S differ; not with attn_mask.
+        attn_mask: a tensor that broadcasts to (..., H, L, S), or one of torch.nn.attention.bias.
+            A Boolean mask is True where a query attends to a key. A mask in query's dtype or
+            float32 is added to the scores and receives a gradient.
+        dropout_p: probability of dropping a weight, 0 to 1. The mask depends on PyTorch's default
+            generator, as in PyTorch, but differs from PyTorch's mask.
+        is_causal: query i attends to keys 0 to i, even where L and S differ; not with attn_mask.
         scale: multiplies the scores, by default 1/sqrt(E).
-        enable_gqa: key and value may have fewer heads, the third axis from the end, than query.
+        enable_gqa: allows fewer heads (third axis from the end) in key and value than in query.
 
     Returns:
-        (..., H, L, Ev) in query's dtype. A query that sees no key gives 0.
+        (..., H, L, Ev) in query's dtype. A query that attends to no key gives 0.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 256, 64).unbind()
@@ -90,7 +90,7 @@ def scaled_dot_product_attention(
     q, k, v = _with_four_axes(query, key, value, leading)
     columns = v.shape[3]
     if q.shape[3] == 0:
-        # No columns: every score is 0.
+        # Without columns every score is 0.
         q, k, scale = pad(q, (0, 1)), pad(k, (0, 1)), 1.0
     if columns == 0:
         v = pad(v, (0, 1))
@@ -152,7 +152,7 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> list[int]:
-    """The axes of the result before its last two."""
+    """Returns the axes of the result before its last two."""
     tokens = (query, key, value)
     heads: list[int] = []
     if enable_gqa:
@@ -188,7 +188,7 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
 def _with_four_axes(
     query: Tensor, key: Tensor, value: Tensor, leading: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, H, L, E), (B, Hkv, S, E) and (B, Hkv, S, Ev): views where the axes can be merged."""
+    """Reshapes to (B, H, L, E), (B, Hkv, S, E) and (B, Hkv, S, Ev), as views where possible."""
     heads = leading[-1] if leading else 1
     key_heads, value_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (key, value))
     if key_heads != value_heads:
@@ -213,11 +213,11 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 
 
 def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
-    """What attention calls a mask of scores of these sizes, the last two lengths."""
+    """Converts a mask to arguments of attention; sizes is the shape of the scores."""
     if not isinstance(mask, Tensor):
         raise wrong_type(_NAME, "attn_mask", mask, "a Tensor, or None")
     kind = type(mask)
-    # Not by its class: to import it takes longer than all of gnomon.
+    # Compared by name, because importing the class takes longer than importing gnomon.
     if kind.__name__ == "CausalBias" and kind.__module__ == "torch.nn.attention.bias":
         bias: Any = mask
         if [bias.seq_len_q, bias.seq_len_kv] != sizes[-2:]:
@@ -242,7 +242,7 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
             "broadcasts to it"
         )
     if len(given) > 4 or (len(given) == 4 and len(sizes) > 4):
-        # Axes of the batch are one.
+        # Merge the batch axes.
         if any(size != 1 for size in given[:-3]):
             mask = mask.expand(*sizes[:-3], *given[-3:])
         mask = mask.flatten(0, -4)
@@ -250,7 +250,7 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
         return {"mask": mask}
     if query.dtype == torch.float64:
         mask = mask.to(torch.float64)
-        # In units of log2, in which the kernels count, the least finite number would be infinite.
+        # The kernels work in log2 units, where the lowest finite number would overflow.
         finite = mask.detach().clamp(-_MOST, _MOST)
         mask = mask + torch.where(mask.detach().isinf(), 0.0, finite - mask.detach())
     return {"position": PairBias(mask)}

@@ -1,4 +1,4 @@
-"""What gnomon.similarity has besides a class for each term: their base and specifications."""
+"""Base class and specifications of similarities."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from gnomon._terms import SpecifiedTerm, Term
 
 
 class Similarity(Term):
-    """The base of all similarities."""
+    """Base class of all similarities."""
 
     _module = "similarity"
 
 
 class Specified(SpecifiedTerm, Similarity):
-    """One that is given by a specification, "penumbral:gamma=tensor:score=height2".
+    """Similarity given by a specification, "penumbral:gamma=tensor:score=height2".
 
-    tensors are those of its parameters that are "name=tensor" there.
+    tensors are the values of the parameters written as "name=tensor".
     """
 
 
@@ -23,7 +23,7 @@ _DOT = Specified("dot")
 
 
 def to_similarity(operator: str, similarity: object) -> Similarity:
-    """What an argument that is a similarity, a specification or None stands for."""
+    """Converts a similarity, a specification or None to a similarity."""
     if isinstance(similarity, Similarity):
         return similarity
     if similarity is None:
@@ -35,6 +35,6 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     )
 
 
-# Where they are found.
+# The public module.
 for _term in (Similarity, Specified):
     _term.__module__ = "gnomon.similarity"

@@ -1,7 +1,7 @@
-"""What similarities and positions have in common: how they are lowered to the operator.
+"""Lowering of similarities and positions to operator arguments.
 
-A term becomes a specification, "name:key=value", and the tensors of those of its parameters that
-are "name=tensor" there, in the order of the catalogue (include/gnomon/catalogue.h).
+A term becomes a specification, "name:key=value", and a list of tensors. The tensors are the values
+of the parameters written as "name=tensor", in catalogue order (include/gnomon/catalogue.h).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gnomon._checks import (
 
 
 def to_spec(name: str, **options: object) -> str:
-    """The specification "name:key=value" of the options that are not None."""
+    """Returns the specification "name:key=value" for the options that are not None."""
     term = name.split(":")[0]
     spec = name
     for key, value in options.items():
@@ -46,15 +46,15 @@ def to_spec(name: str, **options: object) -> str:
             )
         between = f":{key}="
         for part in value if isinstance(value, (tuple, list)) else (value,):
-            # Formatting, unlike repr(), str() and join(), is what torch.compile can do to a number,
-            # and that of PyTorch 2.11 only to what an operation has made.
+            # torch.compile traces f-strings of numbers, but not repr(), str() or join(). PyTorch
+            # 2.11 traces them only for results of operations, hence `* 1`.
             spec += f"{between}{part if isinstance(part, str) else part * 1}"
             between = "x"
     return spec
 
 
 def check_shape(what: str, shape: object) -> list[int]:
-    """The lengths of the axes of a grid; `what` names the operator and the argument."""
+    """Checks the axis lengths of a grid; `what` names the operator and the argument."""
     if not isinstance(shape, Sequence) or not all(is_integer(size) for size in shape):
         raise TypeError(f"{what} is {shape!r}; expected a sequence of integers")
     if len(shape) == 0:
@@ -63,7 +63,7 @@ def check_shape(what: str, shape: object) -> list[int]:
 
 
 def _fits(value: object, kinds: str) -> bool:
-    """Whether a value is of one of the kinds of an annotation, "int | None"."""
+    """Whether a value matches an annotation such as "int | None"."""
     for kind in kinds.split(" | "):
         if kind == "None":
             fits = value is None
@@ -83,9 +83,9 @@ def _fits(value: object, kinds: str) -> bool:
 
 
 class _TermType(type):
-    """The type of classes of terms: a parameter that is not there is answered with a suggestion."""
+    """Metaclass of terms: an unknown parameter raises an error with a suggestion."""
 
-    # Type checkers and inspect see the parameters of the class.
+    # Keeps the parameters of the class visible to type checkers and inspect.
     if not TYPE_CHECKING:
 
         @property
@@ -108,18 +108,18 @@ class _TermType(type):
 class Term(metaclass=_TermType):
     """A similarity or a position. Its fields are its parameters."""
 
-    #: The module that has it, "position".
+    #: Name of its module, "position".
     _module: ClassVar[str]
-    #: The name in the catalogue, and the fields that are numbers, words and flags there.
+    #: Name in the catalogue, and the fields that are numbers, words and flags.
     _name: ClassVar[str]
     _options: ClassVar[tuple[str, ...]] = ()
-    #: The fields that may be tensors, in the order of the catalogue.
+    #: Fields that may be tensors, in catalogue order.
     _tensors: ClassVar[tuple[str, ...]] = ()
-    #: Those of them that have no number in their place, and may be None if that is their default.
+    #: Fields of _tensors that cannot be numbers; None is allowed only as a default.
     _tables: ClassVar[tuple[str, ...]] = ()
-    #: The fields that are words which options of their own may follow, "yarn:factor=4", and these.
+    #: Fields that accept a word with suboptions, "yarn:factor=4", and those suboptions.
     _details: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: The options that are shapes, and the fields that are the lengths of one, height and width.
+    #: Options that are shapes, and fields that are axis lengths, height and width.
     _shapes: ClassVar[tuple[str, ...]] = ()
     _axes: ClassVar[tuple[str, ...]] = ()
 
@@ -128,7 +128,7 @@ class Term(metaclass=_TermType):
             value = getattr(self, field)
             if isinstance(value, Tensor):
                 continue
-            # A field with a default is an attribute of the class, too.
+            # A field with a default is also a class attribute.
             optional = hasattr(type(self), field)
             if value is not None or not optional:
                 expected = "a tensor, or None" if optional else "a tensor"
@@ -137,26 +137,26 @@ class Term(metaclass=_TermType):
             shape = getattr(self, field)
             if shape is not None:
                 what = f"gnomon.{self._module}.{type(self).__name__}: {field}"
-                # A list that is changed later would leave the specification, which is kept, behind.
+                # A copy, because changing a list later would not update the stored specification.
                 self._set(field, tuple(check_shape(what, shape)))
         self._keep_lowered()
 
     def _keep_lowered(self) -> None:
-        """Makes the specification once, of all fields but tensors, and puts these beside it.
+        """Stores the specification of all non-tensor fields, together with the tensors.
 
-        It takes as long as attention over a few tokens does; and torch.compile, which may make
-        symbols of the numbers of a term from outside, need not put them into words.
+        Building it takes as long as attention over a few tokens. torch.compile, which may make a
+        term's numbers symbolic, then does not need to format them.
         """
         if hasattr(self, "_name") and not is_compiling():
             self._set("_lowered", (self._to_spec(), tuple(self._own_tensors())))
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
-        """The specification and the tensors, in the operator's order."""
+        """Returns the specification and the tensors, in operator order."""
         lowered: tuple[str, Sequence[Tensor]] | None = getattr(self, "_lowered", None)
         return (self._to_spec(), self._own_tensors()) if lowered is None else lowered
 
     def _tensor_fields(self) -> list[str]:
-        """The fields that are tensors, in the operator's order."""
+        """Returns the fields that are tensors, in operator order."""
         return [field for field in self._tensors if isinstance(getattr(self, field), Tensor)]
 
     def _own_tensors(self) -> list[Tensor]:
@@ -203,13 +203,13 @@ class Term(metaclass=_TermType):
             raise wrong_type("attention", f"{field} of {self._name}", value, expected)
 
     def _set(self, field: str, value: object) -> None:
-        """Of a frozen instance, while it is made."""
+        """Sets a field of a frozen instance during construction."""
         object.__setattr__(self, field, value)
 
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedTerm(Term):
-    """One that is given by a specification and the tensors that this mentions, in its order."""
+    """Term given by a specification and the tensors that it mentions, in order."""
 
     spec: str
     tensors: tuple[Tensor, ...] = ()

@@ -1,8 +1,7 @@
-"""The rules by which torch.func.vmap maps the operators.
+"""Batching rules of the operators for torch.func.vmap.
 
-Compositions are seen through (src/ops/library.cc). What the kernels compute is mapped along an axis
-that their arguments have anyway, that of heads or of the batch: samples follow each other on it,
-and the operator runs once.
+Composite operators are decomposed (src/ops/library.cc). Kernel operators fold the samples into the
+head or batch axis and run once.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from gnomon._library import ops
 
-# The axis of the batch in those of the token maps and of the causal sums.
+# The batch axis of each argument of the token maps and causal sums.
 _BATCH = {
     **dict.fromkeys(("q", "k", "v", "x", "y", "z", "d_x", "d_y", "o", "denominator"), 0),
     **dict.fromkeys(("row_scalars", "column_scalars", "d_row_scalars", "d_column_scalars"), 1),
@@ -23,11 +22,10 @@ _BATCH = {
 
 
 class _Rule:
-    """The rule of an operator whose samples go along an axis.
+    """Batching rule of an operator that folds samples into one axis.
 
-    axes names that of each argument and output; a result has the name of the argument that it is
-    the gradient of, where the operator is a backward pass. In the arguments of `shared` one entry
-    may stand for all.
+    axes gives this axis for each argument and output. In a backward pass, each result has the name
+    of the argument whose gradient it is. In the arguments of `shared`, one entry may apply to all.
     """
 
     def __init__(
@@ -58,8 +56,8 @@ class _Rule:
         needed = given.get("needed", [True] * len(self.outputs))
         if samples == 0:
             results = self._of_none(given, mapped, needed)
-        # What is not along the axis may differ from sample to sample, a mask of dropout is drawn by
-        # the number of the head, and packed biases are of the heads of one sample.
+        # These need one call per sample: arguments without the axis may differ between samples,
+        # dropout masks depend on the head index, and packed biases fit the heads of one sample.
         elif (
             mapped.keys() - self.axes.keys()
             or given.get("dropout", 0) > 0
@@ -69,7 +67,7 @@ class _Rule:
         else:
             results = self._along_the_axis(samples, given, mapped, needed)
         dims = [0 if is_needed else None for is_needed in needed]
-        # An operator of one output returns it alone.
+        # An operator with one output returns a tensor, not a tuple.
         return (tuple(results), tuple(dims)) if len(results) > 1 else (results[0], dims[0])
 
     def _call(self, given: dict[str, Any]) -> Sequence[Tensor]:
@@ -79,7 +77,7 @@ class _Rule:
     def _of_none(
         self, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
     ) -> list[Tensor]:
-        """Without a sample there are the shapes of one, which the device meta tells."""
+        """Returns empty results for zero samples, with shapes from the meta device."""
         meta = dict(given)
         for name, value in given.items():
             if isinstance(value, Tensor):
@@ -113,14 +111,14 @@ class _Rule:
             if tensor is None:
                 continue
             if name not in mapped:
-                # A table for all heads may stay one for all samples, but for a backward pass, which
-                # would sum its gradient over the samples.
+                # A table shared by all heads can be shared by all samples, except in a backward
+                # pass, which would sum its gradient over the samples.
                 if name in self.may_be_shared and tensor.shape[axis] == 1 and not self.is_backward:
                     continue
                 tensor = tensor.expand(samples, *tensor.shape)
             if name in self.may_be_shared and tensor.shape[axis + 1] == 1:
                 shared.add(name)
-                # x has been folded by now: it comes before the tables in axes.
+                # x precedes the tables in axes, so it has already been folded.
                 sizes = [-1] * tensor.dim()
                 sizes[axis + 1] = folded["x"].shape[self.axes["x"]] // samples
                 tensor = tensor.expand(sizes)
@@ -138,13 +136,13 @@ class _Rule:
 
 
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
-    """All samples have one projection: of `like`, it reads the columns and the device."""
-    one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # there may be no sample
+    """Draws one projection for all samples; only `like`'s columns and device matter."""
+    one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # valid for zero samples
     return ops.favor_projection(one, *args), None
 
 
 def _rules_of(name: str) -> list[_Rule]:
-    """Of the two operators of a name, along the axis of the heads."""
+    """Returns the forward and backward rules of an operator, along the head axis."""
     axes = dict(zip(*ops.operator_axes(name), strict=True))
     heads = {
         argument: next((n for n, axis in enumerate(of) if axis[-1] in "HG"), None)
@@ -163,7 +161,7 @@ def _rules_of(name: str) -> list[_Rule]:
 
 
 def register() -> None:
-    """Registers the rules of all operators, once."""
+    """Registers the rules of all operators once."""
     rules = [*_rules_of("attention"), *_rules_of("graph")]
     for operator, outputs, is_backward in (
         (ops.cone_map, ("x", "row_scalars", "y", "column_scalars"), False),

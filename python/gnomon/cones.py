@@ -1,6 +1,6 @@
-"""The order that cones make of points of the upper half-space, for pictures and tests.
+"""The partial order that cones define on the upper half-space, for figures and tests.
 
-Points are (..., D) with D >= 2, their last coordinate the height (Tseng et al. 2023).
+Points are (..., D) with D >= 2; the last coordinate is the height (Tseng et al. 2023).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ __all__ = ["ancestor", "lowest_common_ancestor"]
 
 
 def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None = None) -> Tensor:
-    """Whether u is an ancestor of v: v lies in the cone of u.
+    """Tests whether u is an ancestor of v, that is, v lies in the cone of u.
 
     Args:
-        u: (..., D), of a floating-point type.
-        v: (..., D), of the same type; the leading axes broadcast.
-        cone: "penumbral", below the horosphere of height r, heights clamped to [0, r]; "umbral", of
-            balls of radius r.
-        r: 1 for penumbral and 0.1 for umbral cones by default.
+        u: (..., D), floating point.
+        v: (..., D), in the same dtype; the leading axes broadcast.
+        cone: "penumbral", below the horosphere of height r, with heights clamped to [0, r], or
+            "umbral", of balls of radius r.
+        r: by default 1 for penumbral and 0.1 for umbral cones.
 
     Returns:
         Booleans (...).
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
     """
     r = _check("ancestor", u, v, cone, r)
     ancestors: Tensor = ops.cone_ancestor(u, v, cone, r)
@@ -38,10 +38,10 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
 def lowest_common_ancestor(
     u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None = None
 ) -> Tensor:
-    """The lowest point whose cone holds both u and v, (..., D); arguments as for ancestor().
+    """Returns the lowest point (..., D) whose cone contains both u and v.
 
-    Penumbral cones of points too far apart have none below the horosphere; the top of the geodesic
-    through both then stands for it, higher than r.
+    The arguments are those of ancestor(). For penumbral cones, points too far apart have no such
+    point below the horosphere. The result is then the top of the geodesic through both, above r.
     """
     r = _check("lowest_common_ancestor", u, v, cone, r)
     point: Tensor = ops.cone_lowest_common_ancestor(u, v, cone, r)
@@ -49,7 +49,7 @@ def lowest_common_ancestor(
 
 
 def _check(name: str, u: object, v: object, cone: object, r: object) -> float | None:
-    """Of them r, as the operators take it."""
+    """Checks the arguments; returns r for the operators."""
     operator = f"cones.{name}"
     check_tensors(operator, u=u, v=v)
     check_string(operator, "cone", cone)

@@ -1,8 +1,8 @@
-"""Points of the hyperboloid, the model of hyperbolic space of Lorentz and Minkowski.
+"""Points in the hyperboloid (Lorentz, Minkowski) model of hyperbolic space.
 
-Points are (..., D) with their time first: (x.x)_L = -x_0^2 + x_1^2 + ... = -c, in a space of
-curvature -1 / c. gnomon.similarity.Lorentz compares them, and aggregation="lorentz_centroid" sums
-up values that are such points.
+Points are (..., D), time coordinate first: (x.x)_L = -x_0^2 + x_1^2 + ... = -c, with curvature
+-1 / c. gnomon.similarity.Lorentz compares such points, and aggregation="lorentz_centroid"
+aggregates values on the hyperboloid.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["centroid", "lift"]
 
 
 def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
-    """The points above places x: (sqrt(c + |x|^2), x).
+    """Lifts x to the hyperboloid: (sqrt(c + |x|^2), x).
 
     Args:
-        x: (..., D), of a floating-point type.
-        c: positive; a tensor broadcasts with (...), (H, 1) with places (B, H, L, D).
+        x: (..., D), floating point.
+        c: positive; a tensor broadcasts with (...), for example (H, 1) with x (B, H, L, D).
 
     Returns:
-        (..., D + 1), of x's type.
+        (..., D + 1), in x's dtype.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype.
     """
     check_tensors("lorentz.lift", x=x)
     points: Tensor = ops.lorentz_lift(x, *_curvature("lift", c))
@@ -35,18 +35,18 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
 
 def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
-    """The point that has the least sum of squared Lorentzian distances from some (Law et al. 2019).
+    """Returns the point with the least sum of squared Lorentzian distances (Law et al. 2019).
 
     Args:
-        points: (..., n, D), times first.
+        points: (..., n, D), time coordinate first.
         c: as for lift().
 
     Returns:
-        (..., D), the time first.
+        (..., D), time coordinate first.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype.
     """
     check_tensors("lorentz.centroid", points=points)
     point: Tensor = ops.lorentz_centroid(points, *_curvature("centroid", c))
@@ -54,7 +54,7 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
 
 def _curvature(name: str, c: object) -> tuple[Tensor | None, float]:
-    """As a tensor, or as a number."""
+    """Converts c to a tensor or a number."""
     if isinstance(c, Tensor):
         return c, 1.0
     return None, check_number(f"lorentz.{name}", "c", c, "a number or a tensor")
