@@ -1,6 +1,6 @@
-"""Modules. Positions and similarities are terms or specifications (include/gnomon/catalogue.h).
+"""Attention modules, configured by terms or specifications (include/gnomon/catalogue.h).
 
-The parameters have the same names as in C++ (include/gnomon/torch/nn.h).
+Parameter names are the same as in C++ (include/gnomon/torch/nn.h).
 """
 
 from gnomon._names import publish

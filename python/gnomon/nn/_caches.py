@@ -1,4 +1,4 @@
-"""What modules keep of the tokens of earlier calls."""
+"""Caches of tokens from earlier calls."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gnomon._checks import check_optional_integers
 
 
 class KVCache:
-    """Projected keys and values of the tokens so far, before any rotation or map.
+    """Projected keys and values of all tokens so far, before any rotation or feature map.
 
-    k (B, Hkv, L, D) and v (B, Hkv, L, Dv), or None; projections holds what else a position computes
-    from the tokens of keys, (B, H, L, ...). positions (B, L) or (L,) are the tokens' positions if
-    the calls give them, otherwise None.
+    k is (B, Hkv, L, D) and v is (B, Hkv, L, Dv), or None. projections holds other tensors
+    (B, H, L, ...) that a position computes from key tokens. positions (B, L) or (L,) are the token
+    positions if the calls pass them, otherwise None.
 
-    A module whose rotation is the same in all calls keeps the rotated keys here, too, until k is
+    A module whose rotation is the same in all calls also stores the rotated keys here, until k is
     read or set.
     """
 
     def __init__(self) -> None:
-        # The keys of the calls so far, which nothing reads while there are rotated ones.
+        # The keys of each call; unread while the cache has rotated keys.
         self._parts: tuple[Tensor, ...] = ()
         self._turned: Tensor | None = None
         self.v: Tensor | None = None
@@ -33,7 +33,7 @@ class KVCache:
     @property
     def k(self) -> Tensor | None:
         """The keys, or None."""
-        # Who reads them may change them.
+        # The caller may modify the returned keys.
         self._turned = None
         return self._keys()
 
@@ -50,9 +50,9 @@ class KVCache:
     def _joined_turned(
         self, k: Tensor, v: Tensor, turn: Callable[[Tensor, int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """All keys, rotated, and values followed by those of more tokens.
+        """Like joined, with rotated keys.
 
-        turn(keys, first) rotates the keys of the tokens from that one on.
+        turn(keys, first) rotates keys whose first token has index `first`.
         """
         if not self._parts or self.v is None:
             return turn(k, 0), v
@@ -71,8 +71,8 @@ class KVCache:
                 )
 
     def _keep(self, k: Tensor, turned: Tensor) -> None:
-        """Adds the keys of one call; `turned` are all of them, rotated."""
-        # Joined now and then, so that there are not too many of them.
+        """Appends the keys of one call; `turned` holds all keys, rotated."""
+        # Merging the parts at intervals bounds their number.
         many = 64
         self._parts = (*self._parts, k)
         if len(self._parts) > many:
@@ -80,11 +80,11 @@ class KVCache:
         self._turned = turned
 
     def length(self) -> int:
-        """How many tokens it holds."""
+        """Number of cached tokens."""
         return sum(part.shape[2] for part in self._parts)
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values followed by those of more tokens, which the cache does not keep."""
+        """Returns the cached keys and values followed by new ones, which are not stored."""
         known = self._keys()
         if known is None or self.v is None:
             return k, v
@@ -92,7 +92,7 @@ class KVCache:
         return torch.cat([known, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
-        """The same for the projections of more tokens."""
+        """Like joined, for projections."""
         if not self._parts:
             return projections
         if len(projections) != len(self.projections):
@@ -103,9 +103,9 @@ class KVCache:
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
     def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
-        """The same for the positions of more tokens.
+        """Like joined, for positions.
 
-        Tokens without positions that are followed by tokens with them are taken to be consecutive.
+        If only the new tokens have positions, the cached tokens are assumed to be consecutive.
         """
         if not self._parts:
             return positions
@@ -120,7 +120,7 @@ class KVCache:
         if known is None:
             known = torch.arange(self.length(), device=positions.device)
         if 3 in (known.dim(), positions.dim()):
-            # Coordinates.
+            # Positions with coordinates.
             if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
                 raise ValueError(
                     "gnomon.nn.KVCache: its tokens have positions with another number of axes; "
@@ -140,7 +140,7 @@ class KVCache:
         projections: Sequence[Tensor] = (),
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Adds tokens; returns all keys and values."""
+        """Appends tokens; returns all keys and values."""
         of_keys = self.joined_projections(list(projections))
         places = self.joined_positions(positions, k.shape[0])
         k, v = self.joined(k, v)
@@ -149,7 +149,7 @@ class KVCache:
         return k, v
 
     def reset(self) -> None:
-        """Forgets all tokens."""
+        """Removes all tokens."""
         self.k = self.v = self.positions = None
         self.projections = []
 
@@ -157,13 +157,13 @@ class KVCache:
 def place_tokens(
     operator: str, cache: KVCache, query: Tensor, key: Tensor, arguments: OrderArguments
 ) -> Tensor | None:
-    """Says in a call's arguments where its tokens stand beside those of the cache.
+    """Sets a call's position arguments to follow the cached tokens.
 
-    query (B, Lq, ...) and key (B, Lk, ...) are the call's own. Returns the positions of all keys,
-    which the cache is to keep, or None where it has none.
+    query (B, Lq, ...) and key (B, Lk, ...) hold only the call's own tokens. Returns the positions
+    of all keys, for the cache to keep, or None if there are none.
     """
     positions = check_optional_integers(operator, "positions", arguments.get("positions"), query)
-    # Positions of several axes do not say what a query sees.
+    # Coordinates do not affect masks.
     says_order = positions is not None and positions.dim() < 3
     if arguments.get("query_offset") is None and not says_order:
         arguments["query_offset"] = cache.length()
@@ -176,7 +176,7 @@ def place_tokens(
                 f"and key {key.shape[1]}; expected the positions of the keys"
             )
     of_keys = check_optional_integers(operator, "key_positions", of_keys, query)
-    # Of padding on the left there may be more than keys so far.
+    # Left padding may be longer than the keys so far.
     starts = check_optional_integers(operator, "key_starts", arguments.get("key_starts"), query)
     if starts is not None:
         arguments["key_starts"] = starts.clamp_max(cache.length() + key.shape[1])
@@ -187,9 +187,10 @@ def place_tokens(
 
 
 class TokenCache:
-    """What token encodings keep of the tokens so far.
+    """State of token encodings between calls.
 
-    embeddings (B, N, dim) of the tokens that the next ones read (through a convolution), or None.
+    embeddings (B, N, dim) are those of the last tokens, which the next ones read through a
+    convolution, or None.
     """
 
     def __init__(self) -> None:
@@ -197,17 +198,17 @@ class TokenCache:
         self._length = 0
 
     def length(self) -> int:
-        """How many tokens there were."""
+        """Number of tokens so far."""
         return self._length
 
     def append(self, embeddings: Tensor, history: int) -> None:
-        """Adds tokens; keeps the last `history` of all."""
+        """Appends tokens; keeps the last `history` of all tokens."""
         self._length += embeddings.shape[1]
         if history > 0:
             parts = [embeddings] if self.embeddings is None else [self.embeddings, embeddings]
             self.embeddings = torch.cat(parts, 1)[:, -history:]
 
     def reset(self) -> None:
-        """Forgets all tokens."""
+        """Removes all tokens."""
         self.embeddings = None
         self._length = 0

@@ -1,4 +1,4 @@
-"""Checks of the arguments of modules."""
+"""Argument checks for modules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gnomon._checks import Device, check_tensors, kind_of
 from gnomon.nn._held_terms import Projection
 
 SPECIFICATION = "a specification, a string"
-# The types that autocast casts to its own.
+# The dtypes that autocast converts.
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
-    """device= and dtype= of a module, as those of torch.nn take them."""
+    """Checks device= and dtype= of a module, as in torch.nn."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         what = dtype if isinstance(dtype, torch.dtype) else kind_of(dtype)
         raise TypeError(
@@ -28,14 +28,14 @@ def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> d
 def check_embeddings(
     module: str, argument: str, tokens: Tensor, dim: int, layer: torch.nn.Module | None = None
 ) -> None:
-    """Checks the shape of tokens (B, L, dim), and their type against the layer that reads them."""
+    """Checks the shape of tokens (B, L, dim), and their dtype against their layer's."""
     check_tensors(f"nn.{module}", **{argument: tokens})
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(
             f"gnomon.nn.{module}: {argument} has shape {tuple(tokens.shape)}; expected "
             f"(B, L, {dim})"
         )
-    # Other layers, such as those with quantized weights, check what they read themselves.
+    # Other layers, such as quantized ones, check their own input.
     if type(layer) not in (torch.nn.Linear, Projection):
         return
     assert layer is not None

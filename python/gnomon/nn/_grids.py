@@ -1,4 +1,4 @@
-"""Moves models whose positions lie on a grid to another resolution."""
+"""Adapts models with grid positions to another resolution."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from gnomon._terms import check_shape, to_spec
 from gnomon.nn._held_terms import HeldTerms
 from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
 
-#: What tables of rows along an axis of a grid are indexed by, in the order of the axes.
+#: Index kinds of row tables along grid axes, in axis order.
 _AXES = ("first_axis", "second_axis")
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
-    """A table of biases over the offsets of a grid, (H, 2 h - 1, 2 w - 1), for another grid.
+    """Interpolates a table of grid-offset biases, (H, 2 h - 1, 2 w - 1), for another grid.
 
-    The largest offsets are mapped to the largest and offset 0 to offset 0; in between the table is
-    interpolated, cubically over two axes and linearly over one or three.
+    The largest offsets are mapped to the largest, and offset 0 to offset 0. Interpolation is
+    bicubic for two axes and linear for one or three.
 
     Args:
-        table: as for gnomon.position.GridBias, with one to three axes, of any floating-point dtype.
-        shape: lengths of the new grid's axes, as many as the table has.
+        table: as for gnomon.position.GridBias, with one to three axes, in any floating-point dtype.
+        shape: axis lengths of the new grid, one per table axis.
 
     Returns:
         (H, 2 h' - 1, 2 w' - 1) for the new shape (h', w'), in the table's dtype; differentiable.
 
     Raises:
-        ValueError: a table with another number of axes, or with an even number of offsets.
-        TypeError: a table that is no tensor of floating-point numbers, a shape without integers.
+        ValueError: the table has another number of axes, or an even number of offsets.
+        TypeError: table is not a floating-point tensor, or shape does not hold integers.
     """
     name = "nn.resize_grid_table"
     if not isinstance(table, Tensor):
@@ -62,7 +62,7 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     wide = table if table.dtype == torch.float64 else table.float()
     for axis, new in enumerate(target, 1):
         if new == 1:
-            # Offset 0 alone, where interpolation takes the first one.
+            # Keep only offset 0; interpolation to length 1 would pick the first offset.
             wide = wide.narrow(axis, table.shape[axis] // 2, 1)
     mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[axes]
     resized = torch.nn.functional.interpolate(wide[None], target, mode=mode, align_corners=True)
@@ -70,21 +70,20 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
-    """Moves a model whose positions lie on a grid to a grid of another shape; returns it.
+    """Adapts a model with grid positions to another grid shape in place; returns the model.
 
-    In place: the specifications with a shape of attention modules, TokenPosition and TokenEncoding
-    get the new one, and their tables are interpolated as by resize_grid_table, biases ("grid_bias",
-    "offset_bias" along an axis) as well as the rows of "relative2d", so that a model trained at one
-    resolution starts well at another. Positions of sequences are left alone. Create a new optimiser
-    afterwards.
+    A model trained at one resolution then starts well at another. All specifications with a shape
+    in attention modules, TokenPosition and TokenEncoding get the new shape. Their tables are
+    interpolated as by resize_grid_table: biases ("grid_bias", "offset_bias" along an axis) and the
+    rows of "relative2d". Sequence positions are unchanged. Create a new optimizer afterwards.
 
     Args:
-        module: a MultiheadAttention, or a model with some of them.
-        shape: lengths of the new grid's axes, as many as before.
+        module: a MultiheadAttention, or a model that contains some.
+        shape: axis lengths of the new grid; the number of axes cannot change.
 
     Raises:
-        ValueError: the module has no position on a grid, or one with another number of axes.
-        TypeError: not a module, or a shape without integers.
+        ValueError: the module has no grid position, or one with another number of axes.
+        TypeError: module is not a module, or shape does not hold integers.
     """
     name = "nn.resize_grid"
     if not isinstance(module, torch.nn.Module):

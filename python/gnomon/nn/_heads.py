@@ -1,9 +1,9 @@
-"""Tokens by heads."""
+"""Splitting of tokens into heads."""
 
 from torch import Tensor
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, L, heads D) as (B, heads, L, D)."""
-    # PyTorch 2.11 does not trace unflatten() where a default device is set.
+    """Reshapes (B, L, heads * D) to (B, heads, L, D)."""
+    # PyTorch 2.11 cannot trace unflatten() under a default device.
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What modules with a similarity and a position have in common."""
+"""Base class of modules with a similarity and a position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gnomon.nn._caches import KVCache, place_tokens
 
 
 class LearnedValue(NamedTuple):
-    """A value that a module has learned, as it acts, and where it started.
+    """The effective value of a learned parameter, and its initial value.
 
-    start is None where the module does not know it: for tables and for tensors given in terms.
+    start is None if it is unknown: for tables, and for tensors passed in terms.
     """
 
     value: Tensor
@@ -28,7 +28,7 @@ class LearnedValue(NamedTuple):
 
 
 class Projection(torch.nn.Linear):
-    """A linear layer that starts with weights N(0, gain^2 / in_features) and biases 0."""
+    """Linear layer with initial weights N(0, gain^2 / in_features) and zero biases."""
 
     gain = 1.0
 
@@ -39,14 +39,14 @@ class Projection(torch.nn.Linear):
             torch.nn.init.zeros_(self.bias)
 
     def with_gain(self, gain: float) -> Projection:
-        """Draws new weights for another gain; returns the layer."""
+        """Sets the gain and draws new weights; returns the layer."""
         self.gain = gain
         self.reset_parameters()
         return self
 
 
 def reset_children(module: torch.nn.Module) -> None:
-    """Calls reset_parameters() of the submodules, or of theirs where they have none."""
+    """Calls reset_parameters() of each submodule; descends into submodules without it."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if reset is None:
@@ -56,7 +56,7 @@ def reset_children(module: torch.nn.Module) -> None:
 
 
 def set_start(tensor: Tensor, start: Tensor) -> None:
-    """Copies a start into a parameter or a buffer, which may be distributed."""
+    """Copies an initial value into a parameter or buffer, which may be distributed."""
     with torch.no_grad():
         mesh = getattr(tensor, "device_mesh", None)
         if mesh is not None:
@@ -71,7 +71,7 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
 
 @contextlib.contextmanager
 def named_as(module: str) -> Iterator[None]:
-    """Operators that all modules share name MultiheadAttention in their messages."""
+    """Replaces MultiheadAttention, which shared operators name, by `module` in messages."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -80,26 +80,26 @@ def named_as(module: str) -> Iterator[None]:
 
 
 class Terms(NamedTuple):
-    """A specification, or several joined by "+", and the tensors that it mentions."""
+    """One specification, or several joined by "+", and the tensors that it mentions."""
 
     spec: str
     tensors: Sequence[Tensor] = ()
 
 
 class Attended(NamedTuple):
-    """What a call of a module has computed."""
+    """Results of a module call."""
 
     o: Tensor
-    #: Of the rows that were asked for.
+    #: Weights of the requested rows.
     weights: Tensor | None
-    #: Adds the call's tokens to the cache: once nothing can fail any more.
+    #: Appends the call's tokens to the cache; called after everything that can fail.
     keep: Callable[[], None]
 
 
 class HeldTerms(torch.nn.Module):
-    """A module that holds the tensors of its similarity and its position."""
+    """Module that holds the tensors of its similarity and its position."""
 
-    #: The specifications; "<name>=tensor" says what came as a tensor.
+    #: The specifications; "<name>=tensor" marks a parameter passed as a tensor.
     similarity: str
     position: str
     _term_names: tuple[str, ...]
@@ -113,11 +113,11 @@ class HeldTerms(torch.nn.Module):
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        """Registers the tensors of both.
+        """Registers the tensors of the similarity and the position.
 
-        sizes are num_heads, the columns of a head of q and k and of v, the rows of a table of
-        positions, and the columns of the tokens that queries and keys are made from. given are the
-        tensors that the specifications mention, in their order.
+        sizes are num_heads, head_dim of q and k, head_dim of v, the rows of a position table, and
+        the widths of query and key tokens. given are the tensors that the specifications mention,
+        in order.
         """
         self.similarity = similarity
         self.position = position
@@ -127,9 +127,9 @@ class HeldTerms(torch.nn.Module):
         self._has_projections: bool = ops.module_has_projections(position)
         self._turns_keys_once: bool = ops.module_turns_keys_once(similarity, position)
         self._term_names = tuple(names)
-        #: Whether a causal call is more than one that sees no later key.
+        #: Whether a term depends on the causal flag itself, not only on the mask.
         self._reads_order = any(_reads_order(component) for component in components_of(position))
-        #: Of those that were given, what reset_parameters() sets them to.
+        #: Values to which reset_parameters() sets the tensors passed in terms.
         self._given_starts: dict[str, Tensor] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             own = next((tensor for tensor in given if tensor is start), None)
@@ -151,15 +151,15 @@ class HeldTerms(torch.nn.Module):
             else:
                 self.register_buffer(name, value)
         if self._given_starts and (device is not None or dtype is not None):
-            # A torch.nn.Parameter stays the same object where torch can change it in place.
+            # to() keeps a torch.nn.Parameter the same object if torch can change it in place.
             self.to(device=device, dtype=dtype)
         _pass_drawn(starts)
 
     def _reset_terms(self) -> None:
-        """Sets the tensors of the terms to their starts, those that were given to what they were.
+        """Resets the tensors of the terms to their initial or passed values.
 
         Raises:
-            RuntimeError: a tensor was given on the meta device, which has no numbers.
+            RuntimeError: a tensor was passed on the meta device, which has no numbers.
         """
         for name, given in self._given_starts.items():
             if given.is_meta and not getattr(self, name).is_meta:
@@ -176,9 +176,9 @@ class HeldTerms(torch.nn.Module):
         _pass_drawn(starts)
 
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
-        """The tensors of the terms for a call, and which of them belong to keys.
+        """Returns the tensors of the terms for a call, and the indices of key tensors among them.
 
-        query (B, Lq, ...) and key (B, Lk, ...) are tokens, which some of these are made from.
+        Some are computed from the tokens query (B, Lq, ...) and key (B, Lk, ...).
         """
         tensors = [getattr(self, name) for name in self._term_names]
         if not self._has_projections:
@@ -204,21 +204,21 @@ class HeldTerms(torch.nn.Module):
         more: Terms | None = None,
         rows: list[int] | None = None,
     ) -> Attended:
-        """Attention of one call.
+        """Computes the attention of one call.
 
         Args:
             operator: the name in messages.
             heads: q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv) of this call.
-            tokens: (B, Lq, ...) and (B, Lk, ...), what queries and keys were made from.
-            given: the caller's arguments, those of `allowed`, a TypedDict.
+            tokens: (B, Lq, ...) and (B, Lk, ...), the tokens of the queries and the keys.
+            given: the caller's arguments, restricted to those of `allowed`, a TypedDict.
             own: arguments that the module sets.
-            dropout: the probability of dropping a weight.
+            dropout: probability of dropping a weight.
             aggregation: how values are summed.
             cache: tokens of earlier calls, or None.
-            hidden: (B, Lk), including the keys of the cache: True where no query sees a key.
-            similarity: in place of the module's own.
-            more: positions beside the module's own.
-            rows: the rows of weights to return, or None.
+            hidden: (B, Lk), including cached keys: True where a key is hidden from all queries.
+            similarity: replaces the module's own.
+            more: positions to add to the module's own.
+            rows: rows of weights to return, or None.
         """
         q, k, v = heads
         own_k, places, turns = k, None, False
@@ -268,10 +268,10 @@ class HeldTerms(torch.nn.Module):
         return Attended(o, weights, keep)
 
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
-        """Whether a cache keeps the keys of a call as the position rotates them.
+        """Whether a cache stores the rotated keys of a call.
 
-        Keys of low precision would be rounded once more, and a traced call would be traced anew for
-        each number of calls before it.
+        Low-precision keys would be rounded twice, and torch.compile would retrace for each number
+        of earlier calls.
         """
         return (
             self._turns_keys_once
@@ -281,7 +281,7 @@ class HeldTerms(torch.nn.Module):
         )
 
     def _turned_keys(self, places: Tensor | None, k: Tensor, first: int) -> Tensor:
-        """Keys of the tokens from `first` on, rotated; places are the positions of all, or None."""
+        """Rotates keys from token `first` on; places are the positions of all tokens, or None."""
         if places is not None:
             places = places[..., first : first + k.shape[2]]
         turned: Tensor = ops.module_turned_keys(
@@ -302,7 +302,7 @@ class HeldTerms(torch.nn.Module):
         hidden: Tensor | None = None,
         more: Terms | None = None,
     ) -> Tensor:
-        """The weights (B, H, n, Lk) of n rows; the arguments are those of _attend."""
+        """Returns the weights (B, H, n, Lk) of n rows; the arguments are those of _attend."""
         if hidden is not None:
             given["query_segments"], given["key_segments"] = _segments_of_padding(
                 operator, hidden, heads[0], given.get("query_segments"), given.get("key_segments")
@@ -329,11 +329,11 @@ class HeldTerms(torch.nn.Module):
 
     @torch.no_grad()
     def learned_values(self) -> dict[str, LearnedValue]:
-        """What the similarity and the position have learned, as it acts, with its start.
+        """Returns the effective learned values of the similarity and the position, by name.
 
-        By name, "gamma", "alibi_slopes", "hype_tau", "t5_table". Of one value per head (H,) it is
-        the value itself, start * exp(5 theta), not theta. The tensors are copies without gradients;
-        where nothing is learned, the dictionary is empty.
+        Names are "gamma", "alibi_slopes", "hype_tau", "t5_table" and so on. A per-head parameter
+        (H,) is returned as its value, start * exp(5 theta), not as theta. The tensors are copies
+        without gradients. If nothing is learned, the dictionary is empty.
         """
         names, values, starts = ops.module_learned(
             self.similarity,
@@ -348,9 +348,9 @@ class HeldTerms(torch.nn.Module):
 
 
 def _pass_drawn(starts: Sequence[Tensor]) -> None:
-    """Moves on the state of the CPU's generator where starts were drawn by it.
+    """Advances the CPU generator if initial values were drawn from it.
 
-    They are drawn without a change of that state: those of the next module would be the same.
+    Drawing them does not change its state, so the next module would get the same values.
     """
     for start in starts:
         if start.numel() > 1 and not start.is_meta and bool((start != start.flatten()[0]).any()):
@@ -372,7 +372,7 @@ def _segments_of_padding(
     query_segments: object,
     key_segments: object,
 ) -> tuple[Tensor, Tensor]:
-    """Segments with which all queries see the keys that a key_padding_mask leaves."""
+    """Returns segments that make all queries attend to the keys not hidden by key_padding_mask."""
     if query_segments is not None or key_segments is not None:
         raise ValueError(
             f"gnomon.{operator}: key_padding_mask and segments are both given; expected keys that "

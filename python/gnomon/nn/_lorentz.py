@@ -1,4 +1,4 @@
-"""Multi-head attention of points of a hyperboloid."""
+"""Multi-head attention on a hyperboloid."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ _NAME = "nn.LorentzMultiheadAttention"
 
 
 class LorentzMultiheadAttention(HeldTerms):
-    """softmax(2 c + 2 (q.k)_L) over heads, and the centroids of values, all on one hyperboloid.
+    """Multi-head attention on a hyperboloid: softmax(2 c + 2 (q.k)_L) and centroids of values.
 
-    The layer of HyperCore, with its arguments, parameters and results for attention_type "full", so
-    that a state_dict of one fits the other (He et al. 2025; Chen et al. 2022; Yang et al. 2024,
-    Hypformer): submodules Wq, Wk and Wv (without use_weight no Wv) make the coordinates of space of
-    each head, times follow from them, and final_linear those of the output; parameters scale (1,),
-    which starts at sqrt(num_heads out_channels), and bias (), a number added to all scores, which
-    does not change the softmax.
+    It matches HyperCore's layer with attention_type "full" in arguments, parameters and results, so
+    state_dicts are interchangeable (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer).
 
-    Points of hyperboloids have their time coordinate first. Memory is linear in the lengths.
+    Submodules Wq, Wk and Wv (no Wv without use_weight) compute the space coordinates of each head,
+    and final_linear those of the output. Time coordinates follow from them. The parameter scale
+    (1,) starts at sqrt(num_heads * out_channels). The parameter bias () is added to all scores,
+    which does not change the softmax.
+
+    Points have their time coordinate first. Memory is linear in the lengths.
 
     Args:
-        manifold: the hyperboloid (x.x)_L = -c: c itself, a number or a tensor of one element,
-            learned if it is a parameter; or what has it as its attribute c, such as a manifold of
-            HyperCore or of geoopt, kept as it is.
-        in_channels: columns of one head: a token has num_heads in_channels columns.
-        out_channels: columns of a point of each head, including its time.
+        manifold: the hyperboloid (x.x)_L = -c, given as c or as an object with the attribute c,
+            such as a HyperCore or geoopt manifold, which is stored unchanged. c is a number or a
+            one-element tensor; it is trained if it is a parameter.
+        in_channels: columns per head; a token has num_heads * in_channels columns.
+        out_channels: columns of each head's points, including time.
         num_heads: heads of q, k and v.
-        use_weight: whether values are projected; without it tokens are the points of all heads, and
-            in_channels is out_channels.
-        power_k: of the attention_type "linear_focused".
-        attention_type: "full". HyperCore's "linear_focused", its default, is no softmax, and is
-            refused.
-        trans_heads_concat: whether final_linear maps the points of all heads to one of
-            num_heads out_channels columns; else the output is their centroid, of out_channels.
-        normalize: whether the coordinates of space of q and k are divided by their length.
-        position: see MultiheadAttention, which names what it learns likewise, "hype_tau_theta";
-            rotations turn coordinates of space, and biases are added to scores.
-        dropout: the probability of dropping a weight, in training.
+        use_weight: whether values are projected; if False, tokens are the points of all heads, and
+            in_channels must equal out_channels.
+        power_k: used only by attention_type "linear_focused".
+        attention_type: "full". HyperCore's default, "linear_focused", is not a softmax and is not
+            supported.
+        trans_heads_concat: whether final_linear maps the points of all heads to one point with
+            num_heads * out_channels columns; otherwise, the output is their centroid, with
+            out_channels columns.
+        normalize: whether the space coordinates of q and k are divided by their norm.
+        position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
+            Rotations act on space coordinates, and biases are added to scores.
+        dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
-        device: where parameters and buffers are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        device: device of parameters and buffers; the default device if None.
+        dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
     Raises:
-        ValueError: a shape or a value.
+        ValueError: an invalid shape or value.
         TypeError: an argument of another type.
         NotImplementedError: attention_type="linear_focused".
     """
@@ -128,7 +130,7 @@ class LorentzMultiheadAttention(HeldTerms):
         self.bias = torch.nn.Parameter(torch.zeros((), **made))
         if self.trans_heads_concat:
             self.final_linear = torch.nn.Linear(columns, columns - 1, **made)
-        # The similarity's own tensors are scale, c and bias.
+        # The tensors of the similarity are scale, c and bias.
         self._hold_terms(
             "lorentz:scale=1",
             position_spec,
@@ -139,9 +141,9 @@ class LorentzMultiheadAttention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new module are; draws new weights.
+        """Resets all parameters and buffers to initial values; draws new weights.
 
-        A manifold that has its own c keeps it, unless it has reset_parameters().
+        A manifold object keeps its c, unless it has reset_parameters().
         """
         reset_children(self)
         set_start(self.scale, torch.tensor([(self.num_heads * self.out_channels) ** 0.5]))
@@ -198,24 +200,23 @@ class LorentzMultiheadAttention(HeldTerms):
         cache: KVCache | None = None,
         **arguments: Unpack[OrderArguments],
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of query_input (B, Lq, num_heads in_channels) over source_input (B, Lk, ...).
+        """Attends from query_input (B, Lq, num_heads * in_channels) to source_input (B, Lk, ...).
 
         Args:
-            query_input: tokens; points, if all of their columns are those of one.
-            source_input: those of keys and values; query_input by default.
-            output_attentions: also return the weights (B, H, Lq, Lk), which are not linear in the
-                lengths.
-            mask: HyperCore's, booleans that are True where a pair is hidden, unlike that of
-                gnomon.attention: (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk), (B, H, Lk) or
-                (B, 1 or H, Lq, Lk).
-            rot_pos: complex numbers of modulus 1 (L, (out_channels - 1) / 2) that coordinates of
-                space (2 i, 2 i + 1) are turned by.
-            cache: points of keys and values of the tokens so far; those of this call are added.
+            query_input: tokens; points, if all of their columns are those of one point.
+            source_input: tokens of keys and values; query_input by default.
+            output_attentions: also return the weights (B, H, Lq, Lk); their memory is not linear in
+                the lengths.
+            mask: HyperCore's Boolean mask: True hides a pair, unlike in gnomon.attention. Its shape
+                is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk), (B, H, Lk) or (B, 1 or H, Lq, Lk).
+            rot_pos: complex numbers of modulus 1 (L, (out_channels - 1) / 2), which rotate space
+                coordinates (2 i, 2 i + 1).
+            cache: key and value points of earlier tokens; those of this call are appended.
 
         The other arguments are those of gnomon.attention.
 
         Returns:
-            Points (B, Lq, num_heads out_channels) with trans_heads_concat, else
+            Points (B, Lq, num_heads * out_channels) with trans_heads_concat, otherwise
             (B, Lq, out_channels).
         """
         source_input = query_input if source_input is None else source_input
@@ -282,7 +283,7 @@ class LorentzMultiheadAttention(HeldTerms):
         return RoPE(angles=rot_pos.angle().to(wide)[None, None])
 
     def extra_repr(self) -> str:
-        """The arguments that are not the default, for print()."""
+        """Returns the non-default arguments, for print()."""
         c = self._curvature()
         is_known = not hasattr(self, "manifold") and not (isinstance(c, Tensor) and c.is_meta)
         shown: list[str] = [str(float(c))] if is_known else ["manifold"]
@@ -294,7 +295,7 @@ class LorentzMultiheadAttention(HeldTerms):
 
 
 def _pairs(mask: object, q: Tensor, keys: int) -> Tensor:
-    """HyperCore's masks as what broadcasts to (B, H, Lq, Lk)."""
+    """Reshapes a HyperCore mask to broadcast to (B, H, Lq, Lk)."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise wrong_type(_NAME, "mask", mask, "a Tensor of booleans, or None")
     batch, heads, queries = q.shape[:3]

@@ -1,4 +1,4 @@
-"""Masks as torch.nn has them: True where hidden, or numbers that are added to the scores."""
+"""Masks as in torch.nn: True where hidden, or numbers added to the scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gnomon.nn._held_terms import Terms
 def pair_mask(
     operator: str, name: str, pairs: Tensor | None, sizes: tuple[int, int, int, int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """A mask (Lq, Lk) or (B H, Lq, Lk) as mask= and pair_bias= of attention.
+    """Converts a mask (Lq, Lk) or (B * H, Lq, Lk) to mask= and pair_bias= of attention.
 
     sizes are (B, H, Lq, Lk).
     """
@@ -36,11 +36,11 @@ def pair_mask(
 
 
 class Masks(NamedTuple):
-    """Masks of a call that the operators have no argument for."""
+    """Masks of a call without a corresponding operator argument."""
 
     #: (B, Lk), True where a key is hidden.
     hidden: Tensor | None
-    #: What is added to the scores.
+    #: Terms added to the scores.
     biases: Terms | None
 
 
@@ -51,9 +51,9 @@ def to_masks(
     key_padding_mask: Tensor | None,
     pair_bias: Tensor | None = None,
 ) -> Masks:
-    """Of key_padding_mask (B, Lk) and pair_bias (1 or B, 1 or H, Lq, Lk).
+    """Converts key_padding_mask (B, Lk) and pair_bias (1 or B, 1 or H, Lq, Lk) to Masks.
 
-    sizes are (B, H, Lq, Lk); like is a token, which says in which precision scores are computed.
+    sizes are (B, H, Lq, Lk). like is a token tensor, whose dtype sets the precision of the scores.
     """
     if key_padding_mask is None and pair_bias is None:
         return Masks(None, None)
@@ -84,7 +84,7 @@ def to_masks(
 
 
 def _is_bool(operator: str, name: str, mask: Any) -> bool:
-    """Whether a mask says what is hidden, rather than what is added."""
+    """Whether a mask is Boolean rather than additive."""
     if not isinstance(mask, Tensor):
         raise wrong_type(operator, name, mask, "a Tensor, or None")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -96,7 +96,7 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
 
 
 def is_causal_mask(pairs: Tensor) -> bool:
-    """Whether a mask of pairs (Lq, Lk) hides the keys after each query, and only those."""
+    """Whether a mask (Lq, Lk) hides exactly the keys after each query."""
     if pairs.dim() != 2:
         return False
     hidden = pairs if pairs.dtype == torch.bool else pairs == -torch.inf

@@ -1,4 +1,4 @@
-"""Multi-head attention with the parameters of its similarity and position."""
+"""Multi-head attention with trainable similarity and position."""
 
 from __future__ import annotations
 
@@ -31,54 +31,59 @@ from gnomon.nn._torch_multihead_attention import TorchMultiheadAttention
 
 
 class MultiheadAttention(HeldTerms):
-    """softmax(similarity + position) over heads, between projections.
+    """Multi-head attention with any similarity and position: softmax(similarity + position) v.
 
-    Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
-    inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
-    similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0,
-    with value = start * exp(5 theta), such as "gamma_theta" or "beta_theta", and tables: those of
-    biases start at 0, such as "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1,
-    2 width - 1); those of content terms start as N(0, 1 / columns), such as "relative_table"
-    (2 max_offset + 1, D); "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0, and
-    "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows. What is projected from the tokens
-    of each call has a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
-    "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The start
-    of a similarity's factor, the buffer "gamma_start" (or of beta, scale: what it calls that), is
-    such that the logits of N(0, 1) tokens have a standard deviation of 1.
+    The projections q_proj, k_proj, v_proj and out_proj start with weights N(0, 1 / in_features) and
+    zero biases. Inputs with unit variance then give q and k unit variance and logits a standard
+    deviation of 1.
+
+    The similarity and the position have per-head parameters, tables and token projections:
+
+    - Per-head parameters "<component>_<name>_theta" (H,), such as "gamma_theta" or "beta_theta",
+      start at 0; their value is start * exp(5 theta).
+    - Bias tables start at 0, such as "t5_table" (buckets, H) and "grid_bias_table"
+      (H, 2 height - 1, 2 width - 1).
+    - Tables of content terms start as N(0, 1 / columns), such as "relative_table"
+      (2 max_offset + 1, D). "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0, and
+      "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows.
+    - Projections of each call's tokens have a weight (H * columns, embed_dim or kdim) and may have
+      a bias (H * columns): "forget_log_forget_weight" and "forget_log_forget_bias",
+      "content_bias_query_weight".
+    - The buffer "gamma_start" (or of beta, scale) holds the start of a similarity's factor. It
+      gives logits of N(0, 1) tokens a standard deviation of 1.
+
+    A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
+    unchanged. If it requires grad, it becomes a parameter (the same object if it is a
+    torch.nn.Parameter), otherwise a buffer. A table passed to OffsetBias is indexed by position,
+    for all lengths up to its own. The same holds for "offset_bias_table" (H, 2 length - 1) of
+    "offset_bias:length=512".
 
     Args:
         embed_dim: columns of the input and the output.
         num_heads: query heads; a divisor of embed_dim.
-        kv_heads: heads of keys and values, a divisor of num_heads; num_heads by default.
-        qk_dim: columns of one head of q and k; embed_dim / num_heads by default, or the only number
-            that the similarity takes (1 of "additive").
+        kv_heads: key and value heads, a divisor of num_heads; num_heads by default.
+        qk_dim: head_dim of q and k; by default embed_dim / num_heads, or the only size that the
+            similarity accepts (1 for "additive").
         similarity: a specification, "penumbral:score=height2", or one of gnomon.similarity.
-        position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or
-            several of them for their sum, "rope" + ALiBi(slopes); None is "none". A component that
-            is added to embeddings has no effect here and is an error: see TokenPosition and
-            attention_position. The shapes of tensors of (H,) are checked here, those of tables in
-            the first call.
-        dropout: the probability of dropping a weight, in training.
-        bias: whether the projections have one.
-        max_length: rows of a learned table of positions ("absolute_keys"), unless the component
-            has a length.
+        position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or a
+            sum of several, "rope" + ALiBi(slopes); None means "none". A component that is added to
+            embeddings raises an error; see TokenPosition and attention_position. The shapes of (H,)
+            tensors are checked here, those of tables in the first call.
+        dropout: probability of dropping a weight, in training.
+        bias: whether the projections have biases.
+        max_length: rows of a learned position table ("absolute_keys"), unless the component has a
+            length.
         kdim: columns of key, embed_dim by default.
         vdim: columns of value, embed_dim by default.
-        qk_norm: whether q and k of each head are normalised before anything else acts on them, by
-            the RMSNorms q_norm and k_norm (Henry et al. 2020; Dehghani et al. 2023).
-        gate: whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
+        qk_norm: whether the RMSNorms q_norm and k_norm normalise q and k of each head before any
+            other operation (Henry et al. 2020; Dehghani et al. 2023).
+        gate: whether the attention output is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
             2025).
-        sink: whether each head has a learned sink, see gnomon.attention: the parameter sink (H,),
-            which starts at 0.
+        sink: whether each head has a learned sink, the parameter sink (H,), which starts at 0; see
+            gnomon.attention.
         tolerance: see gnomon.attention.
-        device: where parameters and buffers are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
-
-    A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
-    unchanged: as a parameter where it requires grad, the same object if it is a
-    torch.nn.Parameter, otherwise as a buffer. The table of OffsetBias is then indexed by position,
-    for all lengths up to its own, like that of "offset_bias:length=512", "offset_bias_table"
-    (H, 2 length - 1).
+        device: device of parameters and buffers; the default device if None.
+        dtype: floating-point dtype of parameters and buffers; the default dtype if None.
     """
 
     def __init__(
@@ -162,9 +167,9 @@ class MultiheadAttention(HeldTerms):
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new module are; draws new weights.
+        """Resets all parameters and buffers to initial values; draws new weights.
 
-        Tensors that came in terms are set to what they were then.
+        Tensors passed in terms are reset to the values they had when passed.
         """
         reset_children(self)
         if self.sink is not None:
@@ -183,19 +188,21 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Attention of query (B, Lq, embed_dim) over key (B, Lk, kdim) and value (B, Lk, vdim).
+        """Attends from query (B, Lq, embed_dim) to key (B, Lk, kdim) and value (B, Lk, vdim).
 
-        key defaults to query, value to key. The keys and values of this call are appended to the
-        cache, the queries see all of it, and query_offset defaults to its previous length;
-        positions and key_positions are those of this call's tokens, and the cache keeps them.
-        key_padding_mask (B, Lk), as in torch.nn, is True where a key is hidden, including the keys
-        of the cache, or has numbers that are added to the scores, -inf to hide a key; for padding
-        at the ends, key_lengths and key_starts are shorter. pair_bias (1 or B, 1 or H, Lq, Lk) is
-        added to the scores of this call.
-        The other arguments are those of gnomon.attention. Returns (B, Lq, embed_dim).
+        key defaults to query, and value to key. Returns (B, Lq, embed_dim).
 
-        Nested tensors (B, length, columns) of the jagged layout are sequences of their own, as in
-        gnomon.varlen_attention, and so is what is returned.
+        With a cache, the keys and values of this call are appended, and queries attend to all
+        cached keys. query_offset defaults to the cache's previous length. positions and
+        key_positions are those of this call's tokens; the cache stores them.
+
+        key_padding_mask (B, Lk), as in torch.nn, is True where a key is hidden, or holds numbers
+        that are added to the scores (-inf hides a key). It includes cached keys. For padding at the
+        ends, key_lengths and key_starts are simpler. pair_bias (1 or B, 1 or H, Lq, Lk) is added to
+        the scores of this call. The other arguments are those of gnomon.attention.
+
+        Jagged nested tensors (B, length, columns) are treated as separate sequences, as in
+        gnomon.varlen_attention; the result is then nested as well.
         """
         if query.is_nested:
             padded = {"cache": cache, "key_padding_mask": key_padding_mask, "pair_bias": pair_bias}
@@ -239,7 +246,7 @@ class MultiheadAttention(HeldTerms):
         return out
 
     def _own_arguments(self) -> dict[str, Any]:
-        """The arguments that the module sets in its calls, unless they have their defaults."""
+        """Returns the non-default arguments that the module sets in its calls."""
         own: dict[str, Any] = {}
         if self.sink is not None:
             own["sink"] = self.sink
@@ -248,7 +255,7 @@ class MultiheadAttention(HeldTerms):
         return own
 
     def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, Lq, qk_dim) and (B, Hkv, Lk, qk_dim)."""
+        """Returns q (B, H, Lq, qk_dim) and k (B, Hkv, Lk, qk_dim)."""
         q = split_heads(self.q_proj(query), self.num_heads)
         k = split_heads(self.k_proj(key), self.kv_heads)
         return (self.q_norm(q), self.k_norm(k)) if self.qk_norm else (q, k)
@@ -264,10 +271,11 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """The weights (B, H, n, Lk) of n rows of query (B, Lq, embed_dim), the last by default.
+        """Returns the weights (B, H, n, Lk) of n rows of query, by default the last.
 
-        As gnomon.attention_weights, with the projections, the similarity and the position of this
-        module; without dropout. key_padding_mask and pair_bias are those of a call.
+        query is (B, Lq, embed_dim). Like gnomon.attention_weights, with this module's projections,
+        similarity and position, and without dropout. key_padding_mask and pair_bias are as in a
+        call.
         """
         operator = "nn.MultiheadAttention.attention_weights"
         key = query if key is None else key
@@ -325,27 +333,27 @@ class MultiheadAttention(HeldTerms):
         drop_in: bool = False,
         batch_first: bool | None = None,
     ) -> MultiheadAttention | TorchMultiheadAttention:
-        """A module with the weights of a torch.nn.MultiheadAttention, copied.
+        """Creates a module with copied weights of a torch.nn.MultiheadAttention.
 
-        With the dot product and no position its output in evaluation is that of torch's module, up
-        to rounding; dtype, device, dropout, mode and requires_grad are kept. Rows that see no key
-        give 0, not NaN. A state_dict of torch's module can also be loaded into a module of the same
-        sizes.
+        With the dot product and no position, its output in evaluation equals that of torch's module
+        up to rounding. dtype, device, dropout, mode and requires_grad are preserved. Queries that
+        attend to no key give 0, not NaN. A state_dict of torch's module can also be loaded into a
+        module with the same sizes.
 
         Args:
-            module: torch's module, or one of a subclass, whose own forward is not looked at.
+            module: torch's module, or an instance of a subclass, whose own forward is ignored.
             similarity: see MultiheadAttention.
             position: see MultiheadAttention.
-            drop_in: whether to return a TorchMultiheadAttention, which is called as torch's module
-                is and returns what that does, for code that calls the module.
-            batch_first: of a TorchMultiheadAttention, by default as in module. A MultiheadAttention
-                takes (B, L, ...) only: of a module with batch_first=False this must be True, which
-                says that the tokens of its calls will be.
+            drop_in: whether to return a TorchMultiheadAttention, which has the call and results of
+                torch's module, for code that calls the module.
+            batch_first: batch_first of a TorchMultiheadAttention, by default as in module. A
+                MultiheadAttention accepts only (B, L, ...). If module has batch_first=False, pass
+                True to confirm that calls will use this layout.
 
         Raises:
-            TypeError: another module.
-            ValueError: a module with batch_first=False, unless drop_in or batch_first is True.
-            NotImplementedError: add_bias_kv or add_zero_attn.
+            TypeError: module has another type.
+            ValueError: module has batch_first=False, unless drop_in or batch_first is True.
+            NotImplementedError: module has add_bias_kv or add_zero_attn.
         """
         name = f"nn.{cls.__name__}.from_torch"
         drop_in = check_flag(name, "drop_in", drop_in)
@@ -400,14 +408,14 @@ class MultiheadAttention(HeldTerms):
         return own.train(module.training)
 
     def __repr__(self) -> str:
-        # Projections are in the arguments, unless others have taken their place.
+        # The arguments describe the projections, unless these have been replaced.
         plain = (Projection, torch.nn.Linear, torch.nn.RMSNorm)
         if all(type(layer) in plain for layer in self.children()):
             return f"{self._get_name()}({self.extra_repr()})"
         return super().__repr__()
 
     def extra_repr(self) -> str:
-        """The arguments that are not the default, for print()."""
+        """Returns the non-default arguments, for print()."""
         defaults = {
             "kv_heads": self.num_heads,
             "qk_dim": self.embed_dim // self.num_heads,
@@ -435,7 +443,7 @@ class MultiheadAttention(HeldTerms):
 def _split_in_proj(
     module: MultiheadAttention, state: dict[str, Any], prefix: str, *arguments: Any
 ) -> None:
-    """Renames the entries of a state_dict of torch.nn.MultiheadAttention to ours."""
+    """Converts the entries of a torch.nn.MultiheadAttention state_dict to this module's names."""
     for kept in ("bias_k", "bias_v"):
         if prefix + kept in state:
             raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Positions that are added to embeddings."""
+"""Positions added to embeddings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gnomon.nn._held_terms import reset_children, set_start
 
 @torch.compiler.assume_constant_result
 def attention_position(position: str) -> str:
-    """The components of a position that act in attention, "none" where there are none.
+    """Returns the components of a position that act in attention, or "none".
 
-    A model whose users choose a position passes it to TokenPosition, which uses the components that
-    are added to embeddings, and the result of this function to its MultiheadAttention, which
-    refuses those.
+    A model with a configurable position passes it to TokenPosition, which uses the components added
+    to embeddings. It passes the result of this function to MultiheadAttention, which rejects such
+    components.
 
     Raises:
-        ValueError: a mistake in the specification.
+        ValueError: the specification is invalid.
     """
     check_string("nn.attention_position", "position", position, SPECIFICATION)
     acts: str = ops.attention_position(position)
@@ -44,16 +44,16 @@ def attention_position(position: str) -> str:
 
 
 class TokenEncoding(torch.nn.Module):
-    """A component of a position that is added to embeddings.
+    """Position component added to embeddings.
 
-    What it learns are parameters with the names that its subclasses document.
+    The subclasses document its trainable parameters.
 
     Args:
         spec: one component of the catalogue, "conv:kernel=64".
         dim: columns of the embeddings.
-        causal: whether no token may see a later one.
-        device: where parameters are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        causal: whether tokens are prevented from seeing later ones.
+        device: device of the parameters; the default device if None.
+        dtype: floating-point dtype of the parameters; the default dtype if None.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class TokenEncoding(torch.nn.Module):
         self.spec = spec
         self.dim = dim
         self.causal = causal
-        #: How many positions it is defined at, None for all.
+        #: Number of positions with an encoding; None means unlimited.
         self.max_length: int | None = max_length
-        #: How many tokens before the first one it reads.
+        #: Number of preceding tokens that it reads.
         self.history: int = history
         self._tensor_names = tuple(names)
         for name, start in zip(names, starts, strict=True):
@@ -94,7 +94,7 @@ class TokenEncoding(torch.nn.Module):
         generator: torch.Generator | None = None,
         positions: Integers | None = None,
     ) -> Tensor:
-        """What forward adds; it broadcasts with the embeddings.
+        """Returns the encoding that forward adds; it broadcasts with the embeddings.
 
         before (B, N, dim) holds the embeddings of the N tokens before the first one.
         """
@@ -123,19 +123,19 @@ class TokenEncoding(torch.nn.Module):
         generator: torch.Generator | None = None,
         positions: Integers | None = None,
     ) -> Tensor:
-        """embeddings (B, L, dim) and their encoding, their sum; the same shape.
+        """Returns embeddings (B, L, dim) plus their encoding.
 
         The first token is at position `offset`: by default the length of the cache before the call,
-        or 0 without a cache. Tokens from lengths on, (B,) integers or one for all, are padding,
-        which no other token sees; only without a cache. The tokens of a call follow those already
-        in the cache. Random numbers in training come from the generator, by default PyTorch's own.
-        positions (B, L), or (L,) for all batches, are the tokens' positions as integers, instead of
-        consecutive ones from offset on.
+        or 0 without a cache. Tokens from lengths on, (B,) integers or one for all, are padding that
+        no other token sees; this requires a call without a cache. The tokens of a call follow those
+        already in the cache. Random numbers in training come from the generator, by default
+        PyTorch's own. positions, integers (B, L) or (L,) for all batches, replace consecutive
+        positions from offset on.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
     def extra_repr(self) -> str:
-        """The arguments, for print()."""
+        """Returns the arguments, for print()."""
         return f"{self.spec!r}, {self.dim}, causal={self.causal}"
 
 
@@ -143,15 +143,15 @@ class TokenPosition(torch.nn.Module):
     """Adds the token encodings of a position to embeddings, such as sinusoidal or learned.
 
     Components that act in attention are ignored. Each encoding reads the original embeddings, so
-    that their order does not matter. Submodules are called "<name><n>", n counting those of a name.
+    their order does not matter. Submodules are named "<name><n>"; n counts components of that name.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
         dim: columns of the embeddings.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
-        causal: whether no token may see a later one.
-        device: where parameters are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        causal: whether tokens are prevented from seeing later ones.
+        device: device of the parameters; the default device if None.
+        dtype: floating-point dtype of the parameters; the default dtype if None.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TokenPosition(torch.nn.Module):
         self.dim = dim
         count: dict[str, int] = {}
         names, specs, end = ops.token_encodings(position, max_length)
-        # Positions in attention may have one, too, such as ALiBi on a grid.
+        # Positions in attention may also have a maximum, such as ALiBi on a grid.
         ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1
@@ -180,7 +180,7 @@ class TokenPosition(torch.nn.Module):
             self.add_module(f"{name}{n}", encoding)
             if encoding.max_length is not None:
                 ends.append(encoding.max_length)
-        #: The longest length at which the whole position is defined, None for any.
+        #: Maximum length supported by all components; None means unlimited.
         self.max_length: int | None = min(ends, default=None)
 
     def reset_parameters(self) -> None:
@@ -197,7 +197,7 @@ class TokenPosition(torch.nn.Module):
         generator: torch.Generator | None = None,
         positions: Integers | None = None,
     ) -> Tensor:
-        """embeddings (B, L, dim); the same shape. The arguments are those of TokenEncoding."""
+        """Adds the encodings to embeddings (B, L, dim); arguments are as in TokenEncoding."""
         check_embeddings("TokenPosition", "embeddings", embeddings, self.dim)
         return _add_encodings(
             list(self.children()), embeddings, offset, lengths, cache, generator, positions
@@ -213,7 +213,7 @@ def _add_encodings(
     generator: torch.Generator | None,
     positions: Integers | None,
 ) -> Tensor:
-    """Adds all encodings of the embeddings to them."""
+    """Adds all encodings to the embeddings."""
     check_tensors("nn", embeddings=embeddings)
     lengths = check_optional_integers("nn", "lengths", lengths, embeddings)
     offset = check_optional_integer("nn", "offset", offset)
@@ -243,6 +243,6 @@ def _add_encodings(
 def _check_encoding(
     module: str, argument: str, spec: object, dim: object, causal: object
 ) -> tuple[int, bool]:
-    """dim and causal, as the operators take them."""
+    """Checks dim and causal; returns them for the operators."""
     check_string(f"nn.{module}", argument, spec, SPECIFICATION)
     return check_integer(f"nn.{module}", "dim", dim), check_flag(f"nn.{module}", "causal", causal)

@@ -22,7 +22,7 @@ _NAME = "nn.TorchMultiheadAttention"
 
 
 class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
-    """torch's projection of the output, whose bias starts at 0 also when it is reset by itself."""
+    """torch's output projection; its own reset_parameters() also sets the bias to 0."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -31,36 +31,37 @@ class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
 
 
 class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention with a similarity and a position, to stand in its place.
+    """Drop-in replacement for torch.nn.MultiheadAttention with any similarity and position.
 
-    A subclass with torch's arguments, call, results and state_dict, for code that calls
-    torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models);
-    MultiheadAttention.from_torch(module, drop_in=True) makes one of an existing module. With the
-    dot product and no position the results are torch's, up to rounding, but for rows that see no
-    key: these give 0, not NaN. What the similarity and the position learn has the names that
-    MultiheadAttention documents. torch.nn.TransformerEncoderLayer does not take its fused path
-    around this module.
+    This subclass keeps torch's arguments, call, results and state_dict, for code that calls
+    torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models). To convert an
+    existing module, use MultiheadAttention.from_torch(module, drop_in=True).
+
+    With the dot product and no position, the results equal torch's up to rounding, except that
+    queries that attend to no key give 0, not NaN. MultiheadAttention documents the parameter names
+    of the similarity and the position. torch.nn.TransformerEncoderLayer does not bypass this module
+    with its fused path.
 
     Args:
         embed_dim: columns of query and of the output.
         num_heads: heads, a divisor of embed_dim.
-        dropout: the probability of dropping a weight, in training.
-        bias: whether the projections have one.
-        add_bias_kv: False; True is refused.
-        add_zero_attn: False; True is refused. The position "sink:score=0" has the same effect with
-            the dot product.
+        dropout: probability of dropping a weight, in training.
+        bias: whether the projections have biases.
+        add_bias_kv: must be False.
+        add_zero_attn: must be False. The position "sink:score=0" has the same effect with the dot
+            product.
         kdim: columns of key, embed_dim by default.
         vdim: columns of value, embed_dim by default.
         batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).
-        device: where parameters and buffers are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        device: device of parameters and buffers; the default device if None.
+        dtype: floating-point dtype of parameters and buffers; the default dtype if None.
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
 
     Raises:
-        ValueError: a value, or a similarity whose heads have another width than the values.
+        ValueError: an invalid value, or a similarity whose head_dim is not that of the values.
         TypeError: an argument of another type.
-        NotImplementedError: add_bias_kv or add_zero_attn.
+        NotImplementedError: add_bias_kv or add_zero_attn is True.
     """
 
     def __init__(
@@ -111,8 +112,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             **made,
         )
         self.out_proj = _Output(embed_dim, embed_dim, bias=bias, **made)
-        # With this torch.nn.TransformerEncoderLayer calls the module, and no fused kernel of its
-        # own with the module's weights.
+        # Makes torch.nn.TransformerEncoderLayer call this module instead of its own fused kernel.
         self._qkv_same_embed_dim = False
         self._hold_terms(
             similarity_spec,
@@ -130,7 +130,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         batch_first: bool | None,
         arguments: dict[str, Any],
     ) -> TorchMultiheadAttention:
-        """One with the weights of torch's module, copied."""
+        """Creates a module with copied weights of torch's module."""
         own = cls(
             module.embed_dim,
             module.num_heads,
@@ -139,13 +139,13 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         )
         own.load_state_dict(module.state_dict(), strict=False)
         for name, parameter in module.named_parameters():
-            # A subclass may have others.
+            # A subclass may have additional tensors.
             if name in own._parameters or name.startswith("out_proj."):
                 own.get_parameter(name).requires_grad_(parameter.requires_grad)
         return own.train(module.training)
 
     def _reset_parameters(self) -> None:
-        """Draws torch's starts of the projections."""
+        """Initialises the projections as torch does."""
         weights = (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         for weight in weights:
             if weight is not None:
@@ -154,7 +154,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             torch.nn.init.zeros_(self.in_proj_bias)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new module are; draws new weights."""
+        """Resets all parameters and buffers to initial values; draws new weights."""
         self.out_proj.reset_parameters()
         self._reset_parameters()
         self._reset_terms()
@@ -170,7 +170,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """torch.nn.MultiheadAttention.forward.
+        """Computes attention as torch.nn.MultiheadAttention.forward does.
 
         Args:
             query: (Lq, B, embed_dim), (B, Lq, embed_dim) with batch_first, or (Lq, embed_dim).
@@ -178,21 +178,23 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             value: likewise, with vdim columns.
             key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
                 numbers that are added to the scores.
-            need_weights: whether to return the weights, which take memory for all pairs; or the
-                rows whose weights to return, a number, several or a slice.
-            attn_mask: (Lq, Lk) or (B num_heads, Lq, Lk): True where a key is hidden, or numbers
+            need_weights: whether to return the weights, which need memory for all pairs; or the
+                rows whose weights to return: a number, several or a slice.
+            attn_mask: (Lq, Lk) or (B * num_heads, Lq, Lk): True where a key is hidden, or numbers
                 that are added to the scores.
-            average_attn_weights: whether the weights are the mean of all heads.
-            is_causal: attn_mask is the causal one, and is not read; as in torch it must be given.
+            average_attn_weights: whether to average the weights over heads.
+            is_causal: declares that attn_mask is causal, so it is not read. As in torch, attn_mask
+                is still required.
 
-        Returns:
-            The output, like query, and the weights (B, Lq, Lk), (B, num_heads, Lq, Lk) unless
-            averaged, or None; without a batch, without B. They are those without dropout.
+            Returns:
+                The output, shaped like query, and the weights or None. The weights are (B, Lq, Lk),
+                or (B, num_heads, Lq, Lk) unless averaged, and exclude dropout. B is omitted for
+                unbatched input.
 
-        Raises:
-            ValueError: a shape.
-            TypeError: a dtype or another type.
-            RuntimeError: is_causal without attn_mask.
+            Raises:
+                ValueError: an invalid shape.
+                TypeError: an invalid dtype or type.
+                RuntimeError: is_causal without attn_mask.
         """
         for name, tokens in (("query", query), ("key", key), ("value", value)):
             if not isinstance(tokens, Tensor):
@@ -248,7 +250,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """The heads of queries, keys and values."""
+        """Projects queries, keys and values, and splits them into heads."""
         if self.in_proj_weight is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         else:
@@ -278,7 +280,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         key_padding_mask: Tensor | None,
         is_causal: bool,
     ) -> tuple[Tensor, None]:
-        """Of what torch.nn.TransformerEncoder makes of padded tokens in inference."""
+        """Handles the nested tensors that torch.nn.TransformerEncoder creates in inference."""
         if query is not key or key is not value or attn_mask is not None or key_padding_mask:
             raise NotImplementedError(
                 f"gnomon.{_NAME}: query is a nested tensor; expected the same key and value, and "

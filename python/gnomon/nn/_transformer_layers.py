@@ -1,4 +1,4 @@
-"""Layers of Transformers that can replace those of torch.nn."""
+"""Drop-in replacements for torch.nn's Transformer layers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class _TransformerLayer(torch.nn.Module):
-    """What encoder and decoder layers have in common; submodules have the names of torch.nn's."""
+    """Base class of encoder and decoder layers, with torch.nn's submodule names."""
 
-    #: torch.nn's own layer.
+    #: The corresponding torch.nn layer.
     _torch: ClassVar[type[torch.nn.Module]]
-    #: Whether a second attention looks at the memory of an encoder.
+    #: Whether the layer has cross-attention to encoder memory.
     _has_memory: ClassVar[bool]
 
     def __init__(
@@ -77,7 +77,7 @@ class _TransformerLayer(torch.nn.Module):
             )
 
         self.self_attn = attention(position)
-        # torch.nn.TransformerEncoder and -Decoder ask it which axis is the length.
+        # torch.nn.TransformerEncoder and TransformerDecoder read it.
         self.self_attn.batch_first = self.batch_first
         if self._has_memory:
             self.multihead_attn = attention(None)
@@ -90,7 +90,7 @@ class _TransformerLayer(torch.nn.Module):
             self.add_module(f"dropout{n}", torch.nn.Dropout(dropout))
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new layer are; draws new weights."""
+        """Resets all parameters and buffers to initial values; draws new weights."""
         reset_children(self)
 
     @classmethod
@@ -101,7 +101,7 @@ class _TransformerLayer(torch.nn.Module):
         similarity: Similarity | str = "dot",
         position: Position | Sequence[Position | str] | str | None = None,
     ) -> _Layer:
-        """A layer with the weights of torch's, copied; see MultiheadAttention.from_torch."""
+        """Creates a layer with copied torch weights; see MultiheadAttention.from_torch."""
         if not isinstance(layer, cls._torch):
             expected = f"a torch.nn.{cls._torch.__name__}"
             raise wrong_type(f"nn.{cls.__name__}.from_torch", "layer", layer, expected)
@@ -110,7 +110,7 @@ class _TransformerLayer(torch.nn.Module):
         return own
 
     def _batched(self, x: Tensor) -> Tensor:
-        """(B, L, d_model), of which (L, d_model) is one."""
+        """Converts to (B, L, d_model); unbatched input becomes a batch of one."""
         if x.dim() == 2:
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
@@ -128,11 +128,11 @@ class _TransformerLayer(torch.nn.Module):
         masks: dict[str, Tensor | None],
         is_causal: bool,
     ) -> Tensor:
-        """masks are the one of pairs and the one of keys, under their names."""
+        """Computes attention; masks holds the pair mask and the key mask, by argument name."""
         (pairs, pairs_mask), (_, key_mask) = masks.items()
         key = x if memory is None else memory
         if pairs_mask is not None and not is_causal and attention._reads_order:
-            # Of some positions the causal form is another one.
+            # Some positions have a different causal form.
             is_causal = is_causal_mask(pairs_mask)
         name = f"nn.{type(self).__name__}"
         sizes = (x.shape[0], attention.num_heads, x.shape[1], key.shape[1])
@@ -155,7 +155,7 @@ class _TransformerLayer(torch.nn.Module):
         return out
 
     def _branch(self, n: int, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """x plus a branch of it, with the norm before the branch or after the sum."""
+        """Adds a residual branch to x, with the norm before the branch or after the sum."""
         norm, dropout = self.get_submodule(f"norm{n}"), self.get_submodule(f"dropout{n}")
         if self.norm_first:
             return x + dropout(branch(norm(x)))
@@ -168,16 +168,16 @@ class _TransformerLayer(torch.nn.Module):
             if isinstance(module, torch.nn.Dropout):
                 self.get_submodule(name).p = module.p
             elif isinstance(module, torch.nn.MultiheadAttention):
-                # These may have changed since the layer was made.
+                # These may have changed since the layer was constructed.
                 own = self.get_submodule(name)
                 own.dropout = module.dropout
                 if module.bias_k is not None or module.add_zero_attn:
-                    MultiheadAttention.from_torch(module)  # says what it does not take
+                    MultiheadAttention.from_torch(module)  # raises the error
         self.train(layer.training)
 
 
 def _arguments_of(layer: torch.nn.Module) -> dict[str, object]:
-    """The constructor's arguments of a layer of torch.nn."""
+    """Returns the constructor arguments of a torch.nn layer."""
     attention, linear, norm = layer.self_attn, layer.linear1, layer.norm1
     return {
         "d_model": attention.embed_dim,
@@ -195,21 +195,21 @@ def _arguments_of(layer: torch.nn.Module) -> dict[str, object]:
 
 
 class TransformerEncoderLayer(_TransformerLayer):
-    """torch.nn.TransformerEncoderLayer with any similarity and any position in its attention.
+    """torch.nn.TransformerEncoderLayer with any similarity and position in its attention.
 
-    The arguments, the call and the names of submodules are torch's, and so is the result with the
-    dot product and no position, up to rounding; state_dicts of torch's layer load, and
-    torch.nn.TransformerEncoder takes it (with enable_nested_tensor=False it does not warn). Masks
-    are torch's: booleans, True where hidden, or numbers that are added to the scores. is_causal
-    costs less than a mask, and positions that need it ("forget") or that have another form then
-    ("t5") are given it by a causal mask as well. A row that sees no key gets 0 from attention, not
-    NaN.
+    Arguments, call and submodule names are torch's. With the dot product and no position, the
+    result equals torch's up to rounding. state_dicts of torch's layer can be loaded, and
+    torch.nn.TransformerEncoder accepts this layer (enable_nested_tensor=False avoids its warning).
+
+    Masks are as in torch: True where hidden, or numbers that are added to the scores. is_causal is
+    faster than a mask. A causal mask also sets it for positions that need it ("forget") or have a
+    different causal form ("t5"). A query that attends to no key gets 0 from attention, not NaN.
 
     Args:
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
 
-    The others are torch's.
+    The other arguments are torch's.
     """
 
     _torch = torch.nn.TransformerEncoderLayer
@@ -222,11 +222,12 @@ class TransformerEncoderLayer(_TransformerLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """src (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model); the same shape.
+        """Applies the layer to src; the result has the same shape.
 
-        src_mask (L, L) or (B nhead, L, L) and src_key_padding_mask (B, L) are True where hidden, or
-        numbers that are added to the scores; is_causal means the causal src_mask, which need not be
-        given then.
+        src is (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). src_mask is
+        (L, L) or (B * nhead, L, L); src_key_padding_mask is (B, L). They are True where hidden, or
+        hold numbers that are added to the scores. is_causal declares src_mask causal; src_mask is
+        then optional.
         """
         masks = {"src_mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
         x = self._branch(
@@ -238,15 +239,15 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """torch.nn.TransformerDecoderLayer with any similarity and any position in its attention.
+    """torch.nn.TransformerDecoderLayer with any similarity and position in its attention.
 
-    See TransformerEncoderLayer; the position is that of the self-attention of tgt.
+    See TransformerEncoderLayer. The position applies only to the self-attention of tgt.
 
     Args:
-        similarity: for both attentions, see MultiheadAttention.
+        similarity: used in self-attention and cross-attention; see MultiheadAttention.
         position: see MultiheadAttention.
 
-    The others are torch's.
+    The other arguments are torch's.
     """
 
     _torch = torch.nn.TransformerDecoderLayer
@@ -263,9 +264,10 @@ class TransformerDecoderLayer(_TransformerLayer):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """tgt and memory (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model).
+        """Applies the layer to tgt and memory; the result has tgt's shape.
 
-        Masks are those of TransformerEncoderLayer. Returns the shape of tgt.
+        tgt and memory are (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). The
+        masks are those of TransformerEncoderLayer.
         """
         own = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
         cross = {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}
