@@ -1,12 +1,12 @@
-"""What people have as the arrays that tasks read: ``gnomon data``.
+"""Converts data files to the arrays that tasks read: ``gnomon data``.
 
-A task reads one file of safetensors whose tensors are called PART.NAME, "train.images" or
-"valid.labels"; the page docs/tasks.md says which ones. ``read_arrays`` makes them from a file in
-another format, ``write`` puts them into one file.
+A task reads one safetensors file whose tensors are named PART.NAME, such as "train.images" or
+"valid.labels"; docs/tasks.md lists them. ``read_arrays`` reads them from a file in another format,
+and ``write`` stores them in one file.
 
-Rows of different lengths become two arrays: NAME has all of them one after the other, NAME_lengths
-how many each row has. Where a row is itself a list of such rows, NAME_lengths is split in the same
-way: NAME_lengths_lengths has how many of them each row has.
+Rows of different lengths become two arrays: NAME is their concatenation, and NAME_lengths has the
+length of each row. If a row is itself a list of such rows, NAME_lengths is split in the same way:
+NAME_lengths_lengths has the number of rows in each list.
 """
 
 from __future__ import annotations
@@ -41,28 +41,36 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_arrays(source: str, name: str) -> Arrays:
-    """The arrays of a file, by name: NAME, and NAME_lengths where its rows differ in length.
+    """Reads the arrays of a file: NAME, and NAME_lengths if its rows differ in length.
+
+    Known formats, uncompressed or in gzip:
+
+    - IDX, .npy, .npz, and .json (nested lists of numbers);
+    - .txt, .index and .csv (numbers, one row per line);
+    - .wav and .flac: float samples in [-1, 1), averaged over channels; NAME_rate is the rate in Hz;
+    - .png, .jpg, .jpeg and .bmp: bytes, height x width for greyscale images and
+      height x width x 3 for others, without alpha. 16-bit greyscale images become floats in [0, 1].
+
+    A sound or an image is one row. A folder or tar file of them has one row per file, in the order
+    of their names. NAME_names contains these names as UTF-8, including subfolders of a folder.
+
+    After a colon, the source selects a part of the file:
+
+    - for .npz, the key of an array;
+    - for .json, object keys joined by dots;
+    - for .csv, columns with names as values, given by their names in the first line and joined by
+      commas. A row is their indices in NAME_names, the sorted list of all names as UTF-8;
+    - for a folder or tar file, a regular expression that must match the whole file name. Its named
+      groups become additional arrays: numbers if all are integers. Otherwise they are UTF-8 for
+      sounds, and for images indices in the sorted list of all values, stored as GROUP_names.
 
     Args:
-        source: a path; after a colon, what to take of a file that holds several: the key of an
-            array of .npz, keys of objects of JSON joined by dots, or columns of .csv, by the names
-            in its first line joined by commas, which hold names: a row is their numbers in
-            NAME_names, the sorted list of them as UTF-8. Known formats, each as it is or in gzip:
-            IDX, .npy, .npz, .json (nested lists of numbers), .txt, .index and .csv (numbers, a row
-            a line); .wav and .flac (float samples in [-1, 1), the mean of all channels; NAME_rate
-            is how many a second has); .png, .jpg, .jpeg and .bmp (bytes, height x width of grey
-            images and height x width x 3 of others, without alpha; floats in [0, 1] of grey ones of
-            16 bits). A sound or an image is one row. A folder or a tar file of them is one row for
-            each in the order of their names, and NAME_names has these as UTF-8; those in subfolders
-            of a folder have these in their names. After a colon, a regular expression takes those
-            of which it matches the whole name, and its named groups are arrays beside NAME: numbers
-            where all are whole ones; else UTF-8 of sounds, and of images the numbers in the sorted
-            list of all, which is an array as well: GROUP_names.
-        name: of the array, of a part: "train.audio".
+        source: a path, optionally followed by a colon and a selection as above.
+        name: of the array in a part, such as "train.audio".
 
     Raises:
-        ValueError: a file that cannot be read, in no known format, damaged or truncated; it names
-            the file and the place.
+        ValueError: a file cannot be read, has an unknown format, or is damaged or truncated; the
+            message names the file and the place.
     """
     path, key = _split(source)
     try:
@@ -77,7 +85,7 @@ def read_arrays(source: str, name: str) -> Arrays:
                 suffixes[-1] = ".tar"
         return _read(content, suffixes[-1] if suffixes else "", key, name)
     except OSError as error:
-        # gzip's own is one, without an errno.
+        # gzip's own errors are OSErrors without an errno.
         fault = error.strerror or f"is damaged: {error}"
         raise ValueError(f"{error.filename or path}: {fault}") from error
     except EOFError as error:
@@ -93,7 +101,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 def shared_labels(
     reads: Iterable[Mapping[str, Array]],
 ) -> Arrays:
-    """The labels that are numbers of names, by one list of names for all parts."""
+    """The labels that index names, with one list of names shared by all parts."""
     labels: Arrays = {}
     names = {}
     for arrays in reads:
@@ -101,7 +109,7 @@ def shared_labels(
             of = key.removesuffix("_names")
             if not key.endswith(".labels_names") or of not in arrays:
                 continue
-            # Names of files are no names of labels: their array is of pixels or samples.
+            # File names are not label names: their array holds pixels or samples.
             if arrays[of].dtype == np.int64:
                 ends = np.cumsum(arrays[f"{key}_lengths"])
                 starts = ends - arrays[f"{key}_lengths"]
@@ -117,21 +125,21 @@ def shared_labels(
     return shared
 
 
-#: By this a file of arrays is known from others, a checkpoint's.
+#: Distinguishes a file of arrays from others, such as checkpoints.
 _MARK = {"made_by": "gnomon data"}
 
 
-#: What is stored of a kind of wide numbers that Torch hardly has an operator for.
+#: The stored dtypes of unsigned integers that few PyTorch operators support.
 _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
-    """Writes arrays called PART.NAME as one file of safetensors, and returns what it holds.
+    """Writes arrays named PART.NAME to one safetensors file, and returns the stored arrays.
 
-    Unsigned integers of 16 bits become signed ones of 32, wider ones of 64.
+    uint16 is stored as int32; wider unsigned integers are stored as int64.
 
     Raises:
-        ValueError: numbers of a dtype that the file cannot hold, or beyond 64 bits with a sign.
+        ValueError: the file cannot store a dtype, or a value exceeds a signed 64-bit integer.
         OSError: the file cannot be written.
     """
     path = pathlib.Path(path)
@@ -148,7 +156,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
                 f"{name} is of {array.dtype}; expected real numbers of 64 bits or less"
             )
         written[name] = array.astype(dtype, copy=False)
-        # Torch warns of arrays that are views of a file's bytes.
+        # PyTorch warns about arrays that are views of a file's bytes.
         own = np.require(written[name], requirements=["C", "W"])
         tensors[name] = torch.from_numpy(own).reshape(array.shape)
     _safetensors.write(path, tensors, _MARK)
@@ -156,7 +164,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
 
 
 def is_data(path: pathlib.Path) -> bool:
-    """Whether write() has made a file."""
+    """Whether write() created a file."""
     try:
         return _safetensors.read_metadata(path) == _MARK
     except ValueError:
@@ -164,10 +172,10 @@ def is_data(path: pathlib.Path) -> bool:
 
 
 def _split(source: str) -> tuple[pathlib.Path, str]:
-    """The path, and what follows a colon, unless there is a file of the whole name."""
+    """The path and the text after a colon, unless a file has the whole name."""
     if ":" not in source or pathlib.Path(source).exists():
         return pathlib.Path(source), ""
-    # A pattern may have colons of its own.
+    # A pattern may contain colons.
     colons = [n for n, letter in enumerate(source) if letter == ":"]
     at = next((n for n in reversed(colons) if pathlib.Path(source[:n]).exists()), colons[-1])
     return pathlib.Path(source[:at]), source[at + 1 :]

@@ -1,4 +1,4 @@
-"""Converts data to the arrays of a task: ``python -m gnomon.data``, which ``gnomon data`` runs."""
+"""Converts data to the arrays of a task: ``python -m gnomon.data``, run by ``gnomon data``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _check_replaced(out: pathlib.Path) -> None:
 
 
 def _is_read(out: pathlib.Path, source: str) -> bool:
-    """Whether a file is that of FILE or FILE:KEY, or lies in that folder."""
+    """Whether a source (FILE or FILE:KEY) refers to a file or to a folder that contains it."""
     files = [pathlib.Path(path).resolve() for path in (source, source.rpartition(":")[0]) if path]
     own = out.resolve()
     return own.exists() and any(file == own or file in own.parents for file in files)
@@ -151,7 +151,7 @@ def _get(arguments: list[str]) -> int:
 
 
 def _tell(line: str) -> None:
-    """Says what takes its time to somebody who waits; what fails is one line everywhere else."""
+    """Reports progress to an interactive user; elsewhere a failure prints a single line."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"gnomon: data: {line}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Arrays of rows, and what is wrong with those of a file."""
+"""Arrays of rows, and errors in a file's contents."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
-#: By name.
+#: Arrays by name.
 Arrays: TypeAlias = dict[str, Array]
 
 
 class WrongFileError(ValueError):
-    """What is wrong with a file's content, for a message that names the file."""
+    """An error in a file's contents, for a message that names the file."""
 
 
 class RaggedError(WrongFileError):
@@ -28,7 +28,7 @@ def rows_of(rows: list[Array], name: str) -> Arrays:
 
 
 def ragged(rows: list[Array], name: str) -> Arrays:
-    # A row without entries has lost the shape of one.
+    # An empty row does not have the shape of its entries.
     shape = next((row.shape[1:] for row in rows if row.size), ())
     for number, row in enumerate(rows):
         if row.ndim == 0 or (row.size and row.shape[1:] != shape):
@@ -48,7 +48,7 @@ def texts_of(texts: list[str], name: str) -> Arrays:
 
 
 def numbered(texts: list[str], name: str) -> Arrays:
-    """Names as their numbers in the sorted list of all of them."""
+    """Names as indices in the sorted list of all names."""
     names = sorted(set(texts))
     number_of = {text: number for number, text in enumerate(names)}
     numbers = np.array([number_of[text] for text in texts], np.int64)

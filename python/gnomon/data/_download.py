@@ -1,4 +1,4 @@
-"""Files from the network, kept only where their sizes and sums are the expected ones."""
+"""Downloads files and keeps them only if sizes and checksums match."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gnomon._files import replacing
 from gnomon._library import VERSION
 
 _BLOCK = 1 << 20
-_TIMEOUT = 60.0  # seconds without a byte
+_TIMEOUT = 60.0  # seconds without data
 
 
 class _NotReceivedError(Exception):
-    """Why a URL did not give the file."""
+    """The reason why a URL did not provide the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
     """A file of a named set.
 
-    ``size`` and ``sha256`` are of the file; or, where ``members`` is not empty, of the files in a
-    tar file whose names end with it, and the sum is of what ``sha256sum *`` prints for these:
-    servers that pack an archive for each request promise no bytes of it.
+    ``size`` and ``sha256`` describe the file. If ``members`` is not empty, they describe the files
+    in a tar file whose names end with it, and the checksum is of the output of ``sha256sum *``.
+    Servers that build an archive per request do not guarantee its bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class File:
         return f"{self._what('sha256')} {self.sha256}"
 
     def fault(self, path: pathlib.Path) -> str:
-        """What is wrong with a file in the place of this one; nothing if it is the one.
+        """The mismatch of a file in this place; empty if it is the expected file.
 
         Raises:
             OSError: it cannot be read.
@@ -88,10 +88,12 @@ class File:
 
 
 def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> bool:
-    """Has a file in a folder, and returns whether it was fetched: one that is there is kept.
+    """Ensures that a file is in a folder, and returns whether it was downloaded.
+
+    A file that is already there is kept.
 
     Raises:
-        ValueError: another file is in its place, or no URL gives the file.
+        ValueError: another file is in its place, or no URL provides the file.
         OSError: the folder cannot be read or written.
     """
     path = folder / file.name
@@ -117,7 +119,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
 def _download(url: str, path: pathlib.Path, file: File) -> None:
     with replacing(path) as part:
         with _open(url) as answer, part.open("xb") as out:
-            # An archive's own size is not known.
+            # The size of the archive itself is not known.
             _copy(answer, out, None if file.members else file.size)
         fault = file.fault(part)
         if fault:
@@ -156,5 +158,5 @@ def _copy(answer: Any, out: Any, size: int | None) -> None:
 
 
 def _reason(error: object) -> str:
-    """Of a failed connection, without the number that errors of the system print first."""
+    """The reason of a failed connection, without the leading errno."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -15,23 +15,23 @@ from gnomon.data._arrays import Array, WrongFileError
 
 SOUNDS = (".flac", ".wav")
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png")
-# Of .wav: integers, floats, and what has the kind further on.
+# .wav formats: integers, floats, and the extensible format with a subformat field.
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A file of a sound or of an image; `kind` says what all files of an array must share."""
+    """A sound or image file; `kind` must be the same for all files of an array."""
 
     values: Array
     kind: str
-    rate: int | None = None  # how many samples of a sound a second has
+    rate: int | None = None  # samples per second, for sounds
 
 
 def _library(module: str, package: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, OSError) as error:  # the latter of a soundfile without its libsndfile
+    except (ImportError, OSError) as error:  # OSError: soundfile without libsndfile
         raise WrongFileError(
             f"{what} by {package}, which cannot be imported: pip install {package}, or gnomon[data]"
         ) from error
@@ -42,7 +42,7 @@ def read_row(content: bytes, suffix: str) -> Row:
         raise WrongFileError("is empty")
     if suffix in IMAGES:
         return _image(content)
-    with np.errstate(all="ignore"):  # of floats that are not finite
+    with np.errstate(all="ignore"):  # for non-finite floats
         samples, rate = (_wav(content) if content[:4] == b"RIFF" else None) or _decoded(content)
         if not len(samples):
             raise WrongFileError("holds no samples")
@@ -54,9 +54,9 @@ def read_row(content: bytes, suffix: str) -> Row:
 
 
 def _wav(content: bytes) -> tuple[Array, int] | None:
-    """Samples (frames, channels) of a .wav in [-1, 1), and how many a second has.
+    """Samples (frames, channels) of a .wav in [-1, 1), and the sample rate.
 
-    Nothing where they are neither integers nor floats.
+    None if they are neither integers nor floats.
     """
     chunks: dict[bytes, tuple[int, int]] = {}
     at = 12
@@ -66,7 +66,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
         at += 8 + size + size % 2
     start, size = chunks.get(b"data", (0, 0))
     head, head_size = chunks.get(b"fmt ", (0, 0))
-    # The header has the size of all that follows it.
+    # The header contains the size of everything after it.
     expected = int.from_bytes(content[4:8], "little") + 8
     if len(content) < 12 or (expected > len(content) and (start == 0 or at < start)):
         raise WrongFileError("is truncated: it ends before its samples")
@@ -92,7 +92,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
     elif kind == _PCM and width == 1:
         samples = data / 128 - 1
     elif kind == _PCM and width <= 4:
-        # Zeros below the bytes that there are.
+        # Pad the low bytes with zeros.
         whole = np.zeros((len(data) // width, 4), np.uint8)
         whole[:, 4 - width :] = data.reshape(-1, width)
         samples = whole.view("<i4") / 2.0**31
@@ -102,13 +102,13 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
 
 
 def _decoded(content: bytes) -> tuple[Array, int]:
-    """Samples (frames, channels), and how many a second has, by libsndfile."""
+    """Samples (frames, channels) and the sample rate, decoded by libsndfile."""
     what = "is no .wav of integers or floats; other sounds are read"
     soundfile = _library("soundfile", "soundfile", what)
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as sound:
             frames, rate = sound.frames, sound.samplerate
-            # By parts: a wrong header may tell of more than memory holds.
+            # In blocks: a corrupt header may state a size beyond the available memory.
             parts = [np.empty((0, sound.channels))]
             while len(part := sound.read(2**20, dtype="float64", always_2d=True)):
                 parts.append(part)
@@ -126,18 +126,18 @@ def _decoded(content: bytes) -> tuple[Array, int]:
 
 
 def _image(content: bytes) -> Row:
-    """Bytes, or floats in [0, 1] of 16 bits: (height, width) of grey, else (height, width, 3)."""
+    """Bytes, or floats in [0, 1] for 16 bits: (height, width) for grey, else (height, width, 3)."""
     library = _library("PIL.Image", "pillow", "is read")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is read nevertheless
+            warnings.simplefilter("ignore")  # for images that can be read despite a warning
             with library.open(io.BytesIO(content), formats=("BMP", "JPEG", "PNG")) as image:
                 if image.mode.startswith("I"):
                     pixels = np.asarray(image, np.float32) / 65535
                 else:
                     is_grey = image.mode in ("1", "L", "LA")
                     pixels = np.asarray(image.convert("L" if is_grey else "RGB"))
-    except Exception as error:  # Pillow's, of several classes
+    except Exception as error:  # Pillow raises several classes
         if _is_truncated_image(content):
             raise WrongFileError(
                 f"is truncated: the image ends after {len(content)} bytes"
@@ -157,7 +157,7 @@ _PNG, _JPEG, _BMP = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM"
 
 
 def _is_truncated_image(content: bytes) -> bool:
-    """Whether an image that cannot be read begins as its format says, and ends too early."""
+    """Whether an unreadable image starts with a valid header but ends too early."""
     if any(mark.startswith(content) for mark in (_PNG, _JPEG, _BMP)):
         return True
     if content.startswith(_PNG):

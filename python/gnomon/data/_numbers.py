@@ -1,4 +1,4 @@
-"""Formats of numbers and of words: IDX, .npy, .npz, JSON, tables of text."""
+"""Formats of numbers and names: IDX, .npy, .npz, JSON, text tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 
 
 def read_idx(content: bytes) -> Array:
-    """The format of MNIST: two zeros, a type, how many axes, their sizes, the values."""
+    """Reads IDX, the format of MNIST: two zeros, type, number of axes, their sizes, values."""
     dtype, axes = np.dtype(IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * axes
     if axes == 0:
@@ -51,7 +51,7 @@ def read_npy(content: bytes) -> Array:
 
 
 def _check_mark(content: bytes, mark: bytes, suffix: str) -> None:
-    """Raises where a file does not begin with the bytes that its format begins with."""
+    """Raises if a file does not start with the signature of its format."""
     if not content:
         raise WrongFileError("is empty")
     if len(content) < len(mark) and mark.startswith(content):
@@ -92,7 +92,7 @@ def read_npz(content: bytes, key: str) -> Array:
             return np.asarray(arrays[key])
     except WrongFileError:
         raise
-    except Exception as error:  # zipfile's and numpy's, of several classes
+    except Exception as error:  # zipfile and numpy raise several classes
         raise WrongFileError(f"is not a valid .npz file: {error}") from error
 
 
@@ -115,7 +115,7 @@ def read_json(content: bytes, key: str) -> list[Any]:
 
 
 def nested(rows: list[Any], name: str) -> Arrays:
-    """Lists of JSON, ragged to any depth."""
+    """Converts nested JSON lists, ragged at any depth."""
     try:
         return rows_of([_numbers(row, f"row {n}") for n, row in enumerate(rows)], name)
     except RaggedError as ragged:
@@ -132,7 +132,7 @@ def _numbers(value: object, place: str) -> Array:
         array = np.asarray(value)
     except ValueError as error:
         raise RaggedError(f"{place} has lists of several lengths") from error
-    # JSON has one kind of numbers: 58.0 is 58.
+    # JSON has a single number type: 58.0 is 58.
     if array.size == 0 or (array.dtype.kind == "f" and _is_whole(array)):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iufb":
@@ -146,7 +146,7 @@ def _is_whole(array: Array) -> bool:
 
 def _text(content: bytes) -> str:
     try:
-        # Editors put a mark of byte order in front.
+        # Some editors write a byte-order mark.
         return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise WrongFileError(f"byte {error.start} is not UTF-8") from error
@@ -164,12 +164,12 @@ def read_table(content: bytes) -> list[Array]:
         except ValueError as error:
             raise WrongFileError(f"line {number} is not of numbers") from error
         rows.append(row)
-    # A column is an array of one axis.
+    # A single column becomes a one-dimensional array.
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows
 
 
 def read_names(content: bytes, key: str, name: str) -> Arrays:
-    """Columns of names, as their numbers in the sorted list of all of them."""
+    """Columns of names, as indices in the sorted list of all names."""
     lines = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
     try:
         head = next(lines, [])

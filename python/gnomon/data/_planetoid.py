@@ -1,4 +1,4 @@
-"""Planetoid's form of a citation graph (Yang et al. 2016) as lists of numbers in text."""
+"""Converts Planetoid's citation graphs (Yang et al. 2016) to lists of numbers in text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class _Rows:
-    """What a csr_matrix of scipy was before it was pickled."""
+    """The fields of a pickled scipy csr_matrix."""
 
     indptr: np.ndarray[Any, Any]
     indices: np.ndarray[Any, Any]
@@ -37,10 +37,10 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays, sparse matrices and dictionaries of lists, and calls nothing else."""
+    """Creates only arrays, sparse matrices and dictionaries of lists, and calls nothing else."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        # As Python 2 called it.
+        # Python 2's name of the module.
         module_name = module_name.replace("__builtin__", "builtins")
         try:
             return _KNOWN[module_name, global_name]
@@ -49,12 +49,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
-    """Files of text that say what the files ``ind.NAME.*`` of a folder do, by name.
+    """Converts the files ``ind.NAME.*`` of a folder to text files, returned by name.
 
-    They are edges.txt (two nodes a line, each pair once), features.txt (the active words of a node
-    a line), labels.txt (a class a line), train.index, val.index and test.index (nodes). The split
-    is the paper's: as many training nodes as there are in y, and 500 after them to validate. Each
-    node must be in ally or in test.index, as it is in Cora and Pubmed.
+    The files are edges.txt (two nodes per line, each pair once), features.txt (the active words of
+    a node per line), labels.txt (a class per line), and train.index, val.index and test.index
+    (nodes). The split follows the paper: the training nodes are as many as the rows of y, and the
+    next 500 are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
     def load(part: str) -> Any:
@@ -65,7 +65,7 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
             except (pickle.UnpicklingError, EOFError) as error:
                 raise ValueError(f"{path}: is not of a graph: {error}") from error
 
-    # Rows of allx and ally are the first nodes; those of tx and ty, the nodes of test.index.
+    # Rows of allx and ally are the first nodes; rows of tx and ty are the nodes of test.index.
     tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]
     words = dict(enumerate(load("allx").words())) | dict(
         zip(tested, load("tx").words(), strict=True)

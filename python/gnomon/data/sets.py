@@ -1,6 +1,6 @@
-"""Data sets by name, each from where its authors or a mirror keep it: ``gnomon data get``.
+"""Named data sets, each downloaded from its authors or a mirror: ``gnomon data get``.
 
-Each file is known by its sha256. Files of repositories are those of one commit.
+Each file is identified by its sha256. Files from repositories are pinned to a commit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["SETS", "File", "NamedSet", "convert", "fetch", "get"]
 
 @dataclasses.dataclass(frozen=True)
 class NamedSet:
-    """Where a set is from, its files, and what is made of them.
+    """A data set: its source, its files and the files derived from them.
 
-    ``arrays`` are those of the file of arrays, PART.NAME to FILE or FILE:KEY; ``texts`` makes
-    further files from those of a folder.
+    ``arrays`` maps each array PART.NAME of the converted file to FILE or FILE:KEY. ``texts``
+    creates further text files from a folder.
     """
 
     name: str
@@ -43,17 +43,17 @@ class NamedSet:
 def fetch(
     chosen: NamedSet, folder: pathlib.Path, tell: Callable[[str], None] = lambda line: None
 ) -> dict[pathlib.Path, bool]:
-    """Has the files of a set in a folder: which ones, and whether each was fetched.
+    """Ensures that the files of a set are in a folder, and returns whether each was downloaded.
 
-    A file that is there is kept. ``.source.txt`` beside them says where they are from, and under
-    which licence; its name is a hidden one, as all other texts of a folder may be read as data.
+    Existing files are kept. ``.source.txt`` in the same folder records their origin and licence. It
+    is hidden because other text files of a folder may be read as data.
 
     Args:
-        tell: is called with a line before each attempt to fetch a file.
+        tell: called with a line before each download attempt.
 
     Raises:
-        ValueError: no URL gives a file, or what it gives is not the file; or another file is in the
-            place of one.
+        ValueError: no URL provides a file, a downloaded file does not match, or another file is in
+            its place.
         OSError: the folder cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,12 +71,12 @@ def fetch(
 def convert(
     chosen: NamedSet, folder: pathlib.Path
 ) -> dict[pathlib.Path, dict[str, np.ndarray[Any, Any]]]:
-    """Makes the files of a set into those that tasks read, where they are not already.
+    """Converts the files of a set to the files that tasks read, unless they already exist.
 
-    Returns the files that it wrote, with the arrays of each; texts have none.
+    Returns the files that it wrote, with the arrays of each; text files have none.
 
     Raises:
-        ValueError: a file that cannot be read.
+        ValueError: a file cannot be read.
         OSError: a file cannot be written.
     """
     made: dict[pathlib.Path, dict[str, np.ndarray[Any, Any]]] = {}
@@ -94,10 +94,10 @@ def convert(
 
 
 def get(name: str, folder: pathlib.Path | str) -> list[pathlib.Path]:
-    """Fetches a set of SETS into a folder, converts it, and returns the files that are there then.
+    """Downloads a set of SETS into a folder, converts it, and returns the resulting files.
 
     Raises:
-        ValueError, OSError: as fetch and convert do, or there is no set of that name.
+        ValueError, OSError: as in fetch and convert, or the set does not exist.
     """
     if name not in SETS:
         raise ValueError(f"there is no set {name!r}; expected one of {', '.join(SETS)}")
@@ -111,7 +111,7 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 
 def _files(rows: str, *places: str) -> tuple[File, ...]:
-    """Rows of sum, size and name, of files that each of the places has."""
+    """Parses rows of checksum, size and name for files that every mirror has."""
     files = []
     for row in rows.strip().splitlines():
         sha256, size, name = row.split()
@@ -286,7 +286,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
                 members=".wav",
             ),
         ),
-        # Takes 0 to 4 are the test, as its authors say.
+        # The authors use takes 0 to 4 as the test set.
         arrays={
             f"{part}.audio": "fsdd.tar.gz:(?:.*/)?"
             rf"(?P<labels>\d)_(?P<speakers>[a-z]+)_{takes}\.wav"

@@ -1,10 +1,8 @@
-"""Attention over a sequence that is shared out over processes (context or sequence parallelism).
+"""Attention over a sequence sharded across processes (context or sequence parallelism).
 
-Each process of a group has a part of the queries, and of the keys and values. The parts of keys and
-values go around in a ring (Liu et al. 2023, Ring Attention), and what a process attends to in each
-is merged: exact, forward and backward, and no process ever has more of the sequence than two parts
-of it.
-
+Each process of a group holds a part of the queries, keys and values. The parts of keys and values
+travel in a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. The result
+is exact, forward and backward, and no process ever holds more than two parts of the sequence.
     import torch.distributed
     from gnomon.distributed import context_parallel_attention, context_parallel_rows
 
@@ -44,7 +42,7 @@ __all__ = ["context_parallel_attention", "context_parallel_rows"]
 
 
 class ContextParallelArguments(WeightArguments, total=False):
-    """Those of gnomon.attention but for a seed: what dropout drops depends on all rows."""
+    """The arguments of gnomon.attention except the seed: dropout would depend on all rows."""
 
 
 @overload
@@ -80,55 +78,56 @@ def context_parallel_attention(
     return_lse: bool = False,
     **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """gnomon.attention of the whole sequence, for the queries that this process has.
+    """gnomon.attention over the whole sequence, for the queries of this process.
 
-    All processes of the group make the call, and the backward pass where one of them does, in the
-    same order and with the same arguments but for q, k, v and the segments. Parts may differ in
-    length, those of q from those of k, too. Positions are those of the whole sequence: its first
-    key stands at 0.
+    All processes of the group must make this call, and its backward pass if one of them does, in
+    the same order. Their arguments must be the same except for q, k, v and the segments. Parts may
+    differ in length, and those of q may differ from those of k. Positions refer to the whole
+    sequence; its first key has position 0.
 
     Each process holds two parts of k and v, and of their gradients in the backward pass, which
-    computes the scores of each part anew; memory is linear in the parts, but for tables and the
-    segments of keys, which every process has whole. k and v travel while the part before is
-    computed. With causal or a window, what no query of a process sees costs it nothing, and the
-    ring ends where no process sees more. With causal and contiguous parts the first processes wait
-    for the last one, whose queries see all keys; in a zigzag all have equally much to do.
+    recomputes the scores of each part. Memory is linear in the parts, except for tables and key
+    segments, which every process holds for the whole sequence. Communication of k and v overlaps
+    with computation on the previous part. With causal or a window, parts that no query of a process
+    attends to are skipped, and the ring ends once no process needs more. With causal and contiguous
+    parts, the first processes wait for the last one, whose queries attend to all keys. In a zigzag
+    the work is balanced.
 
     Args:
-        q: (B, H, Lq, D), this process's part, Lq at least 1; k and v as q.
+        q: (B, H, Lq, D), this process's part, Lq at least 1; k and v likewise.
         k: (B, Hkv, Lk, D).
         v: (B, Hkv, Lk, Dv).
         similarity: as in gnomon.attention, as are causal, window, query_offset, scale,
             aggregation and tolerance, which holds in each part of the keys.
-        position: of gnomon.position, of the whole sequence: the table of OffsetBias is
-            (H, sum of Lq + sum of Lk - 1), that of AbsoluteKeys has the sum of Lk rows, and KeyBias
-            as many entries. PairBias and mask have the rows of this process and the columns of the
-            whole sequence; a temperature is that of this process's rows.
-        key_lengths: (B,) integers, of the columns of the whole sequence, as are key_starts.
-        chunks: as in gnomon.attention; each part of k must begin at a multiple of their size.
+        position: of gnomon.position, for the whole sequence: the table of OffsetBias is
+            (H, sum of Lq + sum of Lk - 1), AbsoluteKeys has the sum of Lk rows, and KeyBias as many
+            entries. PairBias and mask have the rows of this process and the columns of the whole
+            sequence. A temperature has the rows of this process.
+        key_lengths: (B,) integers, in columns of the whole sequence, as are key_starts.
+        chunks: as in gnomon.attention; each part of k must begin at a multiple of the chunk size.
         query_segments: (B, Lq) integers, of this process's part; key_segments (B, Lk).
         dropout: must be 0.
-        group: of torch.distributed; None is the default group.
-        layout: "contiguous": process r has the rows that follow those of process r - 1. "zigzag":
-            with n processes the sequence has 2 n pieces, of which process r has piece r, in the
-            first half of its rows (the larger one, if their number is odd), and then piece
-            2 n - 1 - r. context_parallel_rows says which rows these are.
+        group: a torch.distributed group; the default group if None.
+        layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
+            processes the sequence has 2 n pieces. Process r has piece r in the first half of its
+            rows (the larger half, if their number is odd), and then piece 2 n - 1 - r.
+            context_parallel_rows returns these rows.
         return_lse: also return lse (B, H, Lq); differentiable.
 
-    Gradients of q, k and v are whole. Those of tensors of similarity and position, which every
-    process has, are the share of this process's queries, as are those of any weight that is
-    applied to its part of the sequence: their sum over the group (all_reduce) is the gradient.
+    Gradients of q, k and v are complete. For tensors that every process has (parameters of
+    similarity and position, and any weights applied to its part), each process computes only the
+    contribution of its queries. Sum these gradients over the group (all_reduce).
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.
 
     Raises:
-        ValueError: a shape or a value, also where processes disagree on a shape.
-        TypeError: a dtype or a device.
-        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), whose tokens
-            are placed by rows of the whole sequence; dropout, for the same reason; frequencies of
-            RoPE that depend on the length of a call; Forget, which sums over keys; positions that
-            are sinks, temperatures or gates; and the arguments positions and key_positions.
+        ValueError: a shape or value is invalid, or processes disagree on a shape.
+        TypeError: a dtype or device is wrong.
+        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D) and dropout,
+            which depend on rows of the whole sequence; frequencies of RoPE that depend on the
+            length of a call; Forget, which sums over keys; positions that are sinks, temperatures
+            or gates; and the arguments positions and key_positions.
         RuntimeError: torch.distributed is not initialised.
     """
     check_tensors(NAME, q=q, k=k, v=v)
@@ -175,20 +174,20 @@ def context_parallel_attention(
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
-    # The sums of the parts are summed up first.
+    # Merge the plain sums first.
     is_centroid = call["aggregation"] == "lorentz_centroid"
     if is_centroid:
         call["aggregation"] = "mean"
-    # It joins the sum of all parts.
+    # The sink is added once, after the parts are merged.
     sink, call["sink"] = call["sink"], None
-    # Its gradient is, like those of the terms, a sum over all parts.
+    # Its gradient is a sum over all parts, like those of the terms.
     temperature, call["temperature"] = call["temperature"], None
     if temperature is not None:
         tensors.append(temperature)
     o, lse = RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
         less, lse = ops.add_sink(o, lse, sink)
-        # A centroid is that of any multiple of the sum, also of one that a sink leaves little of.
+        # The centroid is invariant to a scale of the sum, even if a sink reduces it strongly.
         o = o if is_centroid else less
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
@@ -198,13 +197,13 @@ def context_parallel_attention(
 def context_parallel_rows(
     length: int, *, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
 ) -> Tensor:
-    """The rows of a sequence of that length that this process has, in its order: (n,), int64.
+    """The rows of a sequence of this length that belong to this process, in order: (n,), int64.
 
-    Parts are as equal as they can be.
+    Parts are as equal as possible.
 
     Raises:
-        ValueError: a length below the number of processes, an unknown layout, or a process that is
-            not in the group.
+        ValueError: the length is below the number of processes, the layout is unknown, or the
+            process is not in the group.
         RuntimeError: torch.distributed is not initialised.
     """
     operator = "distributed.context_parallel_rows"

@@ -1,4 +1,4 @@
-"""Which rows of a sequence each process has, and how they travel."""
+"""The rows of a sequence that each process holds, and their communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnomon._checks import check_string
 NAME = "distributed.context_parallel_attention"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-#: Which rows of a sequence a process has.
+#: How the rows of a sequence are assigned to processes.
 Layout: TypeAlias = Literal["contiguous", "zigzag"]
 
 
@@ -64,7 +64,7 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
 
 
 class Piece(NamedTuple):
-    """Rows of a process that follow each other in the sequence."""
+    """Consecutive rows of the sequence that a process holds."""
 
     begin: int  # in the sequence
     rows: slice  # of the process
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[Piece]]:
-    """Those of each process, none of them empty."""
+    """The non-empty pieces of each process."""
     if layout == "contiguous":
         begins = [sum(lengths[:part]) for part in range(len(lengths))]
         return [
@@ -89,7 +89,7 @@ def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[Piece]]:
     pieces = []
     for part, length in enumerate(lengths):
         half = halves[part]
-        # The second halves follow all the first ones, that of the last process first.
+        # The second halves follow all first halves, in reverse order of the processes.
         later = [lengths[n] - halves[n] for n in range(part + 1, len(lengths))]
         first = Piece(sum(halves[:part]), slice(0, half))
         second = Piece(sum(halves) + sum(later), slice(half, length))
@@ -99,7 +99,7 @@ def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[Piece]]:
 
 @dataclass
 class Parts:
-    """Who has which rows of the sequence."""
+    """The assignment of rows to processes."""
 
     group: dist.ProcessGroup | None
     rank: int
@@ -119,9 +119,9 @@ class Parts:
         group: dist.ProcessGroup | None,
         layout: Layout,
     ) -> Parts:
-        """A collective. What is wrong with the tokens of any process is an error in all.
+        """Gathers the shapes of all processes; collective. Any process's error is raised in all.
 
-        tensors: those of the terms.
+        tensors: the tensors of the terms.
         """
         rank, size = place_in(NAME, group)
         mine = [-1] * 14
@@ -180,7 +180,7 @@ class Parts:
         )
 
     def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
-        """Those of the whole sequence, (B, sum of Lk); a collective."""
+        """The key segments of the whole sequence, (B, sum of Lk); collective."""
         if key_segments.is_floating_point() or key_segments.dtype == torch.bool:
             raise TypeError(
                 f"gnomon.{NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
@@ -205,11 +205,11 @@ class Parts:
         return whole.t().contiguous()
 
     def source(self, step: int) -> int:
-        """Whose keys this process has at a step of the ring."""
+        """The process whose keys this process has at a step of the ring."""
         return (self.rank - step) % self.size
 
     def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> Passage:
-        """Sends (B, Hkv, L, C) on; another comes in its place, with `length` rows."""
+        """Sends a tensor (B, Hkv, L, C) and receives another with `length` rows."""
         shape = list(tensor.shape)
         shape[2] = length
         received = tensor.new_empty(shape)
@@ -226,7 +226,7 @@ class Parts:
 
 @dataclass
 class Passage:
-    """A tensor on its way; what is sent must live until it has left."""
+    """A tensor in transit; `sent` must stay alive until it has been sent."""
 
     works: list[dist.Work]
     sent: Tensor

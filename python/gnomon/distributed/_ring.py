@@ -1,4 +1,4 @@
-"""Attention to parts of the keys that go around in a ring, merged exactly."""
+"""Attention to parts of the keys that travel in a ring, merged exactly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gnomon.distributed._sequence import WholeSequence
 
 
 class _Sums(NamedTuple):
-    """What rows have summed up: 2^(score - largest), with scores in units of log2.
+    """The partial sums of rows: 2^(score - largest), with scores in units of log2.
 
-    Parts are merged by these, not by lse, whose rounding would be an error in every weight: e^0.06
-    where lse is a million.
+    Parts are merged by these sums rather than by lse, whose rounding would be an error in every
+    weight: e^0.06 if lse is a million.
     """
 
     largest: Tensor
@@ -31,17 +31,17 @@ class _Sums(NamedTuple):
         return _Sums(largest, self._by(largest) + other._by(largest))
 
     def _by(self, largest: Tensor) -> Tensor:
-        """The weight by another largest score; 0 of a row that has seen nothing."""
+        """The weight rescaled to another maximum score; 0 if the row has attended to nothing."""
         return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
 
     def share_of(self, total: _Sums) -> Tensor:
-        """(B, H, Lq, 1): what part of the total this is; 0 of a row that has seen nothing."""
+        """(B, H, Lq, 1): the fraction of the total; 0 for a row that has attended to nothing."""
         share = self._by(total.largest) / total.weight
         return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 
 
 class _Result(NamedTuple):
-    """What rows have attended to so far."""
+    """The merged result of rows so far."""
 
     o: Tensor
     lse: Tensor
@@ -63,7 +63,7 @@ class _Result(NamedTuple):
 
     @classmethod
     def of_rows(cls, results: list[_Result]) -> _Result:
-        """Of rows that follow each other."""
+        """Concatenates the results of consecutive rows."""
         if len(results) == 1:
             return results[0]
         o, lse, sums = zip(*results, strict=True)
@@ -79,7 +79,7 @@ class RingAttention(torch.autograd.Function):
         ctx: Any, sequence: WholeSequence, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         parts = sequence.parts
-        # Low precision is rounded at both ends, not in each part.
+        # Round low precision only at both ends, not in each part.
         computing = torch.promote_types(q.dtype, torch.float32)
         query = q.to(computing)
         last = sequence.last_step()
@@ -94,7 +94,7 @@ class RingAttention(torch.autograd.Function):
                 passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
             seen = sequence.seen(parts.rank, source)
             if step == 0 and not seen:
-                # Of its own part it asks in any case, so that all processes find what is wrong.
+                # Always check the process's own part, so that all processes detect errors.
                 seen = [(0, parts.key_pieces[source][0])]
             try:
                 for n, columns in seen:
@@ -185,7 +185,7 @@ class RingAttention(torch.autograd.Function):
                     strict=True,
                 ):
                     sum_of += gradient
-            # The gradient of keys arrives after they do: it waits for the process before.
+            # The gradient of the keys arrives later than the keys: the previous process adds to it.
             if d_passage is not None:
                 d_keys = d_passage.wait()
             if d_keys is not None and d_part is not None:
@@ -195,7 +195,7 @@ class RingAttention(torch.autograd.Function):
                 if d_keys is not None:
                     d_passage = parts.send_around(d_keys, keys.size(2))
         if d_keys is not None and last > 0:
-            # Home, to the process that the keys came from.
+            # Return the gradient to the process that owns the keys.
             d_keys = parts.send_around(d_keys, k.size(2), hops=-last).wait()
         d_k = d_v = None
         if d_keys is not None:

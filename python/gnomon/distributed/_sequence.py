@@ -1,4 +1,4 @@
-"""What queries attend to in some of the keys, as if they had the whole sequence."""
+"""Attention of queries to some of the keys, at their positions in the whole sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gnomon.distributed._parts import NAME, Parts, Piece
 
 _T = TypeVar("_T", bound=Term)
 
-#: By role, what to do instead of a term that a part of the keys cannot know.
+#: By role, the alternative to a term that cannot be computed from a part of the keys.
 _OF_WHOLE_ROWS = {
     "sink": "which joins the sum of all parts; expected the argument sink",
     "temperature": "which may depend on all keys of a row; expected the argument temperature",
@@ -57,13 +57,13 @@ def check_position(term: position_terms.Specified) -> None:
         )
 
 
-#: What a table may be indexed by that the sequence is shared out by.
+#: Table indices along which the sequence is sharded.
 _CUT = ("offsets", "keys", "key_entries", "pairs")
 
 
 @functools.cache
 def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
-    """Its name, and what each of its tensors is indexed by, if by one of _CUT."""
+    """The name, and for each tensor its index kind if in _CUT."""
     (component,) = components_of(spec)
     indices = {table: index for index in _CUT for table in component.tables(index)}
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
@@ -71,13 +71,13 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
 
 @functools.cache
 def _axis(argument: str, letter: str, axes: int) -> int | None:
-    """Which axis of a call's argument has the queries or the keys, from the end."""
+    """The axis of a call's argument that has the queries or keys, counted from the end."""
     axis: int | None = ops.axis_of_call(argument, letter, axes)
     return axis
 
 
 def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
-    """Some rows of the tensors that have those of the queries."""
+    """Selects rows of the tensors that have one row per query."""
     (component,) = components_of(term.spec)
     of_rows = component.tables("queries", "pairs")
     tensors = tuple(
@@ -88,20 +88,20 @@ def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> posit
 
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
-    """The term with these in the place of its own, which are taken from the list."""
+    """The term with new tensors, which are popped from the start of the list."""
     own = tuple(tensors.pop(0) for _ in term._own_tensors())
     return dataclasses.replace(cast(Any, term), tensors=own)
 
 
 def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
-    """Some entries; one that is for all of an axis stays."""
+    """Selects entries along an axis; an axis of size 1 is kept."""
     if table.size(axis) == 1:
         return table
     return table.narrow(axis, entries.start, entries.stop - entries.start)
 
 
 def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
-    """Some rows of those that have as many as there are; the operator says what is wrong."""
+    """Selects rows if there are as many as expected; otherwise the operator reports the error."""
     if tensor.dim() < -axis or tensor.size(axis) != whole:
         return tensor
     return _cut(tensor, axis, rows)
@@ -109,17 +109,17 @@ def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
 
 @dataclass
 class WholeSequence:
-    """What does not change from part to part."""
+    """The state shared by all parts."""
 
     parts: Parts
     dtype: torch.dtype  # of q
     similarity: similarity_terms.Specified
     positions: list[position_terms.Specified]
-    #: As the operator takes them, of the whole sequence but for query_segments.
+    #: Operator arguments for the whole sequence, except query_segments.
     call: dict[str, Any]
 
     def check_tables(self, heads: int) -> None:
-        """Of the tables that are cut into parts; the operator sees the parts alone."""
+        """Checks the tables that are split into parts; the operator sees only the parts."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
             name, indices = _name_and_indices(term.spec)
@@ -159,7 +159,7 @@ class WholeSequence:
             )
 
     def sees(self, queries: Piece, keys: Piece) -> bool:
-        """Whether one of the queries may see one of the keys."""
+        """Whether any of the queries may attend to any of the keys."""
         if self.call["query_offsets"] is not None:
             return True
         left, right = self.call["left"], self.call["right"]
@@ -169,8 +169,8 @@ class WholeSequence:
         return (left is None or most >= -left) and (right is None or least <= right)
 
     def seen(self, rank: int, source: int) -> list[tuple[int, Piece]]:
-        """The pieces of the queries of process `rank`, by number, with those of the keys of process
-        `source` that they may see."""
+        """The query pieces of process `rank`, by number, with the key pieces of process `source`
+        that they may attend to."""
         return [
             (n, keys)
             for n, queries in enumerate(self.parts.query_pieces[rank])
@@ -179,7 +179,7 @@ class WholeSequence:
         ]
 
     def last_step(self) -> int:
-        """The last step of the ring at which any process sees the keys that it has."""
+        """The last step of the ring at which any process attends to its current keys."""
         size = self.parts.size
         return max(
             step
@@ -196,11 +196,11 @@ class WholeSequence:
         v: Tensor,
         tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """o, lse and statistics of a piece of this process's queries over one of some keys."""
+        """o, lse and statistics of a piece of this process's queries over a piece of keys."""
         parts = self.parts
         mine = parts.queries[parts.rank]
         first_query, first_key, end = rows.begin, columns.begin, columns.end
-        # The operator takes parameters in the dtype of its tokens.
+        # The operator expects parameters in the dtype of its tokens.
         left_over = [
             tensor.to(q.dtype) if tensor.dtype == self.dtype else tensor for tensor in tensors
         ]

@@ -1,4 +1,4 @@
-"""Pictures of encodings, of trained models and of cones: ``python -m gnomon.inspect``.
+"""Plots of encodings, trained models and cones: ``python -m gnomon.inspect``.
 
-Nothing here is imported by ``import gnomon``: the modules import matplotlib.
+``import gnomon`` does not import these modules, because they import matplotlib.
 """

@@ -1,4 +1,4 @@
-"""Draws what people look at: ``python -m gnomon.inspect``, which ``gnomon inspect`` runs."""
+"""Draws the plots of ``gnomon inspect``: ``python -m gnomon.inspect``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PICTURES: dict[
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers wrong input with one line, as the other commands do."""
+    """Reports invalid input in one line, like the other commands."""
 
     def error(self, message: str) -> NoReturn:
         _fail(f"{self.prog.removeprefix('gnomon ')}: {message} (see --help)")
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the picture that the words ask for; SystemExit with 2 where it cannot."""
+    """Draws the picture that the arguments describe; exits with status 2 on failure."""
     with checked_output(_fail):
         return _main(sys.argv[1:] if arguments is None else arguments)
 
@@ -128,7 +128,7 @@ def _main(words: list[str]) -> int:
     except MemoryError:
         _fail(f"inspect {options.picture}: not enough memory")
     except RuntimeError as error:
-        # PyTorch's allocator has no class of its own.
+        # PyTorch's allocator raises a plain RuntimeError.
         if "allocate" not in str(error):
             raise
         _fail(f"inspect {options.picture}: not enough memory: {error}")

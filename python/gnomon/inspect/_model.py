@@ -1,4 +1,4 @@
-"""The models that pictures are drawn of."""
+"""Loads the models to plot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gnomon.models import Checkpoint, load_checkpoint
 
 
 def load_model(path: pathlib.Path) -> Checkpoint:
-    """The checkpoint in a file, or in the folder of a run, with its model in float64."""
+    """Loads the checkpoint in a file or a run folder, with its model in float64."""
     checkpoint = load_checkpoint(path)
     checkpoint.model.double()
     return checkpoint

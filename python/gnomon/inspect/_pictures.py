@@ -1,4 +1,4 @@
-"""What all pictures share: numbers beside them, heat maps, names that are wrong."""
+"""Helpers for all pictures: their data files, heat maps, option types, unknown names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from gnomon._files import replacing
 from gnomon._plots import STYLE
 
-#: Significant digits of the numbers beside a picture.
+#: Significant digits in a picture's data file.
 DIGITS = 7
 
 SIGNED = "RdBu_r"
@@ -26,13 +26,13 @@ SIGNED = "RdBu_r"
 
 @dataclass
 class Picture:
-    """A figure, and the numbers in it."""
+    """A figure and its data."""
 
     figure: Figure
     numbers: dict[str, Any]
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes the picture to `path` and its numbers beside it, with the suffix .json."""
+        """Writes the picture to `path` and its data to the same path with the suffix .json."""
         text = json.dumps(_plain(self.numbers), indent=1, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(STYLE), replacing(path) as part:
@@ -42,7 +42,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """In inches."""
+    """A new figure; width and height in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -53,25 +53,25 @@ def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
 
 
 def colour_of_head(head: int, heads: int) -> Any:
-    """From dark to light by their number."""
+    """The colour of a head, from dark to light by index."""
     return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
 
 
 def shades(values: Tensor) -> dict[str, Any]:
-    """Options of a heat map: one colour for each sign, if there are both."""
+    """Options of a heat map: a diverging colour map if values have both signs."""
     if bool((values >= 0).all()):
         return {"cmap": "viridis", "vmin": float(values.min()), "vmax": float(values.max())}
     return signed(values)
 
 
 def signed(values: Tensor) -> dict[str, Any]:
-    """Options of a heat map whose white is 0."""
+    """Options of a heat map that shows 0 in white."""
     largest = float(values.abs().max()) or 1.0
     return {"cmap": SIGNED, "vmin": -largest, "vmax": largest}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that there is not."""
+    """The error for an unknown name."""
     known = list(known)
     near = difflib.get_close_matches(name, known)
     told = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
@@ -79,7 +79,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: tensors as lists, what is not finite as null."""
+    """Converts to JSON: tensors to lists, non-finite values to null."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, dict):
@@ -92,12 +92,12 @@ def _plain(value: Any) -> Any:
 
 
 def symbol(character: str) -> str:
-    """Of one character, to stand beside a row or a column."""
+    """A visible symbol for a character, as a row or column label."""
     return "␣" if character == " " else character
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
-    """The type of an option: an integer within bounds."""
+    """An option type: an integer within bounds."""
 
     def parse(text: str) -> int:
         try:
@@ -114,7 +114,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
 
 
 def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
-    """The type of an option: integers within bounds, joined by commas."""
+    """An option type: comma-separated integers within bounds."""
     one = integer(lowest, highest)
 
     def parse(text: str) -> list[int]:
@@ -129,14 +129,14 @@ def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
 
 
 def named(text: str) -> str:
-    """The type of an option whose value must say something."""
+    """An option type: non-empty text."""
     if not text:
         raise argparse.ArgumentTypeError("an empty word")
     return text
 
 
 def items(text: str) -> list[str]:
-    """The type of an option: words joined by commas, none of them empty."""
+    """An option type: comma-separated words, none of them empty."""
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(
@@ -146,9 +146,9 @@ def items(text: str) -> list[str]:
 
 
 def path(text: str) -> pathlib.Path:
-    """The type of an option that names a file or a folder."""
+    """An option type: the path of a file or folder."""
     return pathlib.Path(named(text))
 
 
-#: The type of an option --seed.
+#: The type of --seed.
 seed = integer(0, 2**53)

@@ -15,7 +15,7 @@ import gnomon
 from gnomon._plots import colour
 from gnomon.inspect._pictures import Picture, items, new_figure, unknown
 
-#: Light from a horosphere of height 1; balls wide enough to be seen.
+#: The light source is a horosphere of height 1; balls are large enough to be visible.
 RADII = {"penumbral": 1.0, "umbral": 0.5}
 PAIRS = {
     "penumbral": ["-1.6,0.5,-1.05,0.35", "-0.15,0.8,0.05,0.45", "1.1,0.55,3.3,0.45"],
@@ -26,7 +26,7 @@ LIGHT = {
     "umbral": "light from above on balls of radius",
 }
 PIXELS = 1600
-#: Beyond these a cone is a line, or its numbers leave those of a float.
+#: Beyond these limits, a cone degenerates to a line or its coordinates overflow.
 LARGEST_R = 100
 LARGEST_NUMBER = 1e6
 LOWEST_HEIGHT = 1e-6
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def points_of(pair: str) -> Tensor:
-    """(2, 2)."""
+    """Parses a pair of points to a tensor (2, 2)."""
     try:
         points = torch.tensor([float(part) for part in pair.split(",")], dtype=torch.float64)
     except ValueError:
@@ -70,7 +70,7 @@ def points_of(pair: str) -> Tensor:
 
 
 def shadow(point: Tensor, field: Tensor, cone: str, r: float) -> Tensor:
-    """Which points of `field` (..., 2) lie in the cone of a point."""
+    """Whether each point of `field` (..., 2) lies in the cone of a point."""
     return gnomon.cones.ancestor(point, field, cone=cone, r=r)
 
 
@@ -92,7 +92,7 @@ def draw(options: argparse.Namespace) -> Picture:
 
 
 def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
-    """What the signs mean, of those that are drawn."""
+    """Legend entries for the markers in use."""
     shared = [pair["has_common_ancestor"] for cone in results for pair in cone["pairs"]]
     line: dict[str, Any] = {"color": "#444444", "linewidth": 1.2}
     handles: list[Any] = [
@@ -137,7 +137,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
     low, high = everything[:, 0].min() - 0.9, everything[:, 0].max() + 0.9
     ceiling = 1.12 * max(float(everything[:, 1].max()), r if cone == "penumbral" else 0)
     width = torch.linspace(float(low), float(high), PIXELS, dtype=torch.float64)
-    # Points that stand high above each other make no more rows than a picture shows.
+    # Limit the rows for points that are far apart vertically.
     rows = min(max(2, math.ceil(PIXELS * ceiling / float(high - low))), PIXELS)
     height = torch.linspace(1e-6, ceiling, rows, dtype=torch.float64)
     field = torch.stack(torch.meshgrid(width, height, indexing="xy"), -1)
@@ -157,7 +157,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
                          linewidths=1.2)  # fmt: skip
         else:
             _draw_geodesic(axes, pair, colour(index))
-        # An ancestor of the other point stands where their common one does.
+        # If one point is the other's ancestor, it coincides with their common ancestor.
         axes.plot(*top, "*", color=colour(index), markersize=13, markeredgecolor="black",
                   markeredgewidth=0.7)  # fmt: skip
         pairs_found.append(
@@ -182,7 +182,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
 
 
 def _draw_ball(axes: Any, point: Tensor, r: float, edge: str) -> None:
-    """The ball of hyperbolic radius r: a disc about (x, h cosh r) of radius h sinh r."""
+    """Draws the ball of hyperbolic radius r: a disc about (x, h cosh r) of radius h sinh r."""
     x, height = point.tolist()
     axes.add_patch(
         Circle((x, height * math.cosh(r)), height * math.sinh(r), fill=False, edgecolor=edge, lw=1)
@@ -190,7 +190,7 @@ def _draw_ball(axes: Any, point: Tensor, r: float, edge: str) -> None:
 
 
 def _draw_geodesic(axes: Any, pair: Tensor, edge: str) -> None:
-    """The half-circle about a point of the floor through both points."""
+    """Draws the half-circle through both points, centred on the boundary."""
     (x, u), (y, v) = pair.tolist()
     centre = (x + y) / 2 + (v * v - u * u) / (2 * (y - x))
     axes.add_patch(

@@ -1,4 +1,4 @@
-"""How positions fall off with distance, by the operators themselves."""
+"""Decay of positions with distance, computed by the operators."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from gnomon.inspect._pictures import Picture, colour_of_head, integer, items, ne
 from gnomon.inspect._probe import biases
 from gnomon.nn import MultiheadAttention, attention_position
 
-#: Each is a number of every curve in the file beside the picture, and a point in it.
+#: Each distance is one data value and one plotted point per curve.
 LONGEST_DISTANCE = 100_000
 
 
 def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     """mean over j of |sum_{i < j} e^(sqrt(-1) t theta_i)| for t = 0 .. distance.
 
-    The bound of a score with rotated tokens, relative to distance (Su et al. 2021, section 3.4.3).
+    This bounds a score between rotated tokens, as a function of distance (Su et al. 2021, section
+    3.4.3).
     """
     units = torch.eye(dim, dtype=torch.float64)
 
     def turned(queries: Tensor, keys: Tensor) -> Tensor:
-        # One head for each unit vector; with one key, lse is the score.
+        # One head per unit vector; with a single key, lse is the score.
         q = queries[None, :, None].expand(-1, -1, distance + 1, -1)
         _, lse = gnomon.attention(
             q,
@@ -41,17 +42,17 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
         )
         return lse[0]
 
-    # R_t e has cos t theta in its own place and -sin or sin in that of its partner.
+    # R_t e has cos t theta in its own place and -sin or sin in the place of its partner.
     cosine = turned(units, units)
     sine = turned(units, torch.ones_like(units)) - cosine
-    # The first of each pair has its sine above 0 at distance 1; what does not turn has none.
+    # The sine of each pair's first coordinate is positive at distance 1; it is 0 if not rotated.
     first = sine[:, min(1, distance)] > 1e-12
     waves = torch.complex(cosine[first], sine[first])
     return waves.cumsum(0).abs().mean(0)
 
 
 def learned_table(part: Component) -> str | None:
-    """The table without which a rotation has no angles, as a module learns one."""
+    """The table that defines a rotation's angles, as learned by a module."""
     for parameter in part.entry["parameters"]:
         if parameter["kind"] == "table" and parameter["argument"] == "required":
             return str(parameter["name"])
@@ -59,7 +60,7 @@ def learned_table(part: Component) -> str | None:
 
 
 def turned_columns(module: MultiheadAttention) -> int:
-    """How many columns of a head RoPE turns by default: not the height of a cone."""
+    """The number of head columns that RoPE rotates by default; excludes the height of a cone."""
     return (
         (module.qk_dim - 1) // 2 * 2
         if ops.height_coordinate(module.similarity) is not None
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Panels: a title, and curves (heads, distance + 1); RoPE has one."""
+    """Panels: a title and curves (heads, distance + 1); RoPE has one."""
     panels = []
     if options.model is None:
         parts = [part for spec in options.position for part in components_of(spec)]
@@ -112,7 +113,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             for tensor in module_tensors(module.similarity, module.position):
                 if tensor.indexed_by != "buckets":
                     continue
-                # It starts at 0 everywhere.
+                # It is initialised to 0.
                 table = getattr(module, tensor.name)
                 with torch.no_grad():
                     table -= torch.arange(len(table), dtype=table.dtype)[:, None]
@@ -122,7 +123,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             )
         return panels
     model = load_model(options.model).model
-    # A rotation that several layers share is drawn once.
+    # Draw a rotation only once if several layers share it.
     rotations = {
         part.spec: block.attention
         for block in reversed(model.blocks)
@@ -135,7 +136,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
     for layer, block in enumerate(model.blocks):
         curves = biases(block.attention, options.distance)
         if curves.abs().max() > 0:
-            # Where training began, which is drawn dashed.
+            # The bias before training, drawn dashed.
             starts = biases(_start_of(block.attention), options.distance)
             panels.append(
                 {"title": f"layer {layer}", "kind": "bias", "curves": curves, "starts": starts}
@@ -147,7 +148,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
-    """The module as it was before training."""
+    """The module with its initial values."""
     return MultiheadAttention(
         trained.embed_dim,
         trained.num_heads,

@@ -1,4 +1,4 @@
-"""Similarity of the positions of an encoding, and the two identities of surveys of encodings."""
+"""Position similarities of an encoding, and the two identities of surveys of encodings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gnomon.inspect._pictures import (
 )
 from gnomon.nn import TokenPosition
 
-#: A picture has a point, and the file beside it a number, for each pair of positions.
+#: Each pair of positions is one plotted point and one data value.
 MOST_POSITIONS = 4096
 MOST_COLUMNS = 65536
 
 
 def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
-    """What a position adds to embeddings, (L, dim), and the shape of its grid if it has one."""
+    """The table that a position adds to embeddings, (L, dim), and the shape of its grid, if any."""
     module = TokenPosition(spec, dim, length).double().eval()
     encodings = list(module.children())
     if not encodings:
@@ -53,7 +53,7 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
 
 
 def _grid_of(spec: str) -> list[int] | None:
-    """The shape of the grid that all positions lie on, if there is one."""
+    """The shape of the grid that contains all positions, if any."""
     for component in components_of(spec):
         if component.grid and component.grid[0] == 0:
             return list(component.grid[1:])
@@ -107,11 +107,11 @@ def draw_encoding(options: argparse.Namespace) -> Picture:
 
 
 def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
-    """The matrix T_k with P(p + k) = T_k P(p) for all p, and the largest error of that.
+    """The matrix T_k with P(p + k) = T_k P(p) for all p, and the maximum error.
 
-    Solved for by least squares, from the sinusoids alone.
+    It is a least-squares solution from the sinusoids.
     """
-    # Far positions too, where the slowest waves have turned.
+    # Include distant positions, where the slowest sinusoids have also turned.
     p = torch.arange(0, 40000, 13, dtype=torch.float64)
     before, after = (gnomon.sinusoid(p + k, dim, layout=layout) for k in (0, shift))
     matrix = torch.linalg.lstsq(before, after).solution.T
@@ -150,7 +150,7 @@ def draw_rotation(options: argparse.Namespace) -> Picture:
         torch.arange(24, dtype=torch.float64), options.dim, layout=options.layout
     )
     pairs = sinusoid_pairs(table)
-    # By which T_k turns the sine and the cosine of each frequency.
+    # The angle by which T_k rotates the sine and cosine of each frequency.
     angles = [float(torch.atan2(matrix[a, b], matrix[a, a])) for a, b in pairs]
     for ring, (a, b) in enumerate(pairs[:5]):
         radius = 1 - 0.17 * ring
@@ -182,7 +182,7 @@ def draw_rotation(options: argparse.Namespace) -> Picture:
 
 
 def sinusoid_pairs(table: Tensor) -> list[tuple[int, int]]:
-    """Columns (sine, cosine) of each frequency, the highest first, from the table itself."""
+    """Columns (sine, cosine) of each frequency, highest first, found in the table itself."""
     sines = [column for column in range(table.shape[1]) if table[0, column] == 0]
     cosines = [column for column in range(table.shape[1]) if table[0, column] == 1]
     return list(zip(sines, cosines, strict=True))
@@ -215,7 +215,7 @@ def draw_terms(options: argparse.Namespace) -> Picture:
     p, _ = encode(options.position, length, options.dim)
     if len(p) != length:
         raise ValueError(f'position "{options.position}" has {len(p)} places; the text {length}')
-    # Unit variance, as of the tokens.
+    # Scale to unit variance, like the tokens.
     p = p * math.sqrt(options.dim) / p.norm(dim=1).mean()
     scale = options.dim**-0.5
     terms = {

@@ -1,4 +1,4 @@
-"""What a trained model attends to, and the position tables that it has learned."""
+"""Plots of a trained model's attention and of its learned position tables."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gnomon.inspect._probe import biases, weights
 from gnomon.models import LanguageModel
 from gnomon.nn import MultiheadAttention, TokenEncoding
 
-# What a table of scores is indexed by; the rows of others are vectors.
+# The index kinds of tables of scores; other tables have vectors as rows.
 SCORES = ("buckets", "offsets", "grid")
-# Tokens whose names fit beside a map.
+# The maximum number of tokens with labels.
 NAMED_TOKENS = 64
 LONGEST_TEXT = 1024
-# Tokens back that a table of buckets is drawn for.
+# The maximum distance plotted for a table of buckets.
 FARTHEST = 256
 
 
@@ -168,11 +168,11 @@ def draw_tables(options: argparse.Namespace) -> Picture:
             spec = table.spec if by_distance else None
             panels.append(_Panel(table.name, rows if by_distance else rows.T, True, spec))
             continue
-        # One for each head.
+        # One map per head.
         for head, its in enumerate([rows] if rows.dim() == 2 else rows):
             title = table.name if rows.dim() == 2 else f"{table.name}, head {head}"
             while scores and its.dim() > 2:
-                its = its[len(its) // 2]  # of the farther axes, offset 0
+                its = its[len(its) // 2]  # offset 0 of the other axes
             panels.append(_Panel(title, its if scores else cosines(its), scores))
     columns = min(4, len(panels))
     rows_of_panels = -(-len(panels) // columns)
@@ -213,12 +213,12 @@ def draw_tables(options: argparse.Namespace) -> Picture:
 
 
 class _Panel(NamedTuple):
-    """A matrix to draw: scores as they are, or the cosines of a table's rows."""
+    """A matrix to draw: scores, or the cosines between a table's rows."""
 
     title: str
     values: Tensor
     scores: bool
-    #: Of a table of buckets, which is drawn over distance instead: its position.
+    #: The position of a table of buckets, which is drawn over distance instead.
     spec: str | None = None
 
 
@@ -227,14 +227,14 @@ class LearnedTable(NamedTuple):
 
     name: str
     rows: Tensor
-    #: What it is indexed by, as the catalogue says.
+    #: The index kind in the catalogue.
     indexed_by: str
-    #: The component of the position that it belongs to.
+    #: The position component that the table belongs to.
     spec: str
 
 
 def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
-    """The tables that a model's positions have learned, in the order of its modules."""
+    """The learned tables of a model's positions, in the order of its modules."""
     tables = []
     for place, module in model.named_modules():
         known: dict[str, tuple[str, str]] = {}
@@ -259,7 +259,7 @@ def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
 
 
 def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
-    """A table like T5's, (buckets, H), as the biases that it gives to distances."""
+    """Draws a T5-style table (buckets, H) as biases over distance."""
     heads = table.shape[1]
     spec = _table_of_buckets(position).component.spec
     module = MultiheadAttention(heads, heads, position=spec).to(table.dtype)
@@ -274,7 +274,7 @@ def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
             label=f"head {head}",
             drawstyle="steps-mid",
         )
-    # The first distances have a bucket each, the others share them.
+    # The first distances have one bucket each; the others share buckets.
     axes.set_xscale("symlog", base=2, linthresh=8, linscale=2)
     axes.xaxis.set_major_locator(FixedLocator([0, 2, 4, 8, 16, 32, 64, 128, 256]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
@@ -289,6 +289,6 @@ def _table_of_buckets(position: str) -> ModuleTensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Cosines of the angles between rows."""
+    """Pairwise cosines of rows."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     return unit @ unit.T

@@ -1,9 +1,9 @@
-"""How wide a margin similarities give the order of a tree in few dimensions.
+"""How large a margin a similarity can reach for the order of a tree in few dimensions.
 
-After Tseng et al. 2023, section 7.7: a cone in two dimensions holds any set of descendants, and
-scores all of them alike; a half-plane can cut out a set too, but the more nodes, the thinner. What
-Adam reaches bounds the best margin from below: with cones in two dimensions nodes seldom find their
-way past each other on the one axis beside the height.
+After Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set of descendants
+and gives them equal scores. A half-plane can also separate a set, but with a margin that shrinks
+with the number of nodes. The margin that Adam reaches is a lower bound of the best margin. With
+cones in two dimensions, nodes rarely pass each other on the only axis besides the height.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RISING = 0.05
 
 
 def descendants(branching: int, depth: int) -> Tensor:
-    """Of a complete tree, root first: whether node j is node i or below it, (N, N)."""
+    """Whether node j of a complete tree (root first) is node i or below it, (N, N)."""
     nodes = sum(branching**level for level in range(depth + 1))
     below = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
@@ -45,7 +45,7 @@ def descendants(branching: int, depth: int) -> Tensor:
 
 
 def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
-    """s_ij (R, N, N) of queries and keys (R, N, d): lse where a query sees one key alone."""
+    """s_ij (R, N, N) of queries and keys (R, N, d): lse if a query attends to a single key."""
     one_key = k.transpose(0, 1).unsqueeze(2)
     _, lse = gnomon.attention(
         q.expand(len(one_key), -1, -1, -1),
@@ -59,12 +59,12 @@ def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
 
 
 def margins(s: Tensor, below: Tensor) -> Tensor:
-    """How well scores (..., N, N) tell descendants from other nodes, (...).
+    """The margin (...) by which scores (..., N, N) separate descendants from other nodes.
 
-    The smallest difference, over all nodes i with others beside their descendants, of the lowest
-    s_ij of a descendant j of i and the highest of another node. In units of the standard deviation
-    of all these s_ij about their mean over j: neither a scale nor a term of i alone, which softmax
-    does not see, changes it.
+    For each node i that has other nodes, take the lowest s_ij of a descendant j minus the highest
+    s_ij of another node. The margin is the minimum over i, divided by the standard deviation of all
+    these s_ij about their mean over j. It is therefore invariant to a scale and to a term that
+    depends only on i, which softmax cancels.
     """
     rows = ~below.all(1)
     s, below = s[..., rows, :], below[rows]
@@ -80,13 +80,13 @@ def _spread(s: Tensor) -> Tensor:
 def train(
     similarity: Similarity | str, dim: int, below: Tensor, *, steps: int, restarts: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """The margins (restarts,) that Adam reaches with queries and keys of `dim` numbers.
+    """The margins (restarts,) that Adam reaches with queries and keys of `dim` coordinates.
 
-    The second are those before the last quarter of the steps: where they are lower, more steps
-    would reach more.
+    The second result has the margins before the last quarter of the steps. If they are lower, more
+    steps would improve the margins.
 
-    The loss is a soft maximum over all triples (node, descendant, other) of how much the other
-    scores above the descendant, ever sharper. Of each restart the best step counts.
+    The loss is a soft maximum over all triples (node, descendant, other) of the other's score minus
+    the descendant's score, with increasing sharpness. The best step of each restart counts.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (restarts, len(below), dim)
@@ -109,7 +109,7 @@ def train(
         z = chosen / (_spread(chosen)[:, None, None] * temperature)
         low = (-z).masked_fill(~inside, -math.inf).logsumexp(-1)
         high = z.masked_fill(inside, -math.inf).logsumexp(-1)
-        # The restarts do not see each other.
+        # The restarts are independent.
         loss = temperature * (low + high).logsumexp(-1).sum()
         optimizer.zero_grad()
         loss.backward()
@@ -150,7 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors this small take longer on several."""
+    """Uses one thread, which is faster for such small tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""Models of other libraries: replace_attention for torch.nn and timm, and a module for each other.
+"""Integrations with PyTorch, timm, transformers, FlexAttention and ONNX.
 
-gnomon.integrations.transformers needs the package that it is named after; gnomon needs none.
+gnomon.integrations.transformers requires the transformers package. gnomon itself does not.
 """
 
 from gnomon.integrations._replace import replace_attention

@@ -1,4 +1,4 @@
-"""Models of torch.nn and of timm with gnomon's attention."""
+"""Replaces the attention modules of torch.nn and timm models by gnomon's."""
 
 from __future__ import annotations
 
@@ -31,34 +31,36 @@ def replace_attention(
     *,
     max_length: int = 512,
 ) -> _Model:
-    """Has the attention modules of a model use gnomon, with the weights that they have.
+    """Replaces the attention modules of a model by gnomon's and keeps their weights.
 
         model = timm.create_model("vit_tiny_patch16_224")
         replace_attention(model, "laplacian", position="sink")
 
-    torch.nn.MultiheadAttention is replaced by
-    gnomon.nn.MultiheadAttention.from_torch(module, drop_in=True), which is called as it was.
-    Attention and AttentionRope of timm.layers (ViT, DeiT and others) stay where they are, with
-    another class: their parameters, the fused qkv among them, keep their names, so that timm's
-    checkpoints load into them. With the dot product and no position the outputs are the model's
-    own, up to rounding. What a similarity or a position learns is in the submodules
-    "gnomon_similarity" and "gnomon_position" of timm's layers.
+    Each torch.nn.MultiheadAttention is replaced by
+    gnomon.nn.MultiheadAttention.from_torch(module, drop_in=True), which has the same signature.
+    For Attention and AttentionRope of timm.layers (ViT, DeiT and others), only the class changes.
+    Their parameters, including the fused qkv, keep their names, so timm checkpoints still load.
+    With the dot product and no position, the outputs match the original model up to rounding. In
+    timm layers, the learned parameters are in the submodules "gnomon_similarity" and
+    "gnomon_position".
 
     Args:
-        model: changed in place.
-        similarity: a specification of the catalogue, "penumbral".
-        position: a specification, "sink" or "grid_bias:shape=14x14:prefix=1", or a list of these
-            for their sum; added to the positions that the model has.
-        max_length: the most tokens, for positions that learn a row for each.
+        model: modified in place.
+        similarity: a catalogue specification such as "penumbral".
+        position: a specification such as "sink" or "grid_bias:shape=14x14:prefix=1", or a list of
+            specifications to sum; added to the model's own positions.
+        max_length: the maximum number of tokens, for positions with a learned row per token.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: an argument of another type, or the model is itself a
-            torch.nn.MultiheadAttention, which has no module that it could be replaced in.
-        ValueError: a specification, map=none among it, or a width of heads that it does not take.
-        NotImplementedError: no module is known, or a position reads more than queries and keys.
+        TypeError: an argument has the wrong type, or the model is itself a
+            torch.nn.MultiheadAttention and has no parent module.
+        ValueError: a specification is invalid or has map=none, or the similarity does not support
+            the head dimension.
+        NotImplementedError: the model has no supported module, or a position requires inputs other
+            than queries and keys.
     """
     if not isinstance(model, torch.nn.Module):
         raise wrong_type(OPERATOR, "model", model, "a torch.nn.Module")
@@ -77,7 +79,7 @@ def replace_attention(
     if position is not None:
         check_position(f"gnomon.{OPERATOR}", position)
     classes = _timm_classes()
-    # All are made before any is replaced: what raises leaves the model as it was.
+    # Build all replacements first, so that an error leaves the model unchanged.
     of_torch: dict[torch.nn.Module, torch.nn.Module] = {}
     of_timm: list[tuple[torch.nn.Module, list[tuple[str, torch.nn.Module]]]] = []
     for layer in model.modules():
@@ -102,7 +104,7 @@ def replace_attention(
             stacklevel=2,
         )
     for parent in list(model.modules()):
-        # named_children() has a module of two names once.
+        # named_children() yields a module that has two names only once.
         for name, child in list(parent._modules.items()):
             if child in of_torch:
                 setattr(parent, name, of_torch[child])
@@ -117,7 +119,7 @@ def replace_attention(
 
 
 def _timm_classes() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-    """Where timm is not imported, no model has any."""
+    """The replacements for timm classes; empty if timm has not been imported."""
     if "timm.layers.attention" not in sys.modules:
         return {}
     from gnomon.integrations._timm import CLASSES
@@ -138,7 +140,7 @@ def _terms_of(
 
 
 def _stays(layer: torch.nn.Module, known: set[torch.nn.Module]) -> bool:
-    """Whether a module that is called attention has none that is replaced, itself or in it."""
+    """Whether a module named attention neither is nor contains a replaced module."""
     kind = type(layer)
     if "ttention" not in kind.__name__ or kind.__module__.startswith("gnomon."):
         return False

@@ -16,12 +16,12 @@ from gnomon._terms import to_spec
 from gnomon.position import Position, Sum
 from gnomon.similarity import Dot, Similarity, Specified
 
-#: The submodules of a layer that has another similarity than the dot product, or a position.
+#: Submodules of a layer with a similarity other than the dot product, or with a position.
 SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
 
 
 def check_similarity(operator: str, spec: str) -> None:
-    """Raises where a similarity takes tokens for points, which a model's projections are not."""
+    """Raises if a similarity expects points; a model's projections are not points."""
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(
@@ -32,7 +32,7 @@ def check_similarity(operator: str, spec: str) -> None:
 
 
 def check_position(operator: str, spec: str) -> None:
-    """Raises where a position reads more than the queries and the keys of a layer."""
+    """Raises if a position requires inputs other than a layer's queries and keys."""
     for component in components_of(spec):
         if component.entry.get("role") == "embedding":
             raise NotImplementedError(
@@ -47,7 +47,7 @@ def check_position(operator: str, spec: str) -> None:
 
 
 class _Terms(torch.nn.Module):
-    """The parameters and buffers that gnomon.nn.MultiheadAttention has for its terms."""
+    """The parameters and buffers of gnomon.nn.MultiheadAttention for these terms."""
 
     _warned = False
 
@@ -66,7 +66,7 @@ class _Terms(torch.nn.Module):
             similarity, position, num_heads, head_dim, value_dim, max_length, 0, 0, []
         )
         self._names = tuple(names)
-        #: As numbers: memory of a checkpoint's loading holds none where the checkpoint has none.
+        #: Stored as numbers: a tensor that the checkpoint lacks is uninitialised after loading.
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             self._begin[name] = start.double().flatten().tolist()
@@ -78,18 +78,18 @@ class _Terms(torch.nn.Module):
 
     @torch.no_grad()
     def begin_what_is_missing(self) -> None:
-        """Sets what from_pretrained() has found no tensor for to what a new one has."""
+        """Initialises the tensors that from_pretrained() did not find in the checkpoint."""
         for name, numbers in self._begin.items():
             tensor: Tensor = getattr(self, name)
             if not getattr(tensor, "_is_hf_initialized", False):
                 tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
 
     def held(self) -> list[Tensor]:
-        """The tensors, in the order of the operator for modules."""
+        """The tensors, in the order that the module operator expects."""
         return [getattr(self, name) for name in self._names]
 
     def warn_if_frozen(self, q: Tensor) -> None:
-        """Warns once where a model trains and these parameters do not."""
+        """Warns once if the model is training but these parameters are frozen."""
         if torch.compiler.is_compiling() or _Terms._warned or not self.training:
             return
         if not (torch.is_grad_enabled() and q.requires_grad):
@@ -107,25 +107,25 @@ class _Terms(torch.nn.Module):
 
 
 class LearnedSimilarity(_Terms):
-    """A similarity with a factor for each head; parameters as in gnomon.nn.MultiheadAttention."""
+    """A similarity with a per-head factor; parameters as in gnomon.nn.MultiheadAttention."""
 
     def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
         super().__init__(spec, "none", num_heads, head_dim, head_dim, 1)
         (component,) = components_of(spec)
-        # To the operator, the values of what is held here, learned or not, are tensors.
+        # The operator receives learned and fixed values as tensors.
         held = [tensor.parameter for tensor in module_tensors(spec, "none")]
         options = dict(component.options) | dict.fromkeys(held, "tensor")
         self.spec = to_spec(component.name, **options)
-        #: What the operator for modules reads.
+        #: The specification for the module operator.
         self.module_spec = spec
-        #: The coordinate that is a height, which a rotation would mix with another: -1, the last,
-        #: or 0, the first; None: there is none.
+        #: The coordinate that is a height and must not be rotated: -1 (last), 0 (first), or None if
+        #: there is none.
         self.height: int | None = ops.height_coordinate(spec)
         #: Whether the model's scale applies.
         self.takes_scale: bool = component.entry["takes_scale"]
 
     def forward(self, q: Tensor) -> Similarity:
-        """The similarity of the present parameters, for queries q (B, H, L, D) of any dtype."""
+        """The similarity with the current parameters, for queries q (B, H, L, D) of any dtype."""
         self.warn_if_frozen(q)
         values = ops.module_similarity(q, self.module_spec, self.held())
         return Specified(self.spec, tuple(values))
@@ -136,18 +136,18 @@ class LearnedSimilarity(_Terms):
 
 
 class LearnedPosition(_Terms):
-    """A position, or a sum of them; parameters as in gnomon.nn.MultiheadAttention."""
+    """A position or a sum of positions; parameters as in gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self, spec: str, num_heads: int, head_dim: int, value_dim: int, max_length: int
     ) -> None:
         super().__init__("dot", spec, num_heads, head_dim, value_dim, max_length)
-        #: What the operator for modules reads.
+        #: The specification for the module operator.
         self.module_spec = spec
         roles = {component.entry.get("role") for component in components_of(spec)}
-        #: Whether the model's scale applies whatever the similarity.
+        #: Whether the model's scale applies for every similarity.
         self.takes_scale: bool = "content" in roles
-        #: Whether it depends on where queries and keys stand.
+        #: Whether it depends on query and key positions.
         self.reads_positions: bool = not roles <= {"sink", "norm"}
 
     def extra_repr(self) -> str:
@@ -165,9 +165,9 @@ def attend(
     arguments: AttentionArguments,
     softcap: float | None = None,
 ) -> Tensor:
-    """gnomon.attention with the similarity and the position that a layer has, and other positions.
+    """gnomon.attention with the similarity and position of a layer and additional positions.
 
-    softcap is the dot product's.
+    softcap applies to the dot product.
     """
     learned, own = getattr(layer, SIMILARITY, None), getattr(layer, POSITION, None)
     dot = Dot(softcap=softcap)

@@ -1,4 +1,4 @@
-"""timm's attention with the operator in the place of the dot product and its softmax."""
+"""timm's attention layers, computed by gnomon's operator."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OPERATOR = "integrations.replace_attention"
 
 
 class GnomonAttention(Attention):
-    """timm's Attention; its parameters and the names of these are timm's."""
+    """timm's Attention with the same parameters and parameter names."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """As timm's, for tokens x (B, L, C)."""
+        """Same as in timm, for tokens x (B, L, C)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         return _attended(self, x, q, k, v, None, attn_mask, is_causal)
 
 
 class GnomonAttentionRope(AttentionRope):
-    """timm's AttentionRope; its parameters and the names of these are timm's."""
+    """timm's AttentionRope with the same parameters and parameter names."""
 
     def forward(
         self,
@@ -36,7 +36,7 @@ class GnomonAttentionRope(AttentionRope):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """As timm's, for tokens x (B, L, C)."""
+        """Same as in timm, for tokens x (B, L, C)."""
         if self.qkv is not None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         else:
@@ -45,7 +45,7 @@ class GnomonAttentionRope(AttentionRope):
         return _attended(self, x, q, k, v, rope, attn_mask, is_causal)
 
 
-#: What takes the place of timm's classes.
+#: Replacements for timm's classes.
 CLASSES: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     Attention: GnomonAttention,
     AttentionRope: GnomonAttentionRope,
@@ -62,7 +62,7 @@ def _attended(
     mask: Tensor | None,
     is_causal: bool,
 ) -> Tensor:
-    """The output of a layer, of q, k and v (B, L, H, D)."""
+    """The output of a layer for q, k and v (B, L, H, D)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     q, k = layer.q_norm(q), layer.k_norm(k)
     if rope is not None:

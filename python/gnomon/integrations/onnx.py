@@ -1,10 +1,10 @@
-"""ONNX: torch.onnx.export() writes attention of gnomon as plain operators of ONNX. ::
+"""ONNX: torch.onnx.export() writes gnomon's attention as standard ONNX operators. ::
 
     torch.onnx.export(model.eval(), (x,), "model.onnx")
 
-It needs the packages onnx and onnxscript. The file computes attention by products of matrices and
-a softmax over an array of all pairs, with memory in the square of the length, and so does what
-reads it. plain() says what has this form, and makes it of a program of torch.export.export().
+Requires the packages onnx and onnxscript. The exported file computes attention with matrix
+products and a softmax over an L x L array, so its memory is quadratic in the length. plain() lists
+the supported terms and converts a program from torch.export.export().
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["plain"]
 
 
 def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program of torch.export.export() with attention in operators of PyTorch alone.
+    """Converts a torch.export.export() program to use only PyTorch operators for attention.
 
-    For torch.onnx.export() of a program, and for other compilers. These operators are products of
-    matrices, comparisons and a softmax over an array of all pairs. The similarities dot, laplacian,
-    gaussian, additive, hyperbolic and lorentz have such a form, with every mask, with rotations and
-    with biases by offset, key or pair. ::
+    Use it before torch.onnx.export() of a program, and for other compilers. The operators are
+    matrix products, comparisons and a softmax over an L x L array. Supported are the similarities
+    dot, laplacian, gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and
+    biases by offset, key or pair. ::
 
         program = torch.export.export(model.eval(), (x,))
         torch.onnx.export(gnomon.integrations.onnx.plain(program), f="model.onnx")
 
     Args:
-        program: of a model in evaluation, without dropout.
+        program: of a model in evaluation mode, without dropout.
 
     Raises:
         NotImplementedError: another similarity, relative keys or values, a bias on a grid, dropout,

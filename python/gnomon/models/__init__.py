@@ -1,7 +1,7 @@
 """The language model of the command line, and its checkpoints.
 
-What ``gnomon train`` has written is loaded here, and what is saved here is read by ``gnomon eval``,
-``generate`` and ``inspect``, and with its training by ``gnomon train --resume``.
+Checkpoints from ``gnomon train`` can be loaded here. ``gnomon eval``, ``generate`` and ``inspect``
+read checkpoints saved here. ``gnomon train --resume`` also needs their training state.
 """
 
 from gnomon._names import publish

@@ -1,4 +1,4 @@
-"""Embeddings and softmax of which rare tokens have fewer columns."""
+"""Embeddings and softmax with smaller dimensions for rare tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gnomon._checks import Device
 
-# Each band has this many times fewer columns than the one before.
+# Each band has this many times fewer columns than the previous one.
 _REDUCTION = 4
 
 
 def table_sizes(vocabulary: int, dim: int, cutoffs: Sequence[int]) -> list[tuple[int, int]]:
-    """(tokens, columns) of the table of each band."""
+    """(tokens, columns) of each band's table."""
     bounds = [0, *cutoffs, vocabulary]
     return [
         (end - begin, max(dim // _REDUCTION**band, 1))
@@ -24,15 +24,15 @@ def table_sizes(vocabulary: int, dim: int, cutoffs: Sequence[int]) -> list[tuple
 
 
 class AdaptiveEmbedding(torch.nn.Module):
-    """Adaptive input representations, and the adaptive softmax with the same weights.
+    """Adaptive input embeddings with a tied adaptive softmax.
 
-    Tokens, the most frequent ones first, in bands that end at the cutoffs and at the vocabulary.
-    Band n has table_n (tokens, columns) of dim / 4^n columns, at least one, and all but the first
-    projection_n (dim, columns): a token's embedding is its row, projected. Read the other way
-    round, the rows of the first band and one of clusters (bands - 1, dim) for each other band are
-    the logits of the head, and those of the band share its probability among its tokens. The
-    parameters have the names and the starting distributions of the program's
-    (models/adaptive_embedding.h).
+    Tokens are sorted by descending frequency and split into bands that end at the cutoffs and at
+    the vocabulary size. Band n has a table_n (tokens, columns) with dim / 4^n columns, at least
+    one. All bands except the first also have a projection_n (dim, columns): the embedding of a
+    token is its projected row. In the softmax, the head's logits come from the rows of the first
+    band and one row of clusters (bands - 1, dim) for each other band. The logits of a band divide
+    its probability among its tokens. Parameter names and initial distributions match those of the
+    program (models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.
@@ -65,21 +65,21 @@ class AdaptiveEmbedding(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new tables and projections."""
+        """Reinitialises the tables and projections."""
         for name, parameter in self.named_parameters():
             columns = parameter.shape[0 if name.startswith("projection") else 1]
             torch.nn.init.normal_(parameter, 0, columns**-0.5)
 
     @property
     def weight(self) -> Tensor:
-        """The table of the first band, whose dtype and device are those of all."""
+        """The table of the first band; all parameters share its dtype and device."""
         return self.get_parameter("table_0")
 
     def _bands(self) -> range:
         return range(1, len(self.bounds) - 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings (..., dim) of tokens (...), integers; IndexError beyond the vocabulary."""
+        """Embeddings (..., dim) of integer tokens (...); IndexError beyond the vocabulary."""
         flat = tokens.reshape(-1)
         if flat.numel() > 0 and not 0 <= flat.min() <= flat.max() < self.bounds[-1]:
             raise IndexError
@@ -108,7 +108,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         return logits.log_softmax(-1)
 
     def log_probabilities(self, x: Tensor) -> Tensor:
-        """Logarithms of the probabilities (..., vocabulary) that x (..., dim) gives to tokens."""
+        """Log-probabilities (..., vocabulary) of all tokens for x (..., dim)."""
         head = self._head(x)
         first = self.bounds[1]
         parts = [head[..., :first]]
@@ -118,7 +118,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         return torch.cat(parts, -1)
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Minus those of the targets (...), without those of all others."""
+        """Negative log-probabilities of the targets (...), without computing all others."""
         rows, flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         in_head = flat.clone()
         for band in self._bands():

@@ -1,4 +1,4 @@
-"""Checkpoints: a model, its tokenizer and its training."""
+"""Checkpoints: a model, its tokenizer and its training state."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gnomon.models._tokenizer import Tokenizer
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 
-# The layout of the file: training/checkpoint.cc.
+# Version of the file layout in training/checkpoint.cc.
 _FORMAT = 1
 _CONFIG = "gnomon"
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
 _MEMORY = "memory."
 _VOCABULARY = "tokens.vocabulary"
-# The fields of a TrainingState that are not tensors, and their names in the file.
+# The non-tensor fields of a TrainingState, and their names in the file.
 _TRAINING_FIELDS = {
     "step": "step",
     "options": "training",
@@ -39,23 +39,23 @@ _TRAINING_FIELDS = {
 
 @dataclasses.dataclass
 class TrainingState:
-    """What ``gnomon train --resume`` needs besides the model.
+    """The training state that ``gnomon train --resume`` needs besides the model.
 
     Attributes:
-        options: training options, named as in training/training_options.h, and those of the windows
-            in tasks/text.h.
-        step: number of steps done.
+        options: training options, named as in training/training_options.h, and window options from
+            tasks/text.h.
+        step: number of completed steps.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.
         memory_tokens: number of tokens that the memory has seen.
         data: "path" and "sha256" of the text.
-        run: "checkpoint_every" and "evaluation_bytes" as given to ``gnomon train``, by default its
-            defaults.
+        run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; defaults to
+            the command's defaults.
 
     Raises:
-        ValueError: a missing field of options or data, a number out of range, an unknown field of
-            run.
-        TypeError: a field of another class.
+        ValueError: a field of options or data is missing, a number is out of range, or a field of
+            run is unknown.
+        TypeError: a field has the wrong type.
     """
 
     options: dict[str, Any]
@@ -110,7 +110,7 @@ class TrainingState:
 
 @dataclasses.dataclass
 class Checkpoint:
-    """The content of a file; training is None where it holds only a model."""
+    """The contents of a checkpoint file; training is None if it holds only a model."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -123,16 +123,16 @@ def save_checkpoint(
     tokenizer: Tokenizer | None = None,
     training: TrainingState | None = None,
 ) -> None:
-    """Writes a file that load_checkpoint and the command line read, weights in float32.
+    """Writes a checkpoint that load_checkpoint and the command line read, with float32 weights.
 
-    tokenizer is by default that of bytes. Without training the model can be evaluated, can generate
-    and can be inspected; ``gnomon train --resume`` needs it. An existing file is replaced once the
-    new one is complete.
+    By default, tokenizer is the byte tokenizer. Without training, the model can be evaluated,
+    inspected and used for generation; ``gnomon train --resume`` needs training. An existing file
+    is replaced once the new one is complete.
 
     Raises:
-        ValueError: a vocabulary whose size is not the model's; a model whose tensors are not those
-            of a model with its options (because a module was replaced or parametrized).
-        TypeError: an argument of another class.
+        ValueError: the vocabulary size differs from the model's, or the model's tensors do not
+            match its options (because a module was replaced or parametrized).
+        TypeError: an argument has the wrong type.
         OSError: the file cannot be written.
     """
     target = _to_path("save_checkpoint", path)
@@ -144,7 +144,7 @@ def save_checkpoint(
     if training is not None and not isinstance(training, TrainingState):
         raise wrong_type("models.save_checkpoint", "training", training, "a TrainingState, or None")
     if training is not None:
-        # Checks its fields again: they may have changed since it was made.
+        # Validate again: fields may have changed since construction.
         training = dataclasses.replace(training)
     _check_vocabulary("gnomon.models.save_checkpoint: ", tokenizer, model.options["vocabulary"])
     state = model.state_dict()
@@ -167,10 +167,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Loads a checkpoint file, or that in the folder of a run; the model is in evaluation mode.
+    """Loads a checkpoint from a file or a run folder; the model is in evaluation mode.
 
-    Tensors are in float32 on the CPU and can be trained, even if it is called under torch.device or
-    torch.inference_mode. Nothing in the file is executed.
+    Tensors are float32 on the CPU and trainable, even under torch.device or torch.inference_mode.
+    Nothing in the file is executed.
 
     Raises:
         ValueError: there is no valid checkpoint; the message names the path.
@@ -224,8 +224,8 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
         for name, option in program_options("model").items()
     }
     check_options(options)
-    # Vocabulary, dim, mlp and depth are compared with tensors that the file does hold before a
-    # model of them is built; max_length and the numbers in `position` are not.
+    # Before a model is built, vocabulary, dim, mlp and depth are checked against the tensors in
+    # the file; max_length and the numbers in `position` are not.
     dim = options["dim"]
     hidden = options["mlp"] * (2 if options["activation"] in GATES else 1)
     embeddings = {"embedding.weight": (options["vocabulary"], dim)}
@@ -253,7 +253,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     for name, tensor in state.items():
         if tensor.dtype != torch.float32:
             raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
-    # The weights that it draws are overwritten, so the generator is left as it was.
+    # The initial weights are overwritten, so leave the generator unchanged.
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(**options).float()
     model.load_state_dict(state)
@@ -272,7 +272,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
 
 
 def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Checks that the tensors of a model are those that its options lead to."""
+    """Checks that a model's tensors match its options."""
     where = "gnomon.models.save_checkpoint: model"
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         expected = {name: t.shape for name, t in LanguageModel(**options).state_dict().items()}
@@ -298,7 +298,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _check_vocabulary(where: str, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Checks the size of a vocabulary that can be counted without SentencePiece."""
+    """Checks the vocabulary size if it can be counted without SentencePiece."""
     size = {"bytes": 256, "words": tokenizer.vocabulary.count(b"\n")}.get(tokenizer.kind)
     if size is not None and size != vocabulary:
         raise ValueError(

@@ -29,7 +29,7 @@ from gnomon.nn._held_terms import Projection, reset_children
 
 
 class _TransformerBlock(torch.nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), as the options of a LanguageModel say."""
+    """A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, options: Mapping[str, Any], position: str, made: dict[str, Any]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _TransformerBlock(torch.nn.Module):
         self.dropout = torch.nn.Dropout(options["dropout"])
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new model are; draws new weights."""
+        """Reinitialises all parameters and buffers."""
         reset_children(self)
 
     def forward(
@@ -68,7 +68,7 @@ class _TransformerBlock(torch.nn.Module):
         positions: Tensor | None,
         segments: Tensor | None,
     ) -> Tensor:
-        """Keys and values are those of memory (B, M, dim) and of x (B, L, dim)."""
+        """Keys and values come from memory (B, M, dim) and x (B, L, dim)."""
         queries = self.attention_norm(x)
         keys, offset = queries, None
         if memory is not None:
@@ -94,7 +94,7 @@ class _TransformerBlock(torch.nn.Module):
         return x + mixed
 
 
-# The activations that gate the hidden units of an MLP by as many others (Shazeer 2020).
+# Gate activations of gated MLPs (Shazeer 2020).
 GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 
 
@@ -108,41 +108,40 @@ class _Embedding(torch.nn.Embedding):
     """Rows N(0, 1 / columns): unit logits from a normalised stream."""
 
     def reset_parameters(self) -> None:
-        """Draws new rows."""
+        """Reinitialises the rows."""
         torch.nn.init.normal_(self.weight, 0, self.embedding_dim**-0.5)
 
 
 class LanguageModel(torch.nn.Module):
-    """A decoder-only Transformer over tokens, that of ``gnomon train``.
+    """The decoder-only Transformer of ``gnomon train``.
 
-    Pre-norm (Vaswani et al. 2017; Radford et al. 2019), tied embeddings, GELU. The parameters have
-    the names and the starting distributions of the program's (models/language_model.h).
+    Pre-norm (Vaswani et al. 2017; Radford et al. 2019), tied embeddings, GELU. Parameter names and
+    initial distributions match those of the program (models/language_model.h).
 
     Args:
-        vocabulary: number of different tokens.
-        dim: columns of the embeddings, a multiple of heads.
-        depth: layers.
-        heads: attention heads.
-        mlp: columns inside the MLP.
-        similarity: a specification, or one of gnomon.similarity, as for
-            gnomon.nn.MultiheadAttention; with numbers, which a checkpoint can hold, not tensors.
-        position: likewise; it may have components that are added to embeddings. "rope;rope;none"
-            is a pattern that the layers repeat, each part being the position of one layer.
+        vocabulary: vocabulary size.
+        dim: embedding dimension, a multiple of heads.
+        depth: number of layers.
+        heads: number of attention heads.
+        mlp: hidden dimension of the MLP.
+        similarity: a specification or a gnomon.similarity object, as in
+            gnomon.nn.MultiheadAttention; with numbers, which a checkpoint can store, not tensors.
+        position: likewise; may include components added to embeddings. "rope;rope;none" is a
+            pattern that repeats over the layers, with one position per layer.
         dropout: dropout probability on each residual branch in training, in [0, 1).
-        max_length: rows of a learned table of absolute positions.
+        max_length: number of rows of a learned absolute position table.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
-        activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" gate its hidden units by as
-            many others (Shazeer 2020).
-        no_bias: whether the projections of attention and of the MLP have no biases.
-        adaptive: the tokens at which bands of rarer tokens begin, in ascending order: each band has
-            a quarter of the columns of the one before, in embeddings and softmax (Baevski and Auli
-            2019; Grave et al. 2017). Tokens must then be sorted by falling frequency. By default
-            all tokens have dim columns.
-        kv_heads: heads of keys and values, a divisor of heads; as many by default.
-        qk_dim: columns of one head's queries and keys; by default dim / heads, as values have, or
-            the only number that the similarity takes.
-        device: where parameters and buffers are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" are gated (Shazeer 2020).
+        no_bias: if True, the projections of attention and of the MLP have no biases.
+        adaptive: the first token of each band of rarer tokens, in ascending order. Each band has a
+            quarter of the columns of the previous one, in embeddings and softmax (Baevski and Auli
+            2019; Grave et al. 2017). Tokens must be sorted by descending frequency. By default all
+            tokens have dim columns.
+        kv_heads: number of key-value heads, a divisor of heads; defaults to heads.
+        qk_dim: query and key head dimension; defaults to dim / heads, like the values, or to the
+            only value that the similarity supports.
+        device: device of parameters and buffers; the default device if None.
+        dtype: floating-point dtype of parameters and buffers; the default dtype if None.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class LanguageModel(torch.nn.Module):
         super().__init__()
         made = check_factory("models.LanguageModel", device, dtype)
         similarity, position = _to_specs(similarity, position)
-        #: As given; see options.
+        #: As passed; see options.
         self._options = check_options(
             {
                 "vocabulary": vocabulary,
@@ -189,7 +188,7 @@ class LanguageModel(torch.nn.Module):
             }
         )
         self.embedding: torch.nn.Embedding | AdaptiveEmbedding
-        # forward() brings the inputs to unit variance.
+        # forward() scales the inputs to unit variance.
         if adaptive:
             self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"], **made)
         else:
@@ -203,21 +202,21 @@ class LanguageModel(torch.nn.Module):
         self.token_position = TokenPosition("+".join(parts), dim, max_length, True, **made)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new model are; draws new weights."""
+        """Reinitialises all parameters and buffers."""
         reset_children(self)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The arguments, read-only, since what was built from them does not change."""
+        """The constructor arguments; read-only, because modules were built from them."""
         return types.MappingProxyType(self._options)
 
     @property
     def max_length(self) -> int | None:
-        """The longest text at which the encodings are defined; None if any length will do."""
+        """The maximum length that the encodings support; None if unlimited."""
         return self.token_position.max_length
 
     def learned_values(self) -> dict[str, LearnedValue]:
-        """What the attention of all layers has learned, "blocks.0.attention.gamma" and so on.
+        """The learned values of all attention layers, "blocks.0.attention.gamma" and so on.
 
         See gnomon.nn.MultiheadAttention.learned_values.
         """
@@ -253,9 +252,9 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None,
         segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """The layer_inputs, and a function to call once nothing can fail any more.
+        """The layer_inputs, and a function that commits the cache and the memory.
 
-        Until it is called, the cache and the memory are as they were.
+        They stay unchanged until it is called, after all steps that can fail.
         """
         self._check_call(tokens, given_cache, given_memory, positions is not None)
         operator = "models.LanguageModel"
@@ -310,22 +309,22 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Logits (B, L, vocabulary) of the token after each of tokens (B, L), integers.
+        """Logits (B, L, vocabulary) of the token after each integer token (B, L).
 
         With adaptive embeddings they are log-probabilities.
 
-        With a cache, the tokens follow those already in it; with a memory, they are the segment
-        after those that it holds, and it then holds them, too. A call that raises leaves both
-        unchanged. positions (B, L), or (L,) for all batches, are the tokens' positions as integers;
-        a token sees tokens up to its own position. They exclude a memory. segments, of the same
-        shapes, restrict a token to those of its own segment; they exclude a cache and a memory. For
-        packed documents give both, with positions that begin at 0 in each document.
+        With a cache, the tokens follow the tokens in the cache. With a memory, they are the next
+        segment, and they are added to it. A call that raises leaves both unchanged. positions
+        (B, L), or (L,) for all batches, are integer token positions; a token attends to positions
+        up to its own. They cannot be combined with a memory. segments, of the same shapes, restrict
+        each token to its own segment; they cannot be combined with a cache or a memory. For packed
+        documents pass both, with positions that restart at 0 in each document.
 
         Raises:
-            ValueError: shapes, tokens beyond the vocabulary or beyond max_length, a cache or a
-                memory of another batch or depth, or both of them.
-            TypeError: tokens that are not a tensor of integers, a memory of another dtype, or a
-                device other than the model's.
+            ValueError: a shape is wrong, tokens are beyond the vocabulary or max_length, a cache or
+                memory has another batch size or depth, or both are given.
+            TypeError: tokens are not an integer tensor, a memory has another dtype, or a device is
+                not the model's.
         """
         states, keep = self._states(tokens, cache, memory, positions, segments)
         x = self.norm(states[-1])
@@ -344,14 +343,14 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Losses (B, L) in nats of the targets (B, L), integers, that follow the tokens.
+        """Losses (B, L) in nats for integer targets (B, L), the tokens after the inputs.
 
         They agree with forward, but with adaptive embeddings the logits of all other tokens are not
-        computed. The other arguments are those of forward.
+        computed. The other arguments are the same as in forward.
 
         Raises:
-            ValueError: as forward; targets of another shape than tokens, or beyond the vocabulary.
-            TypeError: as forward.
+            ValueError: as in forward; targets differ in shape from tokens or exceed the vocabulary.
+            TypeError: as in forward.
         """
         operator = "models.LanguageModel"
         check_tensors(operator, targets=targets)
@@ -386,7 +385,7 @@ class LanguageModel(torch.nn.Module):
         memory: LanguageModelMemory | None,
         placed: bool,
     ) -> None:
-        """Everything that can be checked before any work."""
+        """Checks all arguments before any computation."""
         operator = "models.LanguageModel"
         check_tensors(operator, tokens=tokens)
         if tokens.dtype not in (torch.int64, torch.int32):
@@ -414,7 +413,7 @@ class LanguageModel(torch.nn.Module):
         for name, known in (("cache", cache), ("memory", memory)):
             if known is None:
                 continue
-            # A memory has no layer before its first segment.
+            # A memory has no layers before its first segment.
             if known.layers and len(known.layers) != len(self.blocks):
                 raise ValueError(
                     f"gnomon.{operator}: the {name} has a depth of {len(known.layers)} and the "
@@ -454,7 +453,7 @@ class LanguageModel(torch.nn.Module):
 
 
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
-    """Both as specifications, which a checkpoint can hold."""
+    """Both as specifications, which a checkpoint can store."""
     operator = "models.LanguageModel"
     if isinstance(position, str) and len(parts := ops.layer_positions(position)) > 1:
         specs = [_to_specs(similarity, part) for part in parts]
@@ -482,7 +481,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a LanguageModel, checked, as numbers that JSON can hold."""
+    """The checked options of a LanguageModel, as numbers that JSON can store."""
     operator = "models.LanguageModel"
     checked = {
         name: option.check(operator, options[name])

@@ -12,7 +12,7 @@ from gnomon.nn import KVCache, TokenCache
 
 
 class LanguageModelCache:
-    """What a model of `depth` layers keeps of the tokens so far."""
+    """The cached state of a model with `depth` layers for all previous tokens."""
 
     def __init__(self, depth: int) -> None:
         depth = check_integer("models.LanguageModelCache", "depth", depth)
@@ -24,7 +24,7 @@ class LanguageModelCache:
         self.layers = [KVCache() for _ in range(depth)]
 
     def _draft(self) -> LanguageModelCache:
-        """A copy for one call, which _keep adopts once nothing can fail any more."""
+        """A copy for one call, committed by _keep after all steps that can fail."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = [copy.copy(layer) for layer in self.layers]
@@ -42,10 +42,10 @@ class LanguageModelCache:
 
 
 class LanguageModelMemory:
-    """The memory of Transformer-XL (Dai et al. 2019, section 3.2), of max_length tokens.
+    """The memory of Transformer-XL (Dai et al. 2019, section 3.2), with up to max_length tokens.
 
-    It holds the input of each layer for the last tokens of the previous segments,
-    (B, length, dim). No gradient flows into it.
+    It stores each layer's input for the last tokens of the previous segments, (B, length, dim).
+    Gradients do not flow into it.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -61,16 +61,16 @@ class LanguageModelMemory:
         self.tokens = TokenCache()
 
     def length(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens in the memory."""
         return self.layers[0].shape[1] if self.layers else 0
 
     def reset(self) -> None:
-        """Forgets all segments."""
+        """Clears all segments."""
         self.layers = []
         self.tokens.reset()
 
     def _draft(self) -> LanguageModelMemory:
-        """A copy for one call, which _keep adopts once nothing can fail any more."""
+        """A copy for one call, committed by _keep after all steps that can fail."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = list(self.layers)

@@ -8,17 +8,17 @@ from gnomon._checks import wrong_type
 
 TOKEN_KINDS = ("bytes", "words", "subwords")
 
-# What the program takes to be a space inside a line: ASCII's.
+# The in-line whitespace characters of the program: ASCII only.
 _SPACES = b" \t\r\v\f"
 _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """What a model reads: "bytes", "words" or "subwords", with the content of the vocabulary file.
+    """A tokenizer: "bytes", "words" or "subwords", with the contents of the vocabulary file.
 
-    For words, the file has one word per line, beginning with <unk> and <eos>; for subwords it is a
-    SentencePiece model; for bytes it is empty.
+    For words, the file has one word per line, beginning with <unk> and <eos>. For subwords it is a
+    SentencePiece model. For bytes it is empty.
     """
 
     kind: str = "bytes"
@@ -46,7 +46,7 @@ class Tokenizer:
             self._check_words()
 
     def _check_words(self) -> None:
-        """As the program does: text/tokens.cc."""
+        """Same checks as in text/tokens.cc."""
         *lines, rest = self.vocabulary.split(b"\n")
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):

@@ -1,4 +1,4 @@
-"""The report of a comparison, report.html, of its results.json alone (docs/results.md)."""
+"""The report of a comparison, report.html, generated from results.json (docs/results.md)."""
 
 from gnomon.report._page import busy, render
 from gnomon.report._plots import PLOTS, draw_conditions, draw_cost, draw_training, smooth

@@ -1,7 +1,7 @@
 """Draws the report of a comparison: ``python -m gnomon.report RUN``.
 
-``RUN`` is the folder that ``gnomon compare`` left. The report is a function of its results.json
-(docs/results.md) alone: one self-contained HTML file with the plots inside.
+``RUN`` is the output folder of ``gnomon compare``. The report depends only on its results.json
+(docs/results.md). It is one self-contained HTML file with the plots inside.
 """
 
 from __future__ import annotations

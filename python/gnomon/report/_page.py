@@ -1,4 +1,4 @@
-"""The page of a comparison."""
+"""The HTML page of a comparison."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ code {{ font-size: .85rem; }}
 """
 
 
-#: Where other programs take more than this share of the machine, times tell little.
+#: If other programs use more than this share of the machine, timings are unreliable.
 BUSY = 0.1
 
 
 def busy(results: dict[str, Any]) -> str:
-    """A warning where other programs took a part of the machine, or nothing."""
+    """A warning if other programs used a part of the machine, or an empty string."""
     shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
     if not shares or max(shares) <= BUSY:
         return ""
@@ -153,17 +153,17 @@ def table(results: dict[str, Any]) -> str:
     return "".join(parts) + f"<p>{note}</p>"
 
 
-#: What differs between the runs, and is said elsewhere.
+#: Options that differ between runs and are shown elsewhere.
 REPLACED = ("similarity", "position", "seed", "max_length")
 
 
 def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
-    """Options by their names: "batch 16, learning rate 0.002"."""
+    """Options by name: "batch 16, learning rate 0.002"."""
     return html.escape(", ".join(_parts(options, without)))
 
 
 def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
-    """Each of them; what is not given is left out, and objects are their fields."""
+    """The description of each option; unset options are omitted, objects become their fields."""
     for name, value in options.items():
         if name in without or value is None or value in ("", []):
             continue
@@ -178,7 +178,7 @@ def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
 
 
 def _describe_data(record: dict[str, Any]) -> str:
-    """An object of a record, less what has a row of its own."""
+    """An object of a record, without the fields that have a row of their own."""
     shown = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in record.items()
@@ -188,7 +188,7 @@ def _describe_data(record: dict[str, Any]) -> str:
 
 
 def settings(results: dict[str, Any]) -> str:
-    """What is needed to repeat the comparison."""
+    """The settings that are needed to reproduce the comparison."""
     options = results["settings"]
     data = results["data"]
     task = results["task"]
@@ -240,13 +240,13 @@ def _trained_at(results: dict[str, Any]) -> str:
 
 
 def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
-    """What the task has drawn of each combination's first run; empty where there is nothing."""
+    """The task's pictures of each combination's first run; empty if there are none."""
     names = labels(results)
     figures = []
     titles: list[str] = []
     for run in results["runs"]:
         picture = run.get("picture")
-        # A name, not a path: the record may be of others.
+        # Accept only a file name, not a path: the record may be untrusted.
         if picture is None or pathlib.PurePath(picture["file"]).name != picture["file"]:
             continue
         path = folder / picture["file"]
@@ -267,7 +267,7 @@ def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
 
 
 def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
-    """The whole page; folder has the pictures that the record names."""
+    """The whole page; folder contains the pictures named in the record."""
     options = results["settings"]
     total = len(options["combinations"]) * len(options["seeds"])
     done = len(results["runs"])

@@ -13,14 +13,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from gnomon._plots import colour, line_style, marker
 from gnomon.report._record import labels, measured_at, metrics
 
-#: Characters of a name, from which on legends stand below the plots.
+#: Above this name length in characters, legends are placed below the plots.
 LONG_NAME = 40
-#: Characters that fit beside each other above or below the plots.
+#: Total characters that fit in a row above or below the plots.
 ACROSS = 64
 
 
 def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """Means of five neighbours, and the step in the middle of each; of few values themselves."""
+    """Means of five neighbours and their middle steps; short series are returned unchanged."""
     width = 5 if len(values) >= 15 else 1
     means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
     return steps[width // 2 : len(steps) - width // 2], means
@@ -32,7 +32,7 @@ def _legend(figure: Figure, axes: Any) -> None:
         return
     place = "outside right upper"
     if max(map(len, names)) > LONG_NAME:
-        # Beside long names little would be left of the plots.
+        # Long names would leave little room for the plots.
         figure.set_figheight(figure.get_figheight() + 0.22 * len(names))
         place = "outside lower left"
     figure.legend(handles, names, loc=place, fontsize=10, handlelength=3.5)
@@ -43,7 +43,7 @@ def _figure(height: float = 4.4) -> Figure:
 
 
 def draw_training(results: dict[str, Any]) -> Figure:
-    """Training loss against the step: the mean over the seeds, lightly smoothed."""
+    """Training loss by step: the mean over the seeds, lightly smoothed."""
     figure = _figure()
     axes = figure.add_subplot()
     names = labels(results)
@@ -70,14 +70,14 @@ def draw_training(results: dict[str, Any]) -> Figure:
 
 
 def _are_points(values: list[Any]) -> bool:
-    """Whether conditions are several numbers, which a line may join."""
+    """Whether a line may join the conditions: several numbers."""
     return len(values) > 1 and all(isinstance(value, int | float) for value in values)
 
 
 def _measured(
     losses: list[dict[str, Any]], key: str, places: list[Any]
 ) -> tuple[list[Any], list[float], list[float]]:
-    """Places, means and spreads of what was measured, where there is a mean."""
+    """Places, means and spreads of the measured values that have a mean."""
     points = sorted(
         (place, at[key]["mean"], at[key]["spread"] or 0.0)
         for place, at in zip(places, losses, strict=True)
@@ -96,7 +96,7 @@ def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
         if not x:
             continue
         style = {"marker": marker(index), "markersize": 6, "linewidth": 1.8, **line_style(index)}
-        # A single point would be hidden where lines begin.
+        # A single point would be hidden behind the start of the lines.
         axes.plot(x, y, label=names[index], zorder=3 if len(x) == 1 else 2, **style)
         if len(x) == 1:
             axes.errorbar(x, y, spread, color=colour(index), capsize=3)
@@ -114,12 +114,12 @@ def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
         axes.axvline(trained, color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
 
 
-#: Of the width of a condition, what the points of all combinations take.
+#: Fraction of a condition's width for the points of all combinations.
 SPAN = 0.8
 
 
 def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
-    """Each condition by itself, and the combinations side by side, so that none hides another."""
+    """Draws each condition separately and the combinations side by side, so that none is hidden."""
     names = labels(results)
     conditions = results["task"]["conditions"]
     shown = measured_at(results, key)
@@ -148,9 +148,9 @@ def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
 
 
 def draw_conditions(results: dict[str, Any]) -> Figure:
-    """Each metric against the condition: the loss against the evaluation length, for one.
+    """Plots each metric by condition, for example the loss by evaluation length.
 
-    Only numbers are joined by lines.
+    Lines join only numeric conditions.
     """
     figure = _figure(4.8)
     shown = metrics(results)
@@ -165,7 +165,7 @@ def draw_conditions(results: dict[str, Any]) -> Figure:
 
 
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
-    """The lowest and the highest of the runs' quartiles, or medians where there are none."""
+    """The lowest and highest quartile over the runs, or medians if there are no quartiles."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
     each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
     return min(low for low, _ in each), max(high for _, high in each)

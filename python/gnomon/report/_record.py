@@ -1,4 +1,4 @@
-"""The record of a comparison, results.json, and what its combinations are called."""
+"""The record of a comparison, results.json, and the labels of its combinations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads results.json; ValueError where it is not the record of a comparison."""
+    """Reads results.json; ValueError if it is not the record of a comparison."""
     path = folder / "results.json"
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def text_task(results: dict[str, Any]) -> dict[str, Any]:
-    """What is measured, of records from before they said so: they are of language models."""
+    """The task description of older records without one, which are all of language models."""
     settings = results["settings"]
     kind = settings.get("tokens", "bytes")
     unit = f"nats per {kind.removesuffix('s')}"
@@ -55,14 +55,15 @@ def _metric(key: str, title: str, *, is_compared: bool = True) -> dict[str, Any]
 
 
 def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that comparisons show."""
+    """The metrics that comparisons show."""
     return [metric for metric in results["task"]["metrics"] if metric["is_compared"]]
 
 
 def measured_at(results: dict[str, Any], key: str) -> list[int]:
-    """Places of the conditions that a metric is of.
+    """Indices of the conditions for which a metric exists.
 
-    Not those where the first metric is known and this one never: some are of one condition alone.
+    Excludes conditions where the first metric has values and this one has none: some metrics exist
+    for a single condition.
     """
     first = metrics(results)[0]["key"]
 
@@ -74,10 +75,10 @@ def measured_at(results: dict[str, Any], key: str) -> list[int]:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """One name for each combination; what all have in common is left out.
+    """One label per combination, without the parts that all combinations share.
 
-    Titles, "RoPE + learned HyPE", or specifications where the record has no titles or two of them
-    are the same.
+    Labels are titles ("RoPE + learned HyPE"), or specifications if the record has no titles or two
+    titles are equal.
     """
     combinations = results["settings"]["combinations"]
     named = ("similarity", "position")
@@ -90,7 +91,7 @@ def labels(results: dict[str, Any]) -> list[str]:
 
 
 def in_common(results: dict[str, Any]) -> str:
-    """A sentence on what labels() leaves out."""
+    """A sentence about the parts that labels() omits."""
     combinations = results["settings"]["combinations"]
     if len(combinations) < 2:
         return ""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-#: The level of all tests, and the fewest pairs that are tested.
+#: The level of all tests, and the minimum number of pairs.
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 
@@ -16,9 +16,9 @@ UNDECIDED, FEW_SEEDS = "not distinguishable", "too few seeds"
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Student's paired t test: the probability of a mean as far from 0.
+    """Two-sided p-value of Student's paired t-test.
 
-    1 for fewer than two differences.
+    It is the probability of a mean at least as far from 0; 1 for fewer than two differences.
     """
     n = len(differences)
     if n < 2:
@@ -27,7 +27,7 @@ def p_value(differences: Sequence[float]) -> float:
     variance = sum((d - mean) ** 2 for d in differences) / (n - 1)
     if variance == 0:
         return 0.0 if mean else 1.0
-    # The distribution function for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4).
+    # The CDF for integer degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4).
     freedom = n - 1
     theta = math.atan(abs(mean) / math.sqrt(variance / n) / math.sqrt(freedom))
     term = math.cos(theta) if freedom % 2 else 1.0
@@ -42,7 +42,7 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def confidence_interval(differences: Sequence[float]) -> float:
-    """Half of the 95% confidence interval of the mean, by Student's t; at least two differences."""
+    """Half-width of the mean's 95% confidence interval (Student's t); at least two differences."""
     n = len(differences)
     mean = sum(differences) / n
     deviations = [d - mean for d in differences]
@@ -80,7 +80,7 @@ def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for the number of tests by the method of Holm (1979), in their order.
+    """P-values adjusted for multiple comparisons by the method of Holm (1979), in input order.
 
     Each may be compared with the level of all tests together.
     """
@@ -97,11 +97,12 @@ def verdicts(
     margins: Sequence[float],
     higher_is_better: Sequence[bool],
 ) -> list[tuple[str, float]]:
-    """What each list of paired differences (left minus right) shows of its left side.
+    """The verdict of each list of paired differences (left minus right) on its left side.
 
-    The verdict is *better* or *worse* if the mean differs from 0 and is at least its margin,
-    *equivalent* if it lies within the margin, and *not distinguishable* otherwise; with fewer than
-    three pairs it is *too few seeds*. Both tests have the level 0.05 over all lists together.
+    The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least its
+    margin, *equivalent* if it lies within the margin, and *not distinguishable* otherwise. With
+    fewer than three pairs it is *too few seeds*. Both tests have the level 0.05 over all lists
+    together.
 
     Returns:
         A verdict and the adjusted p-value of the difference, for each list.
@@ -127,8 +128,8 @@ def best(
     """The combination whose metric is significantly better than that of every other, or None.
 
     `condition` is an index of the task's conditions. Seeds are paired: runs with the same seed had
-    the same starting weights and saw the same data in the same order. The p-values are adjusted for
-    the number of other combinations (Holm).
+    the same initial weights and the same data in the same order. The p-values are adjusted for the
+    number of other combinations (Holm).
     """
     sign = -1 if higher_is_better else 1
     by_seed: dict[int, dict[int, float]] = {}
