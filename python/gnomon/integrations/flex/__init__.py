@@ -1,8 +1,8 @@
-"""FlexAttention's masks as arguments of gnomon.attention.
+"""FlexAttention masks as arguments of gnomon.attention.
 
-``flex_attention`` takes the arguments of torch.nn.attention.flex_attention.flex_attention;
-``mask_arguments`` finds what a BlockMask or a mask_mod is in gnomon: causal, a window, lengths,
-segments, or an array of booleans for any other.
+``flex_attention`` has the signature of torch.nn.attention.flex_attention.flex_attention.
+``mask_arguments`` converts a BlockMask or a mask_mod to gnomon's arguments: causal, a window,
+lengths, segments, or otherwise a Boolean array.
 """
 
 from gnomon._names import publish

@@ -1,4 +1,4 @@
-"""What masks of FlexAttention are in gnomon, found in their values."""
+"""Converts FlexAttention masks to gnomon's arguments by inspecting their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLEX = "integrations.flex.flex_attention"
 _MASK = "integrations.flex.mask_arguments"
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# A mask is usually made once and called many times.
+# A mask is usually created once and used many times.
 _known: weakref.WeakKeyDictionary[BlockMask, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -35,20 +35,21 @@ def flex_attention(
 
     Args:
         query: (B, H, Lq, D); key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) likewise.
-        score_mod: None; what replaces it is a position of gnomon.attention.
-        block_mask: which pairs are seen; mask_arguments reads it in the first call and keeps what
-            it finds.
+        score_mod: must be None; use a position of gnomon.attention instead.
+        block_mask: the visible pairs; mask_arguments converts it in the first call, and the result
+            is cached.
         scale: multiplies the scores, by default 1/sqrt(D).
         enable_gqa: key and value may have fewer heads than query.
-        return_lse: also return the logarithms of the sums of the weights (B, H, Lq).
+        return_lse: also return the log-sum-exp of the scores (B, H, Lq).
 
     Returns:
-        (B, H, Lq, Dv), or it and lse. A query that sees no key gives 0, and lse = -inf.
+        (B, H, Lq, Dv), or a tuple of it and lse. A query that attends to no key has output 0 and
+        lse = -inf.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a type or a device.
-        NotImplementedError: a score_mod.
+        ValueError: a shape or value is invalid.
+        TypeError: a type or device is wrong.
+        NotImplementedError: score_mod is given.
     """
     check_tensors(_FLEX, query=query, key=key, value=value)
     if score_mod is not None:
@@ -88,29 +89,29 @@ def mask_arguments(
     KV_LEN: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """The arguments of gnomon.attention that hide the same pairs as a mask of FlexAttention.
+    """The arguments of gnomon.attention that are equivalent to a FlexAttention mask.
 
-    The mask is computed once, for all pairs, and compared with each form: what is returned is the
-    same mask. causal, windows, lengths and starts of batches, documents and chunks, in any
-    combination, become arguments that take no memory for pairs; any other is ``mask``, booleans.
-    Call it once, and keep the result. A causal mask of Lq and Lk that differ comes with
-    query_offset, by which positions go, too.
+    The mask is evaluated once for all pairs and compared with each form, so the result is exact.
+    causal, windows, lengths and starts of batches, documents and chunks, in any combination, become
+    arguments without memory for pairs. Any other mask becomes the Boolean array ``mask``. Call this
+    once and keep the result. A causal mask with Lq != Lk also sets query_offset, which positions
+    use as well.
 
     Args:
         mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
-        B: as in create_block_mask, of a mask_mod: the batches that it tells apart, or None.
-        H: the same of heads.
-        Q_LEN: the number of queries, of a mask_mod.
-        KV_LEN: the number of keys, of a mask_mod.
-        device: of the tensors, by default that of the BlockMask, or torch's default.
+        B: as in create_block_mask, for a mask_mod: the number of batches it distinguishes, or None.
+        H: likewise for heads.
+        Q_LEN: the number of queries, for a mask_mod.
+        KV_LEN: the number of keys, for a mask_mod.
+        device: of the tensors; by default the BlockMask's device, or torch's default.
 
     Returns:
-        Keyword arguments, of causal, window, query_offset, key_starts, key_lengths,
-        query_segments, key_segments and mask those that are needed.
+        Keyword arguments: the required ones of causal, window, query_offset, key_starts,
+        key_lengths, query_segments, key_segments and mask.
 
     Raises:
         ValueError: lengths are missing.
-        TypeError: it is neither.
+        TypeError: mask is neither a BlockMask nor a mask_mod.
 
     Example:
         >>> causal = mask_arguments(lambda b, h, q, k: q >= k, Q_LEN=128, KV_LEN=128)
@@ -136,7 +137,7 @@ def mask_arguments(
         seen: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(device))
         if seen.numel() == 0:
             return {}
-        # What all share is once.
+        # Merge axes along which all entries are equal.
         for axis in (0, 1):
             first = seen.narrow(axis, 0, 1)
             if torch.equal(first.expand_as(seen), seen):
@@ -187,7 +188,7 @@ def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
 
 
 def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
-    """By an interval of columns for each batch, and a window."""
+    """Represents the mask by an interval of columns per batch, and a window."""
     keys = seen.shape[2]
     visible = seen.any(1)
     starts = visible.int().argmax(1)
@@ -198,7 +199,7 @@ def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
     arguments, found = _within(seen, inside[:, None].expand_as(seen))
     if not found:
         return {}, False
-    # The columns beyond may be hidden by the window alone.
+    # The window alone may hide the remaining columns.
     alone, is_window = _within(seen, torch.ones_like(seen))
     if is_window:
         return alone, True
@@ -210,7 +211,7 @@ def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
 
 
 def _by_segments(seen: Tensor) -> tuple[dict[str, Any], bool]:
-    """By segments, and a window: those are the parts that the mask connects."""
+    """Represents the mask by segments (its connected components) and a window."""
     keys = seen.shape[2]
     labels = torch.arange(keys, device=seen.device).expand(seen.shape[0], keys)
     for _ in range(64):
@@ -220,7 +221,7 @@ def _by_segments(seen: Tensor) -> tuple[dict[str, Any], bool]:
         if torch.equal(spread, labels):
             break
         labels = spread
-    # A query that sees nothing, and a key that nothing sees, are alone.
+    # Queries that attend to nothing, and keys that no query attends to, are isolated.
     of_rows = torch.where(of_rows == keys, -1, of_rows)
     labels = torch.where(seen.any(1), labels, -2)
     arguments, found = _within(seen, of_rows[:, :, None] == labels[:, None])

@@ -5,29 +5,33 @@
     register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="gnomon")
 
-transformers' masks become gnomon's causal flag, window, starts and lengths of keys, segments and
-offset, and no L x L array is made of them. It serves the models that attend through transformers'
-AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and others), with rotary positions,
-attention sinks (GPT-OSS) and soft caps (Gemma 2) as these models have them. In T5 and MT5 (learned
-buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and SEW-D (disentangled attention) and Swin
-(tables over shifted windows) the attention itself is replaced, and no L x L array of biases is
-made. Modules that write softmax(q k^T ...) v by hand (GPT-J, GPT-Neo, CodeGen, Falcon, the first
-DeBERTa and others) or call PyTorch's scaled_dot_product_attention or multi_head_attention_forward
-(WavLM, torch.nn.MultiheadAttention) are watched while they run.
-Keys that a layer chooses for each query (DeepSeek V3.2) become a mask. Dropout of weights is
-honoured in training. A mask that is an array of all pairs is read: a band of keys beside the
-queries, causal or a window, less those that no query sees, becomes that; any other is taken as the
-array that it is, and so are biases that are arrays (BEiT, Swin v2, UMT5), with their gradients.
-Layers that look whether their mask is an array, and append to it (DeepSeek V4), are given one. A
-mask of booleans hides keys, as it does to SDPA; eager attention adds it to the scores (Grounding
-DINO).
+Attention layers are supported in three ways:
 
-Refused, with NotImplementedError: output_attentions, paged caches, an argument of a layer's own
-eager implementation that is not known here. Modules that are called attention and attend in no way
-that is known stay as they are, and a warning says so. torch.compile traces models of the interface
-as one graph (fullgraph=True): padding hides keys by segments there, and arrays stay arrays, since
-neither is read. Its graph breaks at modules that are watched. A query that sees no key, padding on
-the left, gives 0, where the eager implementation gives the mean of all values.
+- Models that use transformers' AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and
+  others) keep their rotary positions, attention sinks (GPT-OSS) and soft caps (Gemma 2).
+- The attention layers of T5 and MT5 (learned buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and
+  SEW-D (disentangled attention) and Swin (tables over shifted windows) are replaced, without an
+  L x L array of biases.
+- Modules that compute softmax(q k^T ...) v themselves (GPT-J, GPT-Neo, CodeGen, Falcon, the first
+  DeBERTa and others) are intercepted while they run. The same applies to modules that call
+  PyTorch's scaled_dot_product_attention or multi_head_attention_forward (WavLM,
+  torch.nn.MultiheadAttention).
+
+transformers' masks become gnomon's causal flag, window, key starts and lengths, segments and
+offset, without an L x L array. If a layer selects keys for each query (DeepSeek V3.2), the
+selection becomes a mask. Dropout of weights is applied in training. If a mask is an L x L array,
+its values are inspected. A band of keys around the queries, causal or a window, minus keys that no
+query attends to, becomes these arguments. Any other mask is used as an array. Array biases (BEiT,
+Swin v2, UMT5) are also used as arrays, with gradients. Layers that test whether their mask is an
+array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys, as in SDPA; eager
+attention adds it to the scores (Grounding DINO).
+
+NotImplementedError is raised for output_attentions, paged caches, and unknown arguments of a
+layer's own eager implementation. Modules named attention that compute it in an unknown way are left
+unchanged, with a warning. torch.compile traces models that use the interface as one graph
+(fullgraph=True). Arrays are not inspected there: padding is hidden by segments, and array masks
+remain arrays. The graph breaks at intercepted modules. If a query attends to no key (left padding),
+the output is 0; the eager implementation returns the mean of all values.
 """
 
 import warnings
@@ -48,7 +52,7 @@ except ImportError as error:
         f"needed: pip install 'transformers>={OLDEST_NAME}'"
     ) from error
 
-# The attention of older models has other arguments.
+# The attention of older models has a different signature.
 if release_of(transformers.__version__) < OLDEST:
     raise ImportError(
         f"gnomon.integrations.transformers: transformers is {transformers.__version__}; "

@@ -1,6 +1,6 @@
-"""Models whose attention is replaced, since their arrays of biases are terms of the operator.
+"""Models whose attention is replaced because the operator has a term for their bias arrays.
 
-A bias that depends on the offset alone is a table here, and no L x L array is made of it.
+A bias that depends only on the offset is a table here, without an L x L array.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias
 
 #: The value of attn_implementation.
 NAME = "gnomon"
-#: What the functions here need not name: it changes no output, or refuse() looks at it.
+#: Arguments that need no check here: they change no output, or refuse() checks them.
 _KNOWN = ("self", "use_cache", "output_attentions", "head_mask")
-#: What is replaced.
+#: The replaced classes.
 ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
 
 
 def replace_forwards() -> None:
-    """Sets the forwards of these classes to functions that call the former ones by default."""
+    """Replaces the forwards of these classes by functions that call the originals by default."""
     for layer in (T5Attention, MT5Attention):
         _replace(layer, "forward", _t5_forward, _has_our_config)
     _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)
@@ -73,7 +73,7 @@ def _replace(
     def chosen(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(self, kwargs):
             return theirs(self, *args, **kwargs)
-        # What a newer release adds would be lost in **kwargs.
+        # Arguments added by a newer release would be lost in **kwargs.
         refuse_extra(self, kwargs, extra)
         return ours(self, *args, **kwargs)
 
@@ -86,7 +86,7 @@ def _has_our_config(layer: torch.nn.Module, _kwargs: Mapping[str, Any]) -> bool:
 
 
 def _has_our_mask(_layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    """Of modules that have no configuration."""
+    """For modules that have no configuration."""
     return isinstance(kwargs.get("attention_mask"), Mask)
 
 
@@ -95,12 +95,12 @@ def _asks_for_weights(layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool
 
 
 def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoReturn:
-    # Its attention is not told that weights are wanted.
+    # The attention layer does not know that weights were requested.
     raise refusal("output_attentions")
 
 
 def _one_cache(cache: Any, past_key_values: Any) -> Any:
-    """The cache of keys and values, by its name or by the one before transformers 5.24."""
+    """The key-value cache, by its name or by its name before transformers 5.24."""
     return past_key_values if cache is None else cache
 
 
@@ -114,7 +114,7 @@ def _t5_forward(
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, Position | None, None]:
-    """The first layer makes the bias and hands it on, as a term instead of an array."""
+    """The first layer creates the bias and passes it on, as a term instead of an array."""
     whole = _one_cache(cache, past_key_values)
     refuse({**kwargs, "cache": whole})
     q = split_heads(layer.q(hidden_states), layer.n_heads)
@@ -163,7 +163,7 @@ def _bloom_forward(
     layer_past: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Its array of biases, slope * column, differs from ALiBi's by a constant of the row."""
+    """The model's bias, slope * column, differs from ALiBi by a constant per row."""
     refuse({**kwargs, "cache": layer_past})
     qkv = split_heads(layer.query_key_value(hidden_states), layer.num_heads)
     q, k, v = qkv.chunk(3, -1)
@@ -173,7 +173,7 @@ def _bloom_forward(
     if attention_mask.key_segments is None:
         position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
     else:
-        # It counts no distance over padding between the tokens.
+        # The model does not count padding between tokens as distance.
         position = KeyBias(alibi.view(-1, layer.num_heads, alibi.shape[-1]).to(q.dtype))
     o = attend(
         layer,
@@ -193,11 +193,11 @@ def _bloom_forward(
 
 
 def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether its scores are those of a term; what is not is seen as what a model writes itself."""
+    """Whether the scores match a term; otherwise the layer is intercepted as it runs."""
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False
-    # Distances that come as an array, and queries of others, are the caller's.
+    # Explicit distances and query states are specific to the caller.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
     if not {"c2p", "p2c"} <= {*part.pos_att_type}:
@@ -216,12 +216,12 @@ def _no_distances(
     query_states: Tensor | None = None,
     relative_pos: Tensor | None = None,
 ) -> Tensor | None:
-    """None for those of one token after the other, which layers make themselves if they want."""
+    """None for consecutive positions; layers compute these distances themselves if needed."""
     return relative_pos
 
 
 def _has_disentangled_kernels(q: Tensor) -> bool:
-    """Elsewhere positions' scores are an array."""
+    """On other devices, position scores are an array."""
     return not q.is_cuda
 
 
@@ -235,9 +235,9 @@ def _deberta_forward(
     rel_embeddings: Tensor | None = None,
     **kwargs: object,
 ) -> Any:
-    """Its embeddings of buckets of distances, projected, are the tables of a term."""
+    """The projected embeddings of distance buckets are the tables of a term."""
     refuse({**kwargs, "output_attentions": output_attentions})
-    # By their names they are seen before: _is_disentangled.
+    # _is_disentangled has already checked these by name.
     if query_states is not None or relative_pos is not None:
         raise TypeError(
             f"{type(layer).__name__}: expected query_states and relative_pos by their names"
@@ -298,7 +298,7 @@ def _mpt_forward(
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Its biases (H, 1, n), slope * (column - (n - 1)), have the slopes one before the end."""
+    """The biases (H, 1, n), slope * (column - (n - 1)), have the slopes one before the end."""
     cache = _one_cache(cache, past_key_values)
     refuse({**kwargs, "cache": cache})
     qkv = layer.Wqkv(hidden_states)
@@ -327,7 +327,7 @@ def _mpt_forward(
 def _swin_segments(
     layer: Any, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """(windows, tokens): tokens that lay together before the shift share a number."""
+    """(windows, tokens): tokens that were adjacent before the shift share a number."""
     if layer.shift_size <= 0:
         return None
     size = layer.window_size
@@ -344,7 +344,7 @@ def _swin_segments(
 def _swin_forward(
     layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
 ) -> tuple[Tensor, None]:
-    """hidden_states (B * windows, tokens, channels); attention_mask as _swin_segments makes it."""
+    """hidden_states (B * windows, tokens, channels); attention_mask as made by _swin_segments."""
     refuse(kwargs)
     windows, tokens, _ = hidden_states.shape
     q, k, v = (
@@ -357,7 +357,7 @@ def _swin_forward(
         mask = replace(mask, query_segments=segments, key_segments=segments)
     height, width = layer.relative_position_bias.window_size
     table = layer.relative_position_bias.relative_position_bias_table
-    # Its rows are differences query - key.
+    # The rows of the table are differences query - key.
     table = table.view(2 * height - 1, 2 * width - 1, -1).permute(2, 0, 1).flip(1, 2)
     o = attend(
         layer,

@@ -1,4 +1,4 @@
-"""The heads of a model's layers, and their rotations where a coordinate is a height."""
+"""The heads of a model's layers, and their rotations if a coordinate is a height."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gnomon.integrations._terms import SIMILARITY
 from gnomon.integrations.transformers._masks import OPERATOR
 from gnomon.integrations.transformers._sources import source_of
 
-#: The names of forwards' arguments that are cosines and sines, or complex numbers, of positions.
+#: Names of forward arguments that hold cosines and sines, or complex rotations, of positions.
 _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
-#: A layer's attribute: how cosines lie in the model's own rotation.
+#: A layer's attribute: the layout of cosines in the model's own rotation.
 _LAYOUT = "_gnomon_cosines_lie_in"
-#: In the names of layers that attend to an encoder's tokens.
+#: Substrings in the names of cross-attention layers.
 _CROSSES = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
-#: How a layer unpacks them where the sines come first (GPT-J).
+#: How a layer unpacks them if the sines come first (GPT-J).
 _SINES_FIRST = re.compile(rf"\bsin, cos = ({'|'.join(_ANGLES)})\b")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 
 def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
-    """The number of query heads and their width."""
+    """The number of query heads and their head dimension."""
     config = getattr(layer, "config", None)
 
     def find(*names: str) -> int | None:
@@ -39,12 +39,12 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
         return None
 
     heads = find("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead")
-    # Of a head whose first coordinates alone are no rotated ones, its whole width first.
+    # If only some coordinates are rotated, find the whole width first.
     width = find(
         "qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size"
     )
     if width is None and heads is not None:
-        # What an older layer divides by them.
+        # Older layers divide this size by the number of heads.
         size = find("embed_dim", "hidden_size", "all_head_size", "d_model", "n_embd")
         width = None if size is None else size // heads
     if heads is None or width is None:
@@ -56,7 +56,7 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
 
 
 def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
-    """The width of a head's values."""
+    """The head dimension of the values."""
     for holder in (layer, getattr(layer, "config", None)):
         if isinstance(width := getattr(holder, "v_head_dim", None), int):
             return width
@@ -64,7 +64,7 @@ def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
 
 
 def crosses(name: str, layer: torch.nn.Module) -> bool:
-    """Whether a layer of that name attends to other tokens than those of its queries."""
+    """Whether a layer of this name attends to tokens other than its queries' own."""
     if getattr(layer, "is_cross_attention", False) is True:
         return True
     words = ".".join([*name.split(".")[-2:], type(layer).__name__])
@@ -72,7 +72,7 @@ def crosses(name: str, layer: torch.nn.Module) -> bool:
 
 
 def check_rotation(layer: torch.nn.Module) -> None:
-    """Raises where a layer rotates its queries and keys otherwise than by arguments it is given."""
+    """Raises if a layer rotates queries and keys other than by its arguments."""
     if not _ROTATES.search(source_of(type(layer))):
         return
     names = inspect.signature(type(layer).forward).parameters
@@ -85,10 +85,10 @@ def check_rotation(layer: torch.nn.Module) -> None:
 
 
 def keep_heights(layer: torch.nn.Module) -> None:
-    """Has a layer's rotation leave the coordinate that is a height as it is."""
+    """Excludes the height coordinate from a layer's rotation."""
     if not _ROTATES.search(source_of(type(layer))):
         return
-    # Of the class: a layer that is watched has a forward pass around its own.
+    # Of the class: an intercepted layer has a wrapper around its own forward.
     names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
     setattr(layer, _LAYOUT, _layout_of(type(layer)))
     layer.register_forward_pre_hook(functools.partial(_keep_heights, names), with_kwargs=True)
@@ -104,7 +104,7 @@ def _rotary_parts(layer: torch.nn.Module) -> list[torch.nn.Module]:
 def _keep_heights(
     names: tuple[str, ...], layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replaces cosines and sines (B, L, D) by those that leave the height as it is."""
+    """Replaces cosines and sines (B, L, D) such that the height is not rotated."""
     kwargs = dict(zip(names, args, strict=False)) | kwargs
     height = getattr(layer, SIMILARITY).height
     if height is None:
@@ -123,7 +123,7 @@ def _keep_heights_of_part(
 
 
 def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
-    """Angles by which the pair of the last coordinate (-1), or of the first (0), is not rotated."""
+    """Angles that do not rotate the pair of the last coordinate (-1) or of the first (0)."""
     if isinstance(angles, dict):
         return {name: _without_height(layer, of_name, height) for name, of_name in angles.items()}
     if isinstance(angles, Tensor) and angles.is_complex():
@@ -139,18 +139,18 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     layout = _layout(layer, cos, width)
     rotary_dim = getattr(layer, "rotary_dim", None)
     if layout is None and rotary_dim == 2 * rotated:
-        # A number for each pair of the first coordinates.
+        # One value per pair of the first coordinates.
         if height == -1 and rotary_dim < width:
             return angles
         places = [height % rotated]
     elif 2 * rotated == width and layout is None and not _rotates_a_part(layer):
-        places = [height % rotated]  # a number for each pair
+        places = [height % rotated]  # one value per pair
     elif rotated < width and _rotates_the_end(layer) != (height == -1):
         return angles
     elif layout == "halves":
         places = [height % (rotated // 2), rotated // 2 + height % (rotated // 2)]
     elif layout == "neighbours":
-        # Of all heads, where they are rotated before they are parted.
+        # Covers all heads if they are rotated before the split into heads.
         step = min(rotated, width)
         first = 0 if height == 0 else step - 2
         places = [n + first + k for n in range(0, rotated - step + 1, step) for k in (0, 1)]
@@ -167,9 +167,9 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
 
 
 def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
-    """Whether a pair's cosines are those of coordinates i and i + D / 2, or 2 i and 2 i + 1."""
+    """Whether a pair's cosines belong to coordinates i and i + D / 2, or 2 i and 2 i + 1."""
     rotated = cos.shape[-1]
-    is_one_head = rotated <= width  # halves are those of a head
+    is_one_head = rotated <= width  # halves are within a head
     if torch.compiler.is_compiling():
         found: str | None = getattr(layer, _LAYOUT, None)
         return found if is_one_head or found == "neighbours" else None
@@ -179,7 +179,7 @@ def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
 
 
 def _layout_of(kind: type[torch.nn.Module]) -> str | None:
-    """_layout by the source of a model's classes; a compiled graph does not know the numbers."""
+    """_layout from the source of a model's classes; a compiled graph has no values to inspect."""
     classes = [
         of_module
         for name, of_module in vars(sys.modules[kind.__module__]).items()
@@ -196,20 +196,20 @@ def _layout_of(kind: type[torch.nn.Module]) -> str | None:
 
 
 def _rotates_a_part(layer: torch.nn.Module) -> bool:
-    """Whether the configuration says that a part of a head's coordinates is rotated."""
+    """Whether the configuration rotates only a part of a head's coordinates."""
     config = getattr(layer, "config", None)
     for holder in (layer, config):
         for name in ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rotary_dim"):
             if getattr(holder, name, None) is not None:
                 return True
     parameters = getattr(config, "rope_parameters", None) or {}
-    # One table, or one for each kind of layer.
+    # One table, or one per kind of layer.
     tables = [parameters, *(t for t in parameters.values() if isinstance(t, dict))]
     return any(table.get("partial_rotary_factor", 1) != 1 for table in tables)
 
 
 def _rotates_the_end(layer: torch.nn.Module) -> bool:
-    """Whether the coordinates that are rotated are a head's last ones, as in latent attention."""
+    """Whether the rotated coordinates are the last ones of a head, as in latent attention."""
     return any(
         getattr(holder, "qk_rope_head_dim", None) is not None
         for holder in (layer, getattr(layer, "config", None))

@@ -1,4 +1,4 @@
-"""The function of transformers' AttentionInterface, and the call of the operator that all share."""
+"""The function for transformers' AttentionInterface, and the operator call shared by all layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gnomon.integrations.transformers._masks import (
 )
 from gnomon.position import PairBias, Position
 
-#: Beside it no score counts, and it may be multiplied by log2(e).
+#: Negligible beside any other score, and still finite after multiplication by log2(e).
 _LOWEST_SCORE = -1e30
 
 _REFUSED = {
@@ -46,11 +46,11 @@ def refusal(argument: str) -> NotImplementedError:
 
 
 def refuse(arguments: Mapping[str, object]) -> None:
-    """Raises where one of these arguments asks for what is not supported."""
+    """Raises if one of these arguments requests an unsupported feature."""
     for name in _REFUSED:
         value = arguments.get(name)
         if name == "cache" and not _is_paged(value):
-            # Since 5.24 layers name their cache of keys so.
+            # Since 5.24, layers use this name for their key-value cache.
             continue
         if asks_for_something(value):
             raise refusal(name)
@@ -62,11 +62,11 @@ def _is_paged(cache: object) -> bool:
 
 
 def asks_for_something(value: object, default: object = None) -> bool:
-    """Whether an argument asks for anything: None, False and the default do not."""
+    """Whether an argument is set: None, False and the default are not."""
     if value is None or value is False or value is default:
         return False
     if isinstance(value, (list, tuple)):
-        # One for each layer or head.
+        # One per layer or head.
         return any(asks_for_something(part) for part in value)
     if isinstance(value, (bool, int, float, str)):
         return type(value) is not type(default) or value != default
@@ -74,9 +74,9 @@ def asks_for_something(value: object, default: object = None) -> bool:
 
 
 def weights_are_collected() -> bool:
-    """Whether a forward pass runs whose caller asks for weights.
+    """Whether the caller of a running forward pass requested attention weights.
 
-    Some models (GPT-2) do not tell their attention.
+    Some models (GPT-2) do not pass this request to their attention.
     """
     return any("attentions" in name for name in _active_collector.get() or ())
 
@@ -92,13 +92,13 @@ def attention_forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function of transformers' AttentionInterface; returns (B, Lq, H, Dv)."""
+    """The function for transformers' AttentionInterface; returns (B, Lq, H, Dv)."""
     refuse(kwargs)
     if weights_are_collected():
         raise refusal("output_attentions")
     _check_known(module, kwargs)
-    # Eagerly, a layer without a mask sees all keys whatever its flag says (images of BridgeTower);
-    # causal layers are given a mask.
+    # In eager attention, a layer without a mask attends to all keys whatever its flag (images of
+    # BridgeTower); causal layers are given a mask.
     bias = kwargs.get("position_bias")
     o = attend(
         module,
@@ -117,14 +117,14 @@ def attention_forward(
     return o, None
 
 
-#: How many times packed sequences were read; a model that was given some is to read them.
+#: Number of times packed sequences were read; a model that receives some must read them.
 packed_reads = 0
 
 
 def documents_of(
     arguments: Mapping[str, Any], q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """The segments of packed sequences that cu_seq_lens_q and cu_seq_lens_k name; None: neither."""
+    """The segments of packed sequences from cu_seq_lens_q and cu_seq_lens_k; None without them."""
     global packed_reads
     ends = [arguments.get(f"cu_seq_lens_{which}") for which in "qk"]
     if ends == [None, None]:
@@ -144,10 +144,11 @@ def documents_of(
 def _chosen(
     module: torch.nn.Module, q: Tensor, k: Tensor, arguments: Mapping[str, Any]
 ) -> Tensor | None:
-    """(B, 1 or H, Lq, Lk), True for the keys that a layer chooses for each query.
+    """(B, 1 or H, Lq, Lk), True for the keys that a layer selects for each query.
 
-    To eager attention such layers give them as a mask, to others as numbers of keys (B, Lq, n), or
-    of blocks of keys (B, 1 or groups of heads, Lq, n), of which -1 is none.
+    Such layers pass the selection to eager attention as a mask. Other implementations receive
+    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n), with -1 for
+    none.
     """
     keys = k.shape[2]
     if (indices := arguments.get("indices")) is not None:
@@ -169,7 +170,7 @@ def _chosen(
 
 
 def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
-    """(H,) or (B, H, Lq)."""
+    """The sink scores, (H,) or (B, H, Lq)."""
     # Some eager implementations read it from the module.
     for sink in (arguments.get("s_aux"), arguments.get("sinks"), getattr(module, "sinks", None)):
         if isinstance(sink, Tensor):
@@ -177,15 +178,15 @@ def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | Non
     return None
 
 
-#: What eager implementations name beside the arguments of all of them.
+#: Supported arguments that only some eager implementations have.
 _KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 
 @functools.cache
 def _extra_arguments(module_name: str) -> dict[str, object]:
-    """What the eager implementation beside a class of modules has that is not known here.
+    """The unsupported arguments of the eager implementation in a module's source file.
 
-    By name, with the default.
+    By name, with their defaults.
     """
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
     return {} if eager is None else extra_arguments(eager, attention_forward, _KNOWN)
@@ -194,7 +195,7 @@ def _extra_arguments(module_name: str) -> dict[str, object]:
 def extra_arguments(
     theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
 ) -> dict[str, object]:
-    """The arguments that a function of transformers has beyond one of ours, with their defaults."""
+    """The arguments that a transformers function has in addition to ours, with their defaults."""
     names = {*inspect.signature(ours).parameters, *known}
     return {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -205,7 +206,7 @@ def extra_arguments(
 
 
 def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Raises where a layer gives its implementation what would be ignored here."""
+    """Raises if a layer passes arguments that would be ignored here."""
     if torch.compiler.is_compiling():
         return
     refuse_extra(module, arguments, _extra_arguments(type(module).__module__))
@@ -214,7 +215,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
 def refuse_extra(
     module: torch.nn.Module, arguments: Mapping[str, Any], extra: Mapping[str, object]
 ) -> None:
-    """Raises where one of the extra arguments, by name with its default, asks for something."""
+    """Raises if one of the extra arguments, by name with its default, is set."""
     for name, default in extra.items():
         if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(
@@ -235,11 +236,11 @@ def attend(
     documents: tuple[Tensor, Tensor] | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """As call(), whose arguments it takes, of a mask that may be an array.
+    """Calls call() with a mask that may be an array, and with call()'s arguments.
 
     Args:
-        chosen: True for the keys that each query sees at most.
-        documents: the segments of queries (B, Lq) and keys (B, Lk), beside those of the mask.
+        chosen: True for the keys that a query may attend to.
+        documents: the segments of queries (B, Lq) and keys (B, Lk), in addition to the mask's.
 
     Returns:
         (B, Lq, H, Dv), contiguous.
@@ -285,13 +286,13 @@ def call(
     sink: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The operator with the similarity of a module.
+    """Calls the operator with the similarity of a module.
 
     Args:
         biases: added to the scores, (1 or B, 1 or H, 1 or Lq, 1 or Lk).
-        hidden: True where a query does not see a key, of such a shape, too.
-        sink: (H,), a score that no value answers to (GPT-OSS).
-        softcap: the dot product lies between it and its negative (Gemma 2).
+        hidden: True if a query does not attend to a key; same shape as a bias.
+        sink: (H,), the score of a sink without a value (GPT-OSS).
+        softcap: bounds the dot product to [-softcap, softcap] (Gemma 2).
 
     Returns:
         (B, H, Lq, Dv).
@@ -300,7 +301,7 @@ def call(
     if mask is None or (mask.is_none and mask.shape[2:] != shape[2:]):
         mask = Mask(shape, device=q.device)
     if mask.shape[2:] == (1, shape[3]) and not mask.causal and mask.window == (None, None):
-        # One row for all.
+        # One row shared by all.
         mask = replace(mask, shape=shape)
     if mask.shape[2:] != shape[2:]:
         raise NotImplementedError(
@@ -330,13 +331,13 @@ def call(
     }
     if own is not None:
         _check_offset(module, own, mask)
-    # A cap is the dot product's, as the scale is.
+    # The soft cap, like the scale, applies only to the dot product.
     name = OPERATOR.removeprefix("gnomon.")
     return _terms.attend(name, module, q, k, v, positions, arguments, softcap)
 
 
 def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
-    """Raises where a position of with_attention would not know where the queries stand."""
+    """Raises if a position of with_attention would not know the query positions."""
     queries, keys = mask.shape[2:]
     is_plain = not mask.causal and mask.window == (None, None)
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
@@ -353,7 +354,7 @@ def _is_zero(offset: int | Tensor) -> bool:
 
 
 def _has_content(position: Position | None) -> bool:
-    """Whether it has products with tokens of its own, which the scale multiplies."""
+    """Whether it has products with its own vectors, which the scale multiplies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
 
@@ -361,7 +362,7 @@ def _has_content(position: Position | None) -> bool:
 def _check_arrays(
     module: torch.nn.Module, shape: tuple[int, ...], arrays: tuple[Tensor | None, ...]
 ) -> None:
-    """Raises where one does not broadcast to (B, H, Lq, Lk)."""
+    """Raises if an array does not broadcast to (B, H, Lq, Lk)."""
     for array in arrays:
         if array is None:
             continue
@@ -380,13 +381,13 @@ def _with_arrays(
     hidden: Tensor | None,
     shape: tuple[int, int, int, int],
 ) -> tuple[Mask, list[Tensor]]:
-    """A mask and those that are arrays, as one, and the biases that are no masks."""
+    """Merges the mask with biases that act as masks; also returns the other biases."""
     seen = [] if hidden is None else [~hidden]
     left_over = []
     for bias in biases:
         array = seen_by(bias)
         if array is not None and not bool(array.any(-1).all()):
-            # Eagerly, a query all of whose scores are the lowest number sees all keys alike.
+            # In eager attention, a query whose scores are all minimal attends to all keys equally.
             array, bias = None, bias.clamp(min=_LOWEST_SCORE)
         if array is None:
             left_over.append(bias)

@@ -13,22 +13,22 @@ from transformers import masking_utils
 from gnomon._attention import Window
 
 OPERATOR = "gnomon.integrations.transformers"
-#: The segment of keys that no query sees.
+#: The segment of keys that no query attends to.
 _HIDDEN = -(2**31)
-#: What is added to the scores of a key that is hidden is not more.
+#: The maximum value that is added to the score of a hidden key.
 LOWEST = -1e4
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A mask that is no array, until a model computes with it as one.
+    """A mask without an array, until a model computes with it.
 
-    It then becomes the array that transformers' eager attention adds to the scores: 0 where a query
-    sees a key, and the least number of its dtype where it does not.
+    It then becomes the array that transformers' eager attention adds to the scores: 0 if a query
+    attends to a key, otherwise the minimum of its dtype.
     """
 
     shape: tuple[int, int, int, int]
-    #: Of the first query; a tensor of one number where a graph is traced over static caches.
+    #: Of the first query; a tensor of one number if a graph is traced with static caches.
     query_offset: int | Tensor = 0
     causal: bool = False
     window: Window = (None, None)
@@ -36,18 +36,18 @@ class Mask:
     key_lengths: Tensor | None = None
     query_segments: Tensor | None = None
     key_segments: Tensor | None = None
-    #: What else hides keys, True where they are seen: (B, 1, Lq, Lk).
+    #: An additional mask, True for visible keys: (B, 1, Lq, Lk).
     seen: Tensor | None = None
-    #: Whether eager attention would be given none in its place, since it hides nothing.
+    #: Whether it hides nothing, so that eager attention would receive None.
     is_none: bool = False
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
-    #: With shape, what transformers asks of a mask that it has made itself before (generate()).
+    #: Together with shape, read by transformers from masks that generate() made earlier.
     ndim: ClassVar[int] = 4
 
     def is_seen(self) -> Tensor:
-        """(B, 1, Lq, Lk), True where a query sees a key."""
+        """(B, 1, Lq, Lk), True if a query attends to a key."""
         _, _, queries, keys = self.shape
         key = torch.arange(keys, device=self.device)
         query = torch.arange(queries, device=self.device)[:, None] + self.query_offset
@@ -69,7 +69,7 @@ class Mask:
         return seen if self.seen is None else seen & self.seen
 
     def array(self) -> Tensor:
-        """(B, 1, Lq, Lk), to be added to scores; of booleans, where those of it are not 0."""
+        """(B, 1, Lq, Lk), to be added to scores; as Booleans, True for its nonzero entries."""
         hidden = ~self.is_seen()
         if self.dtype == torch.bool:
             return hidden
@@ -77,19 +77,19 @@ class Mask:
         return scores.masked_fill(hidden, torch.finfo(self.dtype).min)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """As a Tensor's."""
+        """Same as Tensor.size."""
         return torch.Size(self.shape) if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """As a Tensor's."""
+        """Same as Tensor.dim."""
         return self.ndim
 
     def contiguous(self) -> Mask:
-        """Itself, for generate() with static caches."""
+        """Returns itself, for generate() with static caches."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Mask | Tensor:
-        """Itself in another dtype of floating point or of booleans, or elsewhere."""
+        """The mask in another floating-point or Boolean dtype, or on another device."""
         dtype = kwargs.get("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
         device = kwargs.get("device", next((a for a in args if _is_device(a)), self.device))
         like = next((a for a in args if isinstance(a, Tensor)), None)
@@ -102,7 +102,7 @@ class Mask:
         return replace(self, dtype=dtype or self.dtype, device=device)
 
     def __getitem__(self, index: Any) -> Mask | Tensor:
-        """Itself where the slices take all of it, as those of keys that a cache has do."""
+        """Returns itself if the slices cover all of it, like those for a cache's keys."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) <= 4 and all(
             part is Ellipsis or (isinstance(part, slice) and _takes_all(part, length))
@@ -127,7 +127,7 @@ class Mask:
 
 
 def give_arrays(layer: torch.nn.Module) -> None:
-    """Has a layer be given arrays in the place of masks; calling it again does nothing."""
+    """Makes a layer receive arrays instead of masks; calling it again has no effect."""
     if _to_arrays not in layer._forward_pre_hooks.values():
         layer.register_forward_pre_hook(_to_arrays, with_kwargs=True)
 
@@ -152,7 +152,7 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "invert", 
     setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
-# Equality is of its array, identity its hash, as a Tensor's.
+# Like a Tensor: == compares the array, the hash is the identity.
 Mask.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
 
 
@@ -166,7 +166,7 @@ def _takes_all(part: slice, length: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Pattern:
-    """What transformers' functions of (batch, head, query, key) say."""
+    """The pattern of transformers' mask functions of (batch, head, query, key)."""
 
     causal: bool = False
     left: int | None = None
@@ -176,7 +176,7 @@ class _Pattern:
     chunk_starts: Tensor | None = None
 
     def within(self, left: int, right: int | None) -> _Pattern:
-        """Narrowed to a window."""
+        """Restricts the pattern to a window."""
         narrowed = left if self.left is None else min(left, self.left)
         if right is not None and self.right is not None:
             right = min(right, self.right)
@@ -184,10 +184,10 @@ class _Pattern:
 
 
 def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
-    """Adds what a function of transformers' masking_utils says; None where it is another.
+    """Adds the pattern of a function of transformers' masking_utils; None for other functions.
 
-    They are closures, and what they close over says what they do; a function of the caller says
-    nothing but its values, L x L of them.
+    These functions are closures, and their captured variables describe them. A caller's function
+    could only be evaluated, for L x L values.
     """
     if function is masking_utils.causal_mask_function:
         return replace(pattern, causal=True)
@@ -212,8 +212,8 @@ def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
     if name == "packed_sequence_mask_function":
         return replace(pattern, segments=held["packed_sequence_mask"])
     if name == "remap_positions_for_packed_sequence":
-        # Positions count on within a segment, so that differences stay what they are; chunks of
-        # them do not.
+        # Positions continue within a segment, so differences are unchanged; chunks of positions are
+        # not.
         inner = _read(held["mask_function"], _Pattern())
         if inner is None or inner.chunk is not None:
             return None
@@ -237,7 +237,7 @@ def to_mask(
     use_vmap: bool = False,
     **_kwargs: object,
 ) -> Mask:
-    """The mask function that transformers calls, once for a forward and a kind of layer."""
+    """The mask function that transformers calls, once per forward pass and kind of layer."""
     if isinstance(attention_mask, Mask):
         return attention_mask
     if attention_mask is not None and attention_mask.dim() not in (2, 3):
@@ -296,7 +296,7 @@ def to_mask(
         return replace(mask, is_none=is_plain)
     if attention_mask.dim() == 3:
         return replace(mask, seen=_seen_by_rows(attention_mask, mask, first_key))
-    # Of several codebooks (MusicGen) there are more rows, of which the first ones count.
+    # With several codebooks (MusicGen) there are more rows, of which the first ones count.
     visible = attention_mask[:batch_size, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
     narrowed = without_padding(mask, visible)
@@ -304,7 +304,7 @@ def to_mask(
 
 
 def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
-    """(B, 1, Lq, Lk) of a mask (1 or B, 1 or Lq, Lk), 1 where a query sees a key."""
+    """(B, 1, Lq, Lk) from a mask (1 or B, 1 or Lq, Lk) with 1 if a query attends to a key."""
     batch, _, queries, keys = mask.shape
     given = list(attention_mask.shape)
     if attention_mask.is_floating_point():
@@ -323,16 +323,16 @@ def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:
-    """Of static caches, which count in tensors; a graph that is traced does not read them."""
+    """The offset; static caches use tensors, whose values a traced graph does not read."""
     if isinstance(offset, Tensor) and torch.compiler.is_compiling():
         return offset
     return int(offset)
 
 
 def without_padding(mask: Mask, visible: Tensor) -> Mask:
-    """Narrowed to the keys that are visible (B, Lk)."""
+    """Restricts the mask to the visible keys (B, Lk)."""
     if torch.compiler.is_compiling():
-        # Without reading them.
+        # Values cannot be read here.
         return _hiding(mask, visible)
     count = visible.sum(1)
     length = visible.shape[1]
@@ -346,7 +346,7 @@ def without_padding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def _hiding(mask: Mask, visible: Tensor) -> Mask:
-    """With a segment of their own for the keys that are not visible (B, Lk)."""
+    """Assigns a separate segment to keys that are not visible (B, Lk)."""
     batch, _, queries, keys = mask.shape
     query_segments, key_segments = mask.query_segments, mask.key_segments
     if query_segments is None or key_segments is None:
@@ -361,11 +361,11 @@ def _hiding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
-    """The mask; without one, that of a causal layer or of any other."""
+    """The mask, or the default mask of a causal or other layer if there is none."""
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]
-    # As transformers has it: a single query is the last one, and sees all.
+    # As in transformers: a single query is the last one and attends to all keys.
     is_causal, causal = causal, causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
@@ -378,7 +378,7 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
 
 
 def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """(B, L): the number of each token's sequence, of the ends (n + 1,) of all in one row."""
+    """(B, L): the sequence index of each token, from the ends (n + 1,) of sequences in one row."""
     total = batch * length
     ends = ends.long()
     if not torch.compiler.is_compiling():
@@ -393,7 +393,7 @@ def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
 
 
 def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
-    """Narrowed to keys of the query's document: (B, Lq) and (B, Lk) numbers from 1 on."""
+    """Restricts attention to the query's document: (B, Lq) and (B, Lk) numbers from 1."""
     if mask.causal or mask.window != (None, None):
         if of_queries.shape != of_keys.shape or not (
             torch.compiler.is_compiling() or torch.equal(of_queries, of_keys)
@@ -404,7 +404,7 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
             )
     if mask.query_segments is None or mask.key_segments is None:
         return replace(mask, query_segments=of_queries, key_segments=of_keys)
-    # A pair of numbers as one, of as many documents as there are tokens at most.
+    # Encode a pair as one number; there are at most as many documents as tokens.
     count = max(mask.shape[2:]) * mask.shape[0] + 1
     keys = mask.key_segments * count + of_keys
     return replace(
@@ -415,9 +415,9 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
 
 
 def seen_by(array: Tensor) -> Tensor | None:
-    """Of an array that is added to scores: True where it is 0; None if it is no mask.
+    """Converts an additive array to True where it is 0; None if it is not a mask.
 
-    A mask is 0 or so low that nothing is left of a weight.
+    A mask is 0 or low enough that the weight vanishes.
     """
     if array.requires_grad or torch.compiler.is_compiling():
         return None
@@ -426,12 +426,12 @@ def seen_by(array: Tensor) -> Tensor | None:
 
 
 def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
-    """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None where it is no band of keys.
+    """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None if it is not a band of keys.
 
-    None, too, where a graph is traced, which would break where the array is read.
+    Also None if a graph is traced, because reading the array would break it.
 
-    A band: keys that are there for all queries, and of these the ones from `left` before to `right`
-    after a query, the last query beside the last key.
+    A band: of the keys that any query may attend to, each query attends to `left` keys before and
+    `right` keys after its position. The last query is aligned with the last key.
     """
     if torch.compiler.is_compiling():
         return None
@@ -449,14 +449,14 @@ def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
     left, right = (max(int(x.masked_fill(~seen, 0).max()), 0) for x in (behind, -behind))
     if not torch.equal(seen, there[:, None] & (behind <= left) & (-behind <= right)):
         return None
-    # As far as there are keys is as far as may be.
+    # A bound that reaches all keys is no bound.
     window = (left if left < keys - 1 else None, right if right < queries - 1 else None)
     mask = Mask(shape, query_offset=offset, window=window, device=seen.device)
     return without_padding(mask, there)
 
 
 def both(mask: Mask, other: Mask) -> Mask | None:
-    """What both leave, of the same shape; None where that is no mask of this kind."""
+    """The intersection of masks of the same shape; None if this class cannot represent it."""
     if mask.query_segments is not None:
         mask, other = other, mask
     if mask.query_segments is not None:
@@ -479,7 +479,7 @@ def both(mask: Mask, other: Mask) -> Mask | None:
 
 
 def _least(numbers: tuple[int | None, ...]) -> int | None:
-    """Of bounds, of which None is none."""
+    """The minimum of bounds; None means unbounded."""
     return min((number for number in numbers if number is not None), default=None)
 
 

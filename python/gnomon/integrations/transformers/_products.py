@@ -1,10 +1,10 @@
-"""Attention that a model writes by hand: softmax(q k^T ...) v, seen while it is computed.
+"""Attention that a model computes itself, softmax(q k^T ...) v, intercepted as it runs.
 
-A module without transformers' interface runs as it is, with a product of three axes or more
-standing for itself until it is known what becomes of it. Scaled, biased and masked, it stays a
-product; its softmax stands for weights; and weights times values are one call of the operator.
-Whatever else is done with a product needs its array, and gets it: the module computes what it
-always did, and a warning says that its attention stays dense.
+A module without transformers' interface runs unchanged, with a placeholder for each product of
+three or more axes. Scaling, biases and masks leave a placeholder for a product, and softmax turns
+it into one for weights. Weights times values become one call of the operator. Any other operation
+needs the array and receives it: the module then computes its usual attention, and a warning says
+that it stays dense.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gnomon.nn._heads import split_heads
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """scale q k^T + addends, of leading axes that q and k have in common or one of them lacks."""
+    """scale q k^T + addends; leading axes of q and k are equal or broadcast."""
 
     q: Tensor
     k: Tensor
@@ -44,14 +44,14 @@ class _Product:
     #: Arrays that broadcast to the product's shape.
     addends: tuple[Tensor, ...] = ()
     mask: Mask | None = None
-    #: True where a key is hidden.
+    #: True for hidden keys.
     hidden: Tensor | None = None
-    #: What the product was multiplied by: 0 where a key is to be hidden by what is added next.
+    #: A 0/1 factor of the product; keys with 0 must be hidden by the next addend.
     kept: Tensor | None = None
 
     @property
     def lead(self) -> torch.Size:
-        """The axes before the last two."""
+        """The leading axes, without the last two."""
         return torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2])
 
     @property
@@ -59,7 +59,7 @@ class _Product:
         return torch.Size((*self.lead, self.q.shape[-2], self.k.shape[-2]))
 
     def array(self) -> Tensor:
-        """What it stands for."""
+        """Computes the product."""
         scores = torch.matmul(self.q, self.k.transpose(-1, -2))
         if self.scale != 1:
             scores = scores * self.scale
@@ -81,7 +81,7 @@ class _Product:
         return replace(self, hidden=hidden if self.hidden is None else self.hidden | hidden)
 
     def reshaped(self, lead: Sequence[int]) -> _Product:
-        """With other leading axes, of as many elements."""
+        """The product with other leading axes of the same total size."""
 
         def lead_of(tensor: Tensor) -> Tensor:
             rows, columns = tensor.shape[-2:] if tensor.dim() > 1 else (1, tensor.shape[-1])
@@ -125,7 +125,7 @@ _Kind = TypeVar("_Kind", _Product, _Weights)
 
 
 class _Standing(Tensor):
-    """A tensor that stands for a product or for weights, with their shape and a dtype, no array."""
+    """A placeholder for a product or weights, with their shape and dtype but no array."""
 
     meaning: _Product | _Weights
 
@@ -139,27 +139,27 @@ class _Standing(Tensor):
         return standing
 
     def array(self) -> Tensor:
-        """What it stands for."""
+        """Computes the array."""
         return self.meaning.array().to(self.dtype)
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # Outside of the module that made it.
+        # Outside the module that created it.
         return _apply(_Seen(torch.nn.Module()), function, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What reaches it without having asked above."""
+        """Computes the arrays for operations that bypass __torch_function__."""
         arrays = tree_map_only(_Standing, lambda standing: standing.array(), (args, kwargs or {}))
         return function(*arrays[0], **arrays[1])
 
 
 class _Seen(TorchFunctionMode):
-    """While a module runs: its products and what becomes of them."""
+    """Tracks the products of a running module and their use."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Seen(TorchFunctionMode):
         self.calls = 0
         #: The first operation that needed the array of a product.
         self.needed_by = ""
-        #: Whether there was a softmax of an array.
+        #: Whether a softmax of an array occurred.
         self.is_dense = False
 
     def __torch_function__(
@@ -184,7 +184,7 @@ def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) ->
         return function(*args, **kwargs)
     rule = _RULES.get(name)
     in_place = name.endswith("_") and not name.endswith("__")
-    # An array that a product is added to remains one.
+    # Adding a product in place to an array gives an array.
     if rule is not None and not (in_place and _is_array(args[0])):
         result = rule(seen, function, *args, **kwargs)
         if result is not NotImplemented:
@@ -212,7 +212,7 @@ def _rule(*names: str) -> Callable[[_Rule], _Rule]:
     return add
 
 
-# Products of plain tensors begin with these.
+# Operations that create products from plain tensors.
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "baddbmm", "einsum"}
 _PRODUCTS |= {"scaled_dot_product_attention", "multi_head_attention_forward"}
 _METADATA = {"shape", "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"}
@@ -241,12 +241,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Of a Python number."""
+    """The value of a Python number."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def _is_low(value: Any) -> bool:
-    """Whether a score of it is that of a hidden key."""
+    """Whether a score of this value hides a key."""
     if _is_array(value):
         return value.numel() == 1 and not value.requires_grad and float(value) <= LOWEST
     number = _number(value)
@@ -345,7 +345,7 @@ def _mul(_seen: _Seen, _function: Any, a: Any, b: Any) -> Any:
         if not bool(((factor == 0) | (factor == 1)).all()):
             return NotImplemented
         return _Standing.of(replace(product, kept=factor), standing.dtype)
-    # A factor for each head or row goes to the queries.
+    # A factor per head or row is applied to the queries.
     return _Standing.of(replace(product, q=product.q * factor), standing.dtype)
 
 
@@ -365,7 +365,7 @@ def _fits(tensor: Tensor, product: _Product) -> bool:
 
 
 def _takes(product: _Product, mask: Mask) -> bool:
-    """Whether it is the first one, and has the product's shape."""
+    """Whether it is the first mask and has the product's shape."""
     return product.mask is None and mask.shape == (*product.shape[:1], 1, *product.shape[2:])
 
 
@@ -409,7 +409,7 @@ def _sub(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 @_rule("masked_fill", "masked_fill_")
 def _masked_fill(_seen: _Seen, _function: Any, a: Any, mask: Any, value: Any) -> Any:
     if isinstance(a, _Standing) and isinstance(a.meaning, _Weights):
-        # Again, so that a row without keys gives 0, as it does here.
+        # Mask again, so that a row without keys gives 0, as in gnomon.
         hidden = a.meaning.product.hidden
         again = value == 0 and hidden is not None and _is_array(mask) and torch.equal(mask, hidden)
         return a if again else NotImplemented
@@ -508,9 +508,8 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     product = weights.meaning.product
     (v,) = as_autocast(v)
     lead = torch.broadcast_shapes(product.lead, v.shape[:-2])
-    # Of several axes before the last two, the last one is that of heads. A single one is the
-    # batch's, or has all heads of one batch after the other (DeBERTa), which a similarity tells
-    # apart.
+    # If there are several leading axes, the last one is the heads. A single one is the batch, or
+    # batch and heads merged (DeBERTa), which matters for a similarity.
     learned = getattr(seen.module, SIMILARITY, getattr(seen.module, POSITION, None))
     heads = lead[-1] if len(lead) > 1 else 1
     if learned is not None and len(lead) == 1 and product.mask is None:
@@ -518,7 +517,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     batch = math.prod(lead) // heads if heads else 0
 
     def in_four(tensor: Tensor, whole: bool) -> Tensor:
-        """(B, H, rows, columns); unless whole, one batch or head may stand for all."""
+        """(B, H, rows, columns); unless whole, batch or heads may have size 1."""
         rows = tensor.shape[-2:] if tensor.dim() > 1 else (1, *tensor.shape)
         if len(lead) == 2 and not whole:
             return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape[:-2], *rows)
@@ -542,11 +541,11 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     )
     seen.calls += 1
     o = o.reshape(*lead, *o.shape[-2:]).to(v.dtype)
-    # The backward pass reads o, and the module may add to what it gets.
+    # The backward pass reads o, and the module may modify its result in place.
     return o.clone() if o.requires_grad else o
 
 
-# Attention as one function of PyTorch.
+# Fused attention functions of PyTorch.
 
 
 @_rule("scaled_dot_product_attention")
@@ -570,7 +569,7 @@ def _sdpa(
         return NotImplemented
     mask = attn_mask if isinstance(attn_mask, Mask) else None
     if is_causal:
-        # From the first key on, as many as there are queries.
+        # Aligned at the first key, with as many positions as there are queries.
         mask = Mask((q.shape[0], 1, q.shape[2], k.shape[2]), causal=True, device=q.device)
     biases, hidden = _as_bias_or_hidden(None if attn_mask is mask else attn_mask, seen=True)
     q, k, v = as_autocast(q, k, v)
@@ -590,7 +589,7 @@ def _sdpa(
 
 
 def _as_bias_or_hidden(mask: Tensor | None, seen: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Of a mask that is added if it is of floating point; seen: what True means if it is not."""
+    """Splits a mask into an additive bias or hidden keys; seen is the meaning of Boolean True."""
     if mask is None:
         return (), None
     mask = mask.reshape(*(1,) * (4 - mask.dim()), *mask.shape)
@@ -629,7 +628,7 @@ def _multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """Of torch.nn.MultiheadAttention; (L, B, E), and no weights."""
+    """The function of torch.nn.MultiheadAttention; returns (L, B, E) without weights."""
     more = (bias_k, bias_v, static_k, static_v)
     if query.dim() != 3 or add_zero_attn or any(part is not None for part in more):
         return NotImplemented
@@ -669,12 +668,12 @@ def _multi_head(
 
 # Modules.
 
-#: An attribute of models while they run: how many times packed sequences were read before.
+#: An attribute of running models: the value of packed_reads before the call.
 _READS = "_gnomon_packed_reads"
 
 
 def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
-    """Has a module run as this file says while its configuration names this implementation."""
+    """Intercepts a module while its configuration selects this implementation."""
     forward = module.forward
     if isinstance(forward, functools.partial) and forward.func is _forward:
         forward = forward.args[0]
@@ -682,7 +681,7 @@ def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
 
 
 def refuse_weights(model: torch.nn.Module, name: str) -> None:
-    """Has a model raise where it is asked for weights while its configuration names this one."""
+    """Makes a model raise on a request for weights while its configuration selects this one."""
     if not any(
         isinstance(hook, functools.partial) and hook.func is _refuse
         for hook in model._forward_pre_hooks.values()
@@ -702,7 +701,7 @@ def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
-    """Raises where a model was given packed sequences and no layer has read where they end."""
+    """Raises if a model received packed sequences but no layer read their ends."""
     before = model.__dict__.pop(_READS, None)
     if before == _interface.packed_reads and model.config._attn_implementation == name:
         raise NotImplementedError(
@@ -712,8 +711,7 @@ def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _ou
         )
 
 
-# A compiler would trace what the module does and see none of it stand for something else: it breaks
-# its graph here.
+# A compiler would trace the module's operations without placeholders, so break the graph here.
 @torch.compiler.disable(reason="gnomon sees a softmax that a module writes while it runs")
 def _forward(
     forward: Callable[..., Any],
@@ -725,7 +723,7 @@ def _forward(
 ) -> Any:
     if config._attn_implementation != name:
         return forward(*args, **kwargs)
-    # Some models ask their layers for weights that nobody asked them for, and drop these.
+    # Some models request weights from their layers unasked and discard them.
     if weights_are_collected():
         raise refusal("output_attentions")
     args = tuple(_given(arg) for arg in args)
@@ -743,10 +741,10 @@ def _forward(
         warnings.warn(f"{what}: {which} stays dense", stacklevel=2)
     if isinstance(output, _Standing):
         return output.array()
-    # The weights that it returns beside its output are nowhere.
+    # Weights returned with the output are not available.
     return tree_map_only(_Standing, lambda _: None, output)
 
 
 def _given(value: Any) -> Any:
-    """None for a mask that hides nothing, whose size such a module may look at."""
+    """None for a mask that hides nothing, because such modules may read its size."""
     return None if isinstance(value, Mask) and value.is_none else value

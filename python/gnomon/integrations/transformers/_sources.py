@@ -1,6 +1,6 @@
-"""What classes of models say in their sources.
+"""Properties of model classes that are found in their source code.
 
-transformers itself looks there whether a model has its interface.
+transformers itself checks the source for its attention interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SOURCES: dict[type[torch.nn.Module], str] = {}
 
 
 def source_of(module_class: type[torch.nn.Module]) -> str:
-    """Of a class and of those that it inherits from, PyTorch's aside."""
+    """The source of a class and its base classes, without PyTorch's."""
     if module_class in _SOURCES:
         return _SOURCES[module_class]
     sources = []
@@ -37,9 +37,9 @@ def source_of(module_class: type[torch.nn.Module]) -> str:
 
 @functools.cache
 def _classes_of_module(module_name: str) -> dict[str, str]:
-    """The sources of a module's classes by qualified name; empty where it has none.
+    """The sources of a module's classes by qualified name; empty if there is none.
 
-    inspect.getsource parses all of the module for each of its classes.
+    inspect.getsource would parse the whole module for each class.
     """
     try:
         source = inspect.getsource(sys.modules[module_name])
@@ -51,7 +51,7 @@ def _classes_of_module(module_name: str) -> dict[str, str]:
     def visit(node: ast.AST, prefix: str) -> None:
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.ClassDef):
-                # Of several in branches of the module, each.
+                # Include every definition of a class in branches of the module.
                 text = "\n".join(lines[part.lineno - 1 : part.end_lineno])
                 found[prefix + part.name] = "\n".join([found.get(prefix + part.name, ""), text])
                 visit(part, f"{prefix}{part.name}.")
@@ -70,12 +70,12 @@ def has_interface(module_class: type[torch.nn.Module]) -> bool:
 
 
 def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module's name says that it attends, itself or by a part."""
+    """Whether the name of a module or of a part of it says that it attends."""
     return "ttention" in module_class.__name__
 
 
 def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module attends by a softmax and products, or PyTorch's functions, of its own."""
+    """Whether a module has its own softmax and products, or calls PyTorch's attention functions."""
     if not is_named_attention(module_class):
         return False
     if issubclass(module_class, torch.nn.MultiheadAttention):
@@ -87,5 +87,5 @@ def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
 
 
 def asks_for_an_array(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module looks whether its mask is an array, to compute with it if it is."""
+    """Whether a module tests whether its mask is an array, to compute with it."""
     return _ASKS.search(source_of(module_class)) is not None

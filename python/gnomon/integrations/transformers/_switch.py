@@ -1,4 +1,4 @@
-"""Which models use gnomon."""
+"""Switches models to gnomon and back."""
 
 from __future__ import annotations
 
@@ -38,27 +38,29 @@ from gnomon.integrations.transformers._sources import (
     is_named_attention,
 )
 
-#: The fields of a configuration with the terms of a model's layers, and these's submodules.
+#: The configuration fields that name the terms of a model's layers, also the submodules' names.
 _FIELDS = (SIMILARITY, POSITION)
 _NAME = OPERATOR.removeprefix("gnomon.")
-#: A model of transformers, or of PEFT around one.
+#: A transformers model, or a PEFT model around one.
 Model = TypeVar("Model", bound=torch.nn.Module)
-#: An attribute of modules: the configuration that theirs is a copy of, perhaps a larger model's.
+#: A module attribute: the original of a copied configuration, possibly of a larger model.
 _SHARED = "_gnomon_shared_config"
 
 
 def register() -> None:
-    """Makes "gnomon" a value of attn_implementation; calling it again does nothing.
+    """Makes "gnomon" a value of attn_implementation; calling it again has no effect.
 
-    Sets the forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
-    SwinAttention and SwinLayer.get_attn_mask to functions that call the former ones unless the
-    model's implementation is "gnomon", and PreTrainedModel's __init__, post_init, _from_config and
-    from_pretrained to functions that call these: the first adds the name to a model's table of
-    classes of attention (Falcon, GPT-J), the second makes the models that are built or loaded from
-    then on what use_gnomon and with_attention make of others, and the others warn of a model
-    that cannot attend as it was asked to. So are its save_pretrained, which names the similarity of
-    a model's parts in its configuration, _initialize_weights, which starts similarities that a
-    checkpoint lacks, and set_attn_implementation, which refuses to take a similarity from a model.
+    This patches transformers; the patched methods call the originals:
+
+    - The forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
+      SwinAttention, and SwinLayer.get_attn_mask, differ only for the implementation "gnomon".
+    - PreTrainedModel.__init__ adds the name to a model's table of attention classes (Falcon,
+      GPT-J).
+    - PreTrainedModel.post_init applies use_gnomon and with_attention to new and loaded models.
+    - _from_config and from_pretrained warn if a model cannot attend as requested.
+    - save_pretrained writes the similarities of a model's parts to its configuration.
+    - _initialize_weights initialises similarities that a checkpoint lacks.
+    - set_attn_implementation refuses to remove a similarity from a model.
     """
     if NAME in AttentionInterface().valid_keys():
         return
@@ -86,13 +88,13 @@ def register() -> None:
 
 
 def _warn_after(name: str) -> None:
-    """Has a class method that makes models warn of one that cannot attend as it was asked to."""
+    """Makes a class method that creates models warn about one that cannot attend as requested."""
     make = getattr(PreTrainedModel, name).__func__
 
     @functools.wraps(make)
     def made(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
         result = make(cls, *args, **kwargs)
-        # from_pretrained may return what it knows of the loading beside the model.
+        # from_pretrained may return loading information with the model.
         model = result[0] if isinstance(result, tuple) else result
         asked = kwargs.get("attn_implementation")
         if asked not in (None, NAME) and _has_terms(model):
@@ -112,7 +114,7 @@ def _warn_after(name: str) -> None:
 
 
 def _wrap(name: str, first: Callable[..., None]) -> None:
-    """Has a method of models call another function with its arguments before it does its work."""
+    """Makes a model method first call another function with its arguments."""
     theirs = getattr(PreTrainedModel, name)
 
     @functools.wraps(theirs)
@@ -143,9 +145,9 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
 
 
 def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Has a model's configuration be made of those of its parts, where these have got their own.
+    """Builds a model's configuration from those of its parts if the parts have their own.
 
-    with_attention may have been given a part.
+    with_attention may have been applied to a part.
     """
     own = {
         id(shared): part.config
@@ -176,7 +178,7 @@ def _has_attention(model: torch.nn.Module) -> bool:
 
 
 def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Makes NAME that of the eager class where a model looks its layers' class up by a name."""
+    """Maps NAME to the eager class if a model looks up the class of its layers by name."""
     for family in type(model).__mro__:
         for name, table in vars(sys.modules[family.__module__]).items():
             if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict):
@@ -185,7 +187,7 @@ def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None
 
 
 def _base_of(model: object) -> PreTrainedModel:
-    """The model of transformers itself, of a model of PEFT the one that it adapts."""
+    """The transformers model itself; for a PEFT model, its base model."""
     base = model
     if not isinstance(model, PreTrainedModel) and callable(
         get_base := getattr(model, "get_base_model", None)
@@ -202,18 +204,18 @@ def _base_of(model: object) -> PreTrainedModel:
 
 
 def use_gnomon(model: Model) -> Model:
-    """Calls register() and makes a model that exists use gnomon; returns it.
+    """Calls register() and makes an existing model use gnomon; returns the model.
 
-    It may be one of PEFT, whose base model is switched.
+    For a PEFT model, the base model is switched.
 
-    Modules that write their attention by hand, and so would not know, are watched while they run:
-    their softmax of a product, times values, becomes a call of the operator. Where one of them
-    does what the operator does not, its attention stays dense, and a warning says so, as it does
-    of modules that are called attention and have neither.
+    Modules that compute attention themselves are intercepted while they run: a softmax of a
+    product, times values, becomes a call of the operator. If such a module does anything that the
+    operator does not support, its attention stays dense, with a warning. The warning also covers
+    modules named attention that compute it in an unknown way.
 
     Raises:
-        TypeError: it is no transformers.PreTrainedModel, nor one in a PEFT model.
-        NotImplementedError: it has no attention that is known. The model is as it was.
+        TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
+        NotImplementedError: it has no supported attention. The model is unchanged.
     """
     base = _base_of(model)
     register()
@@ -224,7 +226,7 @@ def use_gnomon(model: Model) -> Model:
             "leave it as it is"
         )
     if dense := _unknown(base):
-        # Before anything is switched, lest a warning that is an error leave half of it.
+        # Warn before switching, so that a warning turned into an error leaves no partial change.
         warnings.warn(
             f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} attend in a way that is not "
             "known, and stay as they are",
@@ -235,13 +237,13 @@ def use_gnomon(model: Model) -> Model:
 
 
 def _unknown(model: torch.nn.Module) -> list[str]:
-    """The classes of modules that are called attention and do not attend by the operator."""
+    """The classes of modules named attention that do not use the operator."""
     return sorted(
         {
             type(layer).__name__
             for layer in model.modules()
             if is_named_attention(type(layer))
-            # Nothing calls a module without a forward pass (Funnel's attention structure).
+            # A module without a forward pass is never called (Funnel's attention structure).
             and type(layer).forward is not torch.nn.Module.forward
             and not any(attends(part) for part in layer.modules())
         }
@@ -249,7 +251,7 @@ def _unknown(model: torch.nn.Module) -> list[str]:
 
 
 def attends(layer: torch.nn.Module) -> bool:
-    """Whether a module calls the operator, not one of those around it."""
+    """Whether a module itself, not a module around it, calls the operator."""
     kind = type(layer)
     if isinstance(layer, PreTrainedModel):
         return False
@@ -257,15 +259,15 @@ def attends(layer: torch.nn.Module) -> bool:
 
 
 def use_eager(model: Model) -> Model:
-    """Undoes use_gnomon: a model attends as transformers writes it; returns the model.
+    """Undoes use_gnomon: the model uses transformers' eager attention again; returns the model.
 
-    For models of the AttentionInterface this is set_attn_implementation("eager"), which others do
-    not have. use_gnomon may follow again.
+    For models of the AttentionInterface this is set_attn_implementation("eager"), which other
+    models do not support. use_gnomon may be called again.
 
     Raises:
-        TypeError: it is no transformers.PreTrainedModel, nor one in a PEFT model.
+        TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
         ValueError: with_attention gave it a similarity or a position, which its own attention does
-            not know.
+            not support.
     """
     base = _base_of(model)
     if _has_terms(base):
@@ -282,7 +284,7 @@ def _has_terms(model: torch.nn.Module) -> bool:
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Not as set_attn_implementation(), which leaves those without the interface as they are."""
+    """Unlike set_attn_implementation(), also sets it for models without the interface."""
     for part in model.modules():
         # Layers may have a copy of their model's (X-CLIP).
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
@@ -290,7 +292,7 @@ def _set_implementation(model: PreTrainedModel, name: str) -> None:
 
 
 def _separate_configurations(model: PreTrainedModel) -> None:
-    """Gives a model configurations of its own: another may have been built from the same ones."""
+    """Copies a model's configurations, which another model may share."""
     copied: dict[int, Any] = {}
     for part in model.modules():
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
@@ -307,13 +309,13 @@ def _switch_parts(model: PreTrainedModel) -> None:
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
                 see_products(layer, owner.config, NAME)
-            # A model has generate(), which looks at masks since 5.24 and keeps them as they are.
+            # A model has generate(), which inspects masks since 5.24 and does not change them.
             elif attends(layer) and has_interface(kind) and asks_for_an_array(kind):
                 give_arrays(layer)
 
 
 def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
-    """with_attention(model, similarity): cones in the place of the dot product in all layers."""
+    """with_attention(model, similarity): cones instead of the dot product in all layers."""
     if not isinstance(similarity, str):
         raise wrong_type(_NAME, "similarity", similarity, "a specification, a string")
     return with_attention(model, similarity)
@@ -322,45 +324,46 @@ def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
 def with_attention(
     model: Model, similarity: str | None = None, position: str | Sequence[str] | None = None
 ) -> Model:
-    """Calls use_gnomon and gives all attention layers another similarity, a position, or both.
+    """Calls use_gnomon and sets the similarity, the position, or both, of all attention layers.
 
         with_attention(model, "penumbral", position="alibi+sink")
 
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
-    and the buffer "gamma_start" (or of beta, scale: what the similarity calls its factor), as in
-    gnomon.nn.MultiheadAttention: gamma = gamma_start * exp(5 theta), and theta starts at 0, where
-    the logits of N(0, 1) tokens have a spread of 1. A position is a submodule "gnomon_position"
-    with the tensors that gnomon.nn.MultiheadAttention has for it, "t5_table". They train, and are
-    saved with the model: its configuration names the terms, so that after register()
-    from_pretrained() loads them. Calling it again starts what is given anew, and leaves the other
-    as it is. The model's own scale of the dot product has no meaning to another similarity, but
-    where a layer that writes its products itself multiplies queries or keys by it first: the
-    similarity reads them so.
+    and the buffer "gamma_start" (or with beta or scale, the name of the similarity's factor), as in
+    gnomon.nn.MultiheadAttention: gamma = gamma_start * exp(5 theta). theta is initialised to 0,
+    where the logits of N(0, 1) tokens have a standard deviation of 1. A position is a submodule
+    "gnomon_position" with the tensors of gnomon.nn.MultiheadAttention, such as "t5_table". They are
+    trained and saved with the model. Its configuration names the terms, so from_pretrained() loads
+    them after register(). Calling this again reinitialises the given terms and keeps the others.
+    The model's own scale of the dot product does not apply to other similarities. The exception is
+    a layer that computes its own products and scales queries or keys first: the similarity receives
+    them scaled.
 
-    A position comes on top of those that the model has, rotations and biases; layers that attend to
-    the tokens of an encoder get none. Rotary positions leave the coordinate of a head that is a
-    height, the last one of cones, and the coordinate that it is paired with as they are, as
-    gnomon.position.RoPE does.
+    A position is added to the model's own positions, rotations and biases. Cross-attention layers
+    do not get one. Rotary positions do not rotate the coordinate that is a height (the last one for
+    cones), nor its paired coordinate, as in gnomon.position.RoPE.
 
-    In a model of PEFT the submodules are modules_to_save of its adapters: they train and
+    In a PEFT model, the submodules become modules_to_save of its adapters, so they are trained and
     save_pretrained() writes them. To load them, give the base model the same terms before
-    PeftModel.from_pretrained(). Of a base model that has them already PEFT trains what its
-    configuration names: LoraConfig(..., modules_to_save=["gnomon_similarity", "gnomon_position"]).
+    PeftModel.from_pretrained(). If the base model already has them, PEFT trains those named in its
+    configuration: LoraConfig(..., modules_to_save=["gnomon_similarity", "gnomon_position"]).
 
     Args:
-        model: of transformers, one that use_gnomon takes, with two coordinates a head or more.
-        similarity: a specification of the catalogue, "penumbral:score=height2"; None leaves the one
-            that the layers have. The model's configuration, which names it, is a copy from then on.
-        position: a specification, "alibi", "t5+sink" or "hype:tau=learned", or a list of these for
-            their sum; None leaves the one that the layers have.
+        model: a transformers model that use_gnomon supports, with a head dimension of at least 2.
+        similarity: a catalogue specification such as "penumbral:score=height2"; None keeps the
+            current one. The model's configuration, which names it, becomes a copy.
+        position: a specification such as "alibi", "t5+sink" or "hype:tau=learned", or a list of
+            specifications to sum; None keeps the current one.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: neither is given; the specification, map=none among it, since tokens of a model
-            are no points of a space; or a width of the heads that a term does not take.
-        NotImplementedError: as use_gnomon, or the heads of a layer are not known, or it rotates
-            them in a way that is not known, or a position reads more than queries and keys
-            ("forget", "sinusoidal"), or adapters cannot save the parameters. But in a forward pass,
-            the model is as it was.
+        ValueError: neither is given; a specification is invalid or has map=none, because tokens of
+            a model are not points; or a term does not support the head dimension.
+        NotImplementedError: as in use_gnomon; a layer's heads or rotation are unknown; a position
+            requires inputs other than queries and keys ("forget", "sinusoidal"); or adapters cannot
+            save the parameters. Unless raised in a forward pass, the model is unchanged.
     """
     base = _base_of(model)
     if position is not None and not isinstance(position, str):
@@ -426,14 +429,14 @@ def with_attention(
 
 
 def _length_of(model: PreTrainedModel) -> int:
-    """The most tokens, for tables that have a row for each."""
+    """The maximum number of tokens, for tables with a row per token."""
     config = model.config.get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     return length if isinstance(length, int) else 512
 
 
 def _check_adapters(model: Any) -> None:
-    """Raises where a model of PEFT cannot save other modules."""
+    """Raises if a PEFT model cannot save other modules."""
     for name, config in model.peft_config.items():
         if not hasattr(config, "modules_to_save"):
             raise NotImplementedError(
@@ -444,7 +447,7 @@ def _check_adapters(model: Any) -> None:
 
 
 def _add_to_adapters(model: Any, layers: list[torch.nn.Module]) -> None:
-    """Has the adapters of a model of PEFT train and save the terms of its layers."""
+    """Makes the adapters of a PEFT model train and save the terms of its layers."""
     from peft.utils import ModulesToSaveWrapper
 
     fields = [f for f in _FIELDS if any(hasattr(layer, f) for layer in layers)]
@@ -463,5 +466,5 @@ def _add_to_adapters(model: Any, layers: list[torch.nn.Module]) -> None:
             setattr(layer, field, wrapper)
     for config in model.peft_config.values():
         config.modules_to_save = sorted({*(config.modules_to_save or ()), *fields})
-    # Of the base model, a copy by now.
+    # The base model's, which has become a copy.
     model.config = model.get_base_model().config

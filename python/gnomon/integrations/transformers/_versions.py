@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-#: Tests and the sweep over model types run with the first and the last release of the range.
+#: Tests and the sweep over model types run with the first and last release of the range.
 OLDEST, NEWEST = (5, 23), (5, 24)
-#: In words, "5.23".
+#: As text, "5.23".
 OLDEST_NAME, NEWEST_NAME = (f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """The first two numbers of a version, "5.24.0.dev0"."""
+    """The first two numbers of a version such as "5.24.0.dev0"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
